@@ -1,0 +1,53 @@
+# Two commands do all the set-up: `make train` and `make test`.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+.PHONY: train test lint types format clean help
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make train   environment, real data into HDF5 shards, a tracked training run"
+	@echo "make test    everything that the tests need, a SLURM cluster included, then the tests"
+	@echo "make lint | types | format | clean"
+
+train: $(VENV)/.sample data/digits/index.json
+	@$(BIN)/python -m hpctrain experiment=digits
+
+data/digits/index.json: | $(VENV)/.sample
+	@$(BIN)/python -m data_prep sample digits data/digits
+
+test: $(VENV)/.test
+	@tests/run.sh $(BIN)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@if command -v shellcheck >/dev/null; then shellcheck .ci/run tests/run.sh slurm/*.sbatch; \
+	else echo "*** shellcheck is not installed: the shell files are NOT checked"; fi
+
+types: $(VENV)/.test
+	$(BIN)/mypy -p hpctrain -p data_prep -p hydra_plugins.hpctrain_launcher
+	$(BIN)/mypy slurm/dev-cluster
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) data/digits .mypy_cache .ruff_cache .pytest_cache
+
+# pip reads the whole requirement at once, so torch's upper bound holds for what others ask of it.
+$(VENV)/.%: pyproject.toml | $(VENV)/bin/python
+	@echo "installing hpctrain[$*] into $(VENV) (the first time takes minutes)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@
+
+.PRECIOUS: $(VENV)/.%
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+		{ echo "python3 cannot make environments: apt-get install python3-venv"; exit 1; }

@@ -1,0 +1,151 @@
+"""From the frozen config to a trainer. Here things are made; the loop only uses them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+
+from hpctrain.config import Config
+from hpctrain.data.loader import Loader
+from hpctrain.data.reader import Reader
+from hpctrain.distributed.slurm import RankInfo
+from hpctrain.errors import ConfigError
+from hpctrain.parallel import parallelize
+from hpctrain.rundir import RunDir
+from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
+from hpctrain.train.checkpoint import Checkpointer
+from hpctrain.train.progress import choose_display
+from hpctrain.train.schedule import Schedule
+from hpctrain.train.step import Precision, TrainStep
+from hpctrain.train.stop import Stop
+from hpctrain.train.trainer import Every, Trainer
+
+
+def build(
+    config: Config,
+    run: RunDir,
+    ranks: RankInfo,
+    device: torch.device,
+    tracker: Tracker,
+    stop: Stop,
+) -> Trainer:
+    """Build everything that `config` names; every rank of the group calls it.
+
+    Raises:
+        ConfigError: a `_target_` cannot be imported or does not take its arguments.
+        DataError: a shard is damaged.
+    """
+    loader = _loader(config, ranks, device, config.data.train_split)
+    max_steps = _max_steps(config, loader)
+    # Alike on all ranks for the model; then apart, so that dropout differs.
+    torch.manual_seed(config.seed)
+    model = parallelize(_make("model", config.model), ranks, device)
+    torch.manual_seed(config.seed + 1 + ranks.rank)
+    optimizer = _make(
+        "optimizer",
+        {
+            "_target_": config.optimizer._target_,
+            "lr": config.optimizer.lr,
+            "weight_decay": config.optimizer.weight_decay,
+            **config.optimizer.options,
+        },
+        list(model.parameters()),
+    )
+    return Trainer(
+        train_step=TrainStep(
+            model,
+            _make("task", config.task),
+            optimizer,
+            Precision(config.precision.compute, device),
+            accumulate=config.train.accumulate,
+            clip_norm=config.train.clip_norm,
+            stop=stop,
+        ),
+        schedule=Schedule(config.optimizer.lr, config.scheduler, max_steps),
+        loader=loader,
+        evaluation=_evaluation(config, ranks, device),
+        checkpointer=Checkpointer(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
+        tracker=tracker,
+        display=choose_display(ranks.is_main),
+        stop=stop,
+        device=device,
+        max_steps=max_steps,
+        global_batch_size=config.train.global_batch_size,
+        every=Every(
+            log=config.train.log_every,
+            evaluate=config.train.eval_every or loader.steps_per_epoch,
+            checkpoint=config.checkpoint.every_steps,
+        ),
+    )
+
+
+def build_tracker(config: Config, run: RunDir, ranks: RankInfo) -> Tracker:
+    """The journal on rank 0; nothing elsewhere or when tracking is off."""
+    if not (config.tracking.enabled and ranks.is_main):
+        return NullTracker()
+    assert config.tracking.uri is not None  # from_omegaconf has filled it
+    return JournalTracker(
+        run.path,
+        uri=config.tracking.uri,
+        experiment=config.tracking.experiment,
+        run_name=run.name,
+        uid=run.read()["uid"],
+        upload=config.tracking.upload,
+    )
+
+
+def _loader(config: Config, ranks: RankInfo, device: torch.device, split: str) -> Loader:
+    return Loader(
+        Reader(Path(config.data.path), split),
+        global_batch_size=config.train.global_batch_size,
+        dp_rank=ranks.rank,
+        dp_size=ranks.world_size,
+        shuffle=config.data.shuffle,
+        seed=config.seed,
+        tail="drop" if config.data.tail == "drop" else "pad",
+        prefetch=config.data.prefetch,
+        pin_memory=device.type == "cuda",
+    )
+
+
+def _evaluation(config: Config, ranks: RankInfo, device: torch.device) -> Loader | None:
+    if config.data.val_split is None:
+        return None
+    return Loader(
+        Reader(Path(config.data.path), config.data.val_split),
+        # No gradients are kept: a larger batch fits.
+        global_batch_size=2 * config.train.global_batch_size,
+        dp_rank=ranks.rank,
+        dp_size=ranks.world_size,
+        shuffle=False,
+        tail="pad",
+        max_epochs=1,
+        prefetch=config.data.prefetch,
+        pin_memory=device.type == "cuda",
+    )
+
+
+def _max_steps(config: Config, loader: Loader) -> int:
+    limits = [config.train.max_steps or math.inf]
+    if config.train.max_epochs is not None:
+        limits.append(config.train.max_epochs * loader.steps_per_epoch)
+    return int(min(limits))
+
+
+def _make(key: str, node: Mapping[str, Any], *args: Any) -> Any:
+    """Call the `_target_` of a section of the config.
+
+    Raises:
+        ConfigError: it cannot be imported, or refuses its arguments.
+    """
+    try:
+        return instantiate(dict(node), *args, _convert_="all")
+    except InstantiationException as error:
+        reason = str(error.__cause__ or error).strip().splitlines()[0]
+        raise ConfigError(f"{key}._target_={node.get('_target_')}: {reason}") from error

@@ -1,0 +1,250 @@
+"""The command line: train here, submit a sweep, and the commands around the runs.
+
+Commands come first (`hpctrain env`); anything else is Hydra's (`experiment=digits optimizer.lr=1`).
+Heavy imports happen inside the functions: the login node never pays for torch or mlflow.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpctrain.errors import ConfigError, HpctrainError, StorageError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from hpctrain.config import Config
+    from hpctrain.distributed.slurm import RankInfo
+    from hpctrain.rundir import RunDir
+
+HELP = """\
+hpctrain: from a config to finished, trustworthy training runs on a SLURM cluster
+
+  python -m hpctrain experiment=digits                            train here, in this process
+  torchrun --nproc-per-node 2 -m hpctrain experiment=digits       here, with 2 ranks
+  python -m hpctrain -m experiment=digits optimizer.lr=1e-3,3e-3  one job each, on the cluster
+  sbatch slurm/train.sbatch experiment=digits                     one job, without submitit
+
+Stopped (Ctrl-C, preemption, kill -9)? The same command resumes from the last checkpoint.
+
+Commands
+  env [--json]         what this process sees of ranks, hosts, Slurm
+  freeze OVERRIDES     check a config, write its run directory, print its path
+  run RUN_DIR          train a frozen run directory on the ranks that are here
+  sync [RUN_DIR...]    upload to MLflow what it does not have yet
+
+Choices (NAME=CHOICE)
+{groups}
+Values (KEY=VALUE)
+  {keys}
+  all of them: python -m hpctrain experiment=digits --cfg job
+  further configs: --config-dir DIR; everything of Hydra's own: --hydra-help
+
+Exit codes: 0 done, 1 the training raised, 2 config, 3 data, 4 scheduler, 5 ranks or ports,
+6 run directory, 7 tracking, 130 stopped by Ctrl-C and saved, 143 stopped by a signal and saved.
+HPCTRAIN_DEBUG=1 shows tracebacks.
+"""
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    _log_to_stderr()
+    debug = bool(os.environ.get("HPCTRAIN_DEBUG"))
+    code = 1
+    try:
+        code = _dispatch(sys.argv[1:])
+    except HpctrainError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        code = 130
+    except Exception:
+        # submitit and Hydra would hide it: the log must show it and the job must fail.
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(code)
+
+
+def _dispatch(argv: list[str]) -> int:
+    commands: dict[str, Callable[[list[str]], int]] = {
+        "env": _env,
+        "freeze": _freeze,
+        "run": _run,
+        "sync": _sync,
+    }
+    if not argv or "--help" in argv or "-h" in argv:
+        if argv and argv[0] == "sync":
+            return _sync(argv[1:])
+        return _help()
+    first = argv[0]
+    if first in commands:
+        return commands[first](argv[1:])
+    if not first.startswith(("-", "+", "~")) and "=" not in first:
+        raise ConfigError(
+            f"{first}: no such command; commands are {', '.join(commands)}, "
+            "and a training takes KEY=VALUE arguments (--help shows both)"
+        )
+    return _train(argv)
+
+
+def conf_dir() -> Path:
+    """The configs that come with the package: beside it in a checkout, inside it in a wheel."""
+    package = Path(__file__).resolve().parent
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
+def _help() -> int:
+    from hpctrain.conf_groups import groups, sections
+
+    listed = "".join(
+        f"  {name:<12} {', '.join(choices)}\n" for name, choices in groups(conf_dir()).items()
+    )
+    print(HELP.format(groups=listed, keys="\n  ".join(sections())), end="")
+    return 0
+
+
+def _env(argv: list[str]) -> int:
+    from hpctrain.distributed.report import main as report
+
+    return report(argv)
+
+
+def _sync(argv: list[str]) -> int:
+    from hpctrain.tracking.sync import main as sync
+
+    return sync(argv)
+
+
+def _freeze(argv: list[str]) -> int:
+    from hpctrain.freeze import freeze
+
+    config = _compose(argv)
+    if config is not None:
+        print(freeze(config).path)
+    return 0
+
+
+def _run(argv: list[str]) -> int:
+    from hpctrain.config import load
+    from hpctrain.distributed.slurm import RankInfo
+    from hpctrain.rundir import RunDir
+
+    if len(argv) != 1:
+        raise ConfigError("run takes one argument: python -m hpctrain run RUN_DIR")
+    run = RunDir.open(Path(argv[0]))
+    return _train_frozen(load(run.config_file), run, RankInfo.from_env())
+
+
+def _train(argv: list[str]) -> int:
+    """Compose, freeze and train here; or let the launcher submit (`-m`)."""
+    from hpctrain.distributed.slurm import RankInfo
+    from hpctrain.freeze import check, freeze
+
+    config = _compose(argv)
+    if config is None:
+        return 0
+    if config.launch.dry_run:
+        raise ConfigError("launch.dry_run=true shows what -m would submit: add -m")
+    ranks = RankInfo.from_env()
+    _check_world(config, ranks)
+    # Every rank composes the same config; one of them writes it.
+    run = (freeze if ranks.is_main else check)(config, ranks.world_size)
+    return _train_frozen(config, run, ranks)
+
+
+def _compose(argv: list[str]) -> Config | None:
+    """Let Hydra read the command line; None when it did something else (`-m`, `--cfg`)."""
+    import hydra
+    from hydra.core.config_store import ConfigStore
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from hpctrain.config import Config, from_omegaconf, known_keys
+    from hpctrain.explain import explain
+
+    ConfigStore.instance().store(name="schema", node=Config)
+    composed: list[DictConfig] = []
+    program = sys.argv[0]
+    # Hydra's own report of an error is long and exits with 1: ours replaces it.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    sys.argv = [program, *argv]
+    try:
+        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(
+            composed.append
+        )()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(explain(error, known_keys())) from error
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        raise StorageError(f"cannot write {error.filename} ({error.strerror})") from error
+    finally:
+        del os.environ["HYDRA_FULL_ERROR"]
+        _log_to_stderr()  # Hydra has switched it off
+    return from_omegaconf(composed[0]) if composed else None
+
+
+def _train_frozen(config: Config, run: RunDir, ranks: RankInfo) -> int:
+    _check_world(config, ranks)
+    if run.read().get("state") == "finished":
+        if ranks.is_main:
+            from hpctrain.summary import show
+
+            print(f"{run.name} is finished already; change a value (seed=1) for another run")
+            show(config, run)
+        return 0
+    if ranks.is_main and config.tracking.enabled and config.tracking.upload:
+        from hpctrain.tracking.store import initialise
+
+        initialise(str(config.tracking.uri), config.tracking.experiment)
+    from hpctrain.job import train
+
+    code = train(config, run, ranks)
+    if code == 0 and ranks.is_main:
+        from hpctrain.summary import show
+
+        show(config, run)
+    return code
+
+
+def _check_world(config: Config, ranks: RankInfo) -> None:
+    """Refuse ranks that nobody started, before anybody waits for them.
+
+    Raises:
+        ConfigError: `launch` asks for another number of ranks, or the allocation stands idle.
+    """
+    from hpctrain.config import validate
+
+    asked = config.asked_world_size
+    # Plain `torchrun` and the sbatch template say nothing with `launch`: it stays at 1.
+    if asked not in (1, ranks.world_size):
+        raise ConfigError(
+            f"launch.nodes={config.launch.nodes} x launch.tasks_per_node="
+            f"{config.launch.tasks_per_node} = {asked} ranks, but {ranks.launcher} started "
+            f"{ranks.world_size}: start them with -m, srun or torchrun, or leave launch.* out"
+        )
+    if idle := ranks.idle_tasks():
+        raise ConfigError(
+            f"this job has {idle + 1} tasks (SLURM_NTASKS), but only this process was started: "
+            "put srun in front, or set HPCTRAIN_LAUNCHER=single to train with one process here"
+        )
+    validate(config, ranks.world_size)
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(message)s",
+        datefmt="%H:%M:%S",
+        stream=sys.stderr,
+        force=True,
+    )

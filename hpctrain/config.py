@@ -1,0 +1,342 @@
+"""The schema of a run: names, types, units and defaults, and what must hold between them.
+
+    YAML and command line ── Hydra ── compose() ── Config (typed) ── validate() ── freeze
+                                                       ▲
+    config.yaml of a run directory ──── load() ────────┘
+
+The dataclasses own every default; `conf/` holds choices and values only. A section with a
+`_target_` (model, task, optimizer) takes anything importable. No torch here: the login node
+validates whole sweeps with it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from hpctrain.errors import ConfigError
+from hpctrain.explain import explain
+
+
+@dataclass
+class DataConfig:
+    """Where the samples come from (`python -m data_prep` writes them)."""
+
+    path: str = MISSING  # folder with index.json
+    train_split: str = "train"
+    val_split: str | None = "val"  # null: no evaluation
+    shuffle: bool = True
+    tail: str = "drop"  # what becomes of an incomplete last batch: drop | pad (with a mask)
+    prefetch: int = 2  # batches read ahead
+
+
+@dataclass
+class OptimizerConfig:
+    """Any torch optimizer; `options` are its other keyword arguments."""
+
+    _target_: str = "torch.optim.AdamW"
+    lr: float = 1e-3  # peak, after warm-up
+    weight_decay: float = 0.0
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class SchedulerConfig:
+    """Learning rate over the steps: linear warm-up, then `kind` down to `final_ratio` * lr."""
+
+    kind: str = "cosine"  # constant | linear | cosine
+    warmup_steps: int = 0
+    final_ratio: float = 0.0
+
+
+@dataclass
+class TrainConfig:
+    """How long, in which portions, and what is reported."""
+
+    global_batch_size: int = 64  # samples a step, over all ranks
+    accumulate: int = 1  # micro-batches a rank's share of the batch is split into
+    max_epochs: int | None = None
+    max_steps: int | None = None  # the smaller of the two ends the run
+    clip_norm: float | None = 1.0  # of the global gradient (L2); null: no clipping
+    log_every: int = 20  # steps
+    eval_every: int | None = None  # steps; null: every epoch
+
+
+@dataclass
+class PrecisionConfig:
+    """Parameters stay float32; `compute` is what matrix products run in."""
+
+    compute: str = "fp32"  # fp32 | bf16
+
+
+@dataclass
+class ParallelConfig:
+    """Degrees of parallelism: their product is the number of ranks."""
+
+    dp: int = -1  # data parallel; -1: all ranks
+    device: str = "auto"  # auto | cpu | cuda
+    backend: str = "auto"  # auto | gloo | nccl
+    timeout_s: int = 600  # of a collective
+
+
+@dataclass
+class CheckpointConfig:
+    """Checkpoints are committed by rename; the newest that verifies is resumed."""
+
+    every_steps: int = 200
+    keep: int = 2  # older ones are removed; at least 2, so that one may be damaged
+
+
+@dataclass
+class TrackingConfig:
+    """MLflow, by way of a journal in the run directory."""
+
+    enabled: bool = True
+    uri: str | None = None  # null: sqlite:///OUTPUT_DIR/mlflow.db
+    experiment: str = "hpctrain"
+    upload: bool = True  # false: only the journal; `hpctrain sync` uploads it later
+
+
+@dataclass
+class LaunchConfig:
+    """What a job asks of the cluster, said once for every way of launching."""
+
+    nodes: int = 1
+    tasks_per_node: int = 1  # ranks a node
+    gpus_per_node: int = 0
+    cpus_per_task: int = 1
+    mem_gb: float | None = None  # a node; null: the cluster's default
+    time_min: int = 60
+    warn_s: int = 120  # how long before the time limit the job saves and requeues itself
+    max_running: int = 256  # jobs of one sweep at a time
+    wait: bool = False  # wait for the jobs and return the metric (for sweepers such as Optuna)
+    dry_run: bool = False  # print the sbatch script and stop
+
+
+@dataclass
+class SiteConfig:
+    """A cluster's ways: copy conf/site/example.yaml and say `site=NAME`."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    setup: list[str] = field(default_factory=list)  # shell lines before srun: modules and such
+    env: dict[str, str] = field(default_factory=dict)  # exported in the job
+    sbatch: dict[str, Any] = field(default_factory=dict)  # any other sbatch option
+    srun: list[str] = field(default_factory=list)  # further srun arguments
+
+
+@dataclass
+class Config:
+    """One training run."""
+
+    name: str = "run"  # the run directory's name begins with it
+    seed: int = 0
+    output_dir: str = "runs"
+    metric: str = "val/accuracy"  # what a sweeper gets
+    model: dict[str, Any] = field(default_factory=dict)
+    task: dict[str, Any] = field(default_factory=dict)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    site: SiteConfig = field(default_factory=SiteConfig)
+
+    @property
+    def asked_world_size(self) -> int:
+        """Ranks that `launch` asks for."""
+        return self.launch.nodes * self.launch.tasks_per_node
+
+
+# What decides neither the samples nor the mathematics is not part of a run's identity.
+# `data.path` is replaced by the data set's digest: a copy elsewhere is the same data.
+_NOT_IN_SIGNATURE = (
+    "name", "output_dir", "metric", "parallel", "checkpoint", "tracking", "launch", "site",
+    "data.path", "data.prefetch", "train.log_every",
+)  # fmt: skip
+
+
+def from_omegaconf(node: DictConfig) -> Config:
+    """Turn Hydra's composed config into the typed one, with absolute paths.
+
+    Args:
+        node: the composed config; a `hydra` key is ignored.
+
+    Raises:
+        ConfigError: a mandatory value is missing, or an interpolation does not resolve.
+    """
+    try:
+        plain = OmegaConf.masked_copy(node, [str(key) for key in node if key != "hydra"])
+        missing = sorted(OmegaConf.missing_keys(plain))
+        if missing:
+            raise ConfigError(
+                f"{missing[0]} is missing: give {missing[0]}=VALUE, or choose an experiment=NAME "
+                "that does (python -m hpctrain --help lists them)"
+            )
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), plain))
+    except OmegaConfBaseException as error:
+        raise ConfigError(explain(error, known_keys())) from error
+    assert isinstance(config, Config)
+    config.output_dir = os.path.abspath(os.path.expanduser(config.output_dir))
+    config.data.path = os.path.abspath(os.path.expanduser(config.data.path))
+    if config.tracking.uri is None:
+        config.tracking.uri = f"sqlite:///{config.output_dir}/mlflow.db"
+    return config
+
+
+def load(path: Path) -> Config:
+    """Read a frozen config.yaml.
+
+    Raises:
+        ConfigError: unreadable, or it does not fit the schema.
+    """
+    try:
+        node = OmegaConf.load(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read as a frozen config ({error})") from error
+    assert isinstance(node, DictConfig)
+    return from_omegaconf(node)
+
+
+def dump(config: Config) -> str:
+    """The frozen config as YAML, every value resolved."""
+    return OmegaConf.to_yaml(OmegaConf.create(asdict(config)))
+
+
+def identity(config: Config, data_digest: str) -> dict[str, Any]:
+    """The part of a config that decides the result; its hash names the run."""
+    content = asdict(config)
+    for key in _NOT_IN_SIGNATURE:
+        *sections, last = key.split(".")
+        node = content
+        for section in sections:
+            node = node[section]
+        del node[last]
+    return {**content, "data_digest": data_digest}
+
+
+def validate(config: Config, world_size: int | None = None) -> None:
+    """Check every value and what must hold between them; nothing has been written yet.
+
+    Args:
+        config: the typed config.
+        world_size: ranks that run it; None: those that `launch` asks for.
+
+    Raises:
+        ConfigError: all that is wrong, one line each, with key, value and what is allowed.
+    """
+    problems = list(_problems(config, world_size or config.asked_world_size))
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _problems(config: Config, world_size: int) -> Iterator[str]:
+    train, launch, parallel = config.train, config.launch, config.parallel
+    for section in ("model", "task"):
+        if not isinstance(getattr(config, section).get("_target_"), str):
+            yield (
+                f"{section}._target_ is missing: choose one with {section}=NAME "
+                f"or {section}._target_=package.module.Class"
+            )
+    # Names become folders and #SBATCH lines.
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", config.name):
+        yield f"name={config.name!r}: letters, digits, '.', '_' and '-', at most 64 of them"
+    for key, allowed in {
+        "data.tail": ("drop", "pad"),
+        "scheduler.kind": ("constant", "linear", "cosine"),
+        "precision.compute": ("fp32", "bf16"),
+        "parallel.device": ("auto", "cpu", "cuda"),
+        "parallel.backend": ("auto", "gloo", "nccl"),
+    }.items():
+        if (value := _get(config, key)) not in allowed:
+            yield f"{key}={value}: allowed are {', '.join(allowed)}"
+    for key, low, high in (
+        ("seed", 0, 2**63 - 1),
+        ("optimizer.weight_decay", 0, math.inf),
+        ("scheduler.warmup_steps", 0, math.inf),
+        ("scheduler.final_ratio", 0, 1),
+        ("data.prefetch", 0, 1024),
+        ("train.global_batch_size", 1, math.inf),
+        ("train.accumulate", 1, math.inf),
+        ("train.max_epochs", 1, math.inf),
+        ("train.max_steps", 1, math.inf),
+        ("train.log_every", 1, math.inf),
+        ("train.eval_every", 1, math.inf),
+        ("parallel.timeout_s", 1, math.inf),
+        ("checkpoint.every_steps", 1, math.inf),
+        ("checkpoint.keep", 2, math.inf),
+        ("launch.nodes", 1, math.inf),
+        ("launch.tasks_per_node", 1, math.inf),
+        ("launch.gpus_per_node", 0, math.inf),
+        ("launch.cpus_per_task", 1, math.inf),
+        ("launch.time_min", 1, math.inf),
+        ("launch.warn_s", 1, math.inf),
+        ("launch.max_running", 1, math.inf),
+    ):
+        value = _get(config, key)
+        if value is not None and not low <= value <= high:
+            bound = f"from {low} to {high}" if high < math.inf else f"at least {low}"
+            yield f"{key}={value}: it must be {bound}"
+    for key in ("optimizer.lr", "train.clip_norm", "launch.mem_gb"):
+        value = _get(config, key)
+        if value is not None and not 0 < value < math.inf:
+            yield f"{key}={value}: it must be greater than 0 and finite"
+    if train.max_epochs is None and train.max_steps is None:
+        yield "train.max_epochs and train.max_steps are both null: give one of them"
+    if launch.gpus_per_node and launch.gpus_per_node % max(1, launch.tasks_per_node):
+        yield (
+            f"launch.gpus_per_node={launch.gpus_per_node} cannot be divided evenly over "
+            f"launch.tasks_per_node={launch.tasks_per_node}"
+        )
+    if parallel.device == "cuda" and launch.gpus_per_node == 0 and launch.nodes > 1:
+        yield "parallel.device=cuda, but launch.gpus_per_node=0: ask for GPUs"
+    if launch.warn_s >= 60 * launch.time_min:
+        yield (
+            f"launch.warn_s={launch.warn_s} seconds is not below "
+            f"launch.time_min={launch.time_min} minutes"
+        )
+    if parallel.dp not in (-1, world_size):
+        yield (
+            f"parallel.dp={parallel.dp}: dp {parallel.dp} = {parallel.dp} ranks, but there are "
+            f"{world_size} (launch.nodes={launch.nodes} x "
+            f"launch.tasks_per_node={launch.tasks_per_node}); -1 takes them all"
+        )
+    share = world_size * max(1, train.accumulate)
+    if train.global_batch_size % share:
+        below = train.global_batch_size // share * share
+        near = [str(size) for size in (below, below + share) if size > 0]
+        yield (
+            f"train.global_batch_size={train.global_batch_size} is not divisible by dp "
+            f"{world_size} x train.accumulate {train.accumulate} = {share}: "
+            f"use {' or '.join(near)}"
+        )
+
+
+def _get(config: Config, key: str) -> Any:
+    node: Any = config
+    for part in key.split("."):
+        node = getattr(node, part)
+    return node
+
+
+def known_keys(node: Any = Config, prefix: str = "") -> Iterator[str]:
+    """Every dotted key of the schema, sections before their members."""
+    for member in fields(node):
+        yield prefix + member.name
+        section: Any = member.default_factory
+        if is_dataclass(section):
+            yield from known_keys(section, f"{prefix}{member.name}.")

@@ -1,0 +1,311 @@
+"""`index.json`: what a data set is. Read by everybody, the login node too: no torch, no h5py.
+
+A data set is a folder of HDF5 shards (see `hpctrain.data.format`) and this file beside them. It
+is written last, so a folder with an `index.json` is a finished data set. Version 1:
+
+    {
+      "format": "hpctrain-shards",
+      "version": 1,
+      "digest": "xxh3_128:…",          names the data: schema and shard digests in their order;
+                                       not where it lies, nor how and when it was made
+      "fields": {
+        "image": {"dtype": "uint8", "shape": [3, 64, 64], "variable": false},
+        "text":  {"dtype": "uint8", "shape": [], "variable": true}
+      },                               dtype: one of DTYPES; shape: of one sample, or of one element
+                                       of a variable-length sample
+      "shards": [
+        {"path": "train-00000.h5",     relative, inside the folder
+         "split": "train",
+         "count": 4096,                samples
+         "bytes": 50335744,            size of the file
+         "digest": "xxh3_128:…"}       of the whole file
+      ],                               the order of a split's shards is the order of its samples
+      "statistics": {
+        "train": {"image": {"mean": 0.4, "std": 0.2, "min": 0, "max": 1, "nonfinite": 0}}
+      },                               per split and fixed-size field, of the finite values;
+                                       std is the population's; null where there are none
+      "provenance": {                  for people and for data_prep, never part of the digest
+        "command": "python -m data_prep …", "created": "2026-01-31T12:00:00+00:00",
+        "versions": {"hpctrain": "0.1.0", …}, "options": {…},
+        "source": {"digest": "xxh3_128:…", …}
+      }
+    }
+
+A reader of version 1 ignores keys that it does not know; whatever it must not ignore raises the
+version.
+
+    >>> index = Index.load(Path("data/digits"))
+    >>> index.split("train").count
+    1415
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, Self
+
+import xxhash
+
+from hpctrain.errors import DataError
+
+FILE = "index.json"
+FORMAT = "hpctrain-shards"
+VERSION = 1
+# Little-endian in the file. No bool, complex, string or object, and no uint64, which torch
+# cannot compute with: store uint8, two fields, UTF-8 bytes, int64.
+DTYPES = (
+    *("uint8", "uint16", "uint32"),
+    *("int8", "int16", "int32", "int64"),
+    *("float16", "float32", "float64"),
+)
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """The schema of one field.
+
+    Attributes:
+        dtype: One of DTYPES.
+        shape: Of one sample; of one element of a sample when the length varies.
+        variable: Whether a sample is a sequence of any length of such elements.
+    """
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+    variable: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what no shard can hold.
+
+        Raises:
+            DataError: An unknown dtype, or a shape without elements.
+        """
+        if self.dtype not in DTYPES:
+            raise DataError(f"dtype {self.dtype} is not supported; allowed: {', '.join(DTYPES)}")
+        if any(size < 1 for size in self.shape):
+            raise DataError(f"shape {list(self.shape)} has no elements; every size must be >= 1")
+
+    def __str__(self) -> str:
+        """`uint8[3, 64, 64]`, `uint8[*]` (variable length)."""
+        sizes = [*(["*"] if self.variable else []), *map(str, self.shape)]
+        return f"{self.dtype}[{', '.join(sizes)}]" if sizes else self.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One HDF5 file: `path` relative to the index, `count` samples, `bytes` of the file."""
+
+    path: str
+    split: str
+    count: int
+    bytes: int
+    digest: str
+
+    def __post_init__(self) -> None:
+        """Refuse a path that leads out of the folder, and sizes that cannot be.
+
+        Raises:
+            DataError: See above.
+        """
+        path = PurePosixPath(self.path)
+        if path.is_absolute() or ".." in path.parts or path == PurePosixPath("."):
+            raise DataError(f"shard {self.path!r} leaves the data set's folder")
+        if self.count < 1 or self.bytes < 1:
+            raise DataError(f"shard {self.path!r} lists {self.count} samples, {self.bytes} bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The shards of one split, in order, and their number of samples."""
+
+    name: str
+    shards: tuple[Shard, ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Of the finite values of one fixed-size field in one split; None where there are none."""
+
+    mean: float | None
+    std: float | None
+    min: float | None
+    max: float | None
+    nonfinite: int = 0
+
+
+@dataclass(frozen=True)
+class Index:
+    """A finished data set, as `index.json` holds it; the module's docstring has every key."""
+
+    fields: Mapping[str, Field]
+    shards: tuple[Shard, ...]
+    statistics: Mapping[str, Mapping[str, Statistics]] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """Names the data: equal digests are equal samples in equal order."""
+        schema = {name: asdict(spec) for name, spec in self.fields.items()}
+        shards = [[shard.split, shard.count, shard.digest] for shard in self.shards]
+        content = json.dumps([FORMAT, VERSION, schema, shards], sort_keys=True)
+        return "xxh3_128:" + xxhash.xxh3_128_hexdigest(content.encode())
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names of the splits, in the order of their first shard."""
+        return tuple(dict.fromkeys(shard.split for shard in self.shards))
+
+    def split(self, name: str) -> Split:
+        """Return one split's shards.
+
+        Raises:
+            DataError: There is no such split; the message has those that exist.
+        """
+        shards = tuple(shard for shard in self.shards if shard.split == name)
+        if not shards:
+            raise DataError(f"there is no split {name!r}; this data set has {_names(self.splits)}")
+        return Split(name, shards, sum(shard.count for shard in shards))
+
+    def check(self, folder: Path) -> None:
+        """Compare each shard's size on disk with the index: one stat each, nothing is read.
+
+        Raises:
+            DataError: A shard is missing, truncated or longer than listed.
+        """
+        for shard in self.shards:
+            check_shard(folder, shard)
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read `folder/index.json`; the shards are not looked at (see `check`).
+
+        Raises:
+            DataError: No folder, no index, or one that this version cannot read.
+        """
+        path = Path(folder) / FILE
+        try:
+            return cls._parse(json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            if not path.parent.exists():
+                raise DataError(f"the data folder {path.parent} does not exist") from None
+            raise DataError(
+                f"{path.parent} has no {FILE}: it is not a finished data set. If data_prep was "
+                "interrupted here, run it again"
+            ) from None
+        except NotADirectoryError:
+            raise DataError(f"{path.parent} is a file; a data set is a folder") from None
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise DataError(f"{path}: not valid JSON ({error})") from None
+        except KeyError as error:
+            raise DataError(f"{path}: damaged: the key {error} is missing") from None
+        except (TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"{path}: damaged: {error}") from None
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from None
+
+    def save(self, folder: Path) -> None:
+        """Write `folder/index.json` whole or not at all (temporary name, fsync, rename).
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        path = Path(folder) / FILE
+        temporary = path.with_name(f".{FILE}.{os.getpid()}")
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "digest": self.digest,
+            "fields": {name: asdict(spec) for name, spec in self.fields.items()},
+            "shards": [asdict(shard) for shard in self.shards],
+            "statistics": {
+                split: {name: asdict(values) for name, values in fields.items()}
+                for split, fields in self.statistics.items()
+            },
+            "provenance": dict(self.provenance),
+        }
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                json.dump(content, file, indent=2, allow_nan=False)
+                file.write("\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @classmethod
+    def _parse(cls, content: Any) -> Self:
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            found = content.get("format") if isinstance(content, dict) else type(content).__name__
+            raise DataError(f"format is {found!r}; this is not an index of {FORMAT}")
+        if content["version"] != VERSION:
+            raise DataError(f"found version {content['version']}, this hpctrain reads {VERSION}")
+        index = cls(
+            fields={
+                str(name): Field(str(f["dtype"]), tuple(map(int, f["shape"])), bool(f["variable"]))
+                for name, f in content["fields"].items()
+            },
+            shards=tuple(
+                Shard(s["path"], s["split"], int(s["count"]), int(s["bytes"]), s["digest"])
+                for s in content["shards"]
+            ),
+            statistics={
+                split: {
+                    name: Statistics(v["mean"], v["std"], v["min"], v["max"], v["nonfinite"])
+                    for name, v in fields.items()
+                }
+                for split, fields in content["statistics"].items()
+            },
+            provenance=content["provenance"],
+        )
+        if index.digest != content["digest"]:
+            raise DataError(
+                f"its digest {content['digest']} does not fit its fields and shards "
+                f"({index.digest}): edited by hand? Run data_prep again"
+            )
+        return index
+
+
+def check_shard(folder: Path, shard: Shard) -> None:
+    """Compare the size of one shard on disk with the index.
+
+    Raises:
+        DataError: It is missing, truncated or longer than listed.
+    """
+    path = Path(folder) / shard.path
+    try:
+        size = os.stat(path).st_size
+    except FileNotFoundError:
+        raise DataError(f"shard {path} is missing; {FILE} lists it") from None
+    except OSError as error:
+        raise DataError(f"shard {path} cannot be read: {error.strerror}") from None
+    if size != shard.bytes:
+        what = "truncated" if size < shard.bytes else "changed"
+        raise DataError(
+            f"shard {path} is {what}: it has {size} bytes, {FILE} lists {shard.bytes}; copy or "
+            "make it again"
+        )
+
+
+def check_name(name: str, what: str) -> None:
+    """Refuse a field's or split's name that is not portable in files and HDF5.
+
+    Raises:
+        DataError: With the name and what is allowed.
+    """
+    if not NAME.fullmatch(name):
+        raise DataError(
+            f"{what} {name!r}: a name has letters, digits, '_', '-' and '.' and starts with "
+            "none of the last two"
+        )
+
+
+def _names(names: tuple[str, ...]) -> str:
+    return ", ".join(names) if names else "none"

@@ -1,0 +1,58 @@
+"""Statistics of a field in one pass, while its shards are written.
+
+Mean and variance of blocks are combined (Chan, Golub and LeVeque, "Updating formulae and a
+pairwise algorithm for computing sample variances", Stanford CS-79-773, 1979): no cancellation,
+whatever the mean, and memory for one block.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from hpctrain.data.index import Statistics
+from hpctrain.data.ragged import Array
+
+BLOCK = 2**18  # values
+
+
+class Moments:
+    """Mean, standard deviation and range of the finite values, in float64."""
+
+    def __init__(self) -> None:
+        self.count, self.mean, self.square = 0, 0.0, 0.0
+        self.low: Any = None
+        self.high: Any = None
+        self.nonfinite = 0
+
+    def add(self, values: Array) -> None:
+        """Take in an array of any shape and real dtype."""
+        flat = values.reshape(-1)
+        for start in range(0, flat.size, BLOCK):  # bounds the float64 copy
+            self._add(flat[start : start + BLOCK])
+
+    def _add(self, values: Array) -> None:
+        if values.dtype.kind == "f":
+            finite = np.isfinite(values)
+            if not finite.all():
+                self.nonfinite += int(values.size - finite.sum())
+                values = values[finite]
+        if not values.size:
+            return
+        low, high = values.min().item(), values.max().item()
+        self.low = low if self.low is None else min(self.low, low)
+        self.high = high if self.high is None else max(self.high, high)
+        wide = values.astype(np.float64)
+        mean = float(wide.mean())
+        wide -= mean
+        total = self.count + wide.size
+        delta = mean - self.mean
+        self.square += float(wide @ wide) + delta * delta * self.count * wide.size / total
+        self.mean += delta * wide.size / total
+        self.count = total
+
+    def result(self) -> Statistics:
+        """Return what was seen so far."""
+        if not self.count:
+            return Statistics(None, None, None, None, self.nonfinite)
+        std = float(np.sqrt(self.square / self.count))
+        return Statistics(self.mean, std, self.low, self.high, self.nonfinite)

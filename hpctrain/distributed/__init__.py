@@ -1,0 +1,1 @@
+"""Ranks: what the environment says (`slurm`, without torch) and the process group (`group`)."""

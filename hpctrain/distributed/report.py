@@ -1,0 +1,63 @@
+"""`python -m hpctrain env`: what this process sees of its place in a job."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import socket
+import sys
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hpctrain.distributed.slurm import RankInfo
+
+_SHOWN = ("SLURM_", "CUDA_VISIBLE_DEVICES", "MASTER_", "OMP_NUM_THREADS", "NCCL_", "GLOO_")
+
+
+def main(argv: list[str]) -> int:
+    """Print the facts, as a table or as JSON; imports no torch."""
+    parser = argparse.ArgumentParser(prog="python -m hpctrain env", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    options = parser.parse_args(argv)
+    facts = collect()
+    if options.json:
+        print(json.dumps(facts))
+        return 0
+    ranks: dict[str, Any] = facts["ranks"]
+    table = Table(show_header=False)
+    rows = {**ranks, **{k: v for k, v in facts.items() if k not in ("ranks", "environment")}}
+    for name, value in rows.items():
+        table.add_row(name, Text(", ".join(value) if isinstance(value, list) else str(value)))
+    for name, value in facts["environment"].items():
+        table.add_row(name, Text(value))
+    Console(soft_wrap=True).print(table)
+    return 0
+
+
+def collect() -> dict[str, Any]:
+    """Ranks, host, versions and the variables that shape a job."""
+    ranks = RankInfo.from_env()
+    return {
+        "ranks": asdict(ranks),
+        "host": socket.gethostname(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "idle_tasks": ranks.idle_tasks(),
+        "sbatch": shutil.which("sbatch") or "not on the PATH",
+        "python": sys.executable,
+        "torch": _version("torch"),
+        "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_SHOWN)},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,341 @@
+"""Who am I among the ranks: the facts that the environment gives, parsed once.
+
+    os.environ ── RankInfo.from_env() ── RankInfo(rank=2(4), local_rank=0(2), node=1(2), …)
+
+Only `srun`, `torchrun`, submitit's local executor or nobody makes ranks. A batch script and an
+`salloc` shell carry `SLURM_NTASKS` as well, but nobody started those tasks: the mark of a Slurm
+rank is `SLURM_STEP_ID`, and its world is the step's, not the job's.
+
+This module imports no torch: the login node and every error path need it at once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from hpctrain.errors import DistributedError
+
+# Below every usual ephemeral range (Linux: 32768-60999) and above the well-known services.
+_PORT_LOW = 12_000
+_PORT_SLOTS = 5_000
+_PORTS_PER_SLOT = 4
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """One process's place in the job.
+
+    Attributes:
+        launcher: who started it: "slurm", "torchrun", "submitit-local" or "single".
+        rank: 0 <= rank < world_size, over all nodes.
+        local_rank: 0 <= local_rank < local_world_size, on this node.
+        node_rank: 0 <= node_rank < num_nodes.
+        master_addr: host of rank 0.
+        master_port: TCP port where rank 0 listens; 0 for a lone process, which needs none.
+        hosts: node names in rank order, as far as the launcher tells.
+        job_id: what `squeue` and `scontrol` take (`ARRAYJOB_TASK` for an array task), or "".
+        restart_count: how often Slurm has requeued this job.
+    """
+
+    launcher: str
+    rank: int
+    local_rank: int
+    node_rank: int
+    world_size: int
+    local_world_size: int
+    num_nodes: int
+    master_addr: str
+    master_port: int
+    hosts: tuple[str, ...] = ()
+    job_id: str = ""
+    restart_count: int = 0
+
+    def __post_init__(self) -> None:
+        for value, count, name in (
+            (self.rank, self.world_size, "rank"),
+            (self.local_rank, self.local_world_size, "local_rank"),
+            (self.node_rank, self.num_nodes, "node_rank"),
+        ):
+            if not 0 <= value < count:
+                raise DistributedError(
+                    f"{self.launcher} says {name}={value} of {count}: it must lie in 0..{count - 1}"
+                )
+        if self.local_world_size > self.world_size or self.num_nodes > self.world_size:
+            raise DistributedError(
+                f"{self.launcher} says world_size={self.world_size} with "
+                f"local_world_size={self.local_world_size} on {self.num_nodes} nodes: "
+                "a node has at least one rank and at most all of them"
+            )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.launcher}: rank={self.rank}({self.world_size}) "
+            f"local_rank={self.local_rank}({self.local_world_size}) "
+            f"node={self.node_rank}({self.num_nodes}) on {socket.gethostname()}"
+        )
+
+    @property
+    def is_main(self) -> bool:
+        """True on rank 0, the one that writes what all ranks share."""
+        return self.rank == 0
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> RankInfo:
+        """Read the launcher's variables; the innermost launcher wins.
+
+        `HPCTRAIN_LAUNCHER=single|slurm|torchrun|submitit-local` overrides the detection, for a
+        notebook or a debugger inside an allocation.
+
+        Raises:
+            DistributedError: a variable is missing, not a number, or contradicts another.
+        """
+        readers = {
+            "torchrun": _from_torchrun,
+            "submitit-local": _from_submitit_local,
+            "slurm": _from_slurm,
+            "single": _single,
+        }
+        launcher = env.get("HPCTRAIN_LAUNCHER") or _detect(env)
+        if launcher not in readers:
+            raise DistributedError(
+                f"HPCTRAIN_LAUNCHER={launcher}: allowed are {', '.join(sorted(readers))}"
+            )
+        return readers[launcher](env)
+
+    def idle_tasks(self, env: Mapping[str, str] = os.environ) -> int:
+        """Number of tasks that the allocation was asked for and that nobody started.
+
+        More than 0 only for a lone process in a batch script or an `salloc` shell: it would
+        leave the other tasks' nodes idle.
+        """
+        if self.launcher != "single" or env.get("HPCTRAIN_LAUNCHER") == "single":
+            return 0
+        if "SLURM_JOB_ID" not in env:
+            return 0
+        return max(0, _number(env, "SLURM_NTASKS", 1) - 1)
+
+
+def _detect(env: Mapping[str, str]) -> str:
+    # torchrun inside an srun step (one agent a node) is usual, the reverse is not.
+    if "TORCHELASTIC_RUN_ID" in env or ("RANK" in env and "WORLD_SIZE" in env):
+        return "torchrun"
+    if env.get("SUBMITIT_EXECUTOR") == "local" and "SUBMITIT_LOCAL_GLOBALID" in env:
+        return "submitit-local"
+    # `srun --pty bash` is a step too, but an interactive one: its shell is one task of one.
+    if "SLURM_STEP_ID" in env and "SLURM_PROCID" in env:
+        return "slurm"
+    return "single"
+
+
+def _from_torchrun(env: Mapping[str, str]) -> RankInfo:
+    world_size = _number(env, "WORLD_SIZE")
+    local_world_size = _number(env, "LOCAL_WORLD_SIZE", world_size)
+    rank = _number(env, "RANK")
+    return RankInfo(
+        launcher="torchrun",
+        rank=rank,
+        local_rank=_number(env, "LOCAL_RANK", rank % local_world_size),
+        node_rank=_number(env, "GROUP_RANK", rank // local_world_size),
+        world_size=world_size,
+        local_world_size=local_world_size,
+        num_nodes=_number(env, "GROUP_WORLD_SIZE", max(1, world_size // local_world_size)),
+        master_addr=env.get("MASTER_ADDR", "127.0.0.1"),
+        master_port=_number(env, "MASTER_PORT", 29500),
+        job_id=_job_id(env),
+        restart_count=_number(env, "TORCHELASTIC_RESTART_COUNT", 0),
+    )
+
+
+def _from_submitit_local(env: Mapping[str, str]) -> RankInfo:
+    world_size = _number(env, "SUBMITIT_LOCAL_NTASKS")
+    job_id = env.get("SUBMITIT_LOCAL_JOB_ID", "0")
+    return RankInfo(
+        launcher="submitit-local",
+        rank=_number(env, "SUBMITIT_LOCAL_GLOBALID"),
+        local_rank=_number(env, "SUBMITIT_LOCAL_LOCALID"),
+        node_rank=0,
+        world_size=world_size,
+        local_world_size=world_size,
+        num_nodes=1,
+        master_addr="127.0.0.1",
+        master_port=master_port(int(re.sub(r"\D", "", job_id) or 0)),
+        hosts=(socket.gethostname(),),
+    )
+
+
+def _from_slurm(env: Mapping[str, str]) -> RankInfo:
+    hosts = expand_hostlist(_text(env, "SLURM_STEP_NODELIST"))
+    world_size = _number(env, "SLURM_STEP_NUM_TASKS")
+    tasks_per_node = expand_tasks(_text(env, "SLURM_STEP_TASKS_PER_NODE"))
+    node_rank = _number(env, "SLURM_NODEID")
+    if sum(tasks_per_node) != world_size or len(tasks_per_node) != len(hosts):
+        raise DistributedError(
+            f"SLURM_STEP_NUM_TASKS={world_size}, but "
+            f"SLURM_STEP_TASKS_PER_NODE={env['SLURM_STEP_TASKS_PER_NODE']} on "
+            f"SLURM_STEP_NODELIST={env['SLURM_STEP_NODELIST']} ({len(hosts)} nodes) makes "
+            f"{sum(tasks_per_node)} tasks: was one of them exported by hand?"
+        )
+    if not 0 <= node_rank < len(hosts):
+        raise DistributedError(f"SLURM_NODEID={node_rank}, but the step has {len(hosts)} nodes")
+    restart_count = _number(env, "SLURM_RESTART_COUNT", 0)
+    # Each array task has a SLURM_JOB_ID of its own, so that neighbours get other ports.
+    step = _number(env, "SLURM_STEP_ID", 0)
+    port = master_port(_number(env, "SLURM_JOB_ID"), restart_count + step)
+    return RankInfo(
+        launcher="slurm",
+        rank=_number(env, "SLURM_PROCID"),
+        local_rank=_number(env, "SLURM_LOCALID"),
+        node_rank=node_rank,
+        world_size=world_size,
+        local_world_size=tasks_per_node[node_rank],
+        num_nodes=len(hosts),
+        master_addr=env.get("MASTER_ADDR") or hosts[0],
+        master_port=_number(env, "MASTER_PORT", port),
+        hosts=tuple(hosts),
+        job_id=_job_id(env),
+        restart_count=restart_count,
+    )
+
+
+def _single(env: Mapping[str, str]) -> RankInfo:
+    return RankInfo(
+        launcher="single",
+        rank=0,
+        local_rank=0,
+        node_rank=0,
+        world_size=1,
+        local_world_size=1,
+        num_nodes=1,
+        master_addr="127.0.0.1",
+        master_port=0,
+        hosts=(socket.gethostname(),),
+        job_id=_job_id(env),
+        restart_count=_number(env, "SLURM_RESTART_COUNT", 0),
+    )
+
+
+def _job_id(env: Mapping[str, str]) -> str:
+    # `scontrol requeue` of the plain id of an array task takes the whole array along.
+    if "SLURM_ARRAY_JOB_ID" in env and "SLURM_ARRAY_TASK_ID" in env:
+        return f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
+    return env.get("SLURM_JOB_ID", "")
+
+
+def _text(env: Mapping[str, str], name: str) -> str:
+    value = env.get(name, "").strip()
+    if not value:
+        raise DistributedError(f"{name} is not set, though srun sets it for every task")
+    return value
+
+
+def _number(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    value = env.get(name, "").strip()
+    if not value and default is not None:
+        return default
+    try:
+        return int(value)
+    except ValueError:
+        shown = f"={value!r}: it must be a whole number" if value else " is not set"
+        raise DistributedError(f"{name}{shown}") from None
+
+
+def master_port(job: int, generation: int = 0) -> int:
+    """The port of rank 0, which every rank computes alike without a word between them.
+
+    Jobs own slots of four ports by their number, so two jobs on one node collide only when their
+    numbers differ by a multiple of 5,000; inside the slot, successive restarts and parallel steps
+    (`generation`) differ, since the port of the last incarnation may still be in TIME_WAIT.
+
+    Returns:
+        A port in 12000..31999, below the ephemeral range of Linux (32768-60999).
+    """
+    return _PORT_LOW + (job % _PORT_SLOTS) * _PORTS_PER_SLOT + generation % _PORTS_PER_SLOT
+
+
+def check_port(port: int) -> None:
+    """Raise early, on rank 0, with words, what the process group would say with a stack trace.
+
+    Raises:
+        DistributedError: something else listens on `port` of this host.
+    """
+    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as probe:
+        # As the TCP store binds: a port in TIME_WAIT is fine, a listening one is not.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+            probe.listen(1)
+        except OSError as error:
+            raise DistributedError(
+                f"port {port} on {socket.gethostname()} is taken ({error.strerror}): another "
+                "process listens there; set MASTER_PORT to a free one"
+            ) from error
+
+
+def expand_hostlist(text: str) -> list[str]:
+    """Expand Slurm's hostlist syntax, as `scontrol show hostnames` does, in its order.
+
+    Containers often lack `scontrol`, hence our own parser.
+
+    >>> expand_hostlist("rack[1-2]n[01-02],gpu-a100")
+    ['rack1n01', 'rack1n02', 'rack2n01', 'rack2n02', 'gpu-a100']
+
+    Raises:
+        DistributedError: unbalanced brackets or a range that is none.
+    """
+    hosts: list[str] = []
+    for item in _split_top_level(text):
+        prefixes = [""]
+        for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", item):
+            tails = [literal] if literal else list(_expand_ranges(ranges, text))
+            prefixes = [prefix + tail for prefix in prefixes for tail in tails]
+        hosts.extend(prefixes)
+    return hosts
+
+
+def _split_top_level(text: str) -> list[str]:
+    """Split at the commas outside brackets."""
+    items, depth, current = [], 0, ""
+    for char in text:
+        depth += {"[": 1, "]": -1}.get(char, 0)
+        if depth not in (0, 1):
+            break
+        if char == "," and depth == 0:
+            items.append(current)
+            current = ""
+        else:
+            current += char
+    items.append(current)
+    if depth != 0 or not all(items):
+        raise DistributedError(f"hostlist {text!r}: unbalanced brackets or an empty name")
+    return items
+
+
+def _expand_ranges(ranges: str, text: str) -> Iterable[str]:
+    for part in ranges.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if not match:
+            raise DistributedError(f"hostlist {text!r}: {part!r} is no number or range")
+        low, high = match[1], match[2] or match[1]
+        if int(high) < int(low):
+            raise DistributedError(f"hostlist {text!r}: range {part!r} runs backwards")
+        for number in range(int(low), int(high) + 1):
+            yield str(number).zfill(len(low))
+
+
+def expand_tasks(text: str) -> list[int]:
+    """Expand Slurm's tasks-per-node syntax.
+
+    >>> expand_tasks("2(x3),1")
+    [2, 2, 2, 1]
+    """
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if not match:
+            raise DistributedError(f"SLURM_STEP_TASKS_PER_NODE={text!r}: {part!r} is no count")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts

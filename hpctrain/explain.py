@@ -1,0 +1,45 @@
+"""Say in one short paragraph what Hydra and OmegaConf say in many lines."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+
+def explain(error: BaseException, known_keys: Iterable[str]) -> str:
+    """Name the key, the value and what is allowed.
+
+    Args:
+        error: what Hydra or OmegaConf raised; its causes are read too.
+        known_keys: dotted keys of the schema, for a "did you mean".
+    """
+    text = str(error)
+    while (cause := error.__cause__) is not None:
+        error = cause
+        text += "\n" + str(error)
+    keys = list(known_keys)
+    key = (re.search(r"full_key: (\S+)", text) or ["", ""])[1]
+    if key and re.search(r"Key '.*' (is )?not in ", text):
+        return _unknown_key(key, keys)
+    if wrong := re.search(r"Value '(.*)' of type '\S+' could not be converted to (\w+)", text):
+        return f"{key}={wrong[1]}: it must be of type {wrong[2].lower()}"
+    if wrong := re.search(r"Could not find '([^/']+)/(.+)'", text):
+        options = re.search(r"Available options in '.*':\n((?:\t.*\n?)+)", text)
+        listed = ", ".join(options[1].split()) if options else "none"
+        return f"{wrong[1]}={wrong[2]}: no such choice; there are: {listed}"
+    if asked := re.search(r"Error merging override ([^\n]+)", text):
+        rest = text.partition(asked[0])[2].strip().splitlines()
+        return f"{asked[1]}: {rest[0] if rest else 'it does not fit the schema'}"
+    noise = ("full_key", "object_type", "reference_type", "See https://hydra.cc")
+    lines = [line.strip() for line in str(text).splitlines()]
+    return " ".join(dict.fromkeys(ln for ln in lines if ln and not ln.startswith(noise)))
+
+
+def _unknown_key(key: str, keys: list[str]) -> str:
+    section, _, _ = key.rpartition(".")
+    near = difflib.get_close_matches(key, keys, n=2, cutoff=0.7)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    siblings = [k.rpartition(".")[2] for k in keys if k.rpartition(".")[0] == section]
+    has = f"{section or 'the top level'} has {', '.join(siblings)}; " if siblings else ""
+    return f"unknown key {key}: {hint}{has}+{key}=VALUE adds one where keys are free"

@@ -1,0 +1,59 @@
+"""From a typed config to a frozen run directory: everything is checked before anything is written.
+
+Config ── check() ── RunDir (named, not yet there) ── freeze() ── config.yaml, run.json
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpctrain.config import Config, validate
+from hpctrain.data.index import Index
+from hpctrain.errors import ConfigError
+from hpctrain.rundir import RunDir
+from hpctrain.tracking.store import check_uri
+
+
+def check(config: Config, world_size: int | None = None) -> RunDir:
+    """Validate the config and the data set it names, by their metadata only.
+
+    Args:
+        config: the typed config, paths absolute.
+        world_size: ranks that run it; None: those that `launch` asks for.
+
+    Returns:
+        The run's directory, which need not exist yet.
+
+    Raises:
+        ConfigError: a value is wrong.
+        DataError: the data set is missing, incomplete or of another format.
+        TrackingError: the store cannot work.
+    """
+    return RunDir.of(config, _data_digest(config, world_size))
+
+
+def freeze(config: Config, world_size: int | None = None) -> RunDir:
+    """Check the config and write its run directory."""
+    digest = _data_digest(config, world_size)
+    run = RunDir.of(config, digest)
+    run.freeze(config, digest)
+    return run
+
+
+def _data_digest(config: Config, world_size: int | None) -> str:
+    validate(config, world_size)
+    if config.tracking.enabled and config.tracking.upload:
+        check_uri(str(config.tracking.uri))
+    folder = Path(config.data.path)
+    index = Index.load(folder)
+    index.check(folder)
+    count = index.split(config.data.train_split).count
+    if config.data.val_split is not None:
+        index.split(config.data.val_split)
+    if config.data.tail == "drop" and config.train.global_batch_size > count:
+        raise ConfigError(
+            f"train.global_batch_size={config.train.global_batch_size}, but the split "
+            f"{config.data.train_split!r} of {folder} has {count} samples: at most that many, "
+            "or data.tail=pad"
+        )
+    return index.digest

@@ -1,0 +1,1 @@
+"""From checked configs to jobs; imports no torch and no mlflow."""

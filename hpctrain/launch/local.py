@@ -1,0 +1,49 @@
+"""Without a cluster: submitit's local executor runs the same command, one run after the other."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+from submitit import LocalExecutor
+
+from hpctrain.config import Config
+from hpctrain.errors import ConfigError
+from hpctrain.rundir import RunDir
+
+
+def run(config: Config, run: RunDir) -> tuple[str, str]:
+    """Run on this machine and wait.
+
+    Args:
+        config: its `launch` section says how many ranks; one node only.
+        run: the frozen run directory.
+
+    Returns:
+        The state it ended in and the id of submitit's local job.
+
+    Raises:
+        ConfigError: more than one node is asked for.
+    """
+    launch = config.launch
+    executor = LocalExecutor(folder=run.logs)
+    executor.update_parameters(
+        tasks_per_node=launch.tasks_per_node,
+        gpus_per_node=launch.gpus_per_node,
+        timeout_min=launch.time_min,
+        signal_delay_s=launch.warn_s,
+        stderr_to_stdout=True,
+    )
+    command = shlex.join([sys.executable, "-u", "-m", "hpctrain", "run", str(run.path)])
+    job = executor._submit_command(command)
+    job._process.wait()
+    return str(run.read().get("state", "lost")), job.job_id
+
+
+def check(config: Config) -> None:
+    """Refuse what one machine cannot do, before anything starts."""
+    if config.launch.nodes > 1:
+        raise ConfigError(
+            f"launch.nodes={config.launch.nodes}: sbatch is not on the PATH, and without a cluster "
+            "a run has one node; launch.nodes=1, or try slurm/dev-cluster up"
+        )

@@ -1,0 +1,47 @@
+"""The launcher of `-m`, where Hydra looks for it; the work is in `hpctrain.launch`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.core.utils import JobReturn, JobStatus
+from hydra_plugins.hydra_submitit_launcher.submitit_launcher import SlurmLauncher
+
+
+class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
+    """Validates the whole sweep, freezes it, submits it as an array and returns."""
+
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        """Submit one run for each list of overrides.
+
+        Args:
+            job_overrides: command-line overrides of each run.
+            initial_job_idx: number of the first one in the sweep.
+
+        Returns:
+            With `launch.wait=true` each run's metric, else nothing yet: the runs go on alone.
+
+        Raises:
+            ConfigError: any of the runs is wrong; then none is submitted.
+        """
+        # Hydra imports every plugin at each start, so what costs time comes here.
+        from hpctrain.launch.sweep import Sweep
+
+        assert self.hydra_context is not None
+        assert self.config is not None
+        sweep = Sweep(Path(str(self.config.hydra.sweep.dir)))
+        load = self.hydra_context.config_loader.load_sweep_config
+        for overrides in job_overrides:
+            sweep.add(list(overrides), lambda given: load(self.config, given))
+        metrics = sweep.submit()
+        returns = []
+        for overrides, metric in zip(job_overrides, metrics, strict=True):
+            failed = isinstance(metric, Exception)
+            result = JobReturn(overrides=list(overrides), cfg=self.config)
+            result.status = JobStatus.FAILED if failed else JobStatus.COMPLETED
+            result.return_value = metric
+            returns.append(result)
+        return returns

@@ -1,0 +1,115 @@
+"""Talk to the scheduler: submit, ask, wait."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from hpctrain.config import Config
+from hpctrain.errors import LaunchError
+
+# Inherited from an allocation or another launcher they would shape the new job: reports go up
+# to 8 ranks pinned to 4 cores for days.
+_FOREIGN = re.compile(
+    r"(SLURM|SBATCH|SRUN|SALLOC|PMI|PMIX|OMPI|SUBMITIT|TORCHELASTIC)_?[A-Z0-9_]*"
+    r"|MASTER_(ADDR|PORT)|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS"
+)
+_KEEP = {"SLURM_CONF"}
+
+
+def available() -> bool:
+    """Whether jobs can be submitted from here."""
+    return shutil.which("sbatch") is not None
+
+
+def clean_environment() -> dict[str, str]:
+    """What a new job may inherit of this process's environment."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _KEEP or not _FOREIGN.fullmatch(name)
+    }
+
+
+def sbatch(script: Path, config: Config) -> str:
+    """Submit a script.
+
+    Returns:
+        The (array) job's id.
+
+    Raises:
+        LaunchError: with the scheduler's own words and the keys that it is likely about.
+    """
+    command = ["sbatch", "--parsable", str(script)]
+    done = subprocess.run(
+        command, env=clean_environment(), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise LaunchError(_refusal(done.stderr.strip(), script, config))
+    return done.stdout.strip().partition(";")[0]
+
+
+def _refusal(words: str, script: Path, config: Config) -> str:
+    keys = {
+        "partition": f"site.partition={config.site.partition}",
+        "account": f"site.account={config.site.account}",
+        "qos": f"site.qos={config.site.qos}",
+        "feature": f"site.constraint={config.site.constraint}",
+        "constraint": f"site.constraint={config.site.constraint}",
+        "memory": f"launch.mem_gb={config.launch.mem_gb}",
+        "time limit": f"launch.time_min={config.launch.time_min}",
+        "gres": f"launch.gpus_per_node={config.launch.gpus_per_node}",
+        "node count": f"launch.nodes={config.launch.nodes}",
+        "node configuration": (
+            f"launch.nodes={config.launch.nodes}, "
+            f"launch.tasks_per_node={config.launch.tasks_per_node}, "
+            f"launch.cpus_per_task={config.launch.cpus_per_task}, "
+            f"launch.gpus_per_node={config.launch.gpus_per_node}, "
+            f"launch.mem_gb={config.launch.mem_gb}"
+        ),
+    }
+    about = [shown for word, shown in keys.items() if word in words.lower()]
+    hint = f"{', '.join(about)}: " if about else ""
+    offer = ""
+    if "partition" in words.lower():
+        offer = f"; partitions here: {', '.join(partitions()) or 'unknown'}"
+    return f"{hint}sbatch refused {script}: {words}{offer}"
+
+
+def partitions() -> list[str]:
+    """Names of the cluster's partitions, as far as `sinfo` answers."""
+    done = _ask("sinfo", "--noheader", "--format=%R")
+    return sorted(set(done.split())) if done else []
+
+
+def queued_jobs() -> dict[str, str]:
+    """This user's jobs, waiting or running: id (`ARRAYJOB_TASK` for array tasks) to state.
+
+    Raises:
+        LaunchError: the controller does not answer: submitting now might double a run.
+    """
+    answer = _ask(
+        "squeue", "--noheader", "--array", f"--user={getpass.getuser()}", "--format=%i %T"
+    )
+    if answer is None:
+        raise LaunchError("squeue does not answer: is the controller up (scontrol ping)?")
+    return dict(line.split(maxsplit=1) for line in answer.splitlines() if line.strip())
+
+
+def wait(jobs: list[str], poll_s: float = 3.0) -> None:
+    """Return when none of the jobs is in the queue any more; one `squeue` a poll for all."""
+    while set(jobs) & set(queued_jobs()):
+        time.sleep(poll_s)
+
+
+def _ask(*command: str) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout

@@ -1,0 +1,217 @@
+"""A sweep: checked whole, frozen, submitted, left alone.
+
+add() each run ── check all ── skip what is done or under way ── freeze ── sbatch array
+│                                                 or submitit's local executor
+└── any wrong: nothing is written or queued
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hpctrain.config import Config, from_omegaconf, known_keys
+from hpctrain.errors import ConfigError, DataError, HpctrainError, LaunchError
+from hpctrain.explain import explain
+from hpctrain.freeze import check, freeze
+from hpctrain.launch import local, slurm
+from hpctrain.launch.script import sbatch_script
+from hpctrain.rundir import RunDir
+from hpctrain.tracking import store
+
+
+@dataclass
+class Entry:
+    """One run of a sweep, and what became of it."""
+
+    overrides: list[str]
+    config: Config
+    run: RunDir
+    state: str = ""
+    job: str = ""
+
+
+class Sweep:
+    """Runs that were asked for together.
+
+    Args:
+        folder: for the scripts and job lists; Hydra has made it and put multirun.yaml there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        self.entries: list[Entry] = []
+        self._wrong: list[tuple[list[str], HpctrainError]] = []
+
+    def add(self, overrides: list[str], compose: Callable[[list[str]], DictConfig]) -> None:
+        """Compose and check one run; what is wrong is kept for `submit` to tell."""
+        try:
+            config = from_omegaconf(compose(overrides))
+            self.entries.append(Entry(overrides, config, check(config)))
+        except (HydraException, OmegaConfBaseException) as error:
+            self._wrong.append((overrides, ConfigError(explain(error, known_keys()))))
+        except (ConfigError, DataError) as error:
+            self._wrong.append((overrides, error))
+
+    def submit(self) -> list[float | Exception | None]:
+        """Submit what is missing.
+
+        Returns:
+            In the order of `add`: with `launch.wait=true` the metric, or what went wrong; else
+            None.
+
+        Raises:
+            ConfigError, DataError: something is wrong with any run; nothing was queued.
+            LaunchError: the scheduler refused.
+        """
+        try:
+            self._refuse_wrong()
+            launch = self.entries[0].config.launch
+            if launch.dry_run:
+                self._print_scripts()
+                self._discard()
+                return [None] * len(self.entries)
+        except HpctrainError:
+            self._discard()
+            raise
+        cluster = slurm.available()
+        console = Console(stderr=True)
+        where = "sbatch is on the PATH: submitting to Slurm" if cluster else (
+            "sbatch is not on the PATH: running here, one after the other, "
+            "with submitit's local executor"
+        )  # fmt: skip
+        console.print(f"[bold]{len(self.entries)} runs[/], {where}", highlight=False)
+        todo = self._todo(cluster)
+        if todo:
+            self._initialise_tracking()
+            for entry in todo:
+                freeze(entry.config)
+            if cluster:
+                self._submit_arrays(todo)
+            else:
+                for entry in todo:
+                    entry.state, entry.job = local.run(entry.config, entry.run)
+        self._write_list()
+        console.print(self._table())
+        if cluster and not launch.wait:
+            console.print(f"They run without this terminal. squeue --me shows them; {self.folder}")
+            return [None] * len(self.entries)
+        if cluster:
+            slurm.wait([entry.job for entry in self.entries if entry.job])
+        return [_metric(entry) for entry in self.entries]
+
+    def _refuse_wrong(self) -> None:
+        if not self._wrong:
+            return
+        total = len(self.entries) + len(self._wrong)
+        if total == 1:
+            raise self._wrong[0][1]
+        # Runs often share one mistake: it is said once, with the first run that has it.
+        unique = {str(error): overrides for overrides, error in reversed(self._wrong)}
+        lines = [f"  {' '.join(overrides)}: {text}" for text, overrides in unique.items()]
+        text = f"{len(self._wrong)} of {total} runs are wrong; nothing was queued:\n"
+        raise type(self._wrong[0][1])(text + "\n".join(reversed(lines)))
+
+    def _todo(self, cluster: bool) -> list[Entry]:
+        """What is neither finished nor under way nor here twice."""
+        queued = slurm.queued_jobs() if cluster else {}
+        seen: dict[Path, Entry] = {}
+        for entry in self.entries:
+            known = entry.run.read()
+            job = str(known.get("job_id", ""))
+            if entry.run.path in seen:
+                entry.state = "the same run as above"
+            elif known.get("state") == "finished":
+                entry.state = "finished before"
+            elif job in queued:
+                entry.state, entry.job = f"{queued[job].lower()} already", job
+            elif entry.run.is_locked():
+                entry.state = "running elsewhere"
+            seen.setdefault(entry.run.path, entry)
+        return [entry for entry in self.entries if not entry.state]
+
+    def _submit_arrays(self, todo: list[Entry]) -> None:
+        for number, group in enumerate(_same_resources(todo)):
+            folder = self.folder / f"array-{number}"
+            (folder / "tasks").mkdir(parents=True)
+            (folder / "batch").mkdir()
+            for index, entry in enumerate(group):
+                (folder / "tasks" / str(index)).symlink_to(entry.run.path)
+            script = folder / "job.sh"
+            script.write_text(sbatch_script(group[0].config, folder, len(group)))
+            array = slurm.sbatch(script, group[0].config)
+            for index, entry in enumerate(group):
+                entry.state, entry.job = "queued", f"{array}_{index}"
+                entry.run.update(state="queued", job_id=entry.job, sweep=str(self.folder))
+
+    def _initialise_tracking(self) -> None:
+        """Once, before any job starts: many processes at a fresh store lose the race."""
+        targets = {
+            (entry.config.tracking.uri, entry.config.tracking.experiment)
+            for entry in self.entries
+            if entry.config.tracking.enabled and entry.config.tracking.upload
+        }
+        for uri, experiment in targets:
+            if uri is not None:
+                store.initialise(uri, experiment)
+
+    def _print_scripts(self) -> None:
+        for number, group in enumerate(_same_resources(self.entries)):
+            folder = self.folder / f"array-{number}"
+            print(f"# {folder}/job.sh")
+            for index, entry in enumerate(group):
+                print(f"# tasks/{index} -> {entry.run.path}  ({' '.join(entry.overrides)})")
+            print(sbatch_script(group[0].config, folder, len(group)))
+
+    def _discard(self) -> None:
+        """Nothing was queued, so nothing stays: neither Hydra's note nor empty folders."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        for parent in list(self.folder.parents)[:2]:
+            try:
+                parent.rmdir()
+            except OSError:
+                return
+
+    def _write_list(self) -> None:
+        content = [
+            {"run": str(e.run.path), "job": e.job, "state": e.state, "overrides": e.overrides}
+            for e in self.entries
+        ]
+        (self.folder / "sweep.json").write_text(json.dumps(content, indent=1) + "\n")
+
+    def _table(self) -> Table:
+        table = Table("run", "overrides", "state", "job")
+        for entry in self.entries:
+            # Text, for an override may look like rich's markup.
+            cells = (entry.run.name, " ".join(entry.overrides), entry.state, entry.job)
+            table.add_row(*map(Text, cells))
+        return table
+
+
+def _same_resources(entries: list[Entry]) -> Iterator[list[Entry]]:
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        config = entry.config
+        key = json.dumps([asdict(config.launch), asdict(config.site), config.name])
+        groups.setdefault(key, []).append(entry)
+    yield from groups.values()
+
+
+def _metric(entry: Entry) -> float | Exception | None:
+    known = entry.run.read()
+    if known.get("state") != "finished":
+        return LaunchError(
+            f"{entry.run.name} is {known.get('state', 'lost')}, not finished: see {entry.run.logs}"
+        )
+    value = (known.get("result") or {}).get(entry.config.metric)
+    return None if value is None else float(value)

@@ -1,0 +1,180 @@
+"""A run is a directory, and everything about it is inside.
+
+    runs/digits-3fa92c1b/
+        config.yaml    resolved, frozen when the run was first asked for: what every rank reads
+        run.json       signature, state, job, attempts, result
+        logs/          what the ranks print under Slurm, one file a rank
+        checkpoints/   step-00000200/ …
+        journal/       what is tracked, before MLflow has it
+
+The name is content-addressed: the hash of what decides the result (`config.identity`). So the
+same command finds the same directory and continues there, and two runs never share one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hpctrain import config as config_module
+from hpctrain.config import Config
+from hpctrain.errors import StorageError
+
+
+class RunDir:
+    """One run's directory.
+
+    States of run.json: "created" (frozen), "queued" (in the scheduler), "running", "interrupted"
+    (stopped and saved), "failed", "finished".
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def of(cls, config: Config, data_digest: str) -> RunDir:
+        """The directory of this config; nothing is written."""
+        return cls(Path(config.output_dir) / f"{config.name}-{signature(config, data_digest)}")
+
+    @classmethod
+    def open(cls, path: Path) -> RunDir:
+        """An existing directory.
+
+        Raises:
+            StorageError: it has no frozen config.
+        """
+        run = cls(Path(os.path.realpath(path)))
+        if not run.config_file.is_file():
+            raise StorageError(f"{path}: no run directory (config.yaml is missing)")
+        return run
+
+    @property
+    def name(self) -> str:
+        """For people: the last part of the path."""
+        return self.path.name
+
+    @property
+    def config_file(self) -> Path:  # noqa: D102
+        return self.path / "config.yaml"
+
+    @property
+    def checkpoints(self) -> Path:  # noqa: D102
+        return self.path / "checkpoints"
+
+    @property
+    def logs(self) -> Path:  # noqa: D102
+        return self.path / "logs"
+
+    def freeze(self, config: Config, data_digest: str) -> None:
+        """Write the directory and its config; a second time is a re-launch of the same run.
+
+        Raises:
+            StorageError: no permission or no space.
+        """
+        try:
+            for folder in (self.path, self.logs, self.checkpoints):
+                folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.config_file, config_module.dump(config))
+            if not self.read():
+                self._write(
+                    {
+                        "uid": uuid.uuid4().hex,  # finds the run in a shared MLflow
+                        "signature": self.name.rpartition("-")[2],
+                        "data_digest": data_digest,
+                        "state": "created",
+                        "attempts": [],
+                    }
+                )
+        except OSError as error:
+            raise StorageError(
+                f"output_dir={config.output_dir}: cannot write {error.filename or self.path} "
+                f"({error.strerror})"
+            ) from error
+
+    def read(self) -> dict[str, Any]:
+        """The content of run.json; empty when there is none yet."""
+        try:
+            content = json.loads((self.path / "run.json").read_text())
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise StorageError(f"{self.path}/run.json is damaged ({error})") from error
+        assert isinstance(content, dict)
+        return content
+
+    def update(self, **values: Any) -> None:
+        """Change some values of run.json."""
+        self._write(self.read() | values)
+
+    def begin_attempt(self, **facts: Any) -> None:
+        """Record that a process (world size, host, job) takes up the run."""
+        content = self.read()
+        attempts = [*content.get("attempts", []), {"started": time.time(), **facts}]
+        self._write(content | {"state": "running", "attempts": attempts})
+
+    def end_attempt(self, state: str, **facts: Any) -> None:
+        """Record how the last attempt ended; `facts` go into it, a `result` to the top."""
+        content = self.read()
+        result = facts.pop("result", content.get("result"))
+        attempts = content.get("attempts", [{}])
+        attempts[-1] |= {"ended": time.time(), "state": state, **facts}
+        self._write(content | {"state": state, "attempts": attempts, "result": result})
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the directory for one job; the kernel releases it with the process.
+
+        Raises:
+            StorageError: another process holds it.
+        """
+        with (self.path / "lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                file.seek(0)
+                raise StorageError(
+                    f"{self.path} is in use by {file.read().strip() or 'another process'}: "
+                    "wait for it, or stop it"
+                ) from error
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+            yield
+
+    def is_locked(self) -> bool:
+        """Whether a process holds the directory now, as far as this host can see."""
+        try:
+            with self.lock():
+                return False
+        except FileNotFoundError:
+            return False
+        except StorageError:
+            return True
+
+    def _write(self, content: dict[str, Any]) -> None:
+        write_atomically(self.path / "run.json", json.dumps(content, indent=2) + "\n")
+
+
+def signature(config: Config, data_digest: str) -> str:
+    """Eight hexadecimal digits of what decides the result."""
+    text = json.dumps(config_module.identity(config, data_digest), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Readers see the old content or the new, also after a crash."""
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

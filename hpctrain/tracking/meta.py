@@ -1,0 +1,83 @@
+"""The two small files beside the journal: where it is to go, and how far it has got.
+
+<run_dir>/journal/meta.json       written by the tracker, read by the uploader
+<run_dir>/journal/uploaded.json   written by the uploader, read by `hpctrain sync`
+"""
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpctrain.errors import TrackingError
+
+
+@dataclass(frozen=True)
+class Meta:
+    """Where a journal goes."""
+
+    uri: str
+    """The MLflow store, resolved: an absolute sqlite path, or a server."""
+    experiment: str
+    run_name: str
+    uid: str
+    """Our own name of the run, a tag in MLflow, which does not let us choose its run id."""
+    parent_uid: str | None = None
+    """The sweep that the run belongs to."""
+    parent_name: str | None = None
+
+    def write(self, run_dir: Path) -> None:
+        """Write `meta.json`."""
+        _write(_meta_path(run_dir), dataclasses.asdict(self))
+
+    @classmethod
+    def read(cls, run_dir: Path) -> "Meta":
+        """Read `meta.json`."""
+        path = _meta_path(run_dir)
+        try:
+            return cls(**json.loads(path.read_text()))
+        except FileNotFoundError:
+            raise TrackingError(f"{run_dir}: not a tracked run directory (no {path})") from None
+        except (ValueError, TypeError) as error:
+            raise TrackingError(f"{path}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Uploaded:
+    """How far a journal has been carried. The truth is the store's own cursor; this is a copy."""
+
+    uri: str
+    uid: str
+    experiment_id: str
+    run_id: str
+    offset: int
+
+    def write(self, run_dir: Path) -> None:
+        """Write `uploaded.json`."""
+        _write(_uploaded_path(run_dir), dataclasses.asdict(self))
+
+    @classmethod
+    def read(cls, run_dir: Path) -> "Uploaded | None":
+        """Read `uploaded.json`; None if nothing has been uploaded."""
+        try:
+            return cls(**json.loads(_uploaded_path(run_dir).read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+def _meta_path(run_dir: Path) -> Path:
+    return run_dir / "journal" / "meta.json"
+
+
+def _uploaded_path(run_dir: Path) -> Path:
+    return run_dir / "journal" / "uploaded.json"
+
+
+def _write(path: Path, body: dict[str, Any]) -> None:
+    """Write all or nothing: readers never see half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(body, indent=2) + "\n")
+    temporary.replace(path)

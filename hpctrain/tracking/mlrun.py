@@ -1,0 +1,201 @@
+"""One MLflow run, found by our uid, written in batches, each with the journal's cursor.
+
+MLflow chooses run ids itself, so a run is found by the tag `hpctrain.uid`. The tag
+`hpctrain.cursor` is the journal offset up to which everything is in the store; it travels in the
+same `log_batch` as the data. MLflow commits metrics before tags, and drops a metric that it
+already has with the same step, time and value: an uploader killed anywhere repeats at most one
+batch, and nothing stands twice.
+"""
+
+import getpass
+import hashlib
+import logging
+import posixpath
+import random
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from hpctrain.tracking import store
+from hpctrain.tracking.client import connect, experiment_id, nature
+from hpctrain.tracking.meta import Meta
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# MLflow's limits.
+BATCH = 1000
+_SMALL_BATCH = 100
+_KEY = 250
+_PARAM = 6000
+_TAG = 8000
+
+_CURSOR = "hpctrain.cursor"
+_UID = "hpctrain.uid"
+_PARENT = "mlflow.parentRunId"
+
+_LONGEST_PAUSE = 30.0
+_LOCK_SECONDS = 10.0  # then pause, which knows whether there is still time
+
+
+class Point(NamedTuple):
+    """One value of one metric."""
+
+    key: str
+    value: float
+    time: float
+    step: int
+
+
+class MlflowRun:
+    """The run of `meta` in its store.
+
+    Args:
+        meta: Where it is, and what it is called.
+        start_time: Seconds since the epoch, if the run has to be created.
+        pause: Sleeps for the seconds it is given between two tries, or raises to give up.
+
+    Attributes:
+        cursor: The journal offset from which on nothing is known to be in the store.
+        params: The params it has. MLflow does not let them change.
+    """
+
+    def __init__(self, meta: Meta, start_time: float, pause: Callable[[float], None]) -> None:
+        self._meta = meta
+        self._pause = pause
+        self._client = connect(meta.uri)
+        self.experiment_id = self._call(experiment_id, self._client, meta.uri, meta.experiment)
+        self._parent_id = self._open_parent(start_time) if meta.parent_uid else None
+        run = self._call(self._find_or_create, meta.uid, meta.run_name, start_time, self._parent_id)
+        self.run_id: str = run.info.run_id
+        self.cursor = int(run.data.tags.get(_CURSOR, 0))
+        self.params: dict[str, str] = dict(run.data.params)
+
+    def log_points(self, points: list[Point], cursor: int) -> None:
+        """Log metrics, then move the cursor."""
+        from mlflow.entities import Metric
+
+        metrics = [Metric(clean_key(p.key), p.value, round(p.time * 1000), p.step) for p in points]
+        # One place in the last batch is the cursor's.
+        *full, last = _split(metrics, BATCH - 1)
+        for batch in full:
+            self._log_batch(metrics=batch)
+        self._log_batch(metrics=last, tags=self._tags({_CURSOR: str(cursor)}))
+
+    def log_params(self, params: dict[str, str], cursor: int) -> None:
+        """Log params, then move the cursor. One that has another value already becomes a tag."""
+        from mlflow.entities import Param
+
+        cleaned = {clean_key(key): _shorten(value, _PARAM) for key, value in params.items()}
+        new = {key: value for key, value in cleaned.items() if key not in self.params}
+        changed = {
+            key: value for key, value in cleaned.items() if self.params.get(key, value) != value
+        }
+        for batch in _split([Param(key, value) for key, value in new.items()], _SMALL_BATCH):
+            self._log_batch(params=batch)
+        self.params.update(new)
+        self.log_tags({f"hpctrain.changed.{key}": value for key, value in changed.items()}, cursor)
+
+    def log_tags(self, tags: dict[str, str], cursor: int) -> None:
+        """Set tags, then move the cursor."""
+        *full, last = _split(self._tags(tags), _SMALL_BATCH - 1)
+        for batch in full:
+            self._log_batch(tags=batch)
+        self._log_batch(tags=last + self._tags({_CURSOR: str(cursor)}))
+
+    def set_running(self) -> None:
+        """The run is (again) in progress, and so is its sweep."""
+        for run_id in filter(None, (self.run_id, self._parent_id)):
+            self._call(self._client.update_run, run_id, status="RUNNING")
+
+    def set_ended(self, status: str, end_time: float) -> None:
+        """The run has ended; its sweep too, if no other run of it is in progress."""
+        self._call(self._client.set_terminated, self.run_id, status, int(end_time * 1000))
+        if self._parent_id:
+            query = f"tags.`{_PARENT}` = '{self._parent_id}' and attributes.status = 'RUNNING'"
+            if not self._call(self._client.search_runs, [self.experiment_id], query, max_results=1):
+                self._call(
+                    self._client.set_terminated, self._parent_id, "FINISHED", int(end_time * 1000)
+                )
+
+    def _open_parent(self, start_time: float) -> str:
+        """The sweep's run. Its runs may come from many nodes at once: one of them creates it."""
+        uid, name = self._meta.parent_uid, self._meta.parent_name
+        assert uid is not None
+        run = self._call(self._find_or_create, uid, name or uid, start_time, None)
+        return str(run.info.run_id)
+
+    def _find_or_create(self, uid: str, name: str, start_time: float, parent: str | None) -> Any:
+        query = f"tags.`{_UID}` = '{uid}'"
+        # The oldest: should two nodes have created a parent at once, all agree on one of them.
+        order = ["attributes.start_time ASC", "attributes.run_id ASC"]
+        found = self._client.search_runs([self.experiment_id], query, order_by=order, max_results=1)
+        if found:
+            return found[0]
+        tags = {_UID: uid, "mlflow.user": getpass.getuser(), "mlflow.source.type": "JOB"}
+        if parent:
+            tags[_PARENT] = parent
+        log.info("creating run %s (%s)", name, uid)
+        return self._client.create_run(
+            self.experiment_id, start_time=int(start_time * 1000), tags=tags, run_name=name
+        )
+
+    def _log_batch(self, **batch: list[Any]) -> None:
+        """Log a batch; if MLflow refuses it, all of it but the entries that are at fault."""
+        try:
+            self._call(self._client.log_batch, self.run_id, **batch, synchronous=True)
+        except Exception as error:
+            if nature(error) != "rejected":
+                raise
+            for kind, entries in batch.items():
+                if len(entries) == 1 and len(batch) == 1:
+                    log.error("MLflow rejects %s: %s", entries[0], error)
+                    continue
+                # First the halves of the data; tags, with the cursor, come last.
+                middle = (len(entries) + 1) // 2
+                for half in filter(None, (entries[:middle], entries[middle:])):
+                    self._log_batch(**{kind: half})
+
+    def _call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call until it succeeds or fails for good, alone in a SQLite store."""
+        delay = 0.5
+        while True:
+            try:
+                with store.write_lock(self._meta.uri, _LOCK_SECONDS):
+                    return function(*args, **kwargs)
+            except Exception as error:
+                if nature(error) != "transient":
+                    raise
+                log.warning("%s; trying again in %.1f s", " ".join(str(error).split())[:500], delay)
+                # Inside the handler: an exception of its own will carry this one.
+                self._pause(delay * random.uniform(0.7, 1.0))
+            delay = min(2 * delay, _LONGEST_PAUSE)
+
+    @staticmethod
+    def _tags(tags: dict[str, str]) -> list[Any]:
+        from mlflow.entities import RunTag
+
+        return [RunTag(clean_key(key), _shorten(value, _TAG)) for key, value in tags.items()]
+
+
+def clean_key(key: str) -> str:
+    """`key` in the letters that MLflow allows: `acc@1` becomes `acc_1`."""
+    key = posixpath.normpath(re.sub(r"[^/\w.\- :]", "_", key)).lstrip("/")
+    if key in ("", ".") or key.startswith(".."):
+        key = f"_{key}"
+    if len(key) > _KEY:
+        key = f"{key[: _KEY - 9]}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+    return key
+
+
+def _shorten(value: str, limit: int) -> str:
+    if len(value) <= limit:
+        return value
+    note = f"... ({len(value)} characters; whole in the journal)"
+    return value[: limit - len(note)] + note
+
+
+def _split(entries: list[Any], size: int) -> list[list[Any]]:
+    """Pieces of at most `size`; one empty piece if there is nothing."""
+    return [entries[i : i + size] for i in range(0, len(entries), size)] or [[]]

@@ -1,0 +1,278 @@
+"""The MLflow store as a URI: which are allowed, whether one is ready, making it so.
+
+    check_uri("sqlite:////data/mlflow.db")     a local file
+    check_uri("http://tracking:5000")          a server
+    initialise(uri, "mnist")                   once, before any job; then milliseconds
+
+mlflow itself is not imported here: that costs seconds and 14,000 file-system calls. A server is
+asked by plain HTTP, a SQLite store by the standard library; only a store that does not exist yet
+is made by a subprocess, since many processes that find a fresh one at once would all migrate it
+and most would die.
+"""
+
+import base64
+import http.client
+import json
+import logging
+import os
+import re
+import sqlite3
+import ssl
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from hpctrain.errors import TrackingError
+from hpctrain.tracking.lock import file_lock, patience
+from hpctrain.tracking.process import python_module
+
+log = logging.getLogger(__name__)
+
+# SQLite needs locks and mapped pages that agree between hosts. These do not promise them.
+NETWORK_FILE_SYSTEMS = re.compile(
+    r"nfs\d?|lustre|gpfs|mmfs|beegfs|fhgfs|ceph|cifs|smb\w*|9p|afs|panfs|pvfs2|orangefs|wekafs|ocfs2|"
+    r"gfs2|glusterfs|fuse\.(ceph|dfuse|sshfs|glusterfs|juicefs|rclone|s3fs|gcsfuse)"
+)
+
+_HTTP_TIMEOUT = 3.0
+_LOCK_SECONDS = 120.0
+
+
+def check_uri(uri: str, mounts: Path = Path("/proc/mounts")) -> None:
+    """Refuse a store that cannot work.
+
+    Args:
+        uri: `tracking.uri`: `sqlite:///file.db` (relative), `sqlite:////file.db`, `http(s)://...`.
+        mounts: The mount table.
+
+    Raises:
+        TrackingError: It says what to do instead.
+    """
+    if is_server(uri):
+        if urllib.parse.urlsplit(uri).password:
+            raise TrackingError(
+                "tracking.uri must not hold a password, since it is written to run directories; "
+                "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead"
+            )
+        return
+    path = sqlite_path(uri)
+    kind = file_system(path, mounts)
+    if NETWORK_FILE_SYSTEMS.fullmatch(kind):
+        raise TrackingError(
+            f"tracking.uri={uri}: {path} is on a network file system ({kind}), where SQLite loses "
+            f"data. Either start a server next to the file system, `mlflow server --host 0.0.0.0 "
+            f"--backend-store-uri ...`, and set tracking.uri=http://HOST:5000; or name a path on a "
+            f"local disk; or set tracking.upload=false and run `python -m hpctrain sync` later "
+            f"from where the store can be reached"
+        )
+
+
+def resolve_uri(uri: str, base: Path) -> str:
+    """`uri` with a relative sqlite path made absolute, from `base`."""
+    return uri if is_server(uri) else f"sqlite:///{(base / sqlite_path(uri)).resolve()}"
+
+
+def is_server(uri: str) -> bool:
+    """Whether `uri` names an MLflow server."""
+    return uri.startswith(("http://", "https://"))
+
+
+def sqlite_path(uri: str) -> Path:
+    """The file of a `sqlite:///` URI.
+
+    Raises:
+        TrackingError: It is no such URI.
+    """
+    prefix, path = uri[:10], uri[10:]
+    if prefix != "sqlite:///" or path in ("", ":memory:") or "?" in path:
+        hint = (
+            "; MLflow has removed its file store"
+            if uri.startswith(("file:", "/", ".")) or ":" not in uri
+            else ""
+        )
+        raise TrackingError(
+            f"tracking.uri={uri!r} must be sqlite:///mlflow.db (or another file, without '?') or "
+            f"http(s)://HOST:PORT of an MLflow server{hint}"
+        )
+    return Path(path)
+
+
+def file_system(path: Path, mounts: Path = Path("/proc/mounts")) -> str:
+    """The type of the file system that holds `path`, or will; "" if unknown."""
+    path = path.absolute().resolve()
+    best, kind = -1, ""
+    try:
+        table = mounts.read_text(errors="surrogateescape")
+    except OSError:
+        return ""
+    for line in table.splitlines():
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        # Blanks in a mount point are written in octal.
+        point = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), fields[1])
+        # Of two mounts on one point the later hides the earlier.
+        if path.is_relative_to(point) and len(point) >= best:
+            best, kind = len(point), fields[2]
+    return kind
+
+
+def is_ready(uri: str, experiment: str) -> bool:
+    """Whether the store is there and holds `experiment`. Cheap: no mlflow."""
+    if is_server(uri):
+        try:
+            return _server_experiment(uri, experiment)
+        except OSError:
+            return False
+    path = sqlite_path(uri)
+    if not path.is_file():
+        return False
+    query = "SELECT 1 FROM experiments WHERE name = ? AND lifecycle_stage = 'active'"
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            return database.execute(query, (experiment,)).fetchone() is not None
+    except sqlite3.Error:
+        return False
+
+
+def initialise(uri: str, experiment: str) -> bool:
+    """Create the store and the experiment unless they are there. Any number may call at once.
+
+    Returns:
+        True if the store is ready. False if it is a server that does not answer now: no error,
+        since the journal keeps everything until it does.
+
+    Raises:
+        TrackingError: The store is unusable.
+    """
+    check_uri(uri)
+    if is_server(uri):
+        return _initialise_server(uri, experiment)
+    if is_ready(uri, experiment):
+        return True
+    path = sqlite_path(uri).absolute()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Whoever comes second waits here and then finds the work done, without importing mlflow.
+        with file_lock(beside(path, "init.lock"), patience(_LOCK_SECONDS, str(path))):
+            if not is_ready(uri, experiment):
+                _initialise_sqlite(uri, experiment, path.parent)
+    except OSError as error:
+        raise TrackingError(f"tracking.uri={uri}: {error}") from error
+    return True
+
+
+@contextmanager
+def write_lock(uri: str, seconds: float = _LOCK_SECONDS) -> Iterator[None]:
+    """Hold the store for one write. A server has its own order; a SQLite file has one writer."""
+    if is_server(uri):
+        yield
+        return
+    path = sqlite_path(uri)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with file_lock(beside(path, "lock"), patience(seconds, str(path))):
+        yield
+
+
+def beside(path: Path, suffix: str) -> Path:
+    """A hidden companion of `path`."""
+    return path.with_name(f".{path.name}.{suffix}")
+
+
+def _initialise_sqlite(uri: str, experiment: str, folder: Path) -> None:
+    command, env = python_module("hpctrain.tracking.client", uri, experiment)
+    # In the store's own folder: MLflow derives the default experiment's artifact path from it.
+    done = subprocess.run(
+        command, env=env, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+        raise TrackingError(f"tracking.uri={uri}: MLflow cannot make the store: {''.join(last)}")
+
+
+def _initialise_server(uri: str, experiment: str) -> bool:
+    try:
+        if not _server_experiment(uri, experiment):
+            status, body = _rest(uri, "experiments/create", {"name": experiment})
+            # Another process may have been faster; that is as good.
+            if status != 200 and body.get("error_code") != "RESOURCE_ALREADY_EXISTS":
+                raise _refused(uri, status, body)
+    except OSError as error:
+        log.warning(
+            "tracking.uri=%s does not answer now (%s): metrics stay in the run's journal, and the "
+            "uploader or `python -m hpctrain sync` carries them over once it does",
+            uri,
+            error,
+        )
+        return False
+    return True
+
+
+def _server_experiment(uri: str, experiment: str) -> bool:
+    query = urllib.parse.urlencode({"experiment_name": experiment})
+    status, body = _rest(uri, f"experiments/get-by-name?{query}")
+    if status == 200:
+        if body["experiment"].get("lifecycle_stage", "active") != "active":
+            raise TrackingError(
+                f"tracking.experiment={experiment} was deleted on {uri}: restore it"
+            )
+        return True
+    if body.get("error_code") == "RESOURCE_DOES_NOT_EXIST":
+        return False
+    raise _refused(uri, status, body)
+
+
+def _refused(uri: str, status: int, body: dict[str, Any]) -> Exception:
+    message = body.get("message", "not an MLflow server's answer")
+    # A gateway's 5xx is a server that is away; anything else will not get better by waiting.
+    kind = OSError if status >= 500 else TrackingError
+    return kind(f"tracking.uri={uri}: HTTP {status}: {message}")
+
+
+def _rest(
+    uri: str, endpoint: str, body: dict[str, str] | None = None
+) -> tuple[int, dict[str, Any]]:
+    """One call of MLflow's REST interface; OSError if nobody answers in time."""
+    request = urllib.request.Request(
+        f"{uri.rstrip('/')}/api/2.0/mlflow/{endpoint}",
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"Content-Type": "application/json", **_authorization()},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_HTTP_TIMEOUT, context=_tls(uri)) as answer:
+            status, content = answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            status, content = error.code, error.read()
+    except http.client.HTTPException as error:
+        raise OSError(f"no HTTP server: {error!r}") from error
+    try:
+        parsed = json.loads(content)
+    except ValueError:
+        parsed = {}
+    return status, parsed if isinstance(parsed, dict) else {}
+
+
+def _authorization() -> dict[str, str]:
+    """The variables that MLflow's own client reads."""
+    token = os.environ.get("MLFLOW_TRACKING_TOKEN")
+    user = os.environ.get("MLFLOW_TRACKING_USERNAME")
+    if user:
+        secret = f"{user}:{os.environ.get('MLFLOW_TRACKING_PASSWORD', '')}"
+        return {"Authorization": f"Basic {base64.b64encode(secret.encode()).decode()}"}
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def _tls(uri: str) -> ssl.SSLContext | None:
+    if not uri.startswith("https:"):
+        return None
+    context = ssl.create_default_context(cafile=os.environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH"))
+    if os.environ.get("MLFLOW_TRACKING_INSECURE_TLS", "").lower() in ("1", "true"):
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

@@ -1,0 +1,106 @@
+"""`python -m hpctrain sync [RUN_DIR...]`: upload what is missing, here and now."""
+
+import argparse
+import logging
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+
+from hpctrain.errors import TrackingError
+from hpctrain.tracking.journal import journal_path, read
+from hpctrain.tracking.meta import Meta, Uploaded
+from hpctrain.tracking.store import check_uri
+from hpctrain.tracking.uploader import GaveUp, Uploader, upload_lock
+
+_PATIENCE = 60.0
+
+
+def main(argv: list[str]) -> int:
+    """Upload the journals of the run directories; all under `runs/` if none is named.
+
+    Raises:
+        TrackingError: Something could not be uploaded.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m hpctrain sync",
+        description="Upload to MLflow what run directories hold and the store does not.",
+    )
+    parser.add_argument("run_dir", nargs="*", type=Path, help="default: every run under runs/")
+    parser.add_argument(
+        "--check", action="store_true", help="ask the store even where all seems to be uploaded"
+    )
+    options = parser.parse_args(argv)
+    run_dirs = options.run_dir or find_runs(Path("runs"))
+    if not run_dirs:
+        raise TrackingError("no run directory named, and none under runs/")
+    return sync(run_dirs, check=options.check)
+
+
+def find_runs(root: Path) -> list[Path]:
+    """Every run directory with a journal under `root`."""
+    return sorted(path.parent.parent for path in root.glob("**/journal/meta.json"))
+
+
+def sync(run_dirs: Iterable[Path], check: bool = False) -> int:
+    """Upload what is missing and print one line a run; 0 if all of it is in the store now."""
+    failed = []
+    for run_dir in run_dirs:
+        meta = Meta.read(run_dir)
+        if not check and is_uploaded(run_dir, meta):
+            print(f"{run_dir}: nothing to do")
+            continue
+        try:
+            print(f"{run_dir}: {_upload(run_dir, meta)}", flush=True)
+        except TrackingError as error:
+            print(f"{run_dir}: {error}", file=sys.stderr, flush=True)
+            failed.append(run_dir)
+    if failed:
+        names = " ".join(map(str, failed))
+        raise TrackingError(f"not everything is uploaded; what is missing stays in {names}")
+    return 0
+
+
+def is_uploaded(run_dir: Path, meta: Meta) -> bool:
+    """Whether the uploader noted that everything is in the store."""
+    note = Uploaded.read(run_dir)
+    if note is None or (note.uri, note.uid) != (meta.uri, meta.uid):
+        return False
+    return not read(journal_path(run_dir), note.offset, limit=1)[0]
+
+
+def _upload(run_dir: Path, meta: Meta) -> str:
+    check_uri(meta.uri)
+    # mlflow's own chatter is of no use here.
+    warnings.simplefilter("ignore")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
+    logging.getLogger("alembic").setLevel(logging.ERROR)
+    spent = 0.0
+
+    def pause(seconds: float) -> None:
+        nonlocal spent
+        spent += seconds
+        if spent > _PATIENCE:
+            raise GaveUp
+        time.sleep(seconds)
+
+    def busy() -> None:
+        raise _Busy
+
+    try:
+        with upload_lock(run_dir, busy):
+            uploader = Uploader(run_dir, pause)
+            uploader.drain()
+            if uploader.writer_died:
+                uploader.close_killed()
+    except _Busy:
+        return "its own uploader is at work"
+    except GaveUp as error:
+        raise TrackingError(f"{meta.uri} does not answer: {error.__context__}") from error
+    return f"{uploader.points} points uploaded to {meta.uri}"
+
+
+class _Busy(Exception):
+    """Another uploader has this run."""

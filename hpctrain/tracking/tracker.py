@@ -1,0 +1,232 @@
+"""The tracker: what the trainer talks to.
+
+    tracker: Tracker = JournalTracker(run_dir, uri=..., experiment=..., run_name=..., uid=...)
+    tracker.start(params=config, tags={"git.commit": "..."})
+    tracker.rewind(checkpoint.tracker_position)      # after a resume, before the first metric
+    tracker.log_metrics({"loss": 0.7}, step=1)       # about 10 us: one line in the journal
+    tracker.sync(); position = tracker.position()    # into the checkpoint
+    tracker.finish("FINISHED")
+
+Rank 0 has a `JournalTracker`, every other rank a `NullTracker`. mlflow is imported by neither: the
+journal is carried over by a process of its own (`uploader`), whose slowness or death the training
+never feels.
+"""
+
+import logging
+import re
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from hpctrain.errors import TrackingError
+from hpctrain.tracking.journal import Journal, encode
+from hpctrain.tracking.meta import Meta
+from hpctrain.tracking.process import BROADCAST_SIGNALS, Process, python_module
+from hpctrain.tracking.store import check_uri
+
+log = logging.getLogger(__name__)
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+_RESTARTS = 5
+
+
+class Tracker(Protocol):
+    """Where params, metrics and the outcome go."""
+
+    def start(self, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
+        """Begin an attempt."""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Record the metrics of a step."""
+
+    def position(self) -> int:
+        """What a checkpoint stores, so that `rewind` knows what came after it."""
+
+    def rewind(self, position: int) -> None:
+        """After a resume: the metrics logged since `position` are overtaken."""
+
+    def sync(self) -> None:
+        """Return when everything recorded is on the disk."""
+
+    def finish(self, status: Status, reason: str = "", end_time: float | None = None) -> None:
+        """End the attempt."""
+
+
+class NullTracker:
+    """Tracks nothing."""
+
+    def start(self, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
+        """Do nothing."""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Do nothing."""
+
+    def position(self) -> int:
+        """Zero."""
+        return 0
+
+    def rewind(self, position: int) -> None:
+        """Do nothing."""
+
+    def sync(self) -> None:
+        """Do nothing."""
+
+    def finish(self, status: Status, reason: str = "", end_time: float | None = None) -> None:
+        """Do nothing."""
+
+
+class JournalTracker:
+    """Writes the journal and keeps an uploader running beside it.
+
+    Args:
+        run_dir: The run's directory.
+        uri: The store, resolved (`store.resolve_uri`).
+        experiment: MLflow's experiment.
+        run_name: The run's name there.
+        uid: The run's own identity; letters, digits, `_`, `.` and `-`.
+        parent_uid: The identity of the sweep it belongs to.
+        parent_name: The sweep's name.
+        upload: Whether to start the uploader; without it `hpctrain sync` uploads later.
+        drain: Seconds that `finish` waits for the uploader.
+
+    Attributes:
+        attempt: The number of this attempt, from 1.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        uri: str,
+        experiment: str,
+        run_name: str,
+        uid: str,
+        parent_uid: str | None = None,
+        parent_name: str | None = None,
+        upload: bool = True,
+        drain: float = 60.0,
+    ) -> None:
+        for name in filter(None, (uid, parent_uid)):
+            if not re.fullmatch(r"[\w.\-]+", name):
+                raise ValueError(f"uid {name!r}: only letters, digits, '_', '.' and '-'")
+        self._run_dir = run_dir.absolute()
+        self._uri = uri
+        self._upload = upload
+        self._drain = drain
+        self._uploader: subprocess.Popen[bytes] | None = None
+        self._restarts = 0
+        self._finished = False
+        self._journal = Journal(self._run_dir)
+        self.attempt = self._journal.attempt
+        Meta(uri, experiment, run_name, uid, parent_uid, parent_name).write(self._run_dir)
+
+    def start(self, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
+        """Begin an attempt: record what runs, with which params, and start the uploader."""
+        self._journal.append("status", status="RUNNING", **Process.current()._asdict())
+        if params:
+            self._journal.append("params", params=flatten(params))
+        if tags:
+            self._journal.append("tags", tags={key: str(value) for key, value in tags.items()})
+        self._journal.sync()
+        if self._upload:
+            try:
+                check_uri(self._uri)
+            except TrackingError as error:
+                # Checked at submission already; a compute node may see other mounts than that one.
+                log.warning("%s; metrics stay in %s", error, self._journal.path)
+            else:
+                self._start_uploader()
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Record the metrics of a step: one write, no waiting."""
+        values = {key: encode(value) for key, value in metrics.items()}
+        self._journal.append("metrics", step=int(step), metrics=values)
+
+    def position(self) -> int:
+        """The journal's length in bytes. Call `sync` before a checkpoint relies on it."""
+        return self._journal.position
+
+    def rewind(self, position: int) -> None:
+        """After a resume: the metrics logged since `position` are overtaken."""
+        self._journal.rewind(position)
+
+    def sync(self) -> None:
+        """Bring the journal to the disk; a good moment to see whether the uploader still lives."""
+        self._journal.sync()
+        self._revive_uploader()
+
+    def finish(self, status: Status, reason: str = "", end_time: float | None = None) -> None:
+        """Record the outcome and wait, for a bounded time, until it is in the store."""
+        if self._finished:
+            return
+        self._finished = True
+        self._journal.append("status", at=end_time, status=status, reason=reason)
+        self._journal.close()
+        self._revive_uploader()
+        if self._uploader:
+            self._await(self._uploader)
+
+    def _await(self, uploader: subprocess.Popen[bytes]) -> None:
+        assert uploader.stdin is not None
+        uploader.stdin.close()  # this wakes it
+        try:
+            code = uploader.wait(self._drain)
+        except subprocess.TimeoutExpired:
+            problem = f"is still at work after {self._drain:g} s"
+        else:
+            if code == 0:
+                return
+            problem = f"ended with {code} (see {self._log_path})"
+        log.warning(
+            "the uploader %s; nothing is lost: `python -m hpctrain sync %s` uploads the rest",
+            problem,
+            self._run_dir,
+        )
+
+    @property
+    def _log_path(self) -> Path:
+        return self._journal.path.with_name("uploader.log")
+
+    def _revive_uploader(self) -> None:
+        # A code means that it gave up with a reason; a signal, that somebody shot it.
+        died = self._uploader is not None and (self._uploader.poll() or 0) < 0
+        if died and self._restarts < _RESTARTS:
+            self._restarts += 1
+            log.warning("the uploader was killed; starting it again")
+            self._start_uploader()
+
+    def _start_uploader(self) -> None:
+        command, env = python_module(
+            "hpctrain.tracking.uploader", str(self._run_dir), f"--drain={self._drain}"
+        )
+        # The child inherits the mask: a signal to the whole job waits until it ignores signals.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, BROADCAST_SIGNALS)
+        try:
+            with self._log_path.open("ab") as output:
+                self._uploader = subprocess.Popen(
+                    command,
+                    env=env,
+                    cwd=self._journal.path.parent,
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            log.warning("the uploader cannot be started: %s; `hpctrain sync` uploads later", error)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested params as `{"optimizer.lr": "0.1"}`; an empty mapping or a list is one value."""
+    flat: dict[str, str] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = str(value)
+    return flat

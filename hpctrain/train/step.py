@@ -1,0 +1,142 @@
+"""One optimizer step: micro-batches, precision, the global count, clipping.
+
+micro-batches ── task ── sums and counts ──┬── backward of sum / local batch size
+└── one reduction over the ranks: [sums, counts, stop]
+gradient (mean over ranks) x global batch size / global count ── clip ── optimizer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hpctrain.tasks import Batch, Sums, Task
+from hpctrain.train.stop import Stop
+
+
+class Precision:
+    """Runs the forward pass in `compute` ("fp32" or "bf16"); parameters stay float32."""
+
+    def __init__(self, compute: str, device: torch.device) -> None:
+        self.compute, self.device = compute, device
+
+    def __call__(self) -> AbstractContextManager[object]:
+        """A fresh autocast context, or one that does nothing."""
+        if self.compute == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+
+class Totals:
+    """Sums and counts over steps and ranks, kept on the device: no synchronisation per step."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._total: torch.Tensor | None = None
+
+    def add(self, names: list[str], vector: torch.Tensor) -> None:
+        """Add `vector`, shape (2 * len(names),): sum and count of each name in turn."""
+        self.names = names
+        self._total = vector if self._total is None else self._total + vector
+
+    def reduce(self) -> None:
+        """Add over the ranks, where what was added is this rank's alone."""
+        if self._total is not None:
+            dist.all_reduce(self._total)
+
+    def means(self) -> dict[str, float]:
+        """Sum / count of each name (the one synchronisation), and start over."""
+        if self._total is None:
+            return {}
+        values, self._total = self._total.tolist(), None
+        pairs = zip(self.names, values[::2], values[1::2], strict=True)
+        return {name: total / count if count else float("nan") for name, total, count in pairs}
+
+
+class TrainStep:
+    """Forward, backward and update on one rank's share of a global batch.
+
+    Args:
+        model: the (parallel) model.
+        task: from batch to sums and counts.
+        optimizer: over the model's parameters.
+        precision: context of the forward pass.
+        accumulate: micro-batches the share is split into; it must divide it.
+        clip_norm: largest L2 norm of the global gradient; None: no clipping.
+        stop: its flag travels with the reduction.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        optimizer: torch.optim.Optimizer,
+        precision: Precision,
+        *,
+        accumulate: int,
+        clip_norm: float | None,
+        stop: Stop,
+    ) -> None:
+        self.model, self.task, self.optimizer, self.precision = model, task, optimizer, precision
+        self.accumulate, self.clip_norm, self.stop = accumulate, clip_norm, stop
+        self.totals = Totals()
+
+    def __call__(self, batch: Batch, lr: float) -> None:
+        """Train on this rank's share of the global batch.
+
+        Args:
+            batch: on the device; every rank's share has the same number of rows.
+            lr: learning rate of this step.
+        """
+        local = len(batch["mask"])
+        vectors = []
+        for micro, last in _split(batch, self.accumulate):
+            with self._gradients_stay_local(not last), self.precision():
+                sums = self.task(self.model, micro)
+                # The mean over a full batch keeps the gradient's magnitude in range; what the
+                # true count changes is put right below, when it is known.
+                (sums["loss"][0] / local).backward()
+            vectors.append(to_vector(sums))
+        vector = torch.stack(vectors).sum(0)
+        stop = vector.new_tensor([self.stop.flag()])
+        reduced = torch.cat([vector, stop])
+        dist.all_reduce(reduced)
+        self.stop.offer(reduced[-1])
+        names = list(sums)
+        self.totals.add(names, reduced[:-1])
+        count = reduced[2 * names.index("loss") + 1]
+        self._scale_gradients(local * dist.get_world_size() / count.clamp(min=1))
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _gradients_stay_local(self, local: bool) -> AbstractContextManager[object]:
+        if local and isinstance(self.model, DistributedDataParallel):
+            return self.model.no_sync()
+        return nullcontext()
+
+    def _scale_gradients(self, factor: torch.Tensor) -> None:
+        """Multiply by `factor`, shape (), and clip, in one pass over the gradients."""
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if self.clip_norm is not None:
+            norm = torch.nn.utils.get_total_norm(gradients) * factor
+            factor = factor * (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
+
+
+def to_vector(sums: Sums) -> torch.Tensor:
+    """Float64 (2 * len(sums),): sum and count of each name in turn, detached."""
+    flat = [value.detach().double() for pair in sums.values() for value in pair]
+    return torch.stack(flat)
+
+
+def _split(batch: Batch, parts: int) -> Iterator[tuple[Batch, bool]]:
+    chunks = {name: values.chunk(parts) for name, values in batch.items()}
+    for index in range(parts):
+        yield {name: values[index] for name, values in chunks.items()}, index == parts - 1

@@ -1,0 +1,92 @@
+"""Asked to stop: signals set a flag, the ranks agree on it, nobody stops alone.
+
+    SIGINT            Ctrl-C: stop and save; a second one ends the process at once
+    SIGTERM, SIGUSR2  preemption, time limit: stop, save, come back (requeue)
+
+A Python handler does not run while the main thread is blocked in a collective, so the signal
+reaches a small thread through `signal.set_wakeup_fd`. The flag travels with the step's own
+reduction and is read one step later: no rank waits for it, and all see it at the same step.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from types import TracebackType
+
+import torch
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+
+
+class Stop:
+    """A context manager that turns signals into an agreed decision.
+
+    Attributes:
+        reason: name of the signal seen by this rank, or "another rank was asked to stop".
+    """
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._seen = 0
+        self._agreed: torch.Tensor | None = None
+        self._copied: torch.cuda.Event | None = None
+
+    def __enter__(self) -> Stop:
+        self._reading, self._writing = socket.socketpair()
+        self._writing.setblocking(False)
+        self._previous = {sig: signal.signal(sig, lambda *_: None) for sig in SIGNALS}
+        self._previous_fd = signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._listen, name="hpctrain-signals", daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        signal.set_wakeup_fd(self._previous_fd)
+        for sig, handler in self._previous.items():
+            signal.signal(sig, handler)
+        self._writing.close()
+
+    def _listen(self) -> None:
+        while data := self._reading.recv(64):
+            for number in data:
+                if number not in SIGNALS:
+                    continue
+                if number == signal.SIGINT and self.reason == "SIGINT":
+                    os._exit(130)
+                self.reason = signal.Signals(number).name
+                self._seen = 1
+        self._reading.close()
+
+    def flag(self) -> float:
+        """What this rank adds to the step's reduction: 1.0 when it was asked to stop."""
+        return float(self._seen)
+
+    def offer(self, total: torch.Tensor) -> None:
+        """Take the reduced flag of this step, shape (), without waiting for the device."""
+        if total.device.type == "cuda":
+            if self._copied is None:
+                self._agreed = torch.zeros((), pin_memory=True)
+                self._copied = torch.cuda.Event()
+            assert self._agreed is not None
+            self._agreed.copy_(total, non_blocking=True)
+            self._copied.record()
+        else:
+            self._agreed = total
+
+    @property
+    def agreed(self) -> bool:
+        """True on every rank at the same step, when any was asked to stop by the last `offer`."""
+        if self._copied is not None:
+            # Recorded a whole step ago: it has passed, unless the device is a step behind.
+            self._copied.synchronize()
+        if self._agreed is None or self._agreed.item() == 0:
+            return False
+        self.reason = self.reason or "another rank was asked to stop"
+        return True

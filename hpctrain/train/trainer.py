@@ -1,0 +1,189 @@
+"""The loop. It receives built objects; `fit` reads top to bottom.
+
+load, then loop { step; log; validate; agree on stopping; checkpoint }
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from hpctrain.data.loader import Loader
+from hpctrain.tasks import Batch
+from hpctrain.tracking.tracker import Tracker
+from hpctrain.train.checkpoint import Checkpointer
+from hpctrain.train.progress import Display
+from hpctrain.train.schedule import Schedule
+from hpctrain.train.step import Totals, TrainStep, to_vector
+from hpctrain.train.stop import Stop
+
+
+@dataclass(frozen=True)
+class Every:
+    """How many steps lie between two of a kind."""
+
+    log: int
+    evaluate: int
+    checkpoint: int
+
+
+@dataclass
+class Outcome:
+    """How a fit ended.
+
+    Attributes:
+        finished: all steps were made; False: stopped on request and saved.
+        step: global step reached.
+        first_step: global step it started from: 0, or the checkpoint's.
+        metrics: the last value of every metric.
+    """
+
+    finished: bool
+    step: int
+    first_step: int
+    metrics: dict[str, float]
+
+
+@dataclass
+class Trainer:
+    """Everything a run is made of, built (see `hpctrain.build`)."""
+
+    train_step: TrainStep
+    schedule: Schedule
+    loader: Loader
+    evaluation: Loader | None
+    checkpointer: Checkpointer
+    tracker: Tracker
+    display: Display
+    stop: Stop
+    device: torch.device
+    max_steps: int
+    global_batch_size: int
+    every: Every
+    step: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def fit(self) -> Outcome:
+        """Train from the last checkpoint, or the start, to `max_steps` or until asked to stop."""
+        first_step = self._resume()
+        self.display.start(self.step, self.max_steps)
+        saved, finished = self.step, True
+        interval = self._new_interval()
+        try:
+            for batch in self._batches():
+                self.train_step(batch, self.schedule(self.step))
+                self.step += 1
+                self.display.advance(self.step)
+                done = self.step == self.max_steps
+                if self.step % self.every.log == 0 or done:
+                    self._log(interval.metrics(self.step) | self._training_means())
+                if self.step % self.every.evaluate == 0 or done:
+                    self._log(self._evaluate())
+                    interval = self._new_interval()
+                if self.stop.agreed and not done:
+                    finished = False
+                    break
+                if self.step % self.every.checkpoint == 0 or done:
+                    self._save()
+                    saved = self.step
+            if self.step != saved:
+                self._save()
+        finally:
+            self.display.close()
+        return Outcome(finished, self.step, first_step, self.metrics)
+
+    def _new_interval(self) -> Interval:
+        return Interval(self.loader, self.step, self.global_batch_size)
+
+    def _batches(self) -> Iterator[Batch]:
+        if self.step >= self.max_steps:
+            return
+        for batch in self.loader:
+            yield self._to_device(batch)
+            if self.step >= self.max_steps:
+                return
+
+    def _to_device(self, batch: Batch) -> Batch:
+        return {name: value.to(self.device, non_blocking=True) for name, value in batch.items()}
+
+    def _training_means(self) -> dict[str, float]:
+        means = self.train_step.totals.means()
+        return {f"train/{name}": value for name, value in means.items()} | {
+            "train/lr": self.schedule(self.step - 1),
+            "train/epoch": self.loader.epoch,
+        }
+
+    @torch.no_grad()
+    def _evaluate(self) -> dict[str, float]:
+        """Every sample of the evaluation split once, over all ranks."""
+        if self.evaluation is None:
+            return {}
+        model, task = self.train_step.model, self.train_step.task
+        model.eval()
+        totals = Totals()
+        self.evaluation.load_state_dict({"consumed": 0})
+        for batch in self.evaluation:
+            with self.train_step.precision():
+                sums = task(model, self._to_device(batch))
+            totals.add(list(sums), to_vector(sums))
+        totals.reduce()
+        model.train()
+        return {f"val/{name}": value for name, value in totals.means().items()}
+
+    def _log(self, metrics: dict[str, float]) -> None:
+        self.metrics |= metrics
+        self.tracker.log_metrics(metrics, self.step)
+        self.display.report(self.step, metrics)
+
+    def _save(self) -> None:
+        self.tracker.sync()
+        self.checkpointer.save(
+            self.step,
+            {
+                "step": self.step,
+                "data": self.loader.state_dict(),
+                "tracker": self.tracker.position(),
+                "metrics": self.metrics,
+            },
+        )
+
+    def _resume(self) -> int:
+        progress = self.checkpointer.load_latest()
+        if progress is not None:
+            self.step = progress["step"]
+            self.metrics = progress["metrics"]
+            self.loader.load_state_dict(progress["data"])
+            self.tracker.rewind(progress["tracker"])
+        dist.barrier()
+        return self.step
+
+
+class Interval:
+    """Throughput between two reports; evaluation and its like are left out by starting anew.
+
+    Args:
+        loader: its waiting time is read.
+        step: global step at which the interval begins.
+        global_batch_size: samples a step.
+    """
+
+    def __init__(self, loader: Loader, step: int, global_batch_size: int) -> None:
+        self.loader, self.global_batch_size = loader, global_batch_size
+        self._begin(step)
+
+    def _begin(self, step: int) -> None:
+        self._time, self._wait, self._step = time.monotonic(), self.loader.wait_s, step
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """Samples per second over all ranks, and the fraction of time spent waiting for data."""
+        elapsed = max(time.monotonic() - self._time, 1e-9)
+        metrics = {
+            "perf/samples_per_s": (step - self._step) * self.global_batch_size / elapsed,
+            "perf/data_wait_fraction": (self.loader.wait_s - self._wait) / elapsed,
+        }
+        self._begin(step)
+        return metrics

@@ -1,0 +1,94 @@
+"""The development cluster, as tests use it.
+
+`make test` has it running, with SLURM_CONF set: `eval "$(slurm/dev-cluster env)"`. A test module
+which needs it says so once:
+
+    from tests import cluster
+
+    pytestmark = pytest.mark.slurm
+
+    @pytest.fixture(autouse=True)
+    def running() -> None:
+        cluster.require()
+"""
+
+import functools
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+TOOL = Path(__file__).parents[1] / "slurm" / "dev-cluster"
+T = TypeVar("T")
+
+
+def require() -> None:
+    """Skip the test when no cluster runs; fail instead where CI=true promises one."""
+    problem = _problem()
+    if problem and os.environ.get("CI") == "true":
+        pytest.fail(problem)
+    if problem:
+        pytest.skip(problem)
+
+
+@functools.cache
+def _problem() -> str:
+    advice = f'first `{TOOL} up` and `eval "$({TOOL} env)"`'
+    if "SLURM_CONF" not in os.environ:
+        return f"no development cluster: SLURM_CONF is not set; {advice}"
+    try:
+        slurm("sinfo", "--noheader", timeout=10)
+    except (OSError, AssertionError, subprocess.TimeoutExpired) as error:
+        return f"the development cluster does not answer ({error}); {advice}"
+    return ""
+
+
+def slurm(*command: str, env: Mapping[str, str] | None = None, timeout: float = 60) -> str:
+    """Run a command and give its output; an AssertionError shows what it said."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env)
+    said = f"{done.stdout}{done.stderr}"
+    assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}: {said}"
+    return done.stdout.strip()
+
+
+def tool(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run slurm/dev-cluster, with changes to the environment."""
+    return subprocess.run(
+        [str(TOOL), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **env},
+    )
+
+
+def sbatch(script: str, *options: str, env: Mapping[str, str] | None = None) -> str:
+    """Submit the text of a shell script; give the job id."""
+    return slurm("sbatch", "--parsable", *options, "--wrap", script, env=env)
+
+
+def job_state(job: str) -> str:
+    """The state of a job, running or ended: `PENDING`, `RUNNING`, `COMPLETED`, `CANCELLED`...
+
+    Empty when Slurm has not heard of it.
+    """
+    queued = subprocess.run(
+        ["squeue", "--noheader", "--job", job, "--format=%T"], capture_output=True, text=True
+    ).stdout.split()
+    # `CANCELLED by 0` is one state.
+    accounting = ("sacct", "-X", "--noheader", "--parsable2", "--jobs", job, "--format=State")
+    states = queued or [line.split()[0] for line in slurm(*accounting).splitlines()]
+    return states[0] if states else ""
+
+
+def wait_for(predicate: Callable[[], T], timeout: float, what: str) -> T:
+    """Ask until the answer is true and give it; fail the test when it was not for so long."""
+    end = time.monotonic() + timeout
+    while not (answer := predicate()):
+        assert time.monotonic() < end, f"waited {timeout:g} s in vain: {what}"
+        time.sleep(0.2)
+    return answer

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# `make test`: what the tests need from the system, the cluster, lint, types, tests.
+#   tests/run.sh BIN [PYTEST ARGUMENTS]      BIN: the environment's bin folder
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin=$(realpath "$1")
+shift
+
+loud() { printf '\n*** %s\n\n' "$*" >&2; }
+
+packages=(slurmctld slurmd slurm-client slurmdbd munge mariadb-server iproute2 shellcheck hdf5-tools)
+
+# Root and apt: install what is missing. Otherwise the cluster tests are skipped, loudly.
+install_packages() {
+    local missing=()
+    for package in "${packages[@]}"; do
+        dpkg-query --show --showformat='${Status}' "$package" 2>/dev/null |
+            grep --quiet 'install ok installed' || missing+=("$package")
+    done
+    ((${#missing[@]})) || return 0
+    echo "installing ${missing[*]}"
+    apt-get update -qq &&
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+            "${missing[@]}" >/dev/null
+}
+
+if [[ $(id -u) -eq 0 ]] && command -v apt-get dpkg-query >/dev/null; then
+    install_packages || loud "the system packages could not be installed"
+fi
+
+ours=false
+stop_cluster() { if $ours; then slurm/dev-cluster down; fi; }
+trap stop_cluster EXIT
+
+if slurm/dev-cluster status >/dev/null 2>&1; then
+    echo "using the development cluster that is up"
+elif reason=$(slurm/dev-cluster check 2>&1); then
+    ours=true
+    slurm/dev-cluster up --nodes 4
+else
+    loud "NO SLURM CLUSTER: every test marked slurm is SKIPPED, because: $reason"
+    if [[ ${CI:-} == true ]]; then
+        loud "CI=true: a missing cluster is a failure"
+        exit 1
+    fi
+fi
+if slurm/dev-cluster status >/dev/null 2>&1; then
+    eval "$(slurm/dev-cluster env)"
+fi
+
+make --no-print-directory VENV="$(dirname "$bin")" lint types
+"$bin/python" -m pytest "$@"

@@ -1,0 +1,111 @@
+"""Real stores and real processes. mlflow is never imported in the process of the tests."""
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.tracking.process import python_module
+
+HERE = Path(__file__).parent
+
+Rows = list[tuple[Any, ...]]
+
+
+def python(*args: str) -> list[str]:
+    return [sys.executable, *args]
+
+
+@pytest.fixture(scope="session")
+def first_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
+    """A store that six processes found absent and made at once."""
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    code = (
+        "import sys; from hpctrain.tracking import initialise;"
+        f"sys.exit(not initialise('sqlite:///{path}', 'exp') or 'mlflow' in sys.modules)"
+    )
+    processes = [subprocess.Popen(python("-c", code)) for _ in range(6)]
+    return path, [process.wait(120) for process in processes]
+
+
+@pytest.fixture
+def database(first_store: tuple[Path, list[int]], tmp_path: Path) -> Path:
+    """A store of this test's own, as a copy: making one takes seconds."""
+    path = tmp_path / "mlflow.db"
+    shutil.copy(first_store[0], path)
+    return path
+
+
+@pytest.fixture
+def rows(database: Path) -> Callable[..., Rows]:
+    """Ask the store."""
+
+    def ask(query: str, *values: Any) -> Rows:
+        with closing(sqlite3.connect(database, timeout=30)) as connection:
+            return connection.execute(query, values).fetchall()
+
+    return ask
+
+
+@pytest.fixture
+def tags(rows: Callable[..., Rows]) -> Callable[[str], dict[str, str]]:
+    """The tags of the run with this uid, its id and its status."""
+
+    def ask(uid: str) -> dict[str, str]:
+        ((run_id, status),) = rows(
+            "SELECT run_uuid, status FROM runs JOIN tags USING (run_uuid) "
+            "WHERE key = 'hpctrain.uid' AND value = ?",
+            uid,
+        )
+        found = dict(rows("SELECT key, value FROM tags WHERE run_uuid = ?", run_id))
+        return {**found, "id": run_id, "status": status}
+
+    return ask
+
+
+@pytest.fixture
+def train() -> Callable[..., subprocess.Popen[str]]:
+    """Start a training; its output is in `stdout`."""
+
+    def start(run_dir: Path, uri: str | Path, **options: Any) -> subprocess.Popen[str]:
+        uri = f"sqlite:///{uri}" if isinstance(uri, Path) else uri
+        script = str(HERE / "fake_training.py")
+        return subprocess.Popen(
+            python(script, str(run_dir), uri, json.dumps(options)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    return start
+
+
+@pytest.fixture
+def sync() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`python -m hpctrain sync`."""
+    code = "import sys; from hpctrain.tracking.sync import main; sys.exit(main(sys.argv[1:]))"
+
+    def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
+        command = python("-c", code, *map(str, args))
+        return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+    return run
+
+
+@pytest.fixture
+def uploader() -> Callable[..., subprocess.Popen[bytes]]:
+    """Start an uploader as the tracker does."""
+
+    def start(run_dir: Path, *args: str) -> subprocess.Popen[bytes]:
+        command, env = python_module("hpctrain.tracking.uploader", str(run_dir), *args)
+        with (run_dir / "journal" / "uploader.log").open("ab") as log:
+            return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stderr=log)
+
+    return start

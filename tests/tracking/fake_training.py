@@ -1,0 +1,46 @@
+"""A training loop without a training: what rank 0 does with its tracker.
+
+python fake_training.py RUN_DIR URI OPTIONS_AS_JSON
+"""
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from hpctrain.tracking import JournalTracker
+
+logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+run_dir, uri, options = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+
+tracker = JournalTracker(
+    run_dir,
+    uri=uri,
+    experiment="exp",
+    run_name=run_dir.name,
+    uid=run_dir.name,
+    parent_uid=options.get("parent"),
+    upload=options.get("upload", True),
+    drain=options.get("drain", 60.0),
+)
+tracker.start(params=options.get("params", {}), tags={"who": "test"})
+if "rewind" in options:
+    tracker.rewind(options["rewind"])
+for step in range(options["begin"], options["end"]):
+    tracker.log_metrics({"loss": 1 / (step + 1), **options.get("metrics", {})}, step)
+    if step == options.get("checkpoint"):
+        tracker.sync()
+        print("POSITION", tracker.position(), flush=True)
+    time.sleep(options.get("sleep", 0))
+if "mlflow" in sys.modules:
+    sys.exit("the training process has imported mlflow")
+if options.get("die"):
+    tracker.sync()
+    print("DYING", flush=True)
+    time.sleep(options["die"])
+    os.kill(os.getpid(), signal.SIGKILL)
+tracker.finish("FINISHED", "all steps done")
+print("FINISHED", flush=True)

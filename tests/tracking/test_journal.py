@@ -1,0 +1,174 @@
+import errno
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpctrain.errors import StorageError
+from hpctrain.tracking.journal import Journal, decode, encode, journal_path, read, read_all
+
+
+def bodies(run_dir: Path) -> list[dict[str, object]]:
+    return [record.body for record in read_all(journal_path(run_dir))]
+
+
+def test_a_record_is_a_line_and_its_offset_its_identity(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    assert (journal.attempt, journal.position) == (1, 0)
+    journal.append("metrics", step=1, metrics={"loss": 0.1})
+    after_one = journal.position
+    journal.append("tags", tags={"a": "ü\n"})
+    records, end = read(journal.path)
+    assert [record.start for record in records] == [0, after_one]
+    assert end == journal.position == journal.path.stat().st_size == records[-1].end
+    assert len(journal.path.read_text().splitlines()) == 2
+    assert records[0].body["metrics"] == {"loss": 0.1}
+    assert read(journal.path, after_one)[0] == records[1:]
+    journal.close()
+    journal.close()
+
+
+def test_reading_a_piece_at_a_time_gives_the_same(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    for step in range(100):
+        journal.append("metrics", step=step, metrics={"loss": 1.0})
+    journal.close()
+    whole, end = read(journal.path)
+    pieces, offset = [], 0
+    while offset < end:
+        records, offset = read(journal.path, offset, limit=150)
+        assert 1 <= len(records) <= 3
+        pieces += records
+    assert pieces == whole
+    assert list(read_all(journal.path, whole[10].start, whole[20].start)) == whole[10:20]
+
+
+def test_a_torn_line_is_closed_and_skipped(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append("metrics", step=1, metrics={"loss": 1.0})
+    whole = journal.position
+    journal.append("metrics", step=2, metrics={"loss": 1.0})
+    journal.close()
+    os.truncate(journal.path, journal.path.stat().st_size - 9)
+    # While it may still be in the making, it is not read.
+    assert read(journal.path)[1] == whole
+    again = Journal(tmp_path)
+    assert again.attempt == 2
+    again.append("metrics", step=3, metrics={"loss": 1.0})
+    again.close()
+    assert [body["step"] for body in bodies(tmp_path)] == [1, 3]
+
+
+@pytest.mark.parametrize("garbage", [b"\0" * 5000 + b"\n", b"17\n", b"{}\n", b"\xff\xfe\n", b"\n"])
+def test_garbage_is_skipped(tmp_path: Path, garbage: bytes) -> None:
+    journal = Journal(tmp_path)
+    journal.append("metrics", step=1, metrics={})
+    journal.close()
+    with journal.path.open("ab") as file:
+        file.write(garbage * 3)
+    again = Journal(tmp_path)
+    again.append("metrics", step=2, metrics={})
+    again.close()
+    assert [(body["attempt"], body["step"]) for body in bodies(tmp_path)] == [(1, 1), (2, 2)]
+
+
+def test_the_attempt_is_found_before_a_long_last_record(tmp_path: Path) -> None:
+    for attempt in (1, 2, 3):
+        journal = Journal(tmp_path)
+        assert journal.attempt == attempt
+        journal.append("params", params={"long": "x" * 300_000})
+        journal.close()
+    assert [record.end - record.start > 300_000 for record in read(journal.path)[0]] == [True] * 3
+
+
+@given(st.floats())
+def test_every_float_survives(value: float) -> None:
+    back = decode(json.loads(json.dumps(encode(value), allow_nan=False)))
+    assert back == value or (math.isnan(back) and math.isnan(value))
+
+
+def test_rewind_marks_and_cuts_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    journal = Journal(tmp_path)
+    journal.append("metrics", step=1, metrics={})
+    position = journal.position
+    journal.rewind(position)
+    assert journal.position == position
+    journal.append("metrics", step=2, metrics={})
+    end = journal.position
+    journal.rewind(position)
+    body = bodies(tmp_path)[-1]
+    assert (body["kind"], body["from"], body["to"]) == ("superseded", position, end)
+    assert len(bodies(tmp_path)) == 3
+    journal.rewind(10**9)
+    assert "before position 1000000000" in caplog.text
+    journal.close()
+
+
+def test_a_full_disk_delays_records_and_loses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = Journal(tmp_path)
+    write = os.write
+
+    def refuse(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    journal.append("metrics", step=0, metrics={})
+    monkeypatch.setattr(os, "write", refuse)
+    for step in (1, 2, 3):
+        journal.append("metrics", step=step, metrics={})
+    position = journal.position
+    assert len(caplog.records) == 1
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
+    journal.append("metrics", step=4, metrics={})
+    monkeypatch.undo()
+    assert [body["step"] for body in bodies(tmp_path)] == [0, 1, 2, 3, 4]
+    assert read(journal.path)[0][-1].start == position
+    journal.close()
+
+
+def test_after_close_nothing_is_written_anywhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = Journal(tmp_path)
+    journal.close()
+    with (tmp_path / "innocent").open("wb") as innocent:  # likely gets the same descriptor
+        journal.append("metrics", step=1, metrics={})
+        journal.sync()
+        assert innocent.tell() == 0
+    assert (tmp_path / "innocent").read_bytes() == b""
+    assert "after the end" in caplog.text
+
+
+def test_the_timer_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = threading.Event()
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.set())
+    journal = Journal(tmp_path, fsync_every=0.05)
+    assert not synced.wait(0.2)  # nothing to do
+    journal.append("metrics", step=1, metrics={})
+    assert synced.wait(5)
+    journal.close()
+
+
+def test_a_place_that_cannot_hold_a_journal(tmp_path: Path) -> None:
+    (tmp_path / "journal").write_text("a file")
+    with pytest.raises(StorageError, match="journal"):
+        Journal(tmp_path)
+
+
+def test_importing_the_package_is_light() -> None:
+    code = (
+        "import sys; from hpctrain.tracking import *; import hpctrain.tracking.sync;"
+        "bad = {'mlflow', 'torch', 'numpy', 'hydra', 'sqlalchemy'} & set(sys.modules);"
+        "ours = [n for n in sys.modules if n.startswith('hpctrain.')"
+        " and not n.startswith(('hpctrain.tracking', 'hpctrain.errors'))];"
+        "sys.exit(str((bad, ours)) if bad or ours else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

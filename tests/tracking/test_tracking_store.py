@@ -1,0 +1,125 @@
+import re
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from hpctrain.errors import TrackingError
+from hpctrain.tracking import check_uri, initialise, is_ready, resolve_uri
+from hpctrain.tracking.store import file_system
+
+MOUNTS = r"""
+/dev/sda1 / ext4 rw 0 0
+mds1@tcp:/scratch /lustre/scratch lustre rw,flock 0 0
+nas:/home /home nfs4 rw 0 0
+/dev/nvme0n1 /home/local xfs rw 0 0
+nas:/odd /my\040data nfs rw 0 0
+/dev/sdb1 /stack ext4 rw 0 0
+srv:/x /stack fuse.sshfs rw 0 0
+tmpfs /lustre/scratchy tmpfs rw 0 0
+broken
+"""
+
+
+@pytest.fixture
+def mounts(tmp_path: Path) -> Path:
+    path = tmp_path / "mounts"
+    path.write_text(MOUNTS)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/lustre/scratch/me/mlflow.db", "lustre"),
+        ("/lustre/scratchy/mlflow.db", "tmpfs"),
+        ("/lustre/mlflow.db", "ext4"),
+        ("/home/me/a/b/mlflow.db", "nfs4"),
+        ("/home/local/me/mlflow.db", "xfs"),
+        ("/home/local/../me/mlflow.db", "nfs4"),
+        ("/my data/mlflow.db", "nfs"),
+        ("/stack/mlflow.db", "fuse.sshfs"),
+    ],
+)
+def test_the_longest_mount_decides(mounts: Path, path: str, kind: str) -> None:
+    assert file_system(Path(path), mounts) == kind
+    uri = f"sqlite:///{path}"
+    if kind in ("ext4", "xfs", "tmpfs"):
+        check_uri(uri, mounts)
+    else:
+        with pytest.raises(TrackingError, match=rf"\({re.escape(kind)}\).*mlflow server.*sync"):
+            check_uri(uri, mounts)
+
+
+def test_a_link_to_a_network_file_system_is_seen_through(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "near").symlink_to("far")
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"a / ext4 rw 0 0\nb {tmp_path}/far gpfs rw 0 0\n")
+    with pytest.raises(TrackingError, match="gpfs"):
+        check_uri(f"sqlite:///{tmp_path}/near/mlflow.db", mounts)
+
+
+def test_no_mount_table_refuses_nothing(tmp_path: Path) -> None:
+    check_uri("sqlite:////x/mlflow.db", tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["mlruns", "./mlruns", "file:///x", "/x/y", "sqlite://", "sqlite:///", "postgresql://h/d",
+     "sqlite:///:memory:", "databricks", "sqlite:///a.db?x=1", ""],
+)  # fmt: skip
+def test_other_stores_are_refused(uri: str) -> None:
+    with pytest.raises(TrackingError, match=r"sqlite:///mlflow\.db"):
+        check_uri(uri)
+
+
+def test_the_file_store_is_said_to_be_gone() -> None:
+    with pytest.raises(TrackingError, match="removed its file store"):
+        check_uri("file:///tmp/mlruns")
+
+
+def test_a_password_belongs_in_the_environment() -> None:
+    check_uri("https://me@host:1")
+    with pytest.raises(TrackingError, match="MLFLOW_TRACKING_PASSWORD") as error:
+        check_uri("https://me:secret@host:1")
+    assert "secret" not in str(error.value)
+
+
+def test_relative_paths_become_absolute(tmp_path: Path) -> None:
+    assert resolve_uri("sqlite:///a/m.db", tmp_path) == f"sqlite:///{tmp_path}/a/m.db"
+    assert resolve_uri("sqlite:////a/m.db", tmp_path) == "sqlite:////a/m.db"
+    assert resolve_uri("http://h:5000", tmp_path) == "http://h:5000"
+
+
+def test_many_processes_initialise_a_fresh_store(first_store: tuple[Path, list[int]]) -> None:
+    path, codes = first_store
+    assert codes == [0] * 6
+    assert not is_ready(f"sqlite:///{path}", "another")
+    begin = time.perf_counter()
+    assert initialise(f"sqlite:///{path}", "exp")
+    assert time.perf_counter() - begin < 0.2
+
+
+def test_a_store_that_is_not_one(tmp_path: Path) -> None:
+    assert not is_ready(f"sqlite:///{tmp_path}/absent.db", "exp")
+    assert not (tmp_path / "absent.db").exists()
+    (tmp_path / "not.db").write_text("this is not a database, whatever its name says" * 100)
+    assert not is_ready(f"sqlite:///{tmp_path}/not.db", "exp")
+    with pytest.raises(TrackingError, match="file is not a database"):
+        initialise(f"sqlite:///{tmp_path}/not.db", "exp")
+
+
+def test_a_server_that_is_away_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        assert not is_ready(uri, "exp")
+        assert initialise(uri, "exp") is False
+        assert "hpctrain sync" in caplog.text
+        # Somebody listens, but never answers.
+        unused.listen()
+        begin = time.perf_counter()
+        assert initialise(uri, "exp") is False
+        assert time.perf_counter() - begin < 10

@@ -1,0 +1,317 @@
+"""Journals into real SQLite stores, by real processes that die in the middle."""
+
+import json
+import math
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hpctrain.tracking import JournalTracker
+from hpctrain.tracking.journal import Journal, journal_path, read_all
+
+Rows = Callable[..., list[tuple[Any, ...]]]
+Tags = Callable[[str], dict[str, str]]
+Start = Callable[..., subprocess.Popen[Any]]
+Sync = Callable[..., subprocess.CompletedProcess[str]]
+
+LARGEST = 1.7976931348623157e308
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def output(process: subprocess.Popen[Any]) -> str:
+    text = process.communicate(timeout=120)[0]
+    return str(text)
+
+
+def offline(run_dir: Path, database: Path, points: int, **options: Any) -> None:
+    """A journal with a final status that nobody has uploaded."""
+    uri = f"sqlite:///{database}"
+    tracker = JournalTracker(
+        run_dir, uri=uri, experiment="exp", run_name="n", uid=run_dir.name, upload=False, **options
+    )
+    tracker.start({}, {})
+    for step in range(points // 10):
+        tracker.log_metrics({f"m{k}": step + k / 10 for k in range(10)}, step)
+    tracker.finish("FINISHED")
+
+
+def test_a_run_from_start_to_end(
+    database: Path, tmp_path: Path, train: Start, rows: Rows, tags: Tags
+) -> None:
+    begin = time.time()
+    metrics = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "acc@1 (%)": 0.5, "a//b/": 1}
+    params = {
+        "optimizer": {"lr": 0.1, "betas": [0.9, 0.99], "none": None, "empty": {}},
+        "name": "",
+        "text": "x" * 7000,
+        "Größe=1": "ü" * 10,
+        "k" * 300: "long key",
+    }
+    process = train(tmp_path / "r", database, begin=0, end=150, metrics=metrics, params=params)
+    assert output(process) == "FINISHED\n"
+    assert process.returncode == 0
+
+    run = tags("r")
+    assert run["status"] == "FINISHED"
+    assert run["who"] == "test"
+    assert run["hpctrain.reason"] == "all steps done"
+    assert run["hpctrain.attempt"] == "1"
+    assert int(run["hpctrain.cursor"]) == journal_path(tmp_path / "r").stat().st_size
+    ((started, ended, name),) = rows("SELECT start_time, end_time, name FROM runs")
+    assert name == "r"
+    assert begin - 1 <= started / 1000 <= ended / 1000 <= time.time()
+
+    assert rows("SELECT count(*), count(DISTINCT key || ' ' || step) FROM metrics") == [(900, 900)]
+    assert rows("SELECT value FROM metrics WHERE key = 'loss' ORDER BY step") == [
+        (1 / (step + 1),) for step in range(150)
+    ]
+    written = {r.body.get("step"): r.body["time"] for r in read_all(journal_path(tmp_path / "r"))}
+    assert rows("SELECT timestamp FROM metrics WHERE key = 'loss' AND step = 77") == [
+        (round(written[77] * 1000),)
+    ]
+    kept = {k: (v, bool(n)) for k, v, n in rows("SELECT key, value, is_nan FROM latest_metrics")}
+    assert kept.pop("loss")
+    assert kept == {
+        "nan": (0, True),
+        "inf": (LARGEST, False),
+        "-inf": (-LARGEST, False),
+        "acc_1 ___": (0.5, False),
+        "a/b": (1, False),
+    }
+    logged = dict(rows("SELECT key, value FROM params"))
+    assert logged.pop("text").endswith("x... (7000 characters; whole in the journal)")
+    (long,) = [key for key in logged if len(key) == 250]
+    assert re.fullmatch("k+-[0-9a-f]{8}", long)
+    assert logged.pop(long) == "long key"
+    assert logged == {
+        "optimizer.lr": "0.1",
+        "optimizer.betas": "[0.9, 0.99]",
+        "optimizer.none": "None",
+        "optimizer.empty": "{}",
+        "name": "",
+        "Größe_1": "ü" * 10,
+    }
+
+
+def test_sigkill_in_the_middle_again_and_again(
+    database: Path, tmp_path: Path, uploader: Start, rows: Rows, tags: Tags
+) -> None:
+    offline(tmp_path / "r", database, 20_000)
+
+    def count() -> int:
+        return int(rows("SELECT count(*) FROM metrics")[0][0])
+
+    for stop in (1, 5_000, 9_000, 14_000):
+        process = uploader(tmp_path / "r")
+        wait_for(lambda stop=stop: count() >= stop)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert count() < 20_000
+    assert uploader(tmp_path / "r").wait(60) == 0
+    assert rows("SELECT count(*), count(DISTINCT key || ' ' || step) FROM metrics") == [
+        (20_000, 20_000)
+    ]
+    assert rows("SELECT count(*) FROM runs") == [(1,)]
+    assert rows("SELECT sum(value) FROM metrics WHERE key = 'm0'") == [(sum(range(2000)),)]
+    assert tags("r")["status"] == "FINISHED"
+
+
+def test_killed_training_is_killed_and_its_next_attempt_continues_it(
+    database: Path, tmp_path: Path, train: Start, rows: Rows, tags: Tags
+) -> None:
+    first = train(
+        tmp_path / "r", database, begin=0, end=60, checkpoint=39, params={"lr": 1, "workers": 2},
+        metrics={"speed": 1}, die=1.0,
+    )  # fmt: skip
+    text = output(first)
+    assert first.returncode == -signal.SIGKILL
+    wait_for(lambda: rows("SELECT 1 FROM runs WHERE status = 'KILLED'"))
+    wait_for(lambda: "done" in (tmp_path / "r/journal/uploader.log").read_text())
+    run = tags("r")
+    assert "without a final status" in run["hpctrain.reason"]
+    assert rows("SELECT count(*) FROM metrics") == [(120,)]
+    last = max(r.body["time"] for r in read_all(journal_path(tmp_path / "r")))
+    assert rows("SELECT end_time FROM runs") == [(round(last * 1000),)]
+
+    (position,) = re.findall(r"POSITION (\d+)", text)
+    second = train(
+        tmp_path / "r", database, begin=40, end=80, rewind=int(position),
+        params={"lr": 1, "workers": 8, "new": 1}, metrics={"speed": 2},
+    )  # fmt: skip
+    assert output(second) == "FINISHED\n"
+    again = tags("r")
+    assert (again["id"], again["status"]) == (run["id"], "FINISHED")
+    assert again["hpctrain.attempt"] == "2"
+    assert again["hpctrain.reason"] == "all steps done"
+    assert again["hpctrain.superseded"] == "steps 40-59 (by attempt 2)"
+    # What the resumed attempt repeats exactly stands once; what differs is there as well, later.
+    assert rows("SELECT count(*), count(DISTINCT step) FROM metrics WHERE key = 'loss'") == [
+        (80, 80)
+    ]
+    assert rows("SELECT value, count(*) FROM metrics WHERE key = 'speed' GROUP BY value") == [
+        (1, 60),
+        (2, 40),
+    ]
+    assert dict(rows("SELECT key, value FROM params")) == {"lr": "1", "workers": "2", "new": "1"}
+    assert again["hpctrain.changed.workers"] == "8"
+
+
+def test_two_runs_of_a_sweep_and_signals_to_their_whole_jobs(
+    database: Path, tmp_path: Path, train: Start, rows: Rows, tags: Tags
+) -> None:
+    runs = [
+        train(tmp_path / uid, database, begin=0, end=400, sleep=0.01, parent="sweep",
+              metrics={f"m{k}": k for k in range(9)})
+        for uid in ("one", "two")
+    ]  # fmt: skip
+
+    def uploaders() -> list[int]:
+        logs = [tmp_path / uid / "journal/uploader.log" for uid in ("one", "two")]
+        text = "".join(log.read_text() for log in logs if log.exists())
+        return [int(pid) for pid in re.findall(r"uploader (\d+) of", text)]
+
+    wait_for(lambda: len(uploaders()) == 2)
+    for pid in uploaders():
+        for number in (
+            signal.SIGTERM,
+            signal.SIGINT,
+            signal.SIGUSR1,
+            signal.SIGUSR2,
+            signal.SIGHUP,
+        ):
+            subprocess.run(["kill", f"-{number}", str(pid)], check=True)
+    assert [output(process) for process in runs] == ["FINISHED\n"] * 2
+    parent = tags("sweep")
+    for uid in ("one", "two"):
+        run = tags(uid)
+        assert run["status"] == "FINISHED"
+        assert run["mlflow.parentRunId"] == parent["id"]
+        assert rows(
+            "SELECT count(*), count(DISTINCT key || ' ' || step) FROM metrics WHERE run_uuid = ?",
+            run["id"],
+        ) == [(4000, 4000)]
+    assert parent["status"] == "FINISHED"
+    assert rows("SELECT count(*) FROM runs") == [(3,)]
+
+
+def test_a_killed_uploader_is_started_again(
+    database: Path, tmp_path: Path, rows: Rows, tags: Tags
+) -> None:
+    uri = f"sqlite:///{database}"
+    tracker = JournalTracker(tmp_path / "r", uri=uri, experiment="exp", run_name="n", uid="r")
+    tracker.start({}, {})
+    assert tracker._uploader is not None
+    tracker._uploader.kill()
+    tracker._uploader.wait()
+    tracker.log_metrics({"loss": 1}, 0)
+    tracker.finish("FAILED", "it diverged", end_time=1_900_000_000.5)
+    assert tags("r")["status"] == "FAILED"
+    assert tags("r")["hpctrain.reason"] == "it diverged"
+    assert rows("SELECT end_time FROM runs") == [(1_900_000_000_500,)]
+    assert rows("SELECT count(*) FROM metrics") == [(1,)]
+
+
+def test_offline_then_sync(
+    database: Path, tmp_path: Path, train: Start, sync: Sync, rows: Rows, tags: Tags
+) -> None:
+    offline(tmp_path / "a", database, 1000)
+    # Torn by a crash, on a node that has died with everything on it.
+    process = train(tmp_path / "b", database, begin=0, end=30, upload=False, die=0.01)
+    assert output(process) == "DYING\n"
+    with journal_path(tmp_path / "b").open("ab") as file:
+        file.write(b'{"kind":"metrics","attempt":1,"time":1.0,"step":30,"met')
+    assert rows("SELECT count(*) FROM runs") == [(0,)]
+
+    done = sync(tmp_path / "a", tmp_path / "b")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert done.stdout == (
+        f"{tmp_path}/a: 1000 points uploaded to sqlite:///{database}\n"
+        f"{tmp_path}/b: 30 points uploaded to sqlite:///{database}\n"
+    )
+    assert (tags("a")["status"], tags("b")["status"]) == ("FINISHED", "KILLED")
+    again = sync(tmp_path / "a", tmp_path / "b")
+    assert again.stdout.count("nothing to do") == 2
+    checked = sync("--check", tmp_path / "a")
+    assert "0 points uploaded" in checked.stdout
+    assert rows("SELECT count(*) FROM metrics") == [(1030,)]
+    assert rows("SELECT count(*) FROM runs") == [(2,)]
+
+
+def test_metrics_that_were_overtaken_before_anyone_uploaded_them_are_left_out(
+    database: Path, tmp_path: Path, sync: Sync, rows: Rows, tags: Tags
+) -> None:
+    uri = f"sqlite:///{database}"
+    positions = []
+    for attempt, value in enumerate([1.0, 2.0, 3.0]):
+        tracker = JournalTracker(
+            tmp_path / "r", uri=uri, experiment="exp", run_name="n", uid="r", upload=False
+        )
+        tracker.start({}, {})
+        # From the start, then from step 10, then from step 10 again: nothing newer was saved.
+        tracker.rewind(positions[0] if attempt else 0)
+        for step in range(10 if attempt else 0, 20):
+            if step == 10:
+                positions.append(tracker.position())
+            tracker.log_metrics({"loss": value}, step)
+        tracker.finish("FINISHED" if attempt == 2 else "FAILED")
+    assert sync(tmp_path / "r").returncode == 0
+    assert rows("SELECT value, count(*), min(step) FROM metrics GROUP BY value") == [
+        (1.0, 10, 0),
+        (3.0, 10, 10),
+    ]
+    assert tags("r")["status"] == "FINISHED"
+    assert tags("r")["hpctrain.attempt"] == "3"
+
+
+def test_what_mlflow_refuses_does_not_hold_up_the_rest(
+    database: Path, tmp_path: Path, sync: Sync, rows: Rows
+) -> None:
+    offline(tmp_path / "r", database, 0)
+    journal = Journal(tmp_path / "r")
+    for step in range(300):
+        journal.append("metrics", step=step, metrics={"a": 1.0, "b": 1.0})
+    # A tracker never writes this; a journal of another version might.
+    journal.append("metrics", step="seventeen", metrics={"a": 1.0})
+    journal.append("of the future", anything=1)
+    journal.append("status", status="FINISHED")
+    journal.close()
+    done = sync(tmp_path / "r")
+    assert done.returncode == 0, done.stderr
+    assert rows("SELECT count(*) FROM metrics") == [(600,)]
+    assert "seventeen" in done.stderr
+
+
+def test_a_store_that_cannot_be_written_ends_in_bounded_time(tmp_path: Path, train: Start) -> None:
+    process = train(tmp_path / "r", "http://127.0.0.1:9", begin=0, end=10, drain=6.0)
+    begin = time.monotonic()
+    text = output(process)
+    assert process.returncode == 0
+    assert time.monotonic() - begin < 20
+    assert "nothing is lost: `python -m hpctrain sync" in text
+    log = (tmp_path / "r/journal/uploader.log").read_text
+    wait_for(lambda: "gave up" in log(), 30)
+    assert "Traceback" not in log()
+
+
+def test_meta_says_where_the_journal_goes(database: Path, tmp_path: Path) -> None:
+    offline(tmp_path / "r", database, 0, parent_uid="p", parent_name="sweep")
+    meta = json.loads((tmp_path / "r/journal/meta.json").read_text())
+    assert meta == {
+        "uri": f"sqlite:///{database}",
+        "experiment": "exp",
+        "run_name": "n",
+        "uid": "r",
+        "parent_uid": "p",
+        "parent_name": "sweep",
+    }

@@ -147,5 +147,5 @@ def _make(key: str, node: Mapping[str, Any], *args: Any) -> Any:
     try:
         return instantiate(dict(node), *args, _convert_="all")
     except InstantiationException as error:
-        reason = str(error.__cause__ or error).strip().splitlines()[0]
+        reason = " ".join(str(error.__cause__ or error).split())
         raise ConfigError(f"{key}._target_={node.get('_target_')}: {reason}") from error

@@ -186,7 +186,9 @@ def _compose(argv: list[str]) -> Config | None:
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error, known_keys())) from error
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
-        raise StorageError(f"cannot write {error.filename} ({error.strerror})") from error
+        raise StorageError(
+            f"output_dir: cannot write {error.filename} ({error.strerror})"
+        ) from error
     finally:
         del os.environ["HYDRA_FULL_ERROR"]
         _log_to_stderr()  # Hydra has switched it off
@@ -229,8 +231,9 @@ def _check_world(config: Config, ranks: RankInfo) -> None:
     if asked not in (1, ranks.world_size):
         raise ConfigError(
             f"launch.nodes={config.launch.nodes} x launch.tasks_per_node="
-            f"{config.launch.tasks_per_node} = {asked} ranks, but {ranks.launcher} started "
-            f"{ranks.world_size}: start them with -m, srun or torchrun, or leave launch.* out"
+            f"{config.launch.tasks_per_node} = {asked} ranks, but {ranks.world_size} "
+            f"{'was' if ranks.world_size == 1 else 'were'} started ({ranks.launcher}): "
+            "start them with -m, srun or torchrun, or leave launch.* out"
         )
     if idle := ranks.idle_tasks():
         raise ConfigError(

@@ -11,6 +11,7 @@ validates whole sweeps with it.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import re
@@ -246,12 +247,16 @@ def validate(config: Config, world_size: int | None = None) -> None:
 
 def _problems(config: Config, world_size: int) -> Iterator[str]:
     train, launch, parallel = config.train, config.launch, config.parallel
-    for section in ("model", "task"):
-        if not isinstance(getattr(config, section).get("_target_"), str):
+    for section in ("model", "task", "optimizer"):
+        target = _get(config, section + "._target_")
+        if not isinstance(target, str) or "." not in target:
             yield (
-                f"{section}._target_ is missing: choose one with {section}=NAME "
+                f"{section}._target_={target}: choose one with {section}=NAME "
                 f"or {section}._target_=package.module.Class"
             )
+        # Only the package: looking further would import it, and perhaps torch with it.
+        elif importlib.util.find_spec(target.partition(".")[0]) is None:
+            yield f"{section}._target_={target}: no package {target.partition('.')[0]!r} here"
     # Names become folders and #SBATCH lines.
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", config.name):
         yield f"name={config.name!r}: letters, digits, '.', '_' and '-', at most 64 of them"
@@ -329,7 +334,7 @@ def _problems(config: Config, world_size: int) -> Iterator[str]:
 def _get(config: Config, key: str) -> Any:
     node: Any = config
     for part in key.split("."):
-        node = getattr(node, part)
+        node = node.get(part) if isinstance(node, dict) else getattr(node, part)
     return node
 
 

@@ -34,7 +34,8 @@ def field(batch: Batch, name: str, key: str) -> torch.Tensor:
         ConfigError: the data set has no such field.
     """
     if name not in batch:
-        raise ConfigError(f"{key}={name}: the data set's fields are {', '.join(batch)}")
+        fields = ", ".join(other for other in batch if other != "mask")
+        raise ConfigError(f"{key}={name}: the data set's fields are {fields}")
     return batch[name]
 
 

@@ -50,11 +50,11 @@ def sbatch(script: Path, config: Config) -> str:
         command, env=clean_environment(), capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise LaunchError(_refusal(done.stderr.strip(), script, config))
+        raise LaunchError(_refusal(" ".join(done.stderr.split()), config))
     return done.stdout.strip().partition(";")[0]
 
 
-def _refusal(words: str, script: Path, config: Config) -> str:
+def _refusal(words: str, config: Config) -> str:
     keys = {
         "partition": f"site.partition={config.site.partition}",
         "account": f"site.account={config.site.account}",
@@ -78,7 +78,7 @@ def _refusal(words: str, script: Path, config: Config) -> str:
     offer = ""
     if "partition" in words.lower():
         offer = f"; partitions here: {', '.join(partitions()) or 'unknown'}"
-    return f"{hint}sbatch refused {script}: {words}{offer}"
+    return f"{hint}sbatch refused the job: {words}{offer}"
 
 
 def partitions() -> list[str]:

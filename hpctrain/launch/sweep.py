@@ -39,6 +39,7 @@ class Entry:
     run: RunDir
     state: str = ""
     job: str = ""
+    is_new: bool = False  # its directory was made by this sweep
 
 
 class Sweep:
@@ -81,10 +82,13 @@ class Sweep:
                 self._print_scripts()
                 self._discard()
                 return [None] * len(self.entries)
+            cluster = slurm.available()
+            if not cluster:
+                for entry in self.entries:
+                    local.check(entry.config)
         except HpctrainError:
             self._discard()
             raise
-        cluster = slurm.available()
         console = Console(stderr=True)
         where = "sbatch is on the PATH: submitting to Slurm" if cluster else (
             "sbatch is not on the PATH: running here, one after the other, "
@@ -95,9 +99,10 @@ class Sweep:
         if todo:
             self._initialise_tracking()
             for entry in todo:
+                entry.is_new = not entry.run.path.exists()
                 freeze(entry.config)
             if cluster:
-                self._submit_arrays(todo)
+                self._submit(todo)
             else:
                 for entry in todo:
                     entry.state, entry.job = local.run(entry.config, entry.run)
@@ -116,11 +121,15 @@ class Sweep:
         total = len(self.entries) + len(self._wrong)
         if total == 1:
             raise self._wrong[0][1]
-        # Runs often share one mistake: it is said once, with the first run that has it.
-        unique = {str(error): overrides for overrides, error in reversed(self._wrong)}
-        lines = [f"  {' '.join(overrides)}: {text}" for text, overrides in unique.items()]
-        text = f"{len(self._wrong)} of {total} runs are wrong; nothing was queued:\n"
-        raise type(self._wrong[0][1])(text + "\n".join(reversed(lines)))
+        # Runs often share a mistake: it is said once, with the first run that has it.
+        having: dict[str, list[str]] = {}
+        for overrides, error in self._wrong:
+            for problem in str(error).splitlines():
+                having.setdefault(problem, []).append(" ".join(overrides))
+        lines = [f"{len(self._wrong)} of {total} runs are wrong; nothing was queued"]
+        for problem, runs in having.items():
+            lines.append(f"  {problem}  [{len(runs)} runs, first: {runs[0]}]")
+        raise type(self._wrong[0][1])("\n".join(lines))
 
     def _todo(self, cluster: bool) -> list[Entry]:
         """What is neither finished nor under way nor here twice."""
@@ -139,6 +148,20 @@ class Sweep:
                 entry.state = "running elsewhere"
             seen.setdefault(entry.run.path, entry)
         return [entry for entry in self.entries if not entry.state]
+
+    def _submit(self, todo: list[Entry]) -> None:
+        try:
+            self._submit_arrays(todo)
+        except LaunchError:
+            # What was not queued leaves no trace; what was, stays listed.
+            for entry in todo:
+                if entry.is_new and not entry.job:
+                    shutil.rmtree(entry.run.path)
+            if any(entry.job for entry in todo):
+                self._write_list()
+            else:
+                self._discard()
+            raise
 
     def _submit_arrays(self, todo: list[Entry]) -> None:
         for number, group in enumerate(_same_resources(todo)):
@@ -191,9 +214,11 @@ class Sweep:
 
     def _table(self) -> Table:
         table = Table("run", "overrides", "state", "job")
+        common = set.intersection(*(set(entry.overrides) for entry in self.entries))
         for entry in self.entries:
+            own = [text for text in entry.overrides if text not in common or len(self.entries) == 1]
             # Text, for an override may look like rich's markup.
-            cells = (entry.run.name, " ".join(entry.overrides), entry.state, entry.job)
+            cells = (entry.run.name, " ".join(own), entry.state, entry.job)
             table.add_row(*map(Text, cells))
         return table
 

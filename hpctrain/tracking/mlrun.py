@@ -10,6 +10,7 @@ batch, and nothing stands twice.
 import getpass
 import hashlib
 import logging
+import os
 import posixpath
 import random
 import re
@@ -133,7 +134,7 @@ class MlflowRun:
         found = self._client.search_runs([self.experiment_id], query, order_by=order, max_results=1)
         if found:
             return found[0]
-        tags = {_UID: uid, "mlflow.user": getpass.getuser(), "mlflow.source.type": "JOB"}
+        tags = {_UID: uid, "mlflow.user": _user(), "mlflow.source.type": "JOB"}
         if parent:
             tags[_PARENT] = parent
         log.info("creating run %s (%s)", name, uid)
@@ -187,6 +188,13 @@ def clean_key(key: str) -> str:
     if len(key) > _KEY:
         key = f"{key[: _KEY - 9]}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
     return key
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container without a passwd entry for us
+        return str(os.getuid())
 
 
 def _shorten(value: str, limit: int) -> str:

@@ -187,9 +187,18 @@ def beside(path: Path, suffix: str) -> Path:
 def _initialise_sqlite(uri: str, experiment: str, folder: Path) -> None:
     command, env = python_module("hpctrain.tracking.client", uri, experiment)
     # In the store's own folder: MLflow derives the default experiment's artifact path from it.
-    done = subprocess.run(
-        command, env=env, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
+    try:
+        done = subprocess.run(
+            command,
+            env=env,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_LOCK_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TrackingError(f"tracking.uri={uri}: not ready after {_LOCK_SECONDS:g} s") from error
     if done.returncode != 0:
         last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
         raise TrackingError(f"tracking.uri={uri}: MLflow cannot make the store: {''.join(last)}")

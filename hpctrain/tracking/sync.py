@@ -93,13 +93,15 @@ def _upload(run_dir: Path, meta: Meta) -> str:
         with upload_lock(run_dir, busy):
             uploader = Uploader(run_dir, pause)
             uploader.drain()
+            ending = ""
             if uploader.writer_died:
                 uploader.close_killed()
+                ending = "; its process is gone, so it is KILLED"
     except _Busy:
         return "its own uploader is at work"
     except GaveUp as error:
         raise TrackingError(f"{meta.uri} does not answer: {error.__context__}") from error
-    return f"{uploader.points} points uploaded to {meta.uri}"
+    return f"{uploader.points} points uploaded to {meta.uri}{ending}"
 
 
 class _Busy(Exception):

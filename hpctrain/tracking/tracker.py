@@ -192,8 +192,10 @@ class JournalTracker:
 
     def _revive_uploader(self) -> None:
         # A code means that it gave up with a reason; a signal, that somebody shot it.
-        died = self._uploader is not None and (self._uploader.poll() or 0) < 0
-        if died and self._restarts < _RESTARTS:
+        uploader = self._uploader
+        if uploader and (uploader.poll() or 0) < 0 and self._restarts < _RESTARTS:
+            assert uploader.stdin is not None
+            uploader.stdin.close()
             self._restarts += 1
             log.warning("the uploader was killed; starting it again")
             self._start_uploader()

@@ -115,7 +115,7 @@ class Uploader:
         """The writer has gone without a word: record that, at the time of its last one."""
         run = self._open()
         reason = "the training process ended without a final status"
-        log.warning("KILLED: %s", reason)
+        log.info("KILLED: %s", reason)
         run.set_ended("KILLED", self._last_time)
         run.log_tags({"hpctrain.reason": reason}, self.offset)
 

@@ -214,11 +214,15 @@ def test_a_killed_uploader_is_started_again(
     tracker._uploader.kill()
     tracker._uploader.wait()
     tracker.log_metrics({"loss": 1}, 0)
+    tracker.sync()
+    # A signal to the whole job may come before the new one has had time to ignore it.
+    tracker._uploader.terminate()
     tracker.finish("FAILED", "it diverged", end_time=1_900_000_000.5)
     assert tags("r")["status"] == "FAILED"
     assert tags("r")["hpctrain.reason"] == "it diverged"
     assert rows("SELECT end_time FROM runs") == [(1_900_000_000_500,)]
     assert rows("SELECT count(*) FROM metrics") == [(1,)]
+    assert (tmp_path / "r/journal/uploader.log").read_text().count("INFO __main__: uploader") == 1
 
 
 def test_offline_then_sync(
@@ -237,7 +241,8 @@ def test_offline_then_sync(
     assert done.stderr == ""
     assert done.stdout == (
         f"{tmp_path}/a: 1000 points uploaded to sqlite:///{database}\n"
-        f"{tmp_path}/b: 30 points uploaded to sqlite:///{database}\n"
+        f"{tmp_path}/b: 30 points uploaded to sqlite:///{database}"
+        "; its process is gone, so it is KILLED\n"
     )
     assert (tags("a")["status"], tags("b")["status"]) == ("FINISHED", "KILLED")
     again = sync(tmp_path / "a", tmp_path / "b")

@@ -1,12 +1,20 @@
-"""The launcher of `-m`, where Hydra looks for it; the work is in `hpctrain.launch`."""
+"""Sweeper and launcher of `-m`, where Hydra looks for them; the work is in `hpctrain.launch`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.utils import JobReturn, JobStatus
 from hydra_plugins.hydra_submitit_launcher.submitit_launcher import SlurmLauncher
+
+
+class HpctrainSweeper(BasicSweeper):
+    """Hydra's own, less its check that stops at the first wrong run: the launcher lists them all."""
+
+    def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
+        """Do nothing: the launcher composes every run, once, before any is submitted."""
 
 
 class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]

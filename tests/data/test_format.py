@@ -1,0 +1,311 @@
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpctrain.data import format as shard_format
+from hpctrain.data.format import ShardWriter, digest_file, write_shards
+from hpctrain.data.index import DTYPES, Field, Index
+from hpctrain.data.ragged import Ragged
+from hpctrain.errors import DataError, StorageError
+
+rng = np.random.default_rng(0)
+
+
+def image_set(count=10):
+    return {
+        "image": rng.integers(0, 255, (count, 3, 4, 4), dtype=np.uint8),
+        "label": np.arange(count),
+        "text": [np.full(i % 4, i, np.uint16) for i in range(count)],
+    }
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.glob("*.h5")}
+
+
+def test_a_shard_is_plain_hdf5(tmp_path):
+    samples = image_set()
+    index = write_shards(tmp_path, [("train", samples)])
+    assert [shard.path for shard in index.shards] == ["train-00000.h5"]
+    with h5py.File(tmp_path / "train-00000.h5") as file:
+        assert dict(file.attrs) == {
+            "format": b"hpctrain-shard",
+            "version": 1,
+            "split": b"train",
+            "count": 10,
+        }
+        assert sorted(file) == ["image", "label", "text"]
+        assert (file["image"][:] == samples["image"]).all()
+        assert file["image"].dtype == "|u1"
+        assert (file["label"][:] == samples["label"]).all()
+        assert sorted(file["text"]) == ["offsets", "values"]
+        assert (file["text/values"][:] == np.concatenate(samples["text"])).all()
+        assert file["text/offsets"][:].tolist() == [0, 0, 1, 3, 6, 6, 7, 9, 12, 12, 13]
+        for name in ("image", "label", "text/values", "text/offsets"):
+            dataset = file[name]
+            assert dataset.chunks is None
+            assert dataset.compression is None
+            assert dataset.id.get_offset() % 4096 == 0
+
+
+def test_h5dump_reads_it(tmp_path):
+    if shutil.which("h5dump") is None:
+        pytest.skip("hdf5-tools is not installed")
+    write_shards(tmp_path, [("train", image_set())])
+    command = ["h5dump", "-d", "/label", str(tmp_path / "train-00000.h5")]
+    assert "(0): 0, 1, 2, 3, 4, 5, 6, 7, 8, 9" in subprocess.check_output(command, text=True)
+
+
+def test_the_same_input_gives_the_same_bytes_however_it_is_batched(tmp_path):
+    samples = image_set(100)
+    write_shards(tmp_path / "a", [("train", samples)], max_bytes=1500)
+    time.sleep(1.1)  # HDF5 stores times, if at all, in seconds
+    parts = [slice(0, 1), slice(1, 1), slice(1, 64), slice(64, 100)]
+    batches = [("train", {name: value[part] for name, value in samples.items()}) for part in parts]
+    write_shards(tmp_path / "b", batches, max_bytes=1500)
+    assert len(contents(tmp_path / "a")) > 3
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert Index.load(tmp_path / "a").digest == Index.load(tmp_path / "b").digest
+
+
+def test_the_index_says_what_is_on_the_disk(tmp_path):
+    index = write_shards(tmp_path, [("train", image_set(50)), ("val", image_set(5))], max_bytes=999)
+    assert sorted(os.listdir(tmp_path)) == sorted(["index.json", *(s.path for s in index.shards)])
+    assert index == Index.load(tmp_path)
+    for shard in index.shards:
+        assert shard.digest == digest_file(tmp_path / shard.path)
+        assert shard.bytes == (tmp_path / shard.path).stat().st_size
+        with h5py.File(tmp_path / shard.path) as file:
+            assert shard.count == len(file["label"])
+
+
+def test_shards_are_filled_up_to_the_size(tmp_path):
+    index = write_shards(tmp_path, [("train", {"x": np.arange(10)})], max_bytes=24)
+    assert [shard.count for shard in index.shards] == [3, 3, 3, 1]
+
+
+def test_a_sample_larger_than_a_shard_is_a_shard(tmp_path):
+    lengths = [1, 100, 1, 1]
+    text = [np.zeros(length, np.uint8) for length in lengths]
+    index = write_shards(tmp_path, [("train", {"text": text})], max_bytes=30)
+    assert [shard.count for shard in index.shards] == [1, 1, 2]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    dtype=st.sampled_from(DTYPES),
+    shape=st.lists(st.integers(1, 3), max_size=3),
+    count=st.integers(1, 30),
+    order=st.sampled_from("<>"),
+)
+def test_every_dtype_shape_and_byte_order(tmp_path_factory, dtype, shape, count, order):
+    folder = tmp_path_factory.mktemp("set")
+    values = rng.integers(0, 100, (count, *shape)).astype(np.dtype(dtype).newbyteorder(order))
+    index = write_shards(folder, [("train", {"x": values})], max_bytes=100)
+    assert index.fields["x"] == Field(dtype, tuple(shape))
+    found = []
+    for shard in index.shards:
+        with h5py.File(folder / shard.path) as file:
+            assert file["x"].dtype == np.dtype(dtype).newbyteorder("<")
+            found.append(file["x"][:])
+    assert (np.concatenate(found) == values).all()
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    parts=st.lists(
+        st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), min_size=1), min_size=1
+    )
+)
+def test_statistics_are_those_of_numpy(tmp_path_factory, parts):
+    folder = tmp_path_factory.mktemp("set")
+    batches = [("train", {"x": np.array(part, np.float32)}) for part in parts]
+    values = write_shards(folder, batches).statistics["train"]["x"]
+    everything = np.concatenate([np.array(part, np.float64) for part in parts])
+    finite = everything[np.isfinite(everything)]
+    assert values.nonfinite == len(everything) - len(finite)
+    if not len(finite):
+        assert (values.mean, values.std, values.min, values.max) == (None, None, None, None)
+        return
+    scale = np.abs(finite).max()
+    assert values.mean == pytest.approx(finite.mean(), rel=1e-9, abs=1e-12 * scale)
+    assert values.std == pytest.approx(finite.std(), rel=1e-9, abs=1e-12 * scale)
+    assert (values.min, values.max) == (finite.min(), finite.max())
+
+
+def test_statistics_do_not_cancel(tmp_path):
+    x = 1e9 + rng.normal(size=1_000_000)
+    values = write_shards(tmp_path, [("train", {"x": x})], max_bytes=10**6).statistics["train"]["x"]
+    assert values.std == pytest.approx(x.std(), rel=1e-9)
+    assert values.mean == pytest.approx(x.mean(), rel=1e-14)
+
+
+def test_integers_keep_their_range_exactly(tmp_path):
+    x = np.array([-(2**63), 2**63 - 1])
+    values = write_shards(tmp_path, [("train", {"x": x})]).statistics["train"]["x"]
+    assert (values.min, values.max) == (-(2**63), 2**63 - 1)
+
+
+def test_samples_are_copied(tmp_path):
+    buffer = np.zeros(4, np.int32)
+    with ShardWriter(tmp_path) as writer:
+        for value in range(3):
+            buffer[:] = value
+            writer.add("train", {"x": buffer})
+        writer.finish()
+    with h5py.File(tmp_path / "train-00000.h5") as file:
+        assert file["x"][:].tolist() == [0] * 4 + [1] * 4 + [2] * 4
+
+
+BAD = [
+    ({"x": np.zeros(2, complex)}, "field 'x': dtype complex128 is not supported; allowed: uint8"),
+    ({"x": np.zeros(2, bool)}, "dtype bool is not supported"),
+    ({"x": np.array(["a"])}, "is not supported"),
+    ({"x": np.array([{}])}, "dtype object is not supported"),
+    ({"x": np.zeros((2, 0))}, "field 'x': shape [0] has no elements"),
+    ({"a/b": np.zeros(2)}, "field 'a/b': a name has"),
+    ({"mask": np.zeros(2)}, "cannot be named 'mask'"),
+    ({"x": np.zeros(2), "y": np.zeros(3)}, "different numbers of samples: {'x': 2, 'y': 3}"),
+    ({}, "at least one field"),
+]
+
+
+@pytest.mark.parametrize(("batch", "words"), BAD)
+def test_what_cannot_be_stored(tmp_path, batch, words):
+    with pytest.raises(DataError) as error:
+        write_shards(tmp_path, [("train", batch)])
+    assert words in str(error.value)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (
+            {"x": np.zeros((2, 3)), "t": [np.zeros(1)] * 2},
+            "field 'x': found samples of float64 [3]",
+        ),
+        ({"x": np.zeros(2, "f4"), "t": [np.zeros(1)] * 2}, "the data set has float64"),
+        ({"x": np.zeros(2)}, "a batch has the fields x; the data set has t, x"),
+        ({"x": [np.zeros(1)] * 2, "t": [np.zeros(1)] * 2}, "field 'x'"),
+        ({"x": np.zeros(2), "t": [np.zeros(1), np.zeros(1, "i4")]}, "found a sample int32 [1]"),
+        ({"x": np.zeros(2), "t": [np.zeros((1, 2))] * 2}, "found a sample float64 [1, 2]"),
+    ],
+)
+def test_later_batches_have_the_schema_of_the_first(tmp_path, batch, words):
+    first = {"x": np.zeros(2), "t": [np.zeros(1), np.zeros(2)]}
+    with pytest.raises(DataError) as error:
+        write_shards(tmp_path, [("train", first), ("train", batch)])
+    assert words in str(error.value)
+
+
+def test_a_split_has_a_portable_name(tmp_path):
+    with pytest.raises(DataError, match=r"split '\.\./x'"):
+        write_shards(tmp_path, [("../x", {"x": np.zeros(2)})])
+
+
+def test_no_samples(tmp_path):
+    with pytest.raises(DataError, match="no samples"):
+        write_shards(tmp_path, [], fields={"x": Field("uint8")})
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_exception_leaves_nothing_behind(tmp_path):
+    def batches():
+        yield "train", {"x": np.zeros(100)}
+        raise RuntimeError("in the source")
+
+    with pytest.raises(RuntimeError, match="in the source"):
+        write_shards(tmp_path, batches(), max_bytes=80)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot write"):
+        write_shards(tmp_path / "file" / "set", [("train", {"x": np.zeros(2)})])
+
+
+def test_two_writers_do_not_meet(tmp_path):
+    holder = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    with pytest.raises(StorageError, match="another process is writing"):
+        write_shards(tmp_path, [("train", {"x": np.zeros(2)})])
+    os.close(holder)
+    write_shards(tmp_path, [("train", {"x": np.zeros(2)})])
+    write_shards(tmp_path, [("train", {"x": np.zeros(2)})])
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    write_shards(tmp_path, [("train", {"x": np.zeros(2)})])
+
+
+CRASH = """
+import os, signal, sys
+import numpy as np
+from pathlib import Path
+from hpctrain.data.format import write_shards
+
+replace, left = os.replace, int(sys.argv[2])
+def crash(*paths):
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(*paths)
+os.replace = crash
+write_shards(Path(sys.argv[1]), [("train", {"x": np.arange(100, 105)})], max_bytes=16)
+"""
+
+
+@pytest.mark.parametrize("moves", range(7))
+@pytest.mark.parametrize("before", [False, True])
+def test_killed_between_any_two_moves(tmp_path, moves, before):
+    """Old or new or nothing, never a mixture; and the next run puts it right."""
+    if before:  # a data set with more shards gives way
+        old = write_shards(tmp_path, [("train", {"x": np.arange(20)})], max_bytes=16)
+    result = subprocess.run([sys.executable, "-c", CRASH, tmp_path, str(moves)], check=False)
+    assert result.returncode in (0, -9)
+    if (tmp_path / "index.json").exists():
+        index = Index.load(tmp_path)
+        assert before or result.returncode == 0 or index.split("train").count == 5
+        for shard in index.shards:
+            assert digest_file(tmp_path / shard.path) == shard.digest
+        assert index.split("train").count == 5 or (before and index == old)
+    new = write_shards(tmp_path, [("train", {"x": np.arange(7)})], max_bytes=16)
+    assert sorted(os.listdir(tmp_path)) == ["index.json", *(shard.path for shard in new.shards)]
+    for shard in new.shards:
+        assert digest_file(tmp_path / shard.path) == shard.digest
+
+
+def test_ragged():
+    ragged = Ragged.of([np.array([1, 2]), np.array([], int), np.array([3])])
+    assert len(ragged) == 3
+    assert [ragged[i].tolist() for i in range(3)] == [[1, 2], [], [3]]
+    assert ragged.lengths.tolist() == [2, 0, 1]
+    assert ragged.pad().tolist() == [[1, 2], [0, 0], [3, 0]]
+    assert ragged.rows(1, 3).pad().tolist() == [[0], [3]]
+    points = Ragged.of([np.ones((2, 3)), np.ones((1, 3))])
+    assert points.pad().shape == (2, 2, 3)
+    assert Ragged.of([np.zeros(0)]).pad().shape == (1, 0)
+
+
+def test_the_format_needs_no_torch():
+    code = (
+        "import sys, hpctrain.data.format, hpctrain.data.reader; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert shard_format.RESERVED == "mask"

@@ -1,0 +1,183 @@
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from hpctrain.data.format import write_shards
+from hpctrain.data.index import Field, Index, Shard, check_name
+from hpctrain.errors import DataError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    samples = {"x": np.arange(12, dtype=np.float32).reshape(6, 2), "label": np.arange(6)}
+    text = [np.frombuffer(word, np.uint8) for word in (b"a", b"", b"ccc", b"d", b"e", b"ff")]
+    batches = [("train", {**samples, "text": text}), ("val", {**samples, "text": text})]
+    write_shards(tmp_path / "set", batches, max_bytes=80, provenance={"command": "a test"})
+    return tmp_path / "set"
+
+
+def edit(folder, change):
+    """Change the JSON of an index by hand."""
+    path = folder / "index.json"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def test_what_is_saved_is_loaded(folder):
+    index = Index.load(folder)
+    assert dict(index.fields) == {
+        "x": Field("float32", (2,)),
+        "label": Field("int64"),
+        "text": Field("uint8", variable=True),
+    }
+    assert [str(field) for field in index.fields.values()] == ["float32[2]", "int64", "uint8[*]"]
+    assert index.splits == ("train", "val")
+    assert index.split("train").count == 6
+    assert sum(shard.count for shard in index.split("train").shards) == 6
+    assert len(index.split("val").shards) > 1
+    assert index.provenance == {"command": "a test"}
+    assert index.statistics["train"]["label"].mean == 2.5
+    index.check(folder)
+
+
+def test_the_file_has_the_documented_keys(folder):
+    content = json.loads((folder / "index.json").read_text())
+    assert list(content) == [
+        *("format", "version", "digest", "fields", "shards", "statistics", "provenance")
+    ]
+    assert content["format"] == "hpctrain-shards"
+    assert content["version"] == 1
+    assert content["digest"].startswith("xxh3_128:")
+    assert content["fields"]["text"] == {"dtype": "uint8", "shape": [], "variable": True}
+    assert set(content["shards"][0]) == {"path", "split", "count", "bytes", "digest"}
+    assert set(content["statistics"]["val"]["x"]) == {"mean", "std", "min", "max", "nonfinite"}
+
+
+def test_the_digest_names_the_data_and_nothing_else(folder, tmp_path):
+    index = Index.load(folder)
+    assert Index(index.fields, index.shards).digest == index.digest
+    assert Index(index.fields, index.shards[1:]).digest != index.digest
+    renamed = {"y" if name == "x" else name: field for name, field in index.fields.items()}
+    assert Index(renamed, index.shards).digest != index.digest
+    os.rename(folder, tmp_path / "elsewhere")
+    assert Index.load(tmp_path / "elsewhere").digest == index.digest
+
+
+def test_unknown_keys_are_ignored(folder):
+    edit(folder, lambda content: content.update(later="thing"))
+    assert Index.load(folder).split("val").count == 6
+
+
+def refused(folder):
+    with pytest.raises(DataError) as error:
+        Index.load(folder)
+    return str(error.value)
+
+
+def test_no_folder(tmp_path):
+    assert refused(tmp_path / "nowhere") == f"the data folder {tmp_path}/nowhere does not exist"
+
+
+def test_no_index(tmp_path):
+    message = refused(tmp_path)
+    assert f"{tmp_path} has no index.json" in message
+    assert "run it again" in message
+
+
+def test_a_file_is_no_folder(folder):
+    assert "is a file; a data set is a folder" in refused(folder / "index.json")
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b""])
+def test_not_json(folder, content):
+    (folder / "index.json").write_bytes(content)
+    assert f"{folder}/index.json: not valid JSON" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c.update(format="mds"), "format is 'mds'; this is not an index of hpctrain-sh"),
+        (lambda c: c.update(version=2), "found version 2, this hpctrain reads 1"),
+        (lambda c: c.pop("fields"), "damaged: the key 'fields' is missing"),
+        (lambda c: c["shards"][0].pop("bytes"), "damaged: the key 'bytes' is missing"),
+        (lambda c: c["shards"][0].update(count="many"), "damaged: invalid literal"),
+        (lambda c: c.update(shards=3), "damaged"),
+        (lambda c: c["shards"][0].update(count=0), "lists 0 samples"),
+        (lambda c: c["shards"][0].update(path="../train-00000.h5"), "leaves the data set's folder"),
+        (lambda c: c["shards"][0].update(path="/etc/passwd"), "leaves the data set's folder"),
+        (lambda c: c["shards"][0].update(path=""), "leaves the data set's folder"),
+        (lambda c: c["fields"]["x"].update(dtype="complex64"), "complex64 is not supported; allow"),
+        (lambda c: c["fields"]["x"].update(shape=[0]), "shape [0] has no elements"),
+        (lambda c: c["shards"][0].update(count=5), "does not fit its fields and shards"),
+    ],
+)
+def test_an_index_that_cannot_be_read(folder, change, words):
+    edit(folder, change)
+    message = refused(folder)
+    assert message.startswith(f"{folder}/index.json: ")
+    assert words in message
+
+
+def test_an_index_that_is_a_list(folder):
+    (folder / "index.json").write_text("[]")
+    assert "format is 'list'" in refused(folder)
+
+
+def test_an_unknown_split_names_those_that_exist(folder):
+    with pytest.raises(DataError, match=r"no split 'test'; this data set has train, val"):
+        Index.load(folder).split("test")
+
+
+def test_a_missing_shard(folder):
+    path = folder / Index.load(folder).shards[0].path
+    path.unlink()
+    with pytest.raises(DataError, match=f"shard {path} is missing"):
+        Index.load(folder).check(folder)
+
+
+@pytest.mark.parametrize(("change", "word"), [(-1, "truncated"), (1, "changed")])
+def test_a_shard_of_another_size(folder, change, word):
+    shard = Index.load(folder).shards[0]
+    os.truncate(folder / shard.path, shard.bytes + change)
+    with pytest.raises(DataError) as error:
+        Index.load(folder).check(folder)
+    assert f"is {word}: it has {shard.bytes + change} bytes" in str(error.value)
+    assert f"lists {shard.bytes};" in str(error.value)
+
+
+def test_a_failed_save_leaves_the_old_index_and_nothing_else(folder, monkeypatch):
+    index, before = Index.load(folder), sorted(os.listdir(folder))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        Index(index.fields, index.shards[:1]).save(folder)
+    assert sorted(os.listdir(folder)) == before
+    assert Index.load(folder) == index
+
+
+@pytest.mark.parametrize("name", ["", ".x", "-x", "a/b", "a b", "é", "x\n"])
+def test_names_that_are_not_portable(name):
+    with pytest.raises(DataError, match="a name has letters, digits"):
+        check_name(name, "field")
+
+
+def test_the_login_node_needs_neither_torch_nor_h5py():
+    code = (
+        "import sys, hpctrain.data.index; "
+        "sys.exit(bool({'torch', 'h5py', 'numpy'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_hundred_thousand_shards_are_quick_to_look_up():
+    shards = tuple(Shard(f"t-{i}.h5", "train", 10**5, 1, "xxh3_128:0") for i in range(100_000))
+    assert Index({"x": Field("uint8")}, shards).split("train").count == 10**10

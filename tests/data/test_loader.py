@@ -1,0 +1,358 @@
+import gc
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpctrain.data.format import write_shards
+from hpctrain.data.index import Field
+from hpctrain.data.loader import Loader
+from hpctrain.data.order import Order
+from hpctrain.data.reader import Reader
+from hpctrain.errors import ConfigError, DataError
+
+
+class Numbers:
+    """Samples that are their own index."""
+
+    def __init__(self, count, slow=0.0, fail_at=None):
+        self.count, self.slow, self.fail_at = count, slow, fail_at
+        self.fields = {"x": Field("int64")}
+        self.reads = 0
+
+    def __len__(self):
+        return self.count
+
+    def read(self, indices):
+        self.reads += 1
+        if self.reads == self.fail_at:
+            raise DataError("shard s.h5 is gone")
+        time.sleep(self.slow)
+        return {"x": indices.copy()}
+
+
+def threads():
+    return [t for t in threading.enumerate() if t.name.startswith("hpctrain-loader")]
+
+
+def take(loader, steps):
+    """The real samples of the next steps."""
+    batches = []
+    iterator = iter(loader)
+    for _ in range(steps):
+        batch = next(iterator)
+        batches.append(batch["x"][batch["mask"]].tolist())
+    iterator.close()
+    return batches
+
+
+def global_batches(count, batch_size, dp_size, **options):
+    """Each step's samples, all ranks joined in their order, and the masks."""
+    ranks = [
+        list(
+            Loader(
+                Numbers(count), global_batch_size=batch_size, dp_rank=r, dp_size=dp_size, **options
+            )
+        )
+        for r in range(dp_size)
+    ]
+    assert len({len(batches) for batches in ranks}) == 1
+    return [
+        (torch.cat([b["x"] for b in step]).tolist(), torch.cat([b["mask"] for b in step]).tolist())
+        for step in zip(*ranks, strict=True)
+    ]
+
+
+shapes = st.fixed_dictionaries(
+    {
+        "count": st.integers(1, 60),
+        "per_rank": st.integers(1, 6),
+        "dp_size": st.integers(1, 6),
+        "tail": st.sampled_from(["drop", "pad"]),
+        "shuffle": st.booleans(),
+        "prefetch": st.integers(0, 3),
+    }
+)
+
+
+def unpack(shape):
+    shape = dict(shape)
+    count, dp_size = shape.pop("count"), shape.pop("dp_size")
+    batch_size = shape.pop("per_rank") * dp_size
+    if shape["tail"] == "drop":
+        count = max(count, batch_size)
+    return count, batch_size, dp_size, shape
+
+
+@settings(max_examples=60, deadline=None)
+@given(shape=shapes, epochs=st.integers(0, 3))
+def test_the_global_batch_is_the_same_for_every_number_of_ranks(shape, epochs):
+    count, batch_size, dp_size, options = unpack(shape)
+    options |= {"max_epochs": epochs, "seed": 3}
+    steps = global_batches(count, batch_size, dp_size, **options)
+    assert steps == global_batches(count, batch_size, 1, **options)
+    loader = Loader(Numbers(count), global_batch_size=batch_size, **options)
+    assert len(steps) == epochs * loader.steps_per_epoch
+    for epoch in range(epochs):
+        own = steps[epoch * loader.steps_per_epoch : (epoch + 1) * loader.steps_per_epoch]
+        real = [x for batch, mask in own for x, m in zip(batch, mask, strict=True) if m]
+        order = Order(count, 3, options["shuffle"])(epoch, np.arange(count)).tolist()
+        kept = count if options["tail"] == "pad" else count // batch_size * batch_size
+        assert real == order[:kept]  # nothing twice, nothing missing but the tail
+        assert all(len(batch) == batch_size for batch, _ in own)
+
+
+@settings(max_examples=80, deadline=None)
+@given(shape=shapes, done=st.integers(0, 25), later=st.integers(1, 5), later_dp=st.integers(1, 4))
+def test_a_resume_continues_the_sequence(shape, done, later, later_dp):
+    """Also with other ranks and another batch size."""
+    count, batch_size, _, options = unpack(shape)
+    first = Loader(Numbers(count), global_batch_size=batch_size, seed=1, **options)
+    before = take(first, done)
+    state = first.state_dict()
+    assert state == {"consumed": first._consumed}
+
+    new_size = later * later_dp
+    if options["tail"] == "drop" and new_size > count:
+        new_size, later_dp = 1, 1
+    ranks = []
+    for rank in range(later_dp):
+        loader = Loader(
+            Numbers(count),
+            global_batch_size=new_size,
+            dp_rank=rank,
+            dp_size=later_dp,
+            seed=1,
+            max_epochs=state["consumed"] // count + 2,
+            **options,
+        )
+        loader.load_state_dict(state)
+        ranks.append([batch["x"][batch["mask"]].tolist() for batch in loader])
+    after = [sum(step, []) for step in zip(*ranks, strict=True)]
+
+    epoch, offset = divmod(state["consumed"], count)
+    order = Order(count, 1, options["shuffle"])
+    this = order(epoch, np.arange(offset, count)).tolist()
+    following = order(epoch + 1, np.arange(count)).tolist()
+    drop = options["tail"] == "drop"
+    kept = len(this) // new_size * new_size if drop else len(this)
+    kept_next = count // new_size * new_size if drop else count
+    assert sum(after, []) == this[:kept] + following[:kept_next]
+    # What this epoch had before is exactly the rest of its order.
+    had = sum(before, [])[-offset:] if offset else []
+    assert had == order(epoch, np.arange(offset)).tolist()
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 7])
+def test_the_state_counts_what_was_handed_out(prefetch):
+    loader = Loader(Numbers(100), global_batch_size=8, prefetch=prefetch)
+    whole = take(Loader(Numbers(100), global_batch_size=8), 30)
+    for step, batch in enumerate(loader):
+        assert batch["x"].tolist() == whole[step]
+        epoch, inside = divmod(step, 12)
+        assert loader.state_dict()["consumed"] == epoch * 100 + (
+            8 * (inside + 1) if inside < 11 else 100
+        )
+        assert loader.epoch == epoch + (inside == 11)
+        if step == 29:
+            break
+    resumed = Loader(Numbers(100), global_batch_size=8)
+    resumed.load_state_dict(loader.state_dict())
+    assert take(resumed, 3) == take(loader, 3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(count=st.integers(1, 50), per_rank=st.integers(1, 8), dp_size=st.integers(1, 5))
+def test_evaluation_counts_each_sample_once(count, per_rank, dp_size):
+    options = {"shuffle": False, "tail": "pad", "max_epochs": 1}
+    steps = global_batches(count, per_rank * dp_size, dp_size, **options)
+    real = [x for batch, mask in steps for x, m in zip(batch, mask, strict=True) if m]
+    assert real == list(range(count))
+    assert all(0 <= x < count for batch, _ in steps for x in batch)
+
+
+def test_an_evaluation_is_repeated_from_its_first_state():
+    loader = Loader(Numbers(5), global_batch_size=2, shuffle=False, tail="pad", max_epochs=1)
+    first = [batch["x"].tolist() for batch in loader]
+    assert list(loader) == []
+    loader.load_state_dict({"consumed": 0})
+    assert [batch["x"].tolist() for batch in loader] == first == [[0, 1], [2, 3], [4, 4]]
+
+
+def test_real_shards(tmp_path):
+    count = 37
+    samples = {
+        "image": np.random.default_rng(0).integers(0, 255, (count, 2, 3), dtype=np.uint8),
+        "short": np.arange(count, dtype=np.uint16) + 60_000,
+        "word": np.arange(count, dtype=np.uint32) + 4_000_000_000,
+        "half": np.arange(count, dtype=np.float16),
+        "text": [np.full(i % 4, i, np.uint8) for i in range(count)],
+    }
+    write_shards(tmp_path, [("train", samples)], max_bytes=200)
+    loader = Loader(Reader(tmp_path, "train"), global_batch_size=8, tail="pad", max_epochs=2)
+    order = Order(count, 0)
+    positions = 0
+    for step, batch in enumerate(loader):
+        assert set(batch) == {"mask", "image", "short", "word", "half", "text", "text_length"}
+        assert batch["mask"].dtype == torch.bool
+        types = [batch[name].dtype for name in ("image", "short", "word", "half", "text")]
+        assert types == [torch.uint8, torch.int32, torch.int64, torch.float16, torch.uint8]
+        real = int(batch["mask"].sum())
+        epoch, start = divmod(step, 5)
+        rows = order(epoch, np.arange(start * 8, start * 8 + real))
+        positions += real
+        for name in ("image", "short", "word", "half"):
+            assert (batch[name][:real].numpy() == samples[name][rows]).all()
+        assert batch["text_length"].tolist()[:real] == [i % 4 for i in rows]
+        for text, length, i in zip(batch["text"], batch["text_length"], rows, strict=False):
+            assert text[:length].tolist() == samples["text"][i].tolist()
+            assert not text[length:].any()
+    assert positions == 2 * count
+
+
+def test_batches_are_independent():
+    loader = Loader(Numbers(10), global_batch_size=5, shuffle=False, max_epochs=1)
+    first, second = loader
+    first["x"].zero_()
+    assert second["x"].tolist() == [5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_exception_of_the_thread_comes_with_its_type(prefetch):
+    loader = Loader(Numbers(100, fail_at=3), global_batch_size=10, prefetch=prefetch)
+    with pytest.raises(DataError, match=r"shard s\.h5 is gone"):
+        for _ in loader:
+            pass
+    assert loader.state_dict() == {"consumed": 20}
+    assert threads() == []
+
+
+def test_the_thread_ends_with_the_iterator():
+    loader = Loader(Numbers(100), global_batch_size=10)
+    for _ in loader:
+        break
+    assert threads() == []
+
+    iterator = iter(loader)
+    next(iterator)
+    assert len(threads()) == 1
+    del iterator
+    gc.collect()
+    assert threads() == []
+
+    iterator = iter(loader)
+    next(iterator)
+    iterator.close()
+    assert threads() == []
+
+    iter(loader)  # never begun
+    assert threads() == []
+    list(Loader(Numbers(100), global_batch_size=10, max_epochs=3))
+    assert threads() == []
+
+
+def test_the_thread_reads_no_more_than_it_may():
+    reader = Numbers(1000)
+    iterator = iter(Loader(reader, global_batch_size=10, prefetch=3))
+    next(iterator)
+    time.sleep(0.2)
+    assert reader.reads == 4
+
+
+def test_python_ends_while_an_iterator_lives():
+    code = (
+        "import numpy as np, sys, time\n"
+        "from hpctrain.data.index import Field\n"
+        "from hpctrain.data.loader import Loader\n"
+        "class Slow:\n"
+        "    fields = {'x': Field('int64')}\n"
+        "    def __len__(self): return 100\n"
+        "    def read(self, i): time.sleep(0.05); return {'x': i}\n"
+        "it = iter(Loader(Slow(), global_batch_size=2, prefetch=4))\n"
+        "next(it)\n"
+        "sys.stdout.write('done')\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert (result.stdout, result.stderr) == ("done", "")
+
+
+@pytest.mark.parametrize("other", [lambda x: x.load_state_dict({"consumed": 0}), lambda x: iter(x)])
+def test_an_iterator_ends_when_the_loader_moves(other):
+    loader = Loader(Numbers(100), global_batch_size=10)
+    iterator = iter(loader)
+    next(iterator)
+    other(loader)
+    with pytest.raises(RuntimeError, match="this iterator of the loader has ended"):
+        next(iterator)
+    assert threads() == []
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_the_wait_is_the_consumers(prefetch):
+    loader = Loader(Numbers(100, slow=0.02), global_batch_size=10, prefetch=prefetch, max_epochs=1)
+    for _ in loader:
+        time.sleep(0.03)
+    if prefetch:
+        assert 0.0 < loader.wait_s < 0.15  # the first batch, and then none
+    else:
+        assert 0.2 <= loader.wait_s < 0.6
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"global_batch_size": 7, "dp_size": 2}, ConfigError, "size 7 cannot be divided among 2"),
+        ({"global_batch_size": 0}, ConfigError, "size 0 cannot be divided"),
+        ({"global_batch_size": -4, "dp_size": 2}, ConfigError, "size -4 cannot be divided"),
+        ({"global_batch_size": 4, "dp_rank": 2, "dp_size": 2}, ConfigError, "rank 2 of 2: it is 0"),
+        ({"global_batch_size": 4, "dp_rank": -1}, ConfigError, "rank -1 of 1"),
+        ({"global_batch_size": 4, "tail": "keep"}, ConfigError, "tail 'keep': it is 'drop' or"),
+        ({"global_batch_size": 4, "prefetch": -1}, ConfigError, "prefetch -1"),
+        ({"global_batch_size": 4, "max_epochs": -1}, ConfigError, "max_epochs -1"),
+        ({"global_batch_size": 11}, DataError, "size 11 is larger than the data set, 10 samples"),
+    ],
+)
+def test_what_does_not_fit_together(options, error, words):
+    with pytest.raises(error) as caught:
+        Loader(Numbers(10), **options)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("names", [["mask"], ["text", "text_length"]])
+def test_names_that_the_loader_needs(names):
+    reader = Numbers(10)
+    reader.fields = {name: Field("uint8", variable=True) for name in names}
+    with pytest.raises(DataError, match=f"needs the name '{names[-1]}' itself"):
+        Loader(reader, global_batch_size=1)
+
+
+@pytest.mark.parametrize("state", [{}, {"consumed": "7"}, {"consumed": 1.5}, {"consumed": -1}])
+def test_a_state_that_is_none(state):
+    loader = Loader(Numbers(10), global_batch_size=1)
+    with pytest.raises(DataError, match="state of"):
+        loader.load_state_dict(state)
+    assert loader.state_dict() == {"consumed": 0}
+
+
+def test_pinning_without_cuda_changes_nothing():
+    loader = Loader(Numbers(10), global_batch_size=5, pin_memory=True, max_epochs=1)
+    assert sum(int(batch["mask"].sum()) for batch in loader) == 10
+
+
+def test_ten_billion_samples_from_the_middle():
+    count = 10**10
+    loader = Loader(Numbers(count), global_batch_size=1024, dp_rank=1023, dp_size=1024)
+    start = time.perf_counter()
+    loader.load_state_dict({"consumed": 3 * count + count // 2})
+    (batch,) = take(loader, 1)
+    assert time.perf_counter() - start < 1
+    position = np.array([count // 2 + 1023])
+    assert batch == Order(count, 0)(3, position).tolist()

@@ -1,0 +1,302 @@
+import os
+import pickle
+import re
+import resource
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpctrain.data.format import digest_file, write_shards
+from hpctrain.data.index import Index, Shard
+from hpctrain.data.ragged import Ragged
+from hpctrain.data.reader import Reader
+from hpctrain.errors import DataError
+
+COUNT = 50
+IMAGES = np.random.default_rng(0).integers(0, 255, (COUNT, 3, 2), dtype=np.uint8)
+SCORES = np.arange(COUNT, dtype=np.float64)
+TEXTS = [np.arange(i % 5, dtype=np.uint32) + i for i in range(COUNT)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("set"))
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A data set that the test may damage."""
+    return write(tmp_path)
+
+
+def write(folder):
+    samples = {"image": IMAGES, "score": SCORES, "text": TEXTS}
+    other = {name: value[:3] for name, value in samples.items()}
+    write_shards(folder, [("val", other), ("train", samples)], max_bytes=300)
+    return folder
+
+
+def rewrite(folder, options):
+    """The same values in chunks, or big-endian (None), and an index that fits."""
+    index = Index.load(folder)
+    shards = []
+    for shard in index.shards:
+        path = folder / shard.path
+        with h5py.File(path) as file:
+            values = {n: file[n][:] for n in ("image", "score", "text/values", "text/offsets")}
+        with h5py.File(path, "w") as file:
+            for name, array in values.items():
+                if options is not None and array.size:
+                    chunks = (min(4, len(array)), *array.shape[1:])
+                    file.create_dataset(name, data=array, chunks=chunks, **options)
+                else:
+                    file.create_dataset(name, data=array.astype(array.dtype.newbyteorder(">")))
+        size, digest = path.stat().st_size, digest_file(path)
+        shards.append(Shard(shard.path, shard.split, shard.count, size, digest))
+    Index(index.fields, tuple(shards)).save(folder)
+    return folder
+
+
+def compare(reader, indices):
+    rows = reader.read(np.array(indices, dtype=np.int64))
+    assert (rows["image"] == IMAGES[indices]).all()
+    assert (rows["score"] == SCORES[indices]).all()
+    assert isinstance(rows["text"], Ragged)
+    assert len(rows["text"]) == len(indices)
+    for row, i in enumerate(indices):
+        assert rows["text"][row].tolist() == TEXTS[i].tolist()
+    assert rows["image"].dtype == np.uint8
+    assert rows["image"].shape == (len(indices), 3, 2)
+    assert rows["score"].dtype == np.float64
+    assert rows["text"].values.dtype == np.uint32
+
+
+@settings(max_examples=60, deadline=None)
+@given(indices=st.lists(st.integers(0, COUNT - 1), max_size=80))
+def test_rows_come_in_the_order_asked(folder, indices):
+    reader = Reader(folder, "train")
+    assert len(reader) == COUNT
+    assert len(reader.index.split("train").shards) > 3
+    compare(reader, indices)
+
+
+LAYOUTS = {
+    "big-endian": None,
+    "chunked": {},
+    "compressed": {"compression": "gzip", "shuffle": True},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_other_layouts(own, layout):
+    reader = Reader(rewrite(own, LAYOUTS[layout]), "train")
+    compare(reader, [49, 0, 7, 7, 23])
+    compare(reader, list(range(COUNT)))
+
+
+def test_what_is_read_belongs_to_the_caller(folder):
+    reader = Reader(folder, "train")
+    for indices in ([3], [3, 4], list(range(COUNT))):
+        rows = reader.read(np.array(indices))
+        rows["image"][:] = 0
+        rows["text"].values[:] = 0
+        compare(reader, indices)
+
+
+def test_fields_are_chosen(folder):
+    reader = Reader(folder, "val", fields=["score"])
+    assert list(reader.fields) == ["score"]
+    assert list(reader.read(np.array([2]))) == ["score"]
+    assert len(reader) == 3
+
+
+def test_an_unknown_field_names_those_that_exist(folder):
+    with pytest.raises(DataError) as error:
+        Reader(folder, "train", fields=["score", "labels"])
+    words = "has no field 'labels'; it has image uint8[3, 2], score float64, text uint32[*]"
+    assert words in str(error.value)
+
+
+def test_an_unknown_split(folder):
+    with pytest.raises(DataError, match="no split 'test'"):
+        Reader(folder, "test")
+
+
+@pytest.mark.parametrize("index", [-1, COUNT])
+def test_an_index_outside(folder, index):
+    with pytest.raises(IndexError, match=f"of {COUNT} samples"):
+        Reader(folder, "train").read(np.array([index]))
+
+
+def test_nothing_is_opened_before_it_is_read(own):
+    index = Index.load(own)
+    _, *others = index.split("train").shards
+    for shard in others:
+        (own / shard.path).unlink()
+    reader = Reader(own, "train")
+    compare(reader, [0])
+    with pytest.raises(DataError, match=f"shard {own}/{others[-1].path} is missing"):
+        reader.read(np.array([COUNT - 1]))
+
+
+def test_a_truncated_shard(own):
+    shard = Index.load(own).split("train").shards[0]
+    os.truncate(own / shard.path, shard.bytes - 10)
+    with pytest.raises(DataError, match=r"train-00000\.h5 is truncated"):
+        Reader(own, "train").read(np.array([0]))
+
+
+def damage(folder, change):
+    """Edit the first shard of train; the index keeps its count and takes the new size."""
+    index = Index.load(folder)
+    shards = list(index.shards)
+    i = [shard.path for shard in shards].index("train-00000.h5")
+    path = folder / shards[i].path
+    change(path)
+    shards[i] = Shard(path.name, "train", shards[i].count, path.stat().st_size, "xxh3_128:0")
+    Index(index.fields, tuple(shards)).save(folder)
+    return path
+
+
+def replaced(name, array):
+    def change(path):
+        with h5py.File(path, "r+") as file:
+            del file[name]
+            if array is not None:
+                file[name] = array
+
+    return change
+
+
+def edited(name, row, value):
+    def change(path):
+        with h5py.File(path, "r+") as file:
+            file[name][row] = value
+
+    return change
+
+
+def attribute(name, value):
+    def change(path):
+        with h5py.File(path, "r+") as file:
+            file.attrs[name] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda path: path.write_bytes(bytes(5000)), "is damaged"),
+        (lambda path: path.write_bytes(path.read_bytes()[:600]), "is damaged"),
+        (replaced("score", None), "has no dataset 'score'; the index lists it"),
+        (replaced("score", np.zeros(3)), "'score' is float64 [3], the index says float64 ["),
+        (replaced("image", IMAGES[:7].astype("i2")), "'image' is int16 [7, 3, 2], the index says"),
+        (replaced("text/offsets", None), "has no dataset 'text/offsets'"),
+        (replaced("text", None), "has no dataset 'text/offsets'"),
+        (edited("text/offsets", -1, 99), "its offsets go from 0 to 99"),
+        (edited("text/offsets", 2, 10**6), "the offsets of 'text' go back"),
+        (edited("text/offsets", 2, -8), "the offsets of 'text' go back"),
+        (attribute("version", 2), "found version 2, this hpctrain reads 1"),
+    ],
+)
+def test_a_damaged_shard_is_named(own, change, words):
+    path = damage(own, change)
+    with pytest.raises(DataError) as error:
+        Reader(own, "train").read(np.arange(7))
+    assert str(path) in str(error.value)
+    assert words in str(error.value)
+
+
+def test_a_damaged_chunk_is_named(own):
+    rewrite(own, {"compression": "gzip", "fletcher32": True})
+    shard = Index.load(own).split("train").shards[0]
+    with h5py.File(own / shard.path) as file:
+        offset = file["image"].id.get_chunk_info(0).byte_offset
+    with open(own / shard.path, "r+b") as raw:
+        raw.seek(offset)
+        raw.write(b"\xff" * 8)
+    with pytest.raises(DataError) as error:
+        Reader(own, "train").read(np.arange(3))
+    assert re.search(r"train-00000.h5: 'image' cannot be read between 0 and 2", str(error.value))
+
+
+def test_threads_share_a_reader(own):
+    for folder in (own, rewrite(own, {})):
+        reader = Reader(folder, "train")
+        indices = [np.random.default_rng(i).integers(0, COUNT, 20) for i in range(60)]
+        with ThreadPoolExecutor(8) as pool:
+            for rows, wanted in zip(pool.map(reader.read, indices), indices, strict=True):
+                assert (rows["image"] == IMAGES[wanted]).all()
+
+
+FORK = """
+import os, sys
+import numpy as np
+from pathlib import Path
+from hpctrain.data.reader import Reader
+
+reader = Reader(Path(sys.argv[1]), "train")
+indices = np.arange(50)[::-1]
+before = reader.read(indices)
+reader._lock.acquire()              # as if another thread held it when we fork
+children = []
+for _ in range(4):
+    child = os.fork()
+    if child == 0:
+        for _ in range(50):
+            rows = reader.read(indices)
+            assert all((rows[name] == before[name]).all() for name in ("image", "score"))
+        assert reader._pid == os.getpid()
+        os._exit(0)
+    children.append(child)
+reader._lock.release()
+for _ in range(50):
+    assert (reader.read(indices)["score"] == before["score"]).all()
+assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+"""
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "chunked"])
+def test_handles_do_not_cross_a_fork(own, layout):
+    if layout == "chunked":
+        rewrite(own, {"compression": "gzip"})
+    subprocess.run([sys.executable, "-c", FORK, own], check=True, timeout=60)
+
+
+def test_a_reader_is_pickled_without_its_handles(folder):
+    reader = Reader(folder, "train")
+    compare(reader, [1, 2])
+    compare(pickle.loads(pickle.dumps(reader)), [1, 2])
+
+
+def test_few_shards_are_open_at_a_time(tmp_path):
+    write_shards(tmp_path, [("train", {"x": np.arange(300)})], max_bytes=8)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        reader = Reader(tmp_path, "train")
+        assert len(reader.index.shards) == 300
+        for start in range(0, 300, 20):
+            rows = reader.read(np.arange(start, start + 20))
+            assert (rows["x"] == np.arange(start, start + 20)).all()
+        assert len(os.listdir("/proc/self/fd")) < 200
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_file_of_another_program_may_be_open_for_writing(own):
+    path = own / Index.load(own).split("train").shards[0].path
+    with h5py.File(path, "r+"):  # holds HDF5's lock
+        code = (
+            "import sys, numpy as np; from pathlib import Path; "
+            "from hpctrain.data.reader import Reader; "
+            "print(Reader(Path(sys.argv[1]), 'train').read(np.array([0]))['score'])"
+        )
+        subprocess.run([sys.executable, "-c", code, own], check=True, timeout=60)

@@ -1,0 +1,135 @@
+"""Against a real `mlflow server` that dies in the middle."""
+
+import json
+import math
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.errors import TrackingError
+from hpctrain.tracking import initialise, is_ready
+
+pytestmark = pytest.mark.slow
+
+
+class Server:
+    """One that can be killed and started again on the same port."""
+
+    def __init__(self, database: Path) -> None:
+        self.database = database
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        command = [
+            sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1",
+            "--port", str(self.port), "--workers", "1",
+            "--backend-store-uri", f"sqlite:///{self.database}",
+        ]  # fmt: skip
+        self.process = subprocess.Popen(
+            command,
+            cwd=self.database.parent,
+            env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def wait(self) -> None:
+        deadline = time.monotonic() + 90
+        while True:
+            assert time.monotonic() < deadline
+            assert self.process.poll() is None
+            try:
+                with urllib.request.urlopen(f"{self.uri}/health", timeout=5):
+                    return
+            except OSError:
+                time.sleep(0.1)
+
+    def kill(self) -> None:
+        # Its workers are in its session, which is our own making.
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture
+def server(database: Path) -> Iterator[Server]:
+    server = Server(database)
+    server.start()
+    try:
+        server.wait()
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.kill()
+
+
+def test_a_server_killed_in_the_middle_loses_nothing(
+    server: Server,
+    tmp_path: Path,
+    train: Callable[..., subprocess.Popen[str]],
+    sync: Callable[..., subprocess.CompletedProcess[str]],
+    rows: Callable[..., list[tuple[Any, ...]]],
+    tags: Callable[[str], dict[str, str]],
+) -> None:
+    assert not is_ready(server.uri, "new")
+    assert initialise(server.uri, "new")
+    assert is_ready(server.uri, "new")
+    assert initialise(server.uri, "new")
+
+    metrics = {"nan": math.nan, "inf": math.inf} | {f"m{k}": k for k in range(7)}
+    process = train(
+        tmp_path / "r", server.uri, begin=0, end=900, sleep=0.01,
+        metrics=metrics, params={"text": "ü" * 9000, "empty": ""},
+    )  # fmt: skip
+
+    def count() -> int:
+        with closing(sqlite3.connect(server.database, timeout=30)) as connection:
+            return int(connection.execute("SELECT count(*) FROM metrics").fetchone()[0])
+
+    deadline = time.monotonic() + 60
+    while count() < 1000:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    server.kill()
+    server.start()  # it takes some seconds until it answers
+    text = process.communicate(timeout=120)[0]
+    assert text == "FINISHED\n"
+    assert "trying again" in (tmp_path / "r/journal/uploader.log").read_text()
+
+    assert rows("SELECT count(*), count(DISTINCT key || ' ' || step) FROM metrics") == [
+        (9_000, 9_000)
+    ]
+    assert rows(
+        "SELECT key, value, is_nan FROM latest_metrics WHERE key LIKE '%n%' ORDER BY key"
+    ) == [
+        ("inf", 1.7976931348623157e308, 0),
+        ("nan", 0, 1),
+    ]
+    assert rows("SELECT value FROM params WHERE key = 'empty'") == [("",)]
+    assert tags("r")["status"] == "FINISHED"
+    assert rows("SELECT count(*) FROM runs") == [(1,)]
+    assert "nothing to do" in sync(tmp_path / "r").stdout
+
+    # A deleted experiment is said to be deleted, at submission.
+    (identity,) = rows("SELECT experiment_id FROM experiments WHERE name = 'new'")[0]
+    body = json.dumps({"experiment_id": str(identity)}).encode()
+    url = f"{server.uri}/api/2.0/mlflow/experiments/delete"
+    headers = {"Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(url, body, headers)):
+        pass
+    with pytest.raises(TrackingError, match="was deleted"):
+        initialise(server.uri, "new")

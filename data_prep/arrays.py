@@ -12,7 +12,6 @@ import numpy as np
 
 from data_prep.convert import Array, Batch, Source
 from data_prep.split import Split
-from hpctrain.data.format import infer_fields
 from hpctrain.data.index import Field
 from hpctrain.errors import ConfigError, DataError
 
@@ -51,10 +50,11 @@ def arrays(files: Sequence[Path], named: Sequence[str], split: Split) -> Source:
         raise ConfigError("give at least one .npy or .npz file before OUT, or --field NAME=FILE")
     total = _count(inputs)
     first: dict[str, Array] = {name: _storable(i.array[:1]) for name, i in inputs.items()}
-    fields: dict[str, Field] = {}
+    fields = {}
     for name, item in inputs.items():
+        array = first[name]
         try:
-            fields |= infer_fields({name: first[name]})
+            fields[name] = Field(array.dtype.newbyteorder("=").name, array.shape[1:])
         except DataError as error:
             raise DataError(f"{item.file}: {error}") from None
     row_bytes = sum(array.nbytes for array in first.values())

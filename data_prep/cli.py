@@ -33,9 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"data_prep: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print(
-            "data_prep: interrupted, nothing was kept; run the same command again", file=sys.stderr
-        )
+        print("data_prep: interrupted; run the same command again", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `… | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -20,7 +20,7 @@ import hpctrain
 from data_prep.options import Options
 from data_prep.progress import track
 from hpctrain.data import index as index_file
-from hpctrain.data.format import PARTIAL, ShardWriter, check_fields
+from hpctrain.data.format import PARTIAL, ShardWriter
 from hpctrain.data.index import Field, Index
 from hpctrain.errors import DataError, StorageError
 
@@ -54,15 +54,16 @@ def convert(source: Source, out: Path, options: Options) -> Index:
         DataError: `out` holds something else, or the source is not usable.
         StorageError: `out` cannot be written.
     """
-    check_fields(source.fields)
     existing = _existing(out)
-    if existing is not None and _holds(existing, source, options):
-        existing.check(out)
-        if not options.quiet:
-            print(f"{out} already holds this data set: {existing.digest}")
-        return existing
-    if existing is not None and not options.overwrite:
-        raise DataError(f"{out} holds another data set, {existing.digest}; --overwrite replaces it")
+    if existing is not None:
+        damage = _damage(existing, out)
+        if not damage and _holds(existing, source, options):
+            if not options.quiet:
+                print(f"{out} already holds this data set: {existing.digest}")
+            return existing
+        if not options.overwrite:
+            what = damage or f"{out} holds another data set, {existing.digest}"
+            raise DataError(f"{what}; --overwrite replaces it")
     digest = SourceDigest(source.fields)
     with ShardWriter(out, source.fields, options.shard_bytes) as writer:
         batches = source.batches() if options.quiet else track(source.batches(), source.total)
@@ -76,7 +77,7 @@ def convert(source: Source, out: Path, options: Options) -> Index:
 
 
 def summary(index: Index) -> str:
-    """`1797 samples (train 1434, val 363) in 2 shards, 0.2 MB, xxh3_128:…`."""
+    """`1797 samples (train 1415, val 382) in 2 shards, 0.2 MB, xxh3_128:…`."""
     counts = {name: index.split(name).count for name in index.splits}
     size = sum(shard.bytes for shard in index.shards) / 1e6
     shards = "1 shard" if len(index.shards) == 1 else f"{len(index.shards)} shards"
@@ -129,6 +130,15 @@ def _existing(out: Path) -> Index | None:
             "or new folder"
         )
     return None
+
+
+def _damage(index: Index, out: Path) -> str:
+    """What is wrong with the data set in `out`, or nothing."""
+    try:
+        index.check(out)
+    except DataError as error:
+        return str(error)
+    return ""
 
 
 def _holds(index: Index, source: Source, options: Options) -> bool:

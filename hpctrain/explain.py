@@ -15,6 +15,8 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
         known_keys: dotted keys of the schema, for a "did you mean".
     """
     text = str(error)
+    if override := getattr(error, "override", None):
+        return f"{override}: not of the form KEY=VALUE ({text.splitlines()[0]}); quote strings"
     while (cause := error.__cause__) is not None:
         error = cause
         text += "\n" + str(error)
@@ -38,8 +40,8 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
 
 def _unknown_key(key: str, keys: list[str]) -> str:
     section, _, _ = key.rpartition(".")
-    near = difflib.get_close_matches(key, keys, n=2, cutoff=0.7)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.7)
+    hint = f"did you mean {near[0]}? " if near else ""
     siblings = [k.rpartition(".")[2] for k in keys if k.rpartition(".")[0] == section]
     has = f"{section or 'the top level'} has {', '.join(siblings)}; " if siblings else ""
     return f"unknown key {key}: {hint}{has}+{key}=VALUE adds one where keys are free"

@@ -24,28 +24,25 @@ clears; one that raises leaves nothing.
 import fcntl
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpctrain.data import index as index_file
 from hpctrain.data.index import Field, Index, Shard, check_name
 from hpctrain.data.moments import Moments
 from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.schema import Batch, check_batch, check_fields, infer_fields, row_bytes
 from hpctrain.data.shard import digest_file, write_shard
 from hpctrain.errors import DataError, StorageError
 
 MAX_BYTES = 256 * 2**20
 PARTIAL = ".hpctrain-partial"
 REPLACED = "replaced"  # in PARTIAL: the index of the data set that gives way
-RESERVED = "mask"  # the loader's own key in a batch
-
-Batch = Mapping[str, Array | Ragged | Sequence[Array]]
 
 
 class ShardWriter:
@@ -95,12 +92,12 @@ class ShardWriter:
             return
         if not self._fields:
             self._fields = check_fields(infer_fields(batch))
-        rows = _checked(batch, self._fields)
+        rows = check_batch(batch, self._fields)
         if split not in self._splits:
             check_name(split, "split")
             self._splits[split] = _Split(split)
         state = self._splits[split]
-        ends = np.cumsum(_row_bytes(rows, self._fields))
+        ends = np.cumsum(row_bytes(rows, self._fields))
         start, before = 0, 0
         while start < len(ends):
             room = self._max_bytes - state.bytes
@@ -203,39 +200,6 @@ def write_shards(
         return writer.finish(provenance)
 
 
-def check_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
-    """Refuse names that cannot be stored.
-
-    Raises:
-        DataError: No field, a name that is not portable, or one that the loader needs.
-    """
-    if not fields:
-        raise DataError("a data set needs at least one field")
-    for name in fields:
-        check_name(name, "field")
-        if name == RESERVED:
-            raise DataError(f"a field cannot be named {name!r}: the loader's mask has that name")
-    return dict(fields)
-
-
-def infer_fields(batch: Batch) -> dict[str, Field]:
-    """Return the schema of a batch: lists and `Ragged` are of variable length.
-
-    Raises:
-        DataError: A dtype or shape that no shard can hold, with the field's name.
-    """
-    fields = {}
-    for name, value in batch.items():
-        # A fixed-size field is (n, *shape), and one sample of a variable one (length, *shape).
-        array = value if isinstance(value, np.ndarray) else value[0]
-        variable = not isinstance(value, np.ndarray)
-        try:
-            fields[name] = Field(array.dtype.newbyteorder("=").name, array.shape[1:], variable)
-        except DataError as error:
-            raise DataError(f"field {name!r}: {error}") from None
-    return fields
-
-
 def clear_leftovers(folder: Path) -> None:
     """Remove what an interrupted writer left; a finished data set stays."""
     partial = folder / PARTIAL
@@ -261,54 +225,6 @@ class _Split:
         for name, value in rows.items():
             self.chunks.setdefault(name, []).append(value)
         self.count += len(next(iter(rows.values())))
-
-
-def _checked(batch: Batch, fields: Mapping[str, Field]) -> dict[str, Array | Ragged]:
-    """The batch in the order of the schema; its fields, dtypes, shapes and counts agree."""
-    if set(batch) != set(fields):
-        raise DataError(
-            f"a batch has the fields {', '.join(sorted(batch))}; the data set has "
-            f"{', '.join(sorted(fields))}"
-        )
-    rows: dict[str, Array | Ragged] = {}
-    for name, field in fields.items():
-        value = batch[name]
-        if field.variable and not isinstance(value, Ragged):
-            value = _joined(name, field, value)
-        elif not isinstance(value, Ragged):
-            value = np.asarray(value)
-        array = value.values if isinstance(value, Ragged) else value
-        variable = isinstance(value, Ragged)
-        dtype = array.dtype.newbyteorder("=").name  # another byte order loses nothing
-        if (dtype, array.shape[1:], variable) != (field.dtype, field.shape, field.variable):
-            found = f"{dtype} {list(array.shape[1:])}{' of variable length' * variable}"
-            raise DataError(f"field {name!r}: found samples of {found}, the data set has {field}")
-        rows[name] = value
-    counts = {name: len(value) for name, value in rows.items()}
-    if len(set(counts.values())) != 1:
-        raise DataError(f"the fields of a batch have different numbers of samples: {counts}")
-    return rows
-
-
-def _joined(name: str, field: Field, samples: Sequence[Array] | Array) -> Ragged:
-    for sample in samples:
-        if sample.dtype.newbyteorder("=") != field.dtype or sample.shape[1:] != field.shape:
-            raise DataError(
-                f"field {name!r}: found a sample {sample.dtype.name} {list(sample.shape)}, the "
-                f"data set has {field}"
-            )
-    return Ragged.of(list(samples))
-
-
-def _row_bytes(
-    rows: Mapping[str, Array | Ragged], fields: Mapping[str, Field]
-) -> NDArray[np.int64]:
-    """Data bytes of each sample, int64 (n,)."""
-    sizes = np.zeros(len(next(iter(rows.values()))), np.int64)
-    for name, value in rows.items():
-        element = np.dtype(fields[name].dtype).itemsize * int(np.prod(fields[name].shape))
-        sizes += value.lengths * element + 8 if isinstance(value, Ragged) else element
-    return sizes
 
 
 def _copy(value: Array | Ragged, start: int, stop: int) -> Array | Ragged:

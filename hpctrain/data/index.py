@@ -23,7 +23,8 @@ is written last, so a folder with an `index.json` is a finished data set. Versio
       "statistics": {
         "train": {"image": {"mean": 0.4, "std": 0.2, "min": 0, "max": 1, "nonfinite": 0}}
       },                               per split and fixed-size field, of the finite values;
-                                       std is the population's; null where there are none
+                                       std is the population's; null: there are none, or the
+                                       number is beyond float64
       "provenance": {                  for people and for data_prep, never part of the digest
         "command": "python -m data_prep …", "created": "2026-01-31T12:00:00+00:00",
         "versions": {"hpctrain": "0.1.0", …}, "options": {…},
@@ -129,7 +130,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Of the finite values of one fixed-size field in one split; None where there are none."""
+    """Of the finite values of one fixed-size field in one split; None: see the module."""
 
     mean: float | None
     std: float | None
@@ -288,10 +289,7 @@ def check_shard(folder: Path, shard: Shard) -> None:
         raise DataError(f"shard {path} cannot be read: {error.strerror}") from None
     if size != shard.bytes:
         what = "truncated" if size < shard.bytes else "changed"
-        raise DataError(
-            f"shard {path} is {what}: it has {size} bytes, {FILE} lists {shard.bytes}; copy or "
-            "make it again"
-        )
+        raise DataError(f"shard {path} is {what}: it has {size} bytes, {FILE} lists {shard.bytes}")
 
 
 def check_name(name: str, what: str) -> None:

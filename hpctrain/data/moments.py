@@ -5,6 +5,7 @@ pairwise algorithm for computing sample variances", Stanford CS-79-773, 1979): n
 whatever the mean, and memory for one block.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -42,17 +43,20 @@ class Moments:
         self.low = low if self.low is None else min(self.low, low)
         self.high = high if self.high is None else max(self.high, high)
         wide = values.astype(np.float64)
-        mean = float(wide.mean())
-        wide -= mean
+        with np.errstate(over="ignore", invalid="ignore"):  # beyond float64: None, see result
+            mean = float(wide.mean())
+            wide -= mean
+            # Not BLAS's dot: its threads spin when the cores are busy.
+            square = float(np.square(wide, out=wide).sum())
         total = self.count + wide.size
         delta = mean - self.mean
-        self.square += float(wide @ wide) + delta * delta * self.count * wide.size / total
+        self.square += square + delta * delta * self.count * wide.size / total
         self.mean += delta * wide.size / total
         self.count = total
 
     def result(self) -> Statistics:
         """Return what was seen so far."""
-        if not self.count:
-            return Statistics(None, None, None, None, self.nonfinite)
-        std = float(np.sqrt(self.square / self.count))
-        return Statistics(self.mean, std, self.low, self.high, self.nonfinite)
+        mean, std = self.mean, math.sqrt(self.square / max(1, self.count))
+        if not self.count or not math.isfinite(std):
+            return Statistics(None, None, self.low, self.high, self.nonfinite)
+        return Statistics(mean, std, self.low, self.high, self.nonfinite)

@@ -107,9 +107,11 @@ class Reader:
     # Open shards, the last used ones: a mapping costs a descriptor, of which a process has few.
 
     def _start_cache(self) -> None:
-        self._pid, self._lock = os.getpid(), threading.Lock()
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._max_open = max(16, files // 4) if files > 0 else 4096  # -1: no limit
         self._open_shards: OrderedDict[int, _OpenShard] = OrderedDict()
-        self._max_open = max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        self._lock = threading.Lock()
+        self._pid = os.getpid()  # last: whoever sees it sees the rest
 
     def _open(self, number: int) -> "_OpenShard":
         if self._pid != os.getpid():  # forked: the parent's handles and lock are not ours

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpctrain.config import Config, from_omegaconf, known_keys
-from hpctrain.errors import ConfigError, DataError, HpctrainError, LaunchError
+from hpctrain.errors import ConfigError, HpctrainError, LaunchError
 from hpctrain.explain import explain
 from hpctrain.freeze import check, freeze
 from hpctrain.launch import local, slurm
@@ -61,7 +61,7 @@ class Sweep:
             self.entries.append(Entry(overrides, config, check(config)))
         except (HydraException, OmegaConfBaseException) as error:
             self._wrong.append((overrides, ConfigError(explain(error, known_keys()))))
-        except (ConfigError, DataError) as error:
+        except HpctrainError as error:
             self._wrong.append((overrides, error))
 
     def submit(self) -> list[float | Exception | None]:
@@ -72,7 +72,7 @@ class Sweep:
             None.
 
         Raises:
-            ConfigError, DataError: something is wrong with any run; nothing was queued.
+            HpctrainError: something is wrong with any run; nothing was queued.
             LaunchError: the scheduler refused.
         """
         try:

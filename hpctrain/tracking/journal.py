@@ -151,6 +151,8 @@ class Journal:
             # A late writer must fail, not write into whatever file gets this number next.
             fd, self._fd = self._fd, -1
             os.close(fd)
+        if self._waiting:
+            log.error("%s: %d bytes could not be written", self.path, len(self._waiting))
 
     def _end(self) -> int:
         # After an O_APPEND write the descriptor stands at the end of what it wrote.

@@ -54,7 +54,7 @@ class MlflowRun:
 
     Args:
         meta: Where it is, and what it is called.
-        start_time: Seconds since the epoch, if the run has to be created.
+        start_time: Of the journal, in seconds since the epoch.
         pause: Sleeps for the seconds it is given between two tries, or raises to give up.
 
     Attributes:
@@ -68,7 +68,12 @@ class MlflowRun:
         self._client = connect(meta.uri)
         self.experiment_id = self._call(experiment_id, self._client, meta.uri, meta.experiment)
         self._parent_id = self._open_parent(start_time) if meta.parent_uid else None
-        run = self._call(self._find_or_create, meta.uid, meta.run_name, start_time, self._parent_id)
+        # The start time tells a run directory from an earlier one of the same name and uid that
+        # was deleted: it has its own journal, so it must have its own MLflow run and cursor.
+        journal = f" and attributes.start_time = {_milliseconds(start_time)}"
+        run = self._call(
+            self._find_or_create, meta.uid, meta.run_name, start_time, self._parent_id, journal
+        )
         self.run_id: str = run.info.run_id
         self.cursor = int(run.data.tags.get(_CURSOR, 0))
         self.params: dict[str, str] = dict(run.data.params)
@@ -77,7 +82,7 @@ class MlflowRun:
         """Log metrics, then move the cursor."""
         from mlflow.entities import Metric
 
-        metrics = [Metric(clean_key(p.key), p.value, round(p.time * 1000), p.step) for p in points]
+        metrics = [Metric(clean_key(p.key), p.value, _milliseconds(p.time), p.step) for p in points]
         # One place in the last batch is the cursor's.
         *full, last = _split(metrics, BATCH - 1)
         for batch in full:
@@ -112,12 +117,15 @@ class MlflowRun:
 
     def set_ended(self, status: str, end_time: float) -> None:
         """The run has ended; its sweep too, if no other run of it is in progress."""
-        self._call(self._client.set_terminated, self.run_id, status, int(end_time * 1000))
+        self._call(self._client.set_terminated, self.run_id, status, _milliseconds(end_time))
         if self._parent_id:
             query = f"tags.`{_PARENT}` = '{self._parent_id}' and attributes.status = 'RUNNING'"
             if not self._call(self._client.search_runs, [self.experiment_id], query, max_results=1):
                 self._call(
-                    self._client.set_terminated, self._parent_id, "FINISHED", int(end_time * 1000)
+                    self._client.set_terminated,
+                    self._parent_id,
+                    "FINISHED",
+                    _milliseconds(end_time),
                 )
 
     def _open_parent(self, start_time: float) -> str:
@@ -127,8 +135,10 @@ class MlflowRun:
         run = self._call(self._find_or_create, uid, name or uid, start_time, None)
         return str(run.info.run_id)
 
-    def _find_or_create(self, uid: str, name: str, start_time: float, parent: str | None) -> Any:
-        query = f"tags.`{_UID}` = '{uid}'"
+    def _find_or_create(
+        self, uid: str, name: str, start_time: float, parent: str | None, condition: str = ""
+    ) -> Any:
+        query = f"tags.`{_UID}` = '{uid}'{condition}"
         # The oldest: should two nodes have created a parent at once, all agree on one of them.
         order = ["attributes.start_time ASC", "attributes.run_id ASC"]
         found = self._client.search_runs([self.experiment_id], query, order_by=order, max_results=1)
@@ -139,7 +149,7 @@ class MlflowRun:
             tags[_PARENT] = parent
         log.info("creating run %s (%s)", name, uid)
         return self._client.create_run(
-            self.experiment_id, start_time=int(start_time * 1000), tags=tags, run_name=name
+            self.experiment_id, start_time=_milliseconds(start_time), tags=tags, run_name=name
         )
 
     def _log_batch(self, **batch: list[Any]) -> None:
@@ -195,6 +205,10 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a container without a passwd entry for us
         return str(os.getuid())
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)
 
 
 def _shorten(value: str, limit: int) -> str:

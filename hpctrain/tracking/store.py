@@ -8,30 +8,21 @@ mlflow itself is not imported here: that costs seconds and 14,000 file-system ca
 asked by plain HTTP, a SQLite store by the standard library; only a store that does not exist yet
 is made by a subprocess, since many processes that find a fresh one at once would all migrate it
 and most would die.
+
+Every process imports this file, and few need HTTP: `server` is imported where it is needed.
 """
 
-import base64
-import http.client
-import json
-import logging
-import os
 import re
 import sqlite3
-import ssl
 import subprocess
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.lock import file_lock, patience
 from hpctrain.tracking.process import python_module
-
-log = logging.getLogger(__name__)
 
 # SQLite needs locks and mapped pages that agree between hosts. These do not promise them.
 NETWORK_FILE_SYSTEMS = re.compile(
@@ -39,7 +30,6 @@ NETWORK_FILE_SYSTEMS = re.compile(
     r"gfs2|glusterfs|fuse\.(ceph|dfuse|sshfs|glusterfs|juicefs|rclone|s3fs|gcsfuse)"
 )
 
-_HTTP_TIMEOUT = 3.0
 _LOCK_SECONDS = 120.0
 
 
@@ -67,8 +57,8 @@ def check_uri(uri: str, mounts: Path = Path("/proc/mounts")) -> None:
             f"tracking.uri={uri}: {path} is on a network file system ({kind}), where SQLite loses "
             f"data. Either start a server next to the file system, `mlflow server --host 0.0.0.0 "
             f"--backend-store-uri ...`, and set tracking.uri=http://HOST:5000; or name a path on a "
-            f"local disk; or set tracking.upload=false and run `python -m hpctrain sync` later "
-            f"from where the store can be reached"
+            f"local disk; or set tracking.upload=false and upload later with "
+            f"`python -m hpctrain sync --uri URI`"
         )
 
 
@@ -125,8 +115,10 @@ def file_system(path: Path, mounts: Path = Path("/proc/mounts")) -> str:
 def is_ready(uri: str, experiment: str) -> bool:
     """Whether the store is there and holds `experiment`. Cheap: no mlflow."""
     if is_server(uri):
+        from hpctrain.tracking import server
+
         try:
-            return _server_experiment(uri, experiment)
+            return server.has_experiment(uri, experiment)
         except OSError:
             return False
     path = sqlite_path(uri)
@@ -152,7 +144,9 @@ def initialise(uri: str, experiment: str) -> bool:
     """
     check_uri(uri)
     if is_server(uri):
-        return _initialise_server(uri, experiment)
+        from hpctrain.tracking import server
+
+        return server.initialise(uri, experiment)
     if is_ready(uri, experiment):
         return True
     path = sqlite_path(uri).absolute()
@@ -202,86 +196,3 @@ def _initialise_sqlite(uri: str, experiment: str, folder: Path) -> None:
     if done.returncode != 0:
         last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
         raise TrackingError(f"tracking.uri={uri}: MLflow cannot make the store: {''.join(last)}")
-
-
-def _initialise_server(uri: str, experiment: str) -> bool:
-    try:
-        if not _server_experiment(uri, experiment):
-            status, body = _rest(uri, "experiments/create", {"name": experiment})
-            # Another process may have been faster; that is as good.
-            if status != 200 and body.get("error_code") != "RESOURCE_ALREADY_EXISTS":
-                raise _refused(uri, status, body)
-    except OSError as error:
-        log.warning(
-            "tracking.uri=%s does not answer now (%s): metrics stay in the run's journal, and the "
-            "uploader or `python -m hpctrain sync` carries them over once it does",
-            uri,
-            error,
-        )
-        return False
-    return True
-
-
-def _server_experiment(uri: str, experiment: str) -> bool:
-    query = urllib.parse.urlencode({"experiment_name": experiment})
-    status, body = _rest(uri, f"experiments/get-by-name?{query}")
-    if status == 200:
-        if body["experiment"].get("lifecycle_stage", "active") != "active":
-            raise TrackingError(
-                f"tracking.experiment={experiment} was deleted on {uri}: restore it"
-            )
-        return True
-    if body.get("error_code") == "RESOURCE_DOES_NOT_EXIST":
-        return False
-    raise _refused(uri, status, body)
-
-
-def _refused(uri: str, status: int, body: dict[str, Any]) -> Exception:
-    message = body.get("message", "not an MLflow server's answer")
-    # A gateway's 5xx is a server that is away; anything else will not get better by waiting.
-    kind = OSError if status >= 500 else TrackingError
-    return kind(f"tracking.uri={uri}: HTTP {status}: {message}")
-
-
-def _rest(
-    uri: str, endpoint: str, body: dict[str, str] | None = None
-) -> tuple[int, dict[str, Any]]:
-    """One call of MLflow's REST interface; OSError if nobody answers in time."""
-    request = urllib.request.Request(
-        f"{uri.rstrip('/')}/api/2.0/mlflow/{endpoint}",
-        data=None if body is None else json.dumps(body).encode(),
-        headers={"Content-Type": "application/json", **_authorization()},
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=_HTTP_TIMEOUT, context=_tls(uri)) as answer:
-            status, content = answer.status, answer.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            status, content = error.code, error.read()
-    except http.client.HTTPException as error:
-        raise OSError(f"no HTTP server: {error!r}") from error
-    try:
-        parsed = json.loads(content)
-    except ValueError:
-        parsed = {}
-    return status, parsed if isinstance(parsed, dict) else {}
-
-
-def _authorization() -> dict[str, str]:
-    """The variables that MLflow's own client reads."""
-    token = os.environ.get("MLFLOW_TRACKING_TOKEN")
-    user = os.environ.get("MLFLOW_TRACKING_USERNAME")
-    if user:
-        secret = f"{user}:{os.environ.get('MLFLOW_TRACKING_PASSWORD', '')}"
-        return {"Authorization": f"Basic {base64.b64encode(secret.encode()).decode()}"}
-    return {"Authorization": f"Bearer {token}"} if token else {}
-
-
-def _tls(uri: str) -> ssl.SSLContext | None:
-    if not uri.startswith("https:"):
-        return None
-    context = ssl.create_default_context(cafile=os.environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH"))
-    if os.environ.get("MLFLOW_TRACKING_INSECURE_TLS", "").lower() in ("1", "true"):
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context

@@ -1,6 +1,7 @@
 """`python -m hpctrain sync [RUN_DIR...]`: upload what is missing, here and now."""
 
 import argparse
+import dataclasses
 import logging
 import os
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.journal import journal_path, read
 from hpctrain.tracking.meta import Meta, Uploaded
-from hpctrain.tracking.store import check_uri
+from hpctrain.tracking.store import check_uri, resolve_uri
 from hpctrain.tracking.uploader import GaveUp, Uploader, upload_lock
 
 _PATIENCE = 60.0
@@ -32,11 +33,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--check", action="store_true", help="ask the store even where all seems to be uploaded"
     )
+    parser.add_argument("--uri", help="into this store, from now on, not the one of the run")
     options = parser.parse_args(argv)
     run_dirs = options.run_dir or find_runs(Path("runs"))
     if not run_dirs:
         raise TrackingError("no run directory named, and none under runs/")
-    return sync(run_dirs, check=options.check)
+    uri = options.uri and resolve_uri(options.uri, Path.cwd())
+    return sync(run_dirs, check=options.check, uri=uri)
 
 
 def find_runs(root: Path) -> list[Path]:
@@ -44,11 +47,25 @@ def find_runs(root: Path) -> list[Path]:
     return sorted(path.parent.parent for path in root.glob("**/journal/meta.json"))
 
 
-def sync(run_dirs: Iterable[Path], check: bool = False) -> int:
-    """Upload what is missing and print one line a run; 0 if all of it is in the store now."""
+def sync(run_dirs: Iterable[Path], check: bool = False, uri: str | None = None) -> int:
+    """Upload what is missing and print one line a run; 0 if all of it is in the store now.
+
+    Args:
+        run_dirs: The runs.
+        check: Ask the store, even where the uploader has noted that everything is there.
+        uri: A store (resolved) to use instead of the run's own.
+
+    Raises:
+        TrackingError: Something could not be uploaded; the other runs are.
+    """
+    if uri:
+        check_uri(uri)
     failed = []
     for run_dir in run_dirs:
         meta = Meta.read(run_dir)
+        if uri and uri != meta.uri:
+            meta = dataclasses.replace(meta, uri=uri)
+            meta.write(run_dir)
         if not check and is_uploaded(run_dir, meta):
             print(f"{run_dir}: nothing to do")
             continue
@@ -101,6 +118,11 @@ def _upload(run_dir: Path, meta: Meta) -> str:
         return "its own uploader is at work"
     except GaveUp as error:
         raise TrackingError(f"{meta.uri} does not answer: {error.__context__}") from error
+    except Exception as error:
+        # MLflow's own, and the file system's; anything else is a fault of ours.
+        if isinstance(error, OSError) or hasattr(error, "error_code"):
+            raise TrackingError(f"{meta.uri}: {error}") from error
+        raise
     return f"{uploader.points} points uploaded to {meta.uri}{ending}"
 
 

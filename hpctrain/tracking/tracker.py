@@ -24,7 +24,7 @@ from hpctrain.errors import TrackingError
 from hpctrain.tracking.journal import Journal, encode
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.process import BROADCAST_SIGNALS, Process, python_module
-from hpctrain.tracking.store import check_uri
+from hpctrain.tracking.store import check_uri, resolve_uri
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class JournalTracker:
 
     Args:
         run_dir: The run's directory.
-        uri: The store, resolved (`store.resolve_uri`).
+        uri: The store.
         experiment: MLflow's experiment.
         run_name: The run's name there.
         uid: The run's own identity; letters, digits, `_`, `.` and `-`.
@@ -113,15 +113,17 @@ class JournalTracker:
             if not re.fullmatch(r"[\w.\-]+", name):
                 raise ValueError(f"uid {name!r}: only letters, digits, '_', '.' and '-'")
         self._run_dir = run_dir.absolute()
-        self._uri = uri
+        self._uri = resolve_uri(uri, Path.cwd())  # the uploader works in another folder
         self._upload = upload
         self._drain = drain
         self._uploader: subprocess.Popen[bytes] | None = None
         self._restarts = 0
         self._finished = False
+        self._placed = False  # whether it is clear where in the run this attempt begins
         self._journal = Journal(self._run_dir)
         self.attempt = self._journal.attempt
-        Meta(uri, experiment, run_name, uid, parent_uid, parent_name).write(self._run_dir)
+        meta = Meta(self._uri, experiment, run_name, uid, parent_uid, parent_name)
+        meta.write(self._run_dir)
 
     def start(self, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Begin an attempt: record what runs, with which params, and start the uploader."""
@@ -141,7 +143,12 @@ class JournalTracker:
                 self._start_uploader()
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Record the metrics of a step: one write, no waiting."""
+        """Record the metrics of a step: one write, no waiting.
+
+        An attempt that logs without having called `rewind` starts over.
+        """
+        if not self._placed:
+            self.rewind(0)
         values = {key: encode(value) for key, value in metrics.items()}
         self._journal.append("metrics", step=int(step), metrics=values)
 
@@ -151,7 +158,9 @@ class JournalTracker:
 
     def rewind(self, position: int) -> None:
         """After a resume: the metrics logged since `position` are overtaken."""
-        self._journal.rewind(position)
+        self._placed = True
+        if self.attempt > 1:
+            self._journal.rewind(position)
 
     def sync(self) -> None:
         """Bring the journal to the disk; a good moment to see whether the uploader still lives."""

@@ -265,7 +265,7 @@ def main(argv: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     # The tracker started us with them blocked, lest one arrive before the line above.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, BROADCAST_SIGNALS)
-    os.nice(10)  # we share the training's cores
+    os.nice(5)  # we share the training's cores
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )

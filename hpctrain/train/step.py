@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -56,6 +57,17 @@ class Totals:
         values, self._total = self._total.tolist(), None
         pairs = zip(self.names, values[::2], values[1::2], strict=True)
         return {name: total / count if count else float("nan") for name, total, count in pairs}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has been added since the last `means`, as JSON."""
+        values = None if self._total is None else self._total.tolist()
+        return {"names": self.names, "values": values}
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        """Go on adding where `state_dict` was taken."""
+        self.names, values = state["names"], state["values"]
+        if values is not None:
+            self._total = torch.tensor(values, dtype=torch.float64, device=device)
 
 
 class TrainStep:

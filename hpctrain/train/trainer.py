@@ -148,6 +148,7 @@ class Trainer:
                 "data": self.loader.state_dict(),
                 "tracker": self.tracker.position(),
                 "metrics": self.metrics,
+                "totals": self.train_step.totals.state_dict(),
             },
         )
 
@@ -157,6 +158,7 @@ class Trainer:
             self.step = progress["step"]
             self.metrics = progress["metrics"]
             self.loader.load_state_dict(progress["data"])
+            self.train_step.totals.load_state_dict(progress["totals"], self.device)
             self.tracker.rewind(progress["tracker"])
         dist.barrier()
         return self.step

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.data import format as shard_format
 from hpctrain.data.format import ShardWriter, digest_file, write_shards
 from hpctrain.data.index import DTYPES, Field, Index
 from hpctrain.data.ragged import Ragged
@@ -147,6 +146,14 @@ def test_statistics_do_not_cancel(tmp_path):
     values = write_shards(tmp_path, [("train", {"x": x})], max_bytes=10**6).statistics["train"]["x"]
     assert values.std == pytest.approx(x.std(), rel=1e-9)
     assert values.mean == pytest.approx(x.mean(), rel=1e-14)
+
+
+@pytest.mark.parametrize("largest", [1e200, 1.7e308])
+def test_statistics_beyond_float64_are_none(tmp_path, largest):
+    x = np.array([-largest, largest, largest, 0.0])
+    values = write_shards(tmp_path, [("train", {"x": x})]).statistics["train"]["x"]
+    assert (values.std, values.min, values.max) == (None, -largest, largest)
+    assert Index.load(tmp_path).statistics["train"]["x"] == values
 
 
 def test_integers_keep_their_range_exactly(tmp_path):
@@ -308,4 +315,3 @@ def test_the_format_needs_no_torch():
         "import sys, hpctrain.data.format, hpctrain.data.reader; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    assert shard_format.RESERVED == "mask"

@@ -3,6 +3,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -35,6 +36,10 @@ class Numbers:
             raise DataError("shard s.h5 is gone")
         time.sleep(self.slow)
         return {"x": indices.copy()}
+
+
+def joined(lists):
+    return list(chain.from_iterable(lists))
 
 
 def threads():
@@ -134,7 +139,7 @@ def test_a_resume_continues_the_sequence(shape, done, later, later_dp):
         )
         loader.load_state_dict(state)
         ranks.append([batch["x"][batch["mask"]].tolist() for batch in loader])
-    after = [sum(step, []) for step in zip(*ranks, strict=True)]
+    after = [joined(step) for step in zip(*ranks, strict=True)]
 
     epoch, offset = divmod(state["consumed"], count)
     order = Order(count, 1, options["shuffle"])
@@ -143,9 +148,9 @@ def test_a_resume_continues_the_sequence(shape, done, later, later_dp):
     drop = options["tail"] == "drop"
     kept = len(this) // new_size * new_size if drop else len(this)
     kept_next = count // new_size * new_size if drop else count
-    assert sum(after, []) == this[:kept] + following[:kept_next]
+    assert joined(after) == this[:kept] + following[:kept_next]
     # What this epoch had before is exactly the rest of its order.
-    had = sum(before, [])[-offset:] if offset else []
+    had = joined(before)[-offset:] if offset else []
     assert had == order(epoch, np.arange(offset)).tolist()
 
 
@@ -261,8 +266,11 @@ def test_the_thread_reads_no_more_than_it_may():
     reader = Numbers(1000)
     iterator = iter(Loader(reader, global_batch_size=10, prefetch=3))
     next(iterator)
-    time.sleep(0.2)
-    assert reader.reads == 4
+    deadline = time.monotonic() + 10
+    while reader.reads < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert reader.reads == 4  # the one handed out, and three ahead
 
 
 def test_python_ends_while_an_iterator_lives():
@@ -299,11 +307,11 @@ def test_an_iterator_ends_when_the_loader_moves(other):
 def test_the_wait_is_the_consumers(prefetch):
     loader = Loader(Numbers(100, slow=0.02), global_batch_size=10, prefetch=prefetch, max_epochs=1)
     for _ in loader:
-        time.sleep(0.03)
+        time.sleep(0.04)
     if prefetch:
-        assert 0.0 < loader.wait_s < 0.15  # the first batch, and then none
+        assert 0.02 <= loader.wait_s < 0.2  # the first batch, and then hardly any
     else:
-        assert 0.2 <= loader.wait_s < 0.6
+        assert loader.wait_s >= 0.2
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,16 @@ def test_what_is_read_belongs_to_the_caller(folder):
         compare(reader, indices)
 
 
+def test_samples_of_no_length(tmp_path):
+    points = [np.zeros((0, 3), np.float32)] * 4
+    write_shards(tmp_path, [("train", {"points": points, "x": np.arange(4)})])
+    rows = Reader(tmp_path, "train").read(np.array([3, 1]))
+    assert rows["points"].lengths.tolist() == [0, 0]
+    assert rows["points"].pad().shape == (2, 0, 3)
+    assert rows["x"].tolist() == [3, 1]
+    assert Reader(tmp_path, "train").read(np.array([], int))["points"].pad().shape == (0, 0, 3)
+
+
 def test_fields_are_chosen(folder):
     reader = Reader(folder, "val", fields=["score"])
     assert list(reader.fields) == ["score"]

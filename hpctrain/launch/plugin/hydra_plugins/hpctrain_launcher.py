@@ -11,7 +11,7 @@ from hydra_plugins.hydra_submitit_launcher.submitit_launcher import SlurmLaunche
 
 
 class HpctrainSweeper(BasicSweeper):
-    """Hydra's own, less its check that stops at the first wrong run: the launcher lists them all."""
+    """Hydra's own, less its check that stops at the first wrong run: the launcher tells all."""
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
         """Do nothing: the launcher composes every run, once, before any is submitted."""

@@ -1,0 +1,97 @@
+"""What samples must be to enter a data set: the fields of its schema, and nothing else."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.data.index import Field, check_name
+from hpctrain.data.ragged import Array, Ragged
+from hpctrain.errors import DataError
+
+RESERVED = "mask"  # the loader's own key in a batch
+
+Batch = Mapping[str, Array | Ragged | Sequence[Array]]
+
+
+def check_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
+    """Refuse names that cannot be stored.
+
+    Raises:
+        DataError: No field, a name that is not portable, or one that the loader needs.
+    """
+    if not fields:
+        raise DataError("a data set needs at least one field")
+    for name in fields:
+        check_name(name, "field")
+        if name == RESERVED:
+            raise DataError(f"a field cannot be named {name!r}: the loader's mask has that name")
+    return dict(fields)
+
+
+def infer_fields(batch: Batch) -> dict[str, Field]:
+    """Return the schema of a batch: lists and `Ragged` are of variable length.
+
+    Raises:
+        DataError: A dtype or shape that no shard can hold, with the field's name.
+    """
+    fields = {}
+    for name, value in batch.items():
+        # A fixed-size field is (n, *shape), and one sample of a variable one (length, *shape).
+        array = value if isinstance(value, np.ndarray) else value[0]
+        variable = not isinstance(value, np.ndarray)
+        try:
+            fields[name] = Field(array.dtype.newbyteorder("=").name, array.shape[1:], variable)
+        except DataError as error:
+            raise DataError(f"field {name!r}: {error}") from None
+    return fields
+
+
+def check_batch(batch: Batch, fields: Mapping[str, Field]) -> dict[str, Array | Ragged]:
+    """Return the batch in the order of the schema, each variable-length field as a `Ragged`.
+
+    Raises:
+        DataError: A field is missing or unknown, or has another dtype, shape or count.
+    """
+    if set(batch) != set(fields):
+        raise DataError(
+            f"a batch has the fields {', '.join(sorted(batch))}; the data set has "
+            f"{', '.join(sorted(fields))}"
+        )
+    rows: dict[str, Array | Ragged] = {}
+    for name, field in fields.items():
+        value = batch[name]
+        if field.variable and not isinstance(value, Ragged):
+            value = _joined(name, field, value)
+        elif not isinstance(value, Ragged):
+            value = np.asarray(value)
+        array = value.values if isinstance(value, Ragged) else value
+        variable = isinstance(value, Ragged)
+        dtype = array.dtype.newbyteorder("=").name  # another byte order loses nothing
+        if (dtype, array.shape[1:], variable) != (field.dtype, field.shape, field.variable):
+            found = f"{dtype} {list(array.shape[1:])}{' of variable length' * variable}"
+            raise DataError(f"field {name!r}: found samples of {found}, the data set has {field}")
+        rows[name] = value
+    counts = {name: len(value) for name, value in rows.items()}
+    if len(set(counts.values())) != 1:
+        raise DataError(f"the fields of a batch have different numbers of samples: {counts}")
+    return rows
+
+
+def _joined(name: str, field: Field, samples: Sequence[Array] | Array) -> Ragged:
+    for sample in samples:
+        if sample.dtype.newbyteorder("=") != field.dtype or sample.shape[1:] != field.shape:
+            raise DataError(
+                f"field {name!r}: found a sample {sample.dtype.name} {list(sample.shape)}, the "
+                f"data set has {field}"
+            )
+    return Ragged.of(list(samples))
+
+
+def row_bytes(rows: Mapping[str, Array | Ragged], fields: Mapping[str, Field]) -> NDArray[np.int64]:
+    """Return the data bytes of each sample, int64 (n,)."""
+    sizes = np.zeros(len(next(iter(rows.values()))), np.int64)
+    for name, value in rows.items():
+        element = np.dtype(fields[name].dtype).itemsize * int(np.prod(fields[name].shape))
+        sizes += value.lengths * element + 8 if isinstance(value, Ragged) else element
+    return sizes

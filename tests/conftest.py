@@ -1,0 +1,81 @@
+"""What all tests share: real digits in HDF5 shards, and the command line as users type it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# One thread a rank: the machine has few cores and the tests many processes.
+os.environ["OMP_NUM_THREADS"] = "1"
+# Ranks of the test process's own launcher are none of the tests' business.
+for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    os.environ.pop(name, None)
+
+Completed = subprocess.CompletedProcess[str]
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """scikit-learn's digits, written by data_prep."""
+    folder = tmp_path_factory.mktemp("data") / "digits"
+    run_module("data_prep", "sample", "digits", str(folder))
+    return folder
+
+
+@pytest.fixture
+def train(digits: Path, tmp_path: Path) -> Callable[..., Completed]:
+    """`hpctrain ARGS experiment=digits` into tmp_path/runs; fails unless it exits with `code`."""
+
+    def call(*arguments: str, code: int = 0, **env: str) -> Completed:
+        where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
+        given = ["experiment=digits", *where, *arguments]
+        return run_module("hpctrain", *given, code=code, cwd=tmp_path, **env)
+
+    return call
+
+
+def run_module(
+    module: str, *arguments: str, code: int = 0, cwd: Path | None = None, **env: str
+) -> Completed:
+    """`python -m MODULE ARGUMENTS`, which must exit with `code`."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=os.environ | env,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == code, f"{done.args}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def run_json(run: Path) -> dict[str, Any]:
+    """A run directory's run.json."""
+    content = json.loads((run / "run.json").read_text())
+    assert isinstance(content, dict)
+    return content
+
+
+def runs(folder: Path) -> list[Path]:
+    """The run directories under `output_dir`."""
+    return sorted(path.parent for path in folder.glob("*/run.json"))
+
+
+def journal_metrics(run: Path) -> dict[tuple[str, int], float]:
+    """Every tracked metric by (name, step), without what depends on time; later ones win."""
+    metrics = {}
+    for line in (run / "journal" / "events.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if record["kind"] == "metrics":
+            for name, value in record["metrics"].items():
+                if not name.startswith("perf/"):
+                    metrics[name, record["step"]] = value
+    return metrics

@@ -1,0 +1,18 @@
+import pytest
+
+from data_prep.cli import main
+
+
+@pytest.fixture
+def data_prep(capsys):
+    """Run the command line in this process: its exit code, stdout and stderr."""
+
+    def run(*args):
+        try:
+            code = main([str(arg) for arg in args])
+        except SystemExit as stopped:  # argparse
+            code = stopped.code
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run

@@ -1,0 +1,95 @@
+import builtins
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from data_prep.sample import stdlib
+from hpctrain.data.reader import Reader
+
+
+def everything(folder, split):
+    reader = Reader(folder, split)
+    return reader.read(np.arange(len(reader)))
+
+
+def test_digits_are_those_of_scikit_learn(tmp_path, data_prep):
+    code, out, err = data_prep("sample", "digits", tmp_path / "digits")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{tmp_path}/digits: 1797 samples (train 1415, val 382) in 2 shards, 0.2")
+    images, labels = load_digits(return_X_y=True)
+    train, val = everything(tmp_path / "digits", "train"), everything(tmp_path / "digits", "val")
+    assert train["image"].shape == (1415, 1, 8, 8)
+    assert (train["image"].dtype, train["label"].dtype) == (np.uint8, np.int64)
+    both = [
+        np.concatenate([split["image"].reshape(-1, 64), split["label"][:, None]], axis=1)
+        for split in (train, val)
+    ]
+    found = sorted(map(tuple, np.concatenate(both)))
+    assert found == sorted(map(tuple, np.column_stack([images, labels]).astype(int)))
+    # The same image is never in both.
+    assert not {i.tobytes() for i in train["image"]} & {i.tobytes() for i in val["image"]}
+    assert set(val["label"]) == set(range(10))
+
+
+def test_digits_stay_the_same(tmp_path, data_prep):
+    """The digest is fixed: papers and tests refer to it (with one version of HDF5)."""
+    data_prep("sample", "digits", tmp_path / "a")
+    data_prep("sample", "digits", tmp_path / "b")
+    for name in ("train-00000.h5", "val-00000.h5"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    assert everything(tmp_path / "a", "train")["label"][:8].tolist() == [2, 4, 6, 7, 0, 1, 2, 3]
+
+
+def test_digits_without_scikit_learn(tmp_path, data_prep, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.startswith("sklearn"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    code, out, err = data_prep("sample", "digits", tmp_path / "digits")
+    assert (code, out) == (3, "")
+    assert "pip install 'hpctrain[sample]'" in err
+    assert not (tmp_path / "digits").exists()
+
+
+def test_the_standard_library_is_text(tmp_path, data_prep):
+    code, _, err = data_prep("sample", "stdlib", tmp_path, "--quiet")
+    assert (code, err) == (0, "")
+    paths = {}
+    for split in ("train", "val"):
+        rows = everything(tmp_path, split)
+        paths[split] = [rows["path"][i].tobytes().decode() for i in range(len(rows["path"]))]
+        assert paths[split] == sorted(paths[split])
+        for i, path in enumerate(paths[split]):
+            if path == "argparse.py":
+                import argparse
+
+                with open(argparse.__file__, "rb") as file:
+                    assert rows["text"][i].tobytes() == file.read()
+        assert min(rows["text"].lengths) > 0
+    assert "argparse.py" in paths["train"] + paths["val"]
+    assert len(paths["train"]) > 4 * len(paths["val"]) > 50
+    assert not any("test" in path.split("/") for path in paths["train"])
+
+
+def test_files_that_are_no_text_are_counted(tmp_path, data_prep):
+    (tmp_path / "pkg" / "tests").mkdir(parents=True)
+    (tmp_path / "a.py").write_text("x = 'ä'\n")
+    (tmp_path / "pkg" / "b.py").write_text("y = 2\n")
+    (tmp_path / "pkg" / "empty.py").write_text("")
+    (tmp_path / "latin.py").write_bytes(b"# \xe4\n")
+    (tmp_path / "pkg" / "tests" / "c.py").write_text("skipped")
+    source = stdlib(tmp_path)
+    batches = list(source.batches())
+    found = {path.tobytes().decode() for _, batch in batches for path in batch["path"]}
+    assert found == {"a.py", "pkg/b.py"}
+    assert source.about["skipped"] == {"empty": 1, "not UTF-8": 1}
+
+
+def test_no_source(tmp_path):
+    with pytest.raises(Exception, match=r"there are no \.py files"):
+        stdlib(tmp_path)

@@ -1,0 +1,165 @@
+"""Submission without a cluster: scripts, the environment, submitit's local executor."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpctrain import cli
+from hpctrain.config import Config
+from hpctrain.errors import ConfigError
+from hpctrain.launch.script import sbatch_script
+from hpctrain.launch.slurm import clean_environment
+from tests.conftest import Completed, run_json, runs
+
+Train = Callable[..., Completed]
+
+
+@pytest.fixture
+def no_sbatch(tmp_path: Path) -> dict[str, str]:
+    """A PATH with the system's tools but no scheduler."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for folder in os.environ["PATH"].split(":"):
+        for file in Path(folder).glob("*") if Path(folder).is_dir() else []:
+            known = file.name in ("sbatch", "srun", "squeue", "scontrol", "sacct", "sinfo")
+            if not known and not (tools / file.name).exists():
+                (tools / file.name).symlink_to(file)
+    return {"PATH": str(tools)}
+
+
+def compose(digits: Path, *overrides: str) -> Config:
+    config = cli._compose(["experiment=digits", f"data.path={digits}", *overrides])
+    assert config is not None
+    return config
+
+
+def test_the_script_says_what_was_asked(digits: Path) -> None:
+    config = compose(
+        digits,
+        "launch.nodes=2",
+        "launch.tasks_per_node=2",
+        "launch.gpus_per_node=4",
+        "launch.cpus_per_task=3",
+        "launch.mem_gb=1.5",
+        "launch.time_min=90",
+        "launch.max_running=2",
+        "site=example",
+        "+site.sbatch.reservation=my reservation",
+        "+site.env.NAME='a $(touch x) b'",
+    )
+    text = sbatch_script(config, Path("/runs/my sweep/array-0"), 5)
+    for line in (
+        "#SBATCH --nodes=2",
+        "#SBATCH --ntasks-per-node=2",
+        "#SBATCH --gpus-per-node=4",
+        "#SBATCH --cpus-per-task=3",
+        "#SBATCH --mem=1536MB",
+        "#SBATCH --time=90",
+        "#SBATCH --array=0-4%2",
+        "#SBATCH --partition=gpu",
+        "#SBATCH --account=my-project",
+        "#SBATCH --mail-type=FAIL",
+        "#SBATCH --reservation='my reservation'",
+        "#SBATCH --requeue",
+        "#SBATCH --signal=USR2@120",
+        "module load cuda",
+        "export NAME='a $(touch x) b'",
+        "run='/runs/my sweep/array-0/tasks'/\"$SLURM_ARRAY_TASK_ID\"",
+    ):
+        assert line in text.splitlines()
+    assert "--cpu-bind=cores" in text
+    checked = subprocess.run(["bash", "-n"], input=text, text=True, check=False)
+    assert checked.returncode == 0
+
+
+def test_an_option_with_a_key_of_its_own_is_refused(digits: Path) -> None:
+    config = compose(digits, "+site.sbatch.nodes=3")
+    with pytest.raises(ConfigError, match=r"site\.sbatch\.nodes=3: say it with launch\.nodes"):
+        sbatch_script(config, Path("/x"), 1)
+
+
+def test_what_an_allocation_leaves_behind_is_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+    hostile = {
+        "SLURM_CPU_BIND": "quiet,mask_cpu:0x1",
+        "SLURM_NTASKS": "9",
+        "SBATCH_PARTITION": "x",
+        "SRUN_CPUS_PER_TASK": "1",
+        "PMI_RANK": "0",
+        "PMIX_RANK": "0",
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_PORT": "1",
+        "CUDA_VISIBLE_DEVICES": "0",
+    }
+    kept = {"SLURM_CONF": "/etc/slurm.conf", "HOME": "/home/me", "MLFLOW_TRACKING_TOKEN": "t"}
+    for name, value in (hostile | kept).items():
+        monkeypatch.setenv(name, value)
+    environment = clean_environment()
+    assert not hostile.keys() & environment.keys()
+    assert kept.items() <= environment.items()
+
+
+def test_dry_run_prints_the_script_and_leaves_nothing(train: Train, tmp_path: Path) -> None:
+    done = train("-m", "optimizer.lr=1e-3,2e-3", "launch.dry_run=true")
+    assert "#SBATCH --array=0-1%2" in done.stdout
+    assert not (tmp_path / "runs").exists()
+
+
+def test_one_wrong_run_stops_the_sweep_and_all_are_told(train: Train, tmp_path: Path) -> None:
+    done = train("-m", "optimizer.lr=1e-3,-1,abc", "seed=0,-5", code=2)
+    assert "5 of 6 runs are wrong; nothing was queued" in done.stderr
+    for problem in ("optimizer.lr=-1.0: it must", "optimizer.lr=abc: it must", "seed=-5: it must"):
+        assert done.stderr.count(problem) == 1
+    assert not (tmp_path / "runs").exists()
+    assert "Traceback" not in done.stderr
+
+
+def test_more_nodes_than_this_one_need_a_cluster(
+    train: Train, tmp_path: Path, no_sbatch: dict[str, str]
+) -> None:
+    done = train("-m", "seed=1,2", "launch.nodes=2", code=2, **no_sbatch)
+    assert "launch.nodes=2: sbatch is not on the PATH" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_without_sbatch_the_sweep_runs_here(
+    train: Train, tmp_path: Path, no_sbatch: dict[str, str]
+) -> None:
+    common = ("-m", "train.max_epochs=2", "tracking=off", "launch.tasks_per_node=2")
+    done = train(*common, "optimizer.lr=1e-3,3e-3", **no_sbatch)
+    assert "sbatch is not on the PATH" in done.stderr
+    assert "submitit's local executor" in done.stderr
+    assert [run_json(run)["state"] for run in runs(tmp_path / "runs")] == ["finished"] * 2
+    attempts = [run_json(run)["attempts"][-1] for run in runs(tmp_path / "runs")]
+    assert {(a["launcher"], a["world_size"]) for a in attempts} == {("submitit-local", 2)}
+    # One more value: only that one runs; a failing one makes the command fail and is named.
+    done = train(*common, "optimizer.lr=1e-3,3e-3", "model.in_features=64,3", code=4, **no_sbatch)
+    assert done.stderr.count("finished before") == 2
+    assert "not finished: see" in done.stderr
+
+
+def test_the_login_node_imports_neither_torch_nor_mlflow(digits: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys; from hpctrain.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: code = end.code\n"
+        "heavy = {'torch', 'mlflow', 'h5py'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else code)"
+    )
+    for arguments in (
+        ["-m", "experiment=digits", "seed=1,2", "launch.dry_run=true"],
+        ["freeze", "experiment=digits"],
+        ["env", "--json"],
+        ["--help"],
+    ):
+        where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
+        given = arguments if len(arguments) == 1 or arguments[0] == "env" else arguments + where
+        done = subprocess.run(
+            [sys.executable, "-c", program, *given], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, (given, done.stderr)

@@ -1,0 +1,216 @@
+"""Training as users start it: alone, with two ranks, stopped and resumed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Completed, journal_metrics, run_json, run_module, runs
+
+Train = Callable[..., Completed]
+LONG = (
+    "train.max_epochs=40",
+    "checkpoint.every_steps=25",
+    "train.log_every=5",
+    "model.dropout=0.1",
+)
+
+
+def only_run(folder: Path) -> Path:
+    (run,) = runs(folder / "runs")
+    return run
+
+
+def wait_for_step(run_folder: Path, step: int, process: subprocess.Popen[Any]) -> None:
+    """Until a checkpoint of at least `step` is there."""
+    end = time.monotonic() + 120
+    while not any(
+        int(path.name[5:]) >= step for path in run_folder.glob("*/checkpoints/step-????????")
+    ):
+        assert process.poll() is None, f"ended with {process.returncode} before step {step}"
+        assert time.monotonic() < end, f"no checkpoint of step {step} in 120 s"
+        time.sleep(0.05)
+
+
+def start(digits: Path, folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
+    where = [f"data.path={digits}", f"output_dir={folder}/runs"]
+    command = [sys.executable, "-m", "hpctrain", "experiment=digits", *where, *overrides]
+    return subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.slow
+def test_digits_reach_97_percent_and_are_tracked(train: Train, tmp_path: Path) -> None:
+    done = train()
+    run = only_run(tmp_path)
+    result = run_json(run)["result"]
+    assert run_json(run)["state"] == "finished"
+    assert result["val/accuracy"] >= 0.97
+    assert "samples/s" in done.stdout
+    assert "mlflow" in done.stdout
+    assert "-m experiment=digits" in done.stdout
+    # The same command again trains nothing.
+    before = (run / "run.json").read_bytes()
+    assert "is finished already" in train().stdout
+    assert (run / "run.json").read_bytes() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variant", "tolerance"),
+    [
+        (("train.accumulate=4",), 1e-5),
+        (("precision.compute=bf16",), 5e-2),
+        # 1,415 samples: the last batch of the epoch has 7, and each rank another number of them.
+        (("data.tail=pad",), 1e-5),
+    ],
+)
+def test_two_ranks_give_the_loss_of_one(
+    train: Train, digits: Path, tmp_path: Path, variant: tuple[str, ...], tolerance: float
+) -> None:
+    short = (
+        "train.max_steps=25",
+        "train.log_every=1",
+        "train.eval_every=10",
+        "tracking.upload=false",
+    )
+    same = tuple(text for text in variant if "accumulate" not in text)
+    train(*short, *same)
+    two_ranks = tmp_path / "two"
+    two_ranks.mkdir()
+    where = ["experiment=digits", f"data.path={digits}", f"output_dir={two_ranks}/runs"]
+    torchrun = ["--standalone", "--nproc-per-node=2", "-m", "hpctrain"]
+    run_module("torch.distributed.run", *torchrun, *where, *short, *variant)
+    one, two = journal_metrics(only_run(tmp_path)), journal_metrics(only_run(two_ranks))
+    assert two.keys() == one.keys()
+    for (name, step), value in one.items():
+        if name.endswith("loss"):
+            assert two[name, step] == pytest.approx(value, rel=tolerance), (name, step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_stopped_and_resumed_is_the_undisturbed_run_bit_by_bit(
+    train: Train, digits: Path, tmp_path: Path, kill: signal.Signals
+) -> None:
+    undisturbed = tmp_path / "undisturbed"
+    undisturbed.mkdir()
+    common = (*LONG, "tracking.upload=false")
+    train(*common, f"output_dir={undisturbed}/runs")
+    process = start(digits, tmp_path, *common)
+    wait_for_step(tmp_path / "runs", 100, process)
+    process.send_signal(kill)
+    code = process.wait(60)
+    assert code == {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[kill]
+    run = only_run(tmp_path)
+    stopped_at = max(step for _, step in journal_metrics(run))
+    assert stopped_at < 880
+    if kill != signal.SIGKILL:
+        assert run_json(run)["state"] == "interrupted"
+    train(*common)
+    attempts = run_json(run)["attempts"]
+    assert run_json(run)["state"] == "finished"
+    assert len(attempts) == 2
+    assert journal_metrics(run) == journal_metrics(only_run(undisturbed))
+
+
+@pytest.mark.slow
+def test_interrupted_run_goes_on_as_the_same_mlflow_run(
+    train: Train, digits: Path, tmp_path: Path
+) -> None:
+    import sqlite3
+
+    process = start(digits, tmp_path, *LONG)
+    wait_for_step(tmp_path / "runs", 50, process)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(90) == 130
+    train(*LONG)
+    with sqlite3.connect(tmp_path / "runs" / "mlflow.db") as store:
+        assert store.execute("SELECT status FROM runs").fetchall() == [("FINISHED",)]
+        (count,) = store.execute(
+            "SELECT count(DISTINCT step) FROM metrics WHERE key='train/loss'"
+        ).fetchone()
+        (lr,) = store.execute("SELECT value FROM params WHERE key='optimizer.lr'").fetchone()
+    store.close()
+    assert count == 880 // 5
+    assert lr == "0.003"
+
+
+def test_a_failing_training_exits_1_with_its_traceback(train: Train, tmp_path: Path) -> None:
+    done = train("model.in_features=3", "tracking=off", code=1)
+    assert "Traceback" in done.stderr
+    assert "mat1 and mat2 shapes" in done.stderr
+    assert run_json(only_run(tmp_path))["state"] == "failed"
+
+
+def test_no_traceback_unless_asked(train: Train) -> None:
+    done = train("optimizer.lr=-1", code=2)
+    assert done.stderr == "error: optimizer.lr=-1.0: it must be greater than 0 and finite\n"
+    assert "Traceback" in train("optimizer.lr=-1", code=2, HPCTRAIN_DEBUG="1").stderr
+
+
+def test_data_errors(train: Train, digits: Path, tmp_path: Path) -> None:
+    assert "/nowhere" in train("data.path=/nowhere", code=3).stderr
+    (tmp_path / "empty").mkdir()
+    assert "index.json" in train(f"data.path={tmp_path}/empty", code=3).stderr
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in digits.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    shard = next(copy.glob("*train*.h5"))
+    os.truncate(shard, shard.stat().st_size - 1000)
+    assert shard.name in train(f"data.path={copy}", code=3).stderr
+    shard.unlink()
+    assert shard.name in train(f"data.path={copy}", code=3).stderr
+    index = copy / "index.json"
+    index.write_text(index.read_text().replace('"version": 1', '"version": 2'))
+    assert "version" in train(f"data.path={copy}", code=3).stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_no_write_permission(train: Train) -> None:
+    # Root may write anywhere but in the kernel's own file systems.
+    done = train("output_dir=/sys/none", "tracking=off", code=6)
+    assert "output_dir=/sys/none: cannot write /sys/none" in done.stderr
+
+
+def test_a_target_that_refuses_its_arguments_is_named(train: Train) -> None:
+    done = train("+model.depth=3", "tracking=off", code=2)
+    assert "model._target_=hpctrain.models.MLP" in done.stderr
+    assert "'depth'" in done.stderr
+    assert "task.input=picture" in train("task.input=picture", "tracking=off", code=2).stderr
+
+
+def test_two_processes_do_not_share_a_run(digits: Path, train: Train, tmp_path: Path) -> None:
+    arguments = (*LONG, "train.max_epochs=2000", "tracking=off")
+    process = start(digits, tmp_path, *arguments)
+    try:
+        wait_for_step(tmp_path / "runs", 25, process)
+        assert "is in use by process" in train(*arguments, code=6).stderr
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_ranks_that_nobody_started_are_refused(train: Train) -> None:
+    done = train("launch.nodes=2", code=2)
+    assert "launch.nodes=2 x launch.tasks_per_node=1 = 2 ranks, but 1 was started" in done.stderr
+    job = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4"}
+    assert "this job has 4 tasks" in train(code=2, **job).stderr
+
+
+def test_port_taken(train: Train) -> None:
+    import socket
+
+    with socket.create_server(("", 0)) as listening:
+        port = str(listening.getsockname()[1])
+        # By hand, as a site's own launcher would: the port comes from outside.
+        env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        done = train("tracking=off", code=5, **env)
+    assert f"port {port} on " in done.stderr
+    assert "is taken" in done.stderr

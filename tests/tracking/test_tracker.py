@@ -1,0 +1,65 @@
+from pathlib import Path
+
+import pytest
+
+from hpctrain.errors import TrackingError
+from hpctrain.tracking import JournalTracker, NullTracker, Tracker
+from hpctrain.tracking.journal import journal_path, read_all
+from hpctrain.tracking.tracker import flatten
+
+
+def tracker(run_dir: Path, uri: str = "sqlite:////x/mlflow.db", uid: str = "r") -> JournalTracker:
+    return JournalTracker(run_dir, uri=uri, experiment="exp", run_name="n", uid=uid, upload=False)
+
+
+def kinds(run_dir: Path) -> list[str]:
+    return [record.body["kind"] for record in read_all(journal_path(run_dir))]
+
+
+def run(tracker: Tracker, *rewinds: int) -> None:
+    tracker.start({"a": 1}, {})
+    for position in rewinds:
+        tracker.rewind(position)
+    tracker.log_metrics({"loss": 1}, 1)
+    tracker.log_metrics({"loss": 1}, 2)
+    tracker.sync()
+    tracker.finish("FINISHED")
+    tracker.finish("FAILED")  # the first word counts
+
+
+def test_an_attempt_that_does_not_resume_starts_over(tmp_path: Path) -> None:
+    one = ["status", "params", "metrics", "metrics", "status"]
+    run(tracker(tmp_path))
+    assert kinds(tmp_path) == one
+    run(tracker(tmp_path))
+    started_over = ["status", "params", "superseded", "metrics", "metrics", "status"]
+    assert kinds(tmp_path) == one + started_over
+    run(tracker(tmp_path), 100)
+    records = list(read_all(journal_path(tmp_path)))
+    assert [r.body["from"] for r in records if r.body["kind"] == "superseded"] == [0, 100]
+    assert [r.body["attempt"] for r in records if r.body["kind"] == "params"] == [1, 2, 3]
+
+
+def test_the_null_tracker_leaves_no_trace(tmp_path: Path) -> None:
+    null = NullTracker()
+    run(null, 5)
+    assert null.position() == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_params_are_flattened() -> None:
+    assert flatten({"a": {"b": {"c": 1}, "d": [1, {"x": 2}]}, "e": None, "f": {}, 3: True}) == {
+        "a.b.c": "1",
+        "a.d": "[1, {'x': 2}]",
+        "e": "None",
+        "f": "{}",
+        "3": "True",
+    }
+
+
+def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="uid"):
+        tracker(tmp_path, uid="it's")
+    with pytest.raises(TrackingError, match="file store"):
+        tracker(tmp_path, uri="mlruns")
+    assert list(tmp_path.iterdir()) == []

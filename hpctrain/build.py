@@ -18,7 +18,7 @@ from hpctrain.distributed.slurm import RankInfo
 from hpctrain.errors import ConfigError
 from hpctrain.parallel import parallelize
 from hpctrain.rundir import RunDir
-from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
+from hpctrain.tracking.tracker import Tracker
 from hpctrain.train.checkpoint import Checkpointer
 from hpctrain.train.progress import choose_display
 from hpctrain.train.schedule import Schedule
@@ -82,21 +82,6 @@ def build(
             evaluate=config.train.eval_every or loader.steps_per_epoch,
             checkpoint=config.checkpoint.every_steps,
         ),
-    )
-
-
-def build_tracker(config: Config, run: RunDir, ranks: RankInfo) -> Tracker:
-    """The journal on rank 0; nothing elsewhere or when tracking is off."""
-    if not (config.tracking.enabled and ranks.is_main):
-        return NullTracker()
-    assert config.tracking.uri is not None  # from_omegaconf has filled it
-    return JournalTracker(
-        run.path,
-        uri=config.tracking.uri,
-        experiment=config.tracking.experiment,
-        run_name=run.name,
-        uid=run.read()["uid"],
-        upload=config.tracking.upload,
     )
 
 

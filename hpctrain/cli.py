@@ -178,7 +178,9 @@ def _compose(argv: list[str]) -> Config | None:
     program = sys.argv[0]
     # Hydra's own report of an error is long and exits with 1: ours replaces it.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    sys.argv = [program, *argv]
+    # Hydra's parser takes overrides in one run only: `experiment=digits -m seed=1,2` is fine here.
+    flags = [text for text in argv if text in ("-m", "--multirun")]
+    sys.argv = [program, *flags, *(text for text in argv if text not in flags)]
     try:
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(
             composed.append

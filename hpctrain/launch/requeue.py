@@ -34,7 +34,7 @@ def _scheduler(*command: str) -> str | None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except subprocess.CalledProcessError as error:
-        log.error("%s: %s", " ".join(command), error.stderr.strip())
+        log.error("%s: %s", " ".join(command), (error.stderr or error.stdout).strip())
     except (OSError, subprocess.TimeoutExpired) as error:
         log.error("%s: %s", " ".join(command), error)
     else:

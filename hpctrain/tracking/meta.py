@@ -39,7 +39,7 @@ class Meta:
         try:
             return cls(**json.loads(path.read_text()))
         except FileNotFoundError:
-            raise TrackingError(f"{run_dir}: not a tracked run directory (no {path})") from None
+            raise TrackingError(f"not a tracked run directory (no {path})") from None
         except (ValueError, TypeError) as error:
             raise TrackingError(f"{path}: {error}") from error
 

@@ -62,15 +62,14 @@ def sync(run_dirs: Iterable[Path], check: bool = False, uri: str | None = None) 
         check_uri(uri)
     failed = []
     for run_dir in run_dirs:
-        meta = Meta.read(run_dir)
-        if uri and uri != meta.uri:
-            meta = dataclasses.replace(meta, uri=uri)
-            meta.write(run_dir)
-        if not check and is_uploaded(run_dir, meta):
-            print(f"{run_dir}: nothing to do")
-            continue
         try:
-            print(f"{run_dir}: {_upload(run_dir, meta)}", flush=True)
+            meta = Meta.read(run_dir)
+            if uri and uri != meta.uri:
+                meta = dataclasses.replace(meta, uri=uri)
+                meta.write(run_dir)
+            done = not check and is_uploaded(run_dir, meta)
+            outcome = "nothing to do" if done else _upload(run_dir, meta)
+            print(f"{run_dir}: {outcome}", flush=True)
         except TrackingError as error:
             print(f"{run_dir}: {error}", file=sys.stderr, flush=True)
             failed.append(run_dir)

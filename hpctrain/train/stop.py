@@ -60,7 +60,7 @@ class Stop:
                     continue
                 if number == signal.SIGINT and self.reason == "SIGINT":
                     os._exit(130)
-                self.reason = signal.Signals(number).name
+                self.reason = self.reason or signal.Signals(number).name
                 self._seen = 1
         self._reading.close()
 

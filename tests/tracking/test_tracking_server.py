@@ -122,7 +122,9 @@ def test_a_server_killed_in_the_middle_loses_nothing(
     assert rows("SELECT value FROM params WHERE key = 'empty'") == [("",)]
     assert tags("r")["status"] == "FINISHED"
     assert rows("SELECT count(*) FROM runs") == [(1,)]
-    assert "nothing to do" in sync(tmp_path / "r").stdout
+    assert sync(tmp_path / "r").stdout == f"{tmp_path}/r: nothing to do\n"
+    again = sync("--check", tmp_path / "r")
+    assert again.stdout == f"{tmp_path}/r: 0 points uploaded to {server.uri}\n"
 
     # A deleted experiment is said to be deleted, at submission.
     (identity,) = rows("SELECT experiment_id FROM experiments WHERE name = 'new'")[0]

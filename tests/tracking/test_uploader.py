@@ -249,6 +249,11 @@ def test_offline_then_sync(
     assert again.stdout.count("nothing to do") == 2
     checked = sync("--check", tmp_path / "a")
     assert "0 points uploaded" in checked.stdout
+    # One that is none does not keep the others waiting.
+    mixed = sync(tmp_path / "absent", tmp_path / "b")
+    assert "absent: " in mixed.stderr
+    assert "TrackingError: not everything is uploaded" in mixed.stderr
+    assert "b: nothing to do" in mixed.stdout
     assert rows("SELECT count(*) FROM metrics") == [(1030,)]
     assert rows("SELECT count(*) FROM runs") == [(2,)]
 

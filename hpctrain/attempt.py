@@ -1,0 +1,128 @@
+"""One process's try at a run: who writes down that it began and how it ended.
+
+Rank 0 has an `Attempt`: it holds the run directory, records in run.json and tracks. The other
+ranks have a `NoAttempt`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from dataclasses import asdict
+from types import TracebackType
+from typing import Self
+
+from hpctrain import __version__
+from hpctrain.config import Config
+from hpctrain.distributed.slurm import RankInfo
+from hpctrain.launch.requeue import requeue
+from hpctrain.rundir import RunDir
+from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
+from hpctrain.train.trainer import Outcome
+
+log = logging.getLogger(__name__)
+
+
+class NoAttempt:
+    """For the ranks that write nothing."""
+
+    tracker: Tracker = NullTracker()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+    def finished(self, outcome: Outcome) -> None:
+        """All steps were made."""
+
+    def interrupted(self, outcome: Outcome, reason: str) -> None:
+        """The run was asked to stop, by the signal `reason`, and has saved."""
+
+
+class Attempt(NoAttempt):
+    """Rank 0's; a context manager that records an exception as a failure.
+
+    Raises:
+        StorageError: on entry, when another process holds the run.
+    """
+
+    def __init__(self, config: Config, run: RunDir, ranks: RankInfo) -> None:
+        self._config, self._run, self._ranks = config, run, ranks
+
+    def __enter__(self) -> Self:
+        self._lock = self._run.lock()
+        self._lock.__enter__()
+        ranks = self._ranks
+        self._run.begin_attempt(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            launcher=ranks.launcher,
+            world_size=ranks.world_size,
+            hosts=list(ranks.hosts),
+            job_id=ranks.job_id,
+            restart_count=ranks.restart_count,
+        )
+        self.tracker = self._build_tracker()
+        self.tracker.start(asdict(self._config), self._tags())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            reason = f"{type(error).__name__}: {error}"
+            self._run.end_attempt("failed", error=reason)
+            self.tracker.finish("FAILED", reason=reason)
+        self._lock.__exit__(kind, error, trace)
+
+    def finished(self, outcome: Outcome) -> None:  # noqa: D102
+        self._run.end_attempt("finished", result={"step": outcome.step} | outcome.metrics)
+        self.tracker.finish("FINISHED")
+
+    def interrupted(self, outcome: Outcome, reason: str) -> None:
+        """See `NoAttempt`; under Slurm, where the user did not ask for it, the job comes back."""
+        self._run.end_attempt("interrupted", reason=reason, step=outcome.step)
+        log.info("stopped by %s at step %d, saved: it resumes there", reason, outcome.step)
+        # First of all, for the grace time is short: what follows may be cut off.
+        if self._ranks.launcher == "slurm" and reason != "SIGINT":
+            # A run that makes no step between two restarts would come back for ever.
+            if outcome.step == outcome.first_step and self._ranks.restart_count > 0:
+                log.error("no step since the last restart: not requeued")
+            else:
+                requeue(self._ranks.job_id)
+        self.tracker.finish("KILLED", reason=f"stopped by {reason} at step {outcome.step}, saved")
+
+    def _build_tracker(self) -> Tracker:
+        tracking = self._config.tracking
+        if not tracking.enabled:
+            return NullTracker()
+        return JournalTracker(
+            self._run.path,
+            uri=str(tracking.uri),
+            experiment=tracking.experiment,
+            run_name=self._run.name,
+            uid=self._run.read()["uid"],
+            upload=tracking.upload,
+        )
+
+    def _tags(self) -> dict[str, str]:
+        return {
+            "hpctrain.version": __version__,
+            "hpctrain.launcher": self._ranks.launcher,
+            "hpctrain.job_id": self._ranks.job_id,
+            "hpctrain.hosts": ",".join(self._ranks.hosts),
+            "hpctrain.world_size": str(self._ranks.world_size),
+            "hpctrain.command": " ".join(sys.argv),
+        }

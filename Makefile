@@ -28,7 +28,7 @@ lint: $(VENV)/.test
 	else echo "*** shellcheck is not installed: the shell files are NOT checked"; fi
 
 types: $(VENV)/.test
-	$(BIN)/mypy -p hpctrain -p data_prep -p hydra_plugins.hpctrain_launcher
+	$(BIN)/mypy -p hpctrain -p data_prep
 	$(BIN)/mypy slurm/dev-cluster
 
 format: $(VENV)/.test

@@ -226,7 +226,7 @@ def _check_world(config: Config, ranks: RankInfo) -> None:
     Raises:
         ConfigError: `launch` asks for another number of ranks, or the allocation stands idle.
     """
-    from hpctrain.config import validate
+    from hpctrain.validate import validate
 
     asked = config.asked_world_size
     # Plain `torchrun` and the sbatch template say nothing with `launch`: it stays at 1.

@@ -1,8 +1,8 @@
-"""The schema of a run: names, types, units and defaults, and what must hold between them.
+"""The schema of a run: names, types, units and defaults.
 
-    YAML and command line ── Hydra ── compose() ── Config (typed) ── validate() ── freeze
-                                                       ▲
-    config.yaml of a run directory ──── load() ────────┘
+    YAML and command line ── Hydra ── from_omegaconf() ── Config (typed) ── validate() ── freeze()
+                                                           ▲
+    config.yaml of a run directory ──── load() ────────────┘
 
 The dataclasses own every default; `conf/` holds choices and values only. A section with a
 `_target_` (model, task, optimizer) takes anything importable. No torch here: the login node
@@ -11,10 +11,7 @@ validates whole sweeps with it.
 
 from __future__ import annotations
 
-import importlib.util
-import math
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -228,114 +225,6 @@ def identity(config: Config, data_digest: str) -> dict[str, Any]:
             node = node[section]
         del node[last]
     return {**content, "data_digest": data_digest}
-
-
-def validate(config: Config, world_size: int | None = None) -> None:
-    """Check every value and what must hold between them; nothing has been written yet.
-
-    Args:
-        config: the typed config.
-        world_size: ranks that run it; None: those that `launch` asks for.
-
-    Raises:
-        ConfigError: all that is wrong, one line each, with key, value and what is allowed.
-    """
-    problems = list(_problems(config, world_size or config.asked_world_size))
-    if problems:
-        raise ConfigError("\n".join(problems))
-
-
-def _problems(config: Config, world_size: int) -> Iterator[str]:
-    train, launch, parallel = config.train, config.launch, config.parallel
-    for section in ("model", "task", "optimizer"):
-        target = _get(config, section + "._target_")
-        if not isinstance(target, str) or "." not in target:
-            yield (
-                f"{section}._target_={target}: choose one with {section}=NAME "
-                f"or {section}._target_=package.module.Class"
-            )
-        # Only the package: looking further would import it, and perhaps torch with it.
-        elif importlib.util.find_spec(target.partition(".")[0]) is None:
-            yield f"{section}._target_={target}: no package {target.partition('.')[0]!r} here"
-    # Names become folders and #SBATCH lines.
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", config.name):
-        yield f"name={config.name!r}: letters, digits, '.', '_' and '-', at most 64 of them"
-    for key, allowed in {
-        "data.tail": ("drop", "pad"),
-        "scheduler.kind": ("constant", "linear", "cosine"),
-        "precision.compute": ("fp32", "bf16"),
-        "parallel.device": ("auto", "cpu", "cuda"),
-        "parallel.backend": ("auto", "gloo", "nccl"),
-    }.items():
-        if (value := _get(config, key)) not in allowed:
-            yield f"{key}={value}: allowed are {', '.join(allowed)}"
-    for key, low, high in (
-        ("seed", 0, 2**63 - 1),
-        ("optimizer.weight_decay", 0, math.inf),
-        ("scheduler.warmup_steps", 0, math.inf),
-        ("scheduler.final_ratio", 0, 1),
-        ("data.prefetch", 0, 1024),
-        ("train.global_batch_size", 1, math.inf),
-        ("train.accumulate", 1, math.inf),
-        ("train.max_epochs", 1, math.inf),
-        ("train.max_steps", 1, math.inf),
-        ("train.log_every", 1, math.inf),
-        ("train.eval_every", 1, math.inf),
-        ("parallel.timeout_s", 1, math.inf),
-        ("checkpoint.every_steps", 1, math.inf),
-        ("checkpoint.keep", 2, math.inf),
-        ("launch.nodes", 1, math.inf),
-        ("launch.tasks_per_node", 1, math.inf),
-        ("launch.gpus_per_node", 0, math.inf),
-        ("launch.cpus_per_task", 1, math.inf),
-        ("launch.time_min", 1, math.inf),
-        ("launch.warn_s", 1, math.inf),
-        ("launch.max_running", 1, math.inf),
-    ):
-        value = _get(config, key)
-        if value is not None and not low <= value <= high:
-            bound = f"from {low} to {high}" if high < math.inf else f"at least {low}"
-            yield f"{key}={value}: it must be {bound}"
-    for key in ("optimizer.lr", "train.clip_norm", "launch.mem_gb"):
-        value = _get(config, key)
-        if value is not None and not 0 < value < math.inf:
-            yield f"{key}={value}: it must be greater than 0 and finite"
-    if train.max_epochs is None and train.max_steps is None:
-        yield "train.max_epochs and train.max_steps are both null: give one of them"
-    if launch.gpus_per_node and launch.gpus_per_node % max(1, launch.tasks_per_node):
-        yield (
-            f"launch.gpus_per_node={launch.gpus_per_node} cannot be divided evenly over "
-            f"launch.tasks_per_node={launch.tasks_per_node}"
-        )
-    if parallel.device == "cuda" and launch.gpus_per_node == 0 and launch.nodes > 1:
-        yield "parallel.device=cuda, but launch.gpus_per_node=0: ask for GPUs"
-    if launch.warn_s >= 60 * launch.time_min:
-        yield (
-            f"launch.warn_s={launch.warn_s} seconds is not below "
-            f"launch.time_min={launch.time_min} minutes"
-        )
-    if parallel.dp not in (-1, world_size):
-        yield (
-            f"parallel.dp={parallel.dp}: dp {parallel.dp} = {parallel.dp} ranks, but there are "
-            f"{world_size} (launch.nodes={launch.nodes} x "
-            f"launch.tasks_per_node={launch.tasks_per_node}); -1 takes them all"
-        )
-    share = world_size * max(1, train.accumulate)
-    if train.global_batch_size % share:
-        below = train.global_batch_size // share * share
-        near = [str(size) for size in (below, below + share) if size > 0]
-        yield (
-            f"train.global_batch_size={train.global_batch_size} is not divisible by dp "
-            f"{world_size} x train.accumulate {train.accumulate} = {share}: "
-            f"use {' or '.join(near)}"
-        )
-
-
-def _get(config: Config, key: str) -> Any:
-    node: Any = config
-    for part in key.split("."):
-        node = node.get(part) if isinstance(node, dict) else getattr(node, part)
-    return node
 
 
 def known_keys(node: Any = Config, prefix: str = "") -> Iterator[str]:

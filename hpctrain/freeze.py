@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpctrain.config import Config, validate
+from hpctrain.config import Config
 from hpctrain.data.index import Index
 from hpctrain.errors import ConfigError
 from hpctrain.rundir import RunDir
 from hpctrain.tracking.store import check_uri
+from hpctrain.validate import validate
 
 
 def check(config: Config, world_size: int | None = None) -> RunDir:

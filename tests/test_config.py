@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from hpctrain import cli
-from hpctrain.config import Config, identity, load, validate
+from hpctrain.config import Config, identity, load
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.freeze import check, freeze
+from hpctrain.validate import validate
 
 Compose = Callable[..., Config]
 

@@ -12,19 +12,22 @@ PACKAGE = ROOT / "hpctrain"
 # Each may import itself and what stands in its set, of our own.
 LEAVES = {"errors", "explain", "__init__"}
 CONFIG = LEAVES | {"config"}
-RANKS = {"distributed.slurm"}
+RANKS = {"distributed.slurm", "distributed.port", "distributed.hostlist"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "explain": set(),
     "config": LEAVES,
     "conf_groups": CONFIG,
-    "distributed.slurm": {"errors"},
+    "validate": CONFIG,
+    "distributed.hostlist": {"errors"},
+    "distributed.port": {"errors"},
+    "distributed.slurm": RANKS | {"errors"},
     "distributed.report": RANKS,
     "distributed.group": CONFIG | RANKS,
     "data": {"errors"},
     "tracking": {"errors"},
     "rundir": CONFIG,
-    "freeze": CONFIG | {"data.index", "rundir", "tracking.store"},
+    "freeze": CONFIG | {"data.index", "rundir", "tracking.store", "validate"},
     "launch": CONFIG | {"freeze", "rundir", "tracking.store"},
     "summary": CONFIG | {"rundir"},
     "models": set(),
@@ -40,6 +43,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 NO_TORCH = (
     *("errors", "explain", "config", "conf_groups", "distributed.slurm", "distributed.report"),
+    *("distributed.port", "distributed.hostlist", "validate"),
     *("data.index", "data.format", "rundir", "freeze", "launch", "summary", "tracking", "cli"),
 )
 NO_HYDRA = ("train", "data", "distributed", "tracking", "parallel", "tasks", "models", "job")

@@ -5,7 +5,9 @@ import subprocess
 
 import pytest
 
-from hpctrain.distributed.slurm import RankInfo, check_port, expand_hostlist, master_port
+from hpctrain.distributed.hostlist import expand_hostlist
+from hpctrain.distributed.port import check_port, master_port
+from hpctrain.distributed.slurm import RankInfo
 from hpctrain.errors import DistributedError
 from tests import cluster
 

@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.config import ParallelConfig
-from hpctrain.distributed.slurm import RankInfo, check_port
+from hpctrain.distributed.port import check_port
+from hpctrain.distributed.slurm import RankInfo
 from hpctrain.errors import ConfigError, DistributedError
 
 

@@ -14,15 +14,12 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hpctrain.distributed.hostlist import expand_hostlist, expand_tasks
+from hpctrain.distributed.port import master_port
 from hpctrain.errors import DistributedError
-
-# Below every usual ephemeral range (Linux: 32768-60999) and above the well-known services.
-_PORT_LOW = 12_000
-_PORT_SLOTS = 5_000
-_PORTS_PER_SLOT = 4
 
 
 @dataclass(frozen=True)
@@ -241,101 +238,3 @@ def _number(env: Mapping[str, str], name: str, default: int | None = None) -> in
     except ValueError:
         shown = f"={value!r}: it must be a whole number" if value else " is not set"
         raise DistributedError(f"{name}{shown}") from None
-
-
-def master_port(job: int, generation: int = 0) -> int:
-    """The port of rank 0, which every rank computes alike without a word between them.
-
-    Jobs own slots of four ports by their number, so two jobs on one node collide only when their
-    numbers differ by a multiple of 5,000; inside the slot, successive restarts and parallel steps
-    (`generation`) differ, since the port of the last incarnation may still be in TIME_WAIT.
-
-    Returns:
-        A port in 12000..31999, below the ephemeral range of Linux (32768-60999).
-    """
-    return _PORT_LOW + (job % _PORT_SLOTS) * _PORTS_PER_SLOT + generation % _PORTS_PER_SLOT
-
-
-def check_port(port: int) -> None:
-    """Raise early, on rank 0, with words, what the process group would say with a stack trace.
-
-    Raises:
-        DistributedError: something else listens on `port` of this host.
-    """
-    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as probe:
-        # As the TCP store binds: a port in TIME_WAIT is fine, a listening one is not.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-            probe.listen(1)
-        except OSError as error:
-            raise DistributedError(
-                f"port {port} on {socket.gethostname()} is taken ({error.strerror}): another "
-                "process listens there; set MASTER_PORT to a free one"
-            ) from error
-
-
-def expand_hostlist(text: str) -> list[str]:
-    """Expand Slurm's hostlist syntax, as `scontrol show hostnames` does, in its order.
-
-    Containers often lack `scontrol`, hence our own parser.
-
-    >>> expand_hostlist("rack[1-2]n[01-02],gpu-a100")
-    ['rack1n01', 'rack1n02', 'rack2n01', 'rack2n02', 'gpu-a100']
-
-    Raises:
-        DistributedError: unbalanced brackets or a range that is none.
-    """
-    hosts: list[str] = []
-    for item in _split_top_level(text):
-        prefixes = [""]
-        for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", item):
-            tails = [literal] if literal else list(_expand_ranges(ranges, text))
-            prefixes = [prefix + tail for prefix in prefixes for tail in tails]
-        hosts.extend(prefixes)
-    return hosts
-
-
-def _split_top_level(text: str) -> list[str]:
-    """Split at the commas outside brackets."""
-    items, depth, current = [], 0, ""
-    for char in text:
-        depth += {"[": 1, "]": -1}.get(char, 0)
-        if depth not in (0, 1):
-            break
-        if char == "," and depth == 0:
-            items.append(current)
-            current = ""
-        else:
-            current += char
-    items.append(current)
-    if depth != 0 or not all(items):
-        raise DistributedError(f"hostlist {text!r}: unbalanced brackets or an empty name")
-    return items
-
-
-def _expand_ranges(ranges: str, text: str) -> Iterable[str]:
-    for part in ranges.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        if not match:
-            raise DistributedError(f"hostlist {text!r}: {part!r} is no number or range")
-        low, high = match[1], match[2] or match[1]
-        if int(high) < int(low):
-            raise DistributedError(f"hostlist {text!r}: range {part!r} runs backwards")
-        for number in range(int(low), int(high) + 1):
-            yield str(number).zfill(len(low))
-
-
-def expand_tasks(text: str) -> list[int]:
-    """Expand Slurm's tasks-per-node syntax.
-
-    >>> expand_tasks("2(x3),1")
-    [2, 2, 2, 1]
-    """
-    counts: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if not match:
-            raise DistributedError(f"SLURM_STEP_TASKS_PER_NODE={text!r}: {part!r} is no count")
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts

@@ -1,0 +1,74 @@
+"""Slurm's short forms of node names and task counts, expanded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from hpctrain.errors import DistributedError
+
+
+def expand_hostlist(text: str) -> list[str]:
+    """Expand Slurm's hostlist syntax, as `scontrol show hostnames` does, in its order.
+
+    Containers often lack `scontrol`, hence our own parser.
+
+    >>> expand_hostlist("rack[1-2]n[01-02],gpu-a100")
+    ['rack1n01', 'rack1n02', 'rack2n01', 'rack2n02', 'gpu-a100']
+
+    Raises:
+        DistributedError: unbalanced brackets or a range that is none.
+    """
+    hosts: list[str] = []
+    for item in _split_top_level(text):
+        prefixes = [""]
+        for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", item):
+            tails = [literal] if literal else list(_expand_ranges(ranges, text))
+            prefixes = [prefix + tail for prefix in prefixes for tail in tails]
+        hosts.extend(prefixes)
+    return hosts
+
+
+def _split_top_level(text: str) -> list[str]:
+    """Split at the commas outside brackets."""
+    items, depth, current = [], 0, ""
+    for char in text:
+        depth += {"[": 1, "]": -1}.get(char, 0)
+        if depth not in (0, 1):
+            break
+        if char == "," and depth == 0:
+            items.append(current)
+            current = ""
+        else:
+            current += char
+    items.append(current)
+    if depth != 0 or not all(items):
+        raise DistributedError(f"hostlist {text!r}: unbalanced brackets or an empty name")
+    return items
+
+
+def _expand_ranges(ranges: str, text: str) -> Iterable[str]:
+    for part in ranges.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if not match:
+            raise DistributedError(f"hostlist {text!r}: {part!r} is no number or range")
+        low, high = match[1], match[2] or match[1]
+        if int(high) < int(low):
+            raise DistributedError(f"hostlist {text!r}: range {part!r} runs backwards")
+        for number in range(int(low), int(high) + 1):
+            yield str(number).zfill(len(low))
+
+
+def expand_tasks(text: str) -> list[int]:
+    """Expand Slurm's tasks-per-node syntax.
+
+    >>> expand_tasks("2(x3),1")
+    [2, 2, 2, 1]
+    """
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if not match:
+            raise DistributedError(f"SLURM_STEP_TASKS_PER_NODE={text!r}: {part!r} is no count")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts

@@ -1,0 +1,130 @@
+"""What must hold in a config: each value, and between them; said before anything is written."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from hpctrain.config import Config
+from hpctrain.errors import ConfigError
+
+_CHOICES = {
+    "data.tail": ("drop", "pad"),
+    "scheduler.kind": ("constant", "linear", "cosine"),
+    "precision.compute": ("fp32", "bf16"),
+    "parallel.device": ("auto", "cpu", "cuda"),
+    "parallel.backend": ("auto", "gloo", "nccl"),
+}
+_AT_LEAST = {
+    "optimizer.weight_decay": 0,
+    "scheduler.warmup_steps": 0,
+    "data.prefetch": 0,
+    "train.global_batch_size": 1,
+    "train.accumulate": 1,
+    "train.max_epochs": 1,
+    "train.max_steps": 1,
+    "train.log_every": 1,
+    "train.eval_every": 1,
+    "parallel.timeout_s": 1,
+    "checkpoint.every_steps": 1,
+    "checkpoint.keep": 2,
+    "launch.nodes": 1,
+    "launch.tasks_per_node": 1,
+    "launch.gpus_per_node": 0,
+    "launch.cpus_per_task": 1,
+    "launch.time_min": 1,
+    "launch.warn_s": 1,
+    "launch.max_running": 1,
+}
+_BETWEEN = {"seed": (0, 2**63 - 1), "scheduler.final_ratio": (0, 1)}
+_POSITIVE = ("optimizer.lr", "train.clip_norm", "launch.mem_gb")
+
+
+def validate(config: Config, world_size: int | None = None) -> None:
+    """Check every value and what must hold between them.
+
+    Args:
+        config: the typed config.
+        world_size: ranks that run it; None: those that `launch` asks for.
+
+    Raises:
+        ConfigError: all that is wrong, one line each, with key, value and what is allowed.
+    """
+    problems = [*_names(config), *_values(config)]
+    # Sums over wrong values would only confuse.
+    problems = problems or list(_between(config, world_size or config.asked_world_size))
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _names(config: Config) -> Iterator[str]:
+    # It becomes a folder and an #SBATCH line.
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", config.name):
+        yield f"name={config.name!r}: letters, digits, '.', '_' and '-', at most 64 of them"
+    for section in ("model", "task", "optimizer"):
+        target = _get(config, section + "._target_")
+        if not isinstance(target, str) or "." not in target:
+            yield (
+                f"{section}._target_={target}: choose one with {section}=NAME "
+                f"or {section}._target_=package.module.Class"
+            )
+        # Only the package: looking further would import it, and perhaps torch with it.
+        elif importlib.util.find_spec(target.partition(".")[0]) is None:
+            yield f"{section}._target_={target}: no package {target.partition('.')[0]!r} here"
+
+
+def _values(config: Config) -> Iterator[str]:
+    for key, allowed in _CHOICES.items():
+        if (value := _get(config, key)) not in allowed:
+            yield f"{key}={value}: allowed are {', '.join(allowed)}"
+    for key, low in _AT_LEAST.items():
+        value = _get(config, key)
+        if value is not None and not low <= value < math.inf:
+            yield f"{key}={value}: it must be at least {low}"
+    for key, (low, high) in _BETWEEN.items():
+        if not low <= (value := _get(config, key)) <= high:
+            yield f"{key}={value}: it must be from {low} to {high}"
+    for key in _POSITIVE:
+        value = _get(config, key)
+        if value is not None and not 0 < value < math.inf:
+            yield f"{key}={value}: it must be greater than 0 and finite"
+
+
+def _between(config: Config, world_size: int) -> Iterator[str]:
+    train, launch, parallel = config.train, config.launch, config.parallel
+    if train.max_epochs is None and train.max_steps is None:
+        yield "train.max_epochs and train.max_steps are both null: give one of them"
+    if launch.gpus_per_node % launch.tasks_per_node:
+        yield (
+            f"launch.gpus_per_node={launch.gpus_per_node} cannot be divided evenly over "
+            f"launch.tasks_per_node={launch.tasks_per_node}"
+        )
+    if launch.warn_s >= 60 * launch.time_min:
+        yield (
+            f"launch.warn_s={launch.warn_s} seconds is not below "
+            f"launch.time_min={launch.time_min} minutes"
+        )
+    if parallel.dp not in (-1, world_size):
+        yield (
+            f"parallel.dp={parallel.dp}: dp {parallel.dp} = {parallel.dp} ranks, but there are "
+            f"{world_size} (launch.nodes={launch.nodes} x "
+            f"launch.tasks_per_node={launch.tasks_per_node}); -1 takes them all"
+        )
+    share = world_size * train.accumulate
+    if train.global_batch_size % share:
+        below = train.global_batch_size // share * share
+        near = " or ".join(str(size) for size in (below, below + share) if size > 0)
+        yield (
+            f"train.global_batch_size={train.global_batch_size} is not divisible by dp "
+            f"{world_size} x train.accumulate {train.accumulate} = {share}: use {near}"
+        )
+
+
+def _get(config: Config, key: str) -> Any:
+    node: Any = config
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, dict) else getattr(node, part)
+    return node

@@ -54,7 +54,6 @@ HPCTRAIN_DEBUG=1 shows tracebacks.
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    _log_to_stderr()
     debug = bool(os.environ.get("HPCTRAIN_DEBUG"))
     code = 1
     try:
@@ -143,7 +142,8 @@ def _run(argv: list[str]) -> int:
     if len(argv) != 1:
         raise ConfigError("run takes one argument: python -m hpctrain run RUN_DIR")
     run = RunDir.open(Path(argv[0]))
-    return _train_frozen(load(run.config_file), run, RankInfo.from_env())
+    _log_to_stderr()
+    return _train_frozen(load(run.config_file), run, RankInfo.from_env(), [])
 
 
 def _train(argv: list[str]) -> int:
@@ -160,7 +160,7 @@ def _train(argv: list[str]) -> int:
     _check_world(config, ranks)
     # Every rank composes the same config; one of them writes it.
     run = (freeze if ranks.is_main else check)(config, ranks.world_size)
-    return _train_frozen(config, run, ranks)
+    return _train_frozen(config, run, ranks, argv)
 
 
 def _compose(argv: list[str]) -> Config | None:
@@ -197,14 +197,14 @@ def _compose(argv: list[str]) -> Config | None:
     return from_omegaconf(composed[0]) if composed else None
 
 
-def _train_frozen(config: Config, run: RunDir, ranks: RankInfo) -> int:
+def _train_frozen(config: Config, run: RunDir, ranks: RankInfo, argv: list[str]) -> int:
     _check_world(config, ranks)
     if run.read().get("state") == "finished":
         if ranks.is_main:
             from hpctrain.summary import show
 
             print(f"{run.name} is finished already; change a value (seed=1) for another run")
-            show(config, run)
+            show(config, run, argv)
         return 0
     if ranks.is_main and config.tracking.enabled and config.tracking.upload:
         from hpctrain.tracking.store import initialise
@@ -216,7 +216,7 @@ def _train_frozen(config: Config, run: RunDir, ranks: RankInfo) -> int:
     if code == 0 and ranks.is_main:
         from hpctrain.summary import show
 
-        show(config, run)
+        show(config, run, argv)
     return code
 
 

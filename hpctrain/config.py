@@ -185,7 +185,9 @@ def from_omegaconf(node: DictConfig) -> Config:
                 f"{missing[0]} is missing: give {missing[0]}=VALUE, or choose an experiment=NAME "
                 "that does (python -m hpctrain --help lists them)"
             )
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), plain))
+        # Plain values: `+train.typo=1` has added a key to the typed node, and it would be kept.
+        values = OmegaConf.to_container(plain, resolve=True)
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), values))
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error, known_keys())) from error
     assert isinstance(config, Config)

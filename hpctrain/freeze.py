@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpctrain.config import Config
 from hpctrain.data.index import Index
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, DataError
 from hpctrain.rundir import RunDir
 from hpctrain.tracking.store import check_uri
 from hpctrain.validate import validate
@@ -46,11 +46,15 @@ def _data_digest(config: Config, world_size: int | None) -> str:
     if config.tracking.enabled and config.tracking.upload:
         check_uri(str(config.tracking.uri))
     folder = Path(config.data.path)
-    index = Index.load(folder)
-    index.check(folder)
-    count = index.split(config.data.train_split).count
-    if config.data.val_split is not None:
-        index.split(config.data.val_split)
+    try:
+        index = Index.load(folder)
+        index.check(folder)
+        count = index.split(config.data.train_split).count
+        if config.data.val_split is not None:
+            index.split(config.data.val_split)
+    except DataError as error:
+        hint = "" if folder.exists() else "; `python -m data_prep --help` shows how to write one"
+        raise DataError(f"data.path: {error}{hint}") from error
     if config.data.tail == "drop" and config.train.global_batch_size > count:
         raise ConfigError(
             f"train.global_batch_size={config.train.global_batch_size}, but the split "

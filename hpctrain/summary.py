@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -14,8 +17,14 @@ from hpctrain.config import Config
 from hpctrain.rundir import RunDir
 
 
-def show(config: Config, run: RunDir) -> None:
-    """Print a finished run's result and the commands that look further."""
+def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
+    """Print a finished run's result and the commands that look further.
+
+    Args:
+        config: the run's.
+        run: its directory.
+        arguments: of the command line that asked for the run; empty inside a job.
+    """
     result = run.read().get("result") or {}
     table = Table(show_header=False)
     table.add_row("run", Text(run.name))
@@ -36,16 +45,13 @@ def show(config: Config, run: RunDir) -> None:
             print(f"  {_tool('mlflow')} ui --backend-store-uri {uri}")
         else:
             print(f"  {uri}")
-    print(
-        f"  {_tool('python')} -m hpctrain -m experiment={config.name} optimizer.lr=1e-3,3e-3"
-        "   # a sweep on SLURM (slurm/dev-cluster up: a cluster on this machine)"
-    )
+    if arguments:
+        command = f"{_tool('python')} -m hpctrain -m {shlex.join(arguments)}"
+        print(f"  {command} optimizer.lr=1e-3,3e-3   # a sweep on SLURM")
 
 
 def _tool(name: str) -> str:
     """The name as it must be typed here: by path when an environment is not activated."""
-    import sys
-
     beside = Path(sys.executable).with_name(name)
     found = shutil.which(name)
     if found and Path(found).resolve() == beside.resolve():

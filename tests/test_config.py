@@ -36,6 +36,7 @@ def test_the_experiment_composes_to_typed_values(compose: Compose, tmp_path: Pat
     ("override", "message"),
     [
         ("optimizer.lrr=1", "unknown key optimizer.lrr: did you mean optimizer.lr"),
+        ("+train.stepz=1", "unknown key train.stepz: did you mean train.max_steps"),
         ("trainn=1", "unknown key trainn: did you mean train?"),
         ("optimizer.lr=abc", "optimizer.lr=abc: it must be of type float"),
         ("launch.nodes=two", "launch.nodes=two: it must be of type integer"),

@@ -156,6 +156,7 @@ def _train(argv: list[str]) -> int:
         return 0
     if config.launch.dry_run:
         raise ConfigError("launch.dry_run=true shows what -m would submit: add -m")
+    _log_to_stderr()
     ranks = RankInfo.from_env()
     _check_world(config, ranks)
     # Every rank composes the same config; one of them writes it.
@@ -193,7 +194,6 @@ def _compose(argv: list[str]) -> Config | None:
         ) from error
     finally:
         del os.environ["HYDRA_FULL_ERROR"]
-        _log_to_stderr()  # Hydra has switched it off
     return from_omegaconf(composed[0]) if composed else None
 
 
@@ -251,5 +251,4 @@ def _log_to_stderr() -> None:
         format="%(asctime)s %(message)s",
         datefmt="%H:%M:%S",
         stream=sys.stderr,
-        force=True,
     )

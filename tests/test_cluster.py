@@ -144,7 +144,7 @@ def test_waiting_returns_and_a_failure_hides_nothing(train: Train, tmp_path: Pat
 
 
 def test_preempted_requeued_resumed(train: Train, tmp_path: Path) -> None:
-    common = ("train.max_epochs=60", "checkpoint.every_steps=20", "train.log_every=10")
+    common = ("train.max_epochs=80", "checkpoint.every_steps=20", "train.log_every=10")
     train("-m", *common, "launch.tasks_per_node=2", "site.partition=preemptible")
     (run,) = runs(tmp_path / "runs")
     (job,) = job_ids(tmp_path / "runs")

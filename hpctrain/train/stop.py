@@ -39,7 +39,8 @@ class Stop:
         self._writing.setblocking(False)
         self._previous = {sig: signal.signal(sig, lambda *_: None) for sig in SIGNALS}
         self._previous_fd = signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
-        threading.Thread(target=self._listen, name="hpctrain-signals", daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, name="hpctrain-signals", daemon=True)
+        self._listener.start()
         return self
 
     def __exit__(
@@ -52,6 +53,8 @@ class Stop:
         for sig, handler in self._previous.items():
             signal.signal(sig, handler)
         self._writing.close()
+        # A thread that still lets go of tensors while the interpreter ends aborts the process.
+        self._listener.join()
 
     def _listen(self) -> None:
         while data := self._reading.recv(64):

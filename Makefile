@@ -49,5 +49,5 @@ $(VENV)/.%: pyproject.toml | $(VENV)/bin/python
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed: make PYTHON=python3.12"; exit 1; }
-	@$(PYTHON) -m venv $(VENV) || \
-		{ echo "python3 cannot make environments: apt-get install python3-venv"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+		echo "$(PYTHON) cannot make environments: apt-get install python3-venv"; exit 1; }

@@ -64,7 +64,7 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         code = error.exit_code
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        print("interrupted: the same command goes on where it stopped", file=sys.stderr)
         code = 130
     except Exception:
         # submitit and Hydra would hide it: the log must show it and the job must fail.
@@ -235,7 +235,8 @@ def _check_world(config: Config, ranks: RankInfo) -> None:
             f"launch.nodes={config.launch.nodes} x launch.tasks_per_node="
             f"{config.launch.tasks_per_node} = {asked} ranks, but {ranks.world_size} "
             f"{'was' if ranks.world_size == 1 else 'were'} started ({ranks.launcher}): "
-            "start them with -m, srun or torchrun, or leave launch.* out"
+            "start them with -m or torchrun, ask sbatch or srun for as many (--nodes, "
+            "--ntasks-per-node), or leave launch.* out"
         )
     if idle := ranks.idle_tasks():
         raise ConfigError(

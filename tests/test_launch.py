@@ -1,8 +1,10 @@
 """Submission without a cluster: scripts, the environment, submitit's local executor."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,15 +22,10 @@ Train = Callable[..., Completed]
 
 @pytest.fixture
 def no_sbatch(tmp_path: Path) -> dict[str, str]:
-    """A PATH with the system's tools but no scheduler."""
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for folder in os.environ["PATH"].split(":"):
-        for file in Path(folder).glob("*") if Path(folder).is_dir() else []:
-            known = file.name in ("sbatch", "srun", "squeue", "scontrol", "sacct", "sinfo")
-            if not known and not (tools / file.name).exists():
-                (tools / file.name).symlink_to(file)
-    return {"PATH": str(tools)}
+    """A PATH without a scheduler."""
+    empty = tmp_path / "bin"
+    empty.mkdir()
+    return {"PATH": str(empty)}
 
 
 def compose(digits: Path, *overrides: str) -> Config:
@@ -163,3 +160,29 @@ def test_the_login_node_imports_neither_torch_nor_mlflow(digits: Path, tmp_path:
             [sys.executable, "-c", program, *given], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, (given, done.stderr)
+
+
+@pytest.mark.slow
+def test_ctrl_c_of_a_sweep_here_saves_first(
+    digits: Path, tmp_path: Path, no_sbatch: dict[str, str]
+) -> None:
+    where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "tracking=off"]
+    size = ["train.max_epochs=5000", "checkpoint.every_steps=20", "launch.tasks_per_node=2"]
+    command = [sys.executable, "-m", "hpctrain", "-m", "experiment=digits", "seed=1,2"]
+    process = subprocess.Popen(
+        [*command, *where, *size],
+        env=os.environ | no_sbatch,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not list(tmp_path.glob("runs/*/checkpoints/step-????????")):
+        assert process.poll() is None
+        time.sleep(0.1)
+    # As a terminal does: to every process of the group.
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on" in said
+    states = [run_json(run)["state"] for run in runs(tmp_path / "runs")]
+    assert sorted(states) == ["created", "interrupted"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 
 from submitit import LocalExecutor
@@ -23,7 +24,7 @@ def run(config: Config, run: RunDir) -> tuple[str, str]:
         The state it ended in and the id of submitit's local job.
 
     Raises:
-        ConfigError: more than one node is asked for.
+        KeyboardInterrupt: after the ranks have saved.
     """
     launch = config.launch
     executor = LocalExecutor(folder=run.logs)
@@ -35,8 +36,19 @@ def run(config: Config, run: RunDir) -> tuple[str, str]:
         stderr_to_stdout=True,
     )
     command = shlex.join([sys.executable, "-u", "-m", "hpctrain", "run", str(run.path)])
-    job = executor._submit_command(command)
-    job._process.wait()
+    # Ctrl-C reaches the whole terminal, and submitit's controller would kill the ranks at once:
+    # it inherits that SIGINT is ignored, and we pass the wish on as one that lets them save.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        job = executor._submit_command(command)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    try:
+        job._process.wait()
+    except KeyboardInterrupt:
+        job._process.terminate()
+        job._process.wait()
+        raise
     return str(run.read().get("state", "lost")), job.job_id
 
 

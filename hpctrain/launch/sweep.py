@@ -142,7 +142,8 @@ class Sweep:
                 entry.state = "the same run as above"
             elif known.get("state") == "finished":
                 entry.state = "finished before"
-            elif job in queued:
+            # A failed run's number may be another job's, on a cluster that counts anew.
+            elif job in queued and known.get("state") != "failed":
                 entry.state, entry.job = f"{queued[job].lower()} already", job
             elif entry.run.is_locked():
                 entry.state = "running elsewhere"

@@ -16,6 +16,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 
 log = logging.getLogger(__name__)
 
@@ -70,12 +71,13 @@ class Bar(NoDisplay):
     def start(self, step: int, max_steps: int) -> None:  # noqa: D102
         self._progress = Progress(
             TextColumn("training"),
-            BarColumn(),
+            BarColumn(bar_width=20),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
             TimeElapsedColumn(),
             TextColumn("ETA"),
             TimeRemainingColumn(),
+            # Last, and cut off where the terminal ends.
+            TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True)),
             console=Console(stderr=True),
         )
         self._task = self._progress.add_task("training", total=max_steps, completed=step, note="")

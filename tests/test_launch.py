@@ -186,3 +186,11 @@ def test_ctrl_c_of_a_sweep_here_saves_first(
     assert "the same command goes on" in said
     states = [run_json(run)["state"] for run in runs(tmp_path / "runs")]
     assert sorted(states) == ["created", "interrupted"]
+
+
+def test_a_wrong_sbatch_option_stops_before_anything_is_written(
+    train: Train, tmp_path: Path
+) -> None:
+    done = train("-m", "seed=1,2", "+site.sbatch.partition=x", code=2)
+    assert "site.sbatch.partition=x: say it with site.partition" in done.stderr
+    assert not (tmp_path / "runs").exists()

@@ -29,6 +29,12 @@ from hpctrain.launch.script import sbatch_script
 from hpctrain.rundir import RunDir
 from hpctrain.tracking import store
 
+_WHERE = {
+    True: "sbatch is on the PATH, submitting to Slurm",
+    False: "sbatch is not on the PATH, running here, one after the other, with submitit's local "
+    "executor",
+}
+
 
 @dataclass
 class Entry:
@@ -75,37 +81,23 @@ class Sweep:
             HpctrainError: something is wrong with any run; nothing was queued.
             LaunchError: the scheduler refused.
         """
+        cluster = slurm.available()
         try:
             self._refuse_wrong()
             launch = self.entries[0].config.launch
-            if launch.dry_run:
-                self._print_scripts()
-                self._discard()
-                return [None] * len(self.entries)
-            cluster = slurm.available()
-            if not cluster:
-                for entry in self.entries:
-                    local.check(entry.config)
+            scripts = list(self._scripts())  # what is wrong in one shows here
+            for entry in self.entries if not (cluster or launch.dry_run) else ():
+                local.check(entry.config)
         except HpctrainError:
             self._discard()
             raise
-        console = Console(stderr=True)
-        where = "sbatch is on the PATH: submitting to Slurm" if cluster else (
-            "sbatch is not on the PATH: running here, one after the other, "
-            "with submitit's local executor"
-        )  # fmt: skip
-        console.print(f"[bold]{len(self.entries)} runs[/], {where}", highlight=False)
-        todo = self._todo(cluster)
-        if todo:
-            self._initialise_tracking()
-            for entry in todo:
-                entry.is_new = not entry.run.path.exists()
-                freeze(entry.config)
-            if cluster:
-                self._submit(todo)
-            else:
-                for entry in todo:
-                    entry.state, entry.job = local.run(entry.config, entry.run)
+        if launch.dry_run:
+            print("\n".join(scripts))
+            self._discard()
+            return [None] * len(self.entries)
+        console = Console(stderr=True, soft_wrap=True)
+        console.print(f"[bold]{len(self.entries)} runs[/]: {_WHERE[cluster]}", highlight=False)
+        self._start(self._todo(cluster), cluster)
         self._write_list()
         console.print(self._table())
         if cluster and not launch.wait:
@@ -114,6 +106,19 @@ class Sweep:
         if cluster:
             slurm.wait([entry.job for entry in self.entries if entry.job])
         return [_metric(entry) for entry in self.entries]
+
+    def _start(self, todo: list[Entry], cluster: bool) -> None:
+        if not todo:
+            return
+        self._initialise_tracking()
+        for entry in todo:
+            entry.is_new = not entry.run.path.exists()
+            freeze(entry.config)
+        if cluster:
+            self._submit(todo)
+        else:
+            for entry in todo:
+                entry.state, entry.job = local.run(entry.config, entry.run)
 
     def _refuse_wrong(self) -> None:
         if not self._wrong:
@@ -189,13 +194,14 @@ class Sweep:
             if uri is not None:
                 store.initialise(uri, experiment)
 
-    def _print_scripts(self) -> None:
+    def _scripts(self) -> Iterator[str]:
+        """Each array's script, with the runs that its tasks stand for."""
         for number, group in enumerate(_same_resources(self.entries)):
             folder = self.folder / f"array-{number}"
-            print(f"# {folder}/job.sh")
+            lines = [f"# {folder}/job.sh"]
             for index, entry in enumerate(group):
-                print(f"# tasks/{index} -> {entry.run.path}  ({' '.join(entry.overrides)})")
-            print(sbatch_script(group[0].config, folder, len(group)))
+                lines.append(f"# tasks/{index} -> {entry.run.path}  ({' '.join(entry.overrides)})")
+            yield "\n".join([*lines, sbatch_script(group[0].config, folder, len(group))])
 
     def _discard(self) -> None:
         """Nothing was queued, so nothing stays: neither Hydra's note nor empty folders."""

@@ -1,6 +1,8 @@
 """Training as users start it: alone, with two ranks, stopped and resumed."""
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -117,6 +119,31 @@ def test_stopped_and_resumed_is_the_undisturbed_run_bit_by_bit(
     assert run_json(run)["state"] == "finished"
     assert len(attempts) == 2
     assert journal_metrics(run) == journal_metrics(only_run(undisturbed))
+
+
+@pytest.mark.slow
+def test_resumed_with_more_ranks_sees_the_same_samples(
+    train: Train, digits: Path, tmp_path: Path
+) -> None:
+    common = ("train.max_steps=90", "train.log_every=1", "tracking.upload=false")
+    undisturbed = tmp_path / "undisturbed"
+    train(*common, f"output_dir={undisturbed}")
+    # The first 50 steps by one rank ...
+    train(*common)
+    run = only_run(tmp_path)
+    newest, older = sorted(run.glob("checkpoints/step-*"), reverse=True)
+    assert (newest.name, older.name) == ("step-00000090", "step-00000050")
+    shutil.rmtree(newest)
+    record = run_json(run) | {"state": "interrupted"}
+    (run / "run.json").write_text(json.dumps(record))
+    # ... and the rest by two.
+    where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
+    torchrun = ["--standalone", "--nproc-per-node=2", "-m", "hpctrain"]
+    run_module("torch.distributed.run", *torchrun, "experiment=digits", *where, *common)
+    again, once = journal_metrics(run), journal_metrics(runs(undisturbed)[0])
+    assert run_json(run)["attempts"][-1]["world_size"] == 2
+    for step in range(51, 91):
+        assert again["train/loss", step] == pytest.approx(once["train/loss", step], rel=1e-3)
 
 
 @pytest.mark.slow

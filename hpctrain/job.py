@@ -16,7 +16,7 @@ from hpctrain.config import Config
 from hpctrain.distributed.group import process_group
 from hpctrain.distributed.slurm import RankInfo
 from hpctrain.rundir import RunDir
-from hpctrain.train.stop import Stop
+from hpctrain.train.stop import Stop, stop_with_launcher
 
 log = logging.getLogger(__name__)
 EXIT_INTERRUPTED = 130
@@ -37,6 +37,8 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
     Raises:
         HpctrainError: what the user can mend; recorded in the run directory as well.
     """
+    if ranks.launcher in ("torchrun", "submitit-local"):
+        stop_with_launcher()
     # From here on a signal is a request to stop, not a sudden death.
     with (
         Stop() as stop,

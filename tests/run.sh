@@ -49,4 +49,4 @@ if slurm/dev-cluster status >/dev/null 2>&1; then
 fi
 
 make --no-print-directory VENV="$(dirname "$bin")" lint types
-"$bin/python" -m pytest "$@"
+"$bin/python" -m pytest --durations=15 "$@"

@@ -147,6 +147,25 @@ def test_resumed_with_more_ranks_sees_the_same_samples(
 
 
 @pytest.mark.slow
+def test_ranks_save_and_leave_when_torchrun_is_killed(digits: Path, tmp_path: Path) -> None:
+    where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "tracking=off"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    training = ["experiment=digits", "train.max_epochs=5000", *LONG[1:]]
+    process = subprocess.Popen(
+        [*torchrun, "-m", "hpctrain", *training, *where], stderr=subprocess.DEVNULL
+    )
+    wait_for_step(tmp_path / "runs", 25, process)
+    process.kill()
+    process.wait()
+    run = only_run(tmp_path)
+    end = time.monotonic() + 60
+    while run_json(run)["state"] != "interrupted":
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert run_json(run)["attempts"][-1]["reason"] == "SIGTERM"
+
+
+@pytest.mark.slow
 def test_interrupted_run_goes_on_as_the_same_mlflow_run(
     train: Train, digits: Path, tmp_path: Path
 ) -> None:

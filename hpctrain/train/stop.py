@@ -10,6 +10,7 @@ reduction and is read one step later: no rank waits for it, and all see it at th
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -19,6 +20,16 @@ from types import TracebackType
 import torch
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+
+
+def stop_with_launcher() -> None:
+    """Have the kernel send SIGTERM to this rank when the process that started it dies.
+
+    torchrun and submitit's local controller, killed with SIGKILL, leave their ranks running:
+    nobody would know, and the same command would find the run in use.
+    """
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGTERM))
 
 
 class Stop:

@@ -108,12 +108,16 @@ class Attempt(NoAttempt):
         tracking = self._config.tracking
         if not tracking.enabled:
             return NullTracker()
+        known = self._run.read()
+        sweep = known.get("sweep", {})
         return JournalTracker(
             self._run.path,
             uri=str(tracking.uri),
             experiment=tracking.experiment,
             run_name=self._run.name,
-            uid=self._run.read()["uid"],
+            uid=known["uid"],
+            parent_uid=sweep.get("uid"),
+            parent_name=sweep.get("name"),
             upload=tracking.upload,
         )
 

@@ -110,8 +110,12 @@ def test_a_sweep_of_two_jobs_of_two_nodes_and_two_tasks(
         assert sorted(path.name for path in run.glob("checkpoints/step-*"))[-1] == "step-00000264"
         assert (run / "logs" / f"{record['job_id']}.rank3.log").exists()
 
-    tracked = query(folder, "SELECT name, status FROM runs ORDER BY name")
+    *tracked, sweep = query(folder, "SELECT name, status FROM runs ORDER BY name")
     assert tracked == [(run.name, "FINISHED") for run in runs(folder)]
+    assert sweep == (run_json(runs(folder)[0])["sweep"]["name"], "FINISHED")
+    parents = query(folder, "SELECT value FROM tags WHERE key='mlflow.parentRunId'")
+    assert len(parents) == 2
+    assert len(set(parents)) == 1
     for run in runs(folder):
         (uid,) = {run_json(run)["uid"]}
         of_run = f"IN (SELECT run_uuid FROM tags WHERE key='hpctrain.uid' AND value='{uid}')"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -57,6 +58,7 @@ class Sweep:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
+        self.uid = uuid.uuid4().hex
         self.entries: list[Entry] = []
         self._wrong: list[tuple[list[str], HpctrainError]] = []
 
@@ -114,6 +116,9 @@ class Sweep:
         for entry in todo:
             entry.is_new = not entry.run.path.exists()
             freeze(entry.config)
+            # MLflow shows the runs of a sweep under one parent; a run stays with its first sweep.
+            if len(self.entries) > 1 and "sweep" not in entry.run.read():
+                entry.run.update(sweep={"uid": self.uid, "name": f"sweep {self.folder.name}"})
         if cluster:
             self._submit(todo)
         else:
@@ -181,7 +186,7 @@ class Sweep:
             array = slurm.sbatch(script, group[0].config)
             for index, entry in enumerate(group):
                 entry.state, entry.job = "queued", f"{array}_{index}"
-                entry.run.update(state="queued", job_id=entry.job, sweep=str(self.folder))
+                entry.run.update(state="queued", job_id=entry.job, scripts=str(folder))
 
     def _initialise_tracking(self) -> None:
         """Once, before any job starts: many processes at a fresh store lose the race."""

@@ -48,7 +48,7 @@ class Totals:
     def reduce(self) -> None:
         """Add over the ranks, where what was added is this rank's alone."""
         if self._total is not None:
-            dist.all_reduce(self._total)
+            _add_over_ranks(self._total)
 
     def means(self) -> dict[str, float]:
         """Sum / count of each name (the one synchronisation), and start over."""
@@ -117,7 +117,7 @@ class TrainStep:
         vector = torch.stack(vectors).sum(0)
         stop = vector.new_tensor([self.stop.flag()])
         reduced = torch.cat([vector, stop])
-        dist.all_reduce(reduced)
+        _add_over_ranks(reduced)
         self.stop.offer(reduced[-1])
         names = list(sums)
         self.totals.add(names, reduced[:-1])
@@ -140,6 +140,11 @@ class TrainStep:
             norm = torch.nn.utils.get_total_norm(gradients) * factor
             factor = factor * (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
+
+
+def _add_over_ranks(values: torch.Tensor) -> None:
+    if dist.get_world_size() > 1:  # 50 us even in a group of one
+        dist.all_reduce(values)
 
 
 def to_vector(sums: Sums) -> torch.Tensor:

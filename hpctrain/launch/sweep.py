@@ -107,7 +107,10 @@ class Sweep:
             return [None] * len(self.entries)
         if cluster:
             slurm.wait([entry.job for entry in self.entries if entry.job])
-        return [_metric(entry) for entry in self.entries]
+            for entry in self.entries:
+                entry.state = entry.run.read().get("state", entry.state)
+            console.print(self._table())
+        return [_outcome(entry) for entry in self.entries]
 
     def _start(self, todo: list[Entry], cluster: bool) -> None:
         if not todo:
@@ -225,12 +228,17 @@ class Sweep:
         (self.folder / "sweep.json").write_text(json.dumps(content, indent=1) + "\n")
 
     def _table(self) -> Table:
-        table = Table("run", "overrides", "state", "job")
+        names = dict.fromkeys(e.config.metric for e in self.entries if _metric(e) is not None)
+        table = Table("run", "overrides", "state", "job", *names)
         common = set.intersection(*(set(entry.overrides) for entry in self.entries))
         for entry in self.entries:
             own = [text for text in entry.overrides if text not in common or len(self.entries) == 1]
             # Text, for an override may look like rich's markup.
-            cells = (entry.run.name, " ".join(own), entry.state, entry.job)
+            cells = [entry.run.name, " ".join(own), entry.state, entry.job]
+            values = {entry.config.metric: _metric(entry)}
+            for name in names:
+                value = values.get(name)
+                cells.append("" if value is None else f"{value:.4f}")
             table.add_row(*map(Text, cells))
         return table
 
@@ -244,11 +252,15 @@ def _same_resources(entries: list[Entry]) -> Iterator[list[Entry]]:
     yield from groups.values()
 
 
-def _metric(entry: Entry) -> float | Exception | None:
+def _metric(entry: Entry) -> float | None:
+    value = (entry.run.read().get("result") or {}).get(entry.config.metric)
+    return None if value is None else float(value)
+
+
+def _outcome(entry: Entry) -> float | Exception | None:
     known = entry.run.read()
     if known.get("state") != "finished":
         return LaunchError(
             f"{entry.run.name} is {known.get('state', 'lost')}, not finished: see {entry.run.logs}"
         )
-    value = (known.get("result") or {}).get(entry.config.metric)
-    return None if value is None else float(value)
+    return _metric(entry)

@@ -10,14 +10,14 @@ import logging
 import os
 import socket
 import sys
+from contextlib import ExitStack
 from dataclasses import asdict
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from hpctrain import __version__
 from hpctrain.config import Config
 from hpctrain.distributed.slurm import RankInfo
-from hpctrain.launch.requeue import requeue
+from hpctrain.launch.slurm import requeue
 from hpctrain.rundir import RunDir
 from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
 from hpctrain.train.trainer import Outcome
@@ -33,12 +33,7 @@ class NoAttempt:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         pass
 
     def finished(self, outcome: Outcome) -> None:
@@ -59,33 +54,32 @@ class Attempt(NoAttempt):
         self._config, self._run, self._ranks = config, run, ranks
 
     def __enter__(self) -> Self:
-        self._lock = self._run.lock()
-        self._lock.__enter__()
         ranks = self._ranks
-        self._run.begin_attempt(
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            launcher=ranks.launcher,
-            world_size=ranks.world_size,
-            hosts=list(ranks.hosts),
-            job_id=ranks.job_id,
-            restart_count=ranks.restart_count,
-        )
-        self.tracker = self._build_tracker()
-        self.tracker.start(asdict(self._config), self._tags())
+        with ExitStack() as stack:
+            stack.enter_context(self._run.lock())
+            self._run.begin_attempt(
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                launcher=ranks.launcher,
+                world_size=ranks.world_size,
+                hosts=list(ranks.hosts),
+                job_id=ranks.job_id,
+                restart_count=ranks.restart_count,
+            )
+            stack.push(self._failed)  # from here on, whatever is raised
+            self.tracker = self._build_tracker()
+            self.tracker.start(asdict(self._config), self._tags())
+            self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
+        self._stack.__exit__(*raised)
+
+    def _failed(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             reason = f"{type(error).__name__}: {error}"
             self._run.end_attempt("failed", error=reason)
             self.tracker.finish("FAILED", reason=reason)
-        self._lock.__exit__(kind, error, trace)
 
     def finished(self, outcome: Outcome) -> None:  # noqa: D102
         self._run.end_attempt("finished", result={"step": outcome.step} | outcome.metrics)

@@ -12,7 +12,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
 from hpctrain.config import Config
-from hpctrain.data.loader import Loader
+from hpctrain.data.loader import Loader, Tail
 from hpctrain.data.reader import Reader
 from hpctrain.distributed.slurm import RankInfo
 from hpctrain.errors import ConfigError
@@ -41,7 +41,7 @@ def build(
         ConfigError: a `_target_` cannot be imported or does not take its arguments.
         DataError: a shard is damaged.
     """
-    loader = _loader(config, ranks, device, config.data.train_split)
+    loader = _training(config, ranks, device)
     max_steps = _max_steps(config, loader)
     # Alike on all ranks for the model; then apart, so that dropout differs.
     torch.manual_seed(config.seed)
@@ -85,34 +85,56 @@ def build(
     )
 
 
-def _loader(config: Config, ranks: RankInfo, device: torch.device, split: str) -> Loader:
+def _loader(
+    config: Config,
+    ranks: RankInfo,
+    device: torch.device,
+    split: str,
+    *,
+    global_batch_size: int,
+    shuffle: bool,
+    tail: Tail,
+    max_epochs: int | None = None,
+) -> Loader:
     return Loader(
         Reader(Path(config.data.path), split),
-        global_batch_size=config.train.global_batch_size,
+        global_batch_size=global_batch_size,
         dp_rank=ranks.rank,
         dp_size=ranks.world_size,
-        shuffle=config.data.shuffle,
+        shuffle=shuffle,
         seed=config.seed,
-        tail="drop" if config.data.tail == "drop" else "pad",
+        tail=tail,
+        max_epochs=max_epochs,
         prefetch=config.data.prefetch,
         pin_memory=device.type == "cuda",
+    )
+
+
+def _training(config: Config, ranks: RankInfo, device: torch.device) -> Loader:
+    return _loader(
+        config,
+        ranks,
+        device,
+        config.data.train_split,
+        global_batch_size=config.train.global_batch_size,
+        shuffle=config.data.shuffle,
+        tail="drop" if config.data.tail == "drop" else "pad",
     )
 
 
 def _evaluation(config: Config, ranks: RankInfo, device: torch.device) -> Loader | None:
     if config.data.val_split is None:
         return None
-    return Loader(
-        Reader(Path(config.data.path), config.data.val_split),
+    return _loader(
+        config,
+        ranks,
+        device,
+        config.data.val_split,
         # No gradients are kept: a larger batch fits.
         global_batch_size=2 * config.train.global_batch_size,
-        dp_rank=ranks.rank,
-        dp_size=ranks.world_size,
         shuffle=False,
         tail="pad",
         max_epochs=1,
-        prefetch=config.data.prefetch,
-        pin_memory=device.type == "cuda",
     )
 
 

@@ -81,11 +81,9 @@ def _dispatch(argv: list[str]) -> int:
         "run": _run,
         "sync": _sync,
     }
-    if not argv or "--help" in argv or "-h" in argv:
-        if argv and argv[0] == "sync":
-            return _sync(argv[1:])
+    first = argv[0] if argv else "--help"
+    if {"--help", "-h"} & {first, *argv} and first not in ("env", "sync"):  # which have their own
         return _help()
-    first = argv[0]
     if first in commands:
         return commands[first](argv[1:])
     if not first.startswith(("-", "+", "~")) and "=" not in first:
@@ -138,12 +136,16 @@ def _run(argv: list[str]) -> int:
     from hpctrain.config import load
     from hpctrain.distributed.slurm import RankInfo
     from hpctrain.rundir import RunDir
+    from hpctrain.validate import validate
 
     if len(argv) != 1:
         raise ConfigError("run takes one argument: python -m hpctrain run RUN_DIR")
     run = RunDir.open(Path(argv[0]))
     _log_to_stderr()
-    return _train_frozen(load(run.config_file), run, RankInfo.from_env(), [])
+    config, ranks = load(run.config_file), RankInfo.from_env()
+    _check_world(config, ranks)
+    validate(config, ranks.world_size)
+    return _train_frozen(config, run, ranks, [])
 
 
 def _train(argv: list[str]) -> int:
@@ -176,12 +178,12 @@ def _compose(argv: list[str]) -> Config | None:
 
     ConfigStore.instance().store(name="schema", node=Config)
     composed: list[DictConfig] = []
-    program = sys.argv[0]
+    typed = sys.argv
     # Hydra's own report of an error is long and exits with 1: ours replaces it.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     # Hydra's parser takes overrides in one run only: `experiment=digits -m seed=1,2` is fine here.
     flags = [text for text in argv if text in ("-m", "--multirun")]
-    sys.argv = [program, *flags, *(text for text in argv if text not in flags)]
+    sys.argv = [typed[0], *flags, *(text for text in argv if text not in flags)]
     try:
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(
             composed.append
@@ -194,11 +196,11 @@ def _compose(argv: list[str]) -> Config | None:
         ) from error
     finally:
         del os.environ["HYDRA_FULL_ERROR"]
+        sys.argv = typed
     return from_omegaconf(composed[0]) if composed else None
 
 
 def _train_frozen(config: Config, run: RunDir, ranks: RankInfo, argv: list[str]) -> int:
-    _check_world(config, ranks)
     if run.read().get("state") == "finished":
         if ranks.is_main:
             from hpctrain.summary import show
@@ -226,8 +228,6 @@ def _check_world(config: Config, ranks: RankInfo) -> None:
     Raises:
         ConfigError: `launch` asks for another number of ranks, or the allocation stands idle.
     """
-    from hpctrain.validate import validate
-
     asked = config.asked_world_size
     # Plain `torchrun` and the sbatch template say nothing with `launch`: it stays at 1.
     if asked not in (1, ranks.world_size):
@@ -243,7 +243,6 @@ def _check_world(config: Config, ranks: RankInfo) -> None:
             f"this job has {idle + 1} tasks (SLURM_NTASKS), but only this process was started: "
             "put srun in front, or set HPCTRAIN_LAUNCHER=single to train with one process here"
         )
-    validate(config, ranks.world_size)
 
 
 def _log_to_stderr() -> None:

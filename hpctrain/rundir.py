@@ -50,11 +50,12 @@ class RunDir:
         """An existing directory.
 
         Raises:
-            StorageError: it has no frozen config.
+            StorageError: it was never frozen, or not to the end.
         """
         run = cls(Path(os.path.realpath(path)))
-        if not run.config_file.is_file():
-            raise StorageError(f"{path}: no run directory (config.yaml is missing)")
+        for name in ("config.yaml", "run.json"):
+            if not (run.path / name).is_file():
+                raise StorageError(f"{path}: no run directory ({name} is missing)")
         return run
 
     @property
@@ -113,21 +114,30 @@ class RunDir:
 
     def update(self, **values: Any) -> None:
         """Change some values of run.json."""
-        self._write(self.read() | values)
+        with self._change() as content:
+            content |= values
 
     def begin_attempt(self, **facts: Any) -> None:
         """Record that a process (world size, host, job) takes up the run."""
-        content = self.read()
-        attempts = [*content.get("attempts", []), {"started": time.time(), **facts}]
-        self._write(content | {"state": "running", "attempts": attempts})
+        with self._change() as content:
+            content["state"] = "running"
+            content["attempts"].append({"started": time.time(), **facts})
 
     def end_attempt(self, state: str, **facts: Any) -> None:
         """Record how the last attempt ended; `facts` go into it, a `result` to the top."""
-        content = self.read()
-        result = facts.pop("result", content.get("result"))
-        attempts = content.get("attempts", [{}])
-        attempts[-1] |= {"ended": time.time(), "state": state, **facts}
-        self._write(content | {"state": state, "attempts": attempts, "result": result})
+        with self._change() as content:
+            content["state"] = state
+            content["result"] = facts.pop("result", content.get("result"))
+            content["attempts"][-1] |= {"ended": time.time(), "state": state, **facts}
+
+    @contextmanager
+    def _change(self) -> Iterator[dict[str, Any]]:
+        """Read, change, write: alone, for a job may begin while its submission is noted."""
+        with (self.path / ".run.json.lock").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            content = self.read()
+            yield content
+            self._write(content)
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -91,6 +91,7 @@ def test_what_an_allocation_leaves_behind_is_not_inherited(monkeypatch: pytest.M
         "WORLD_SIZE": "2",
         "MASTER_PORT": "1",
         "CUDA_VISIBLE_DEVICES": "0",
+        "HPCTRAIN_LAUNCHER": "single",
     }
     kept = {"SLURM_CONF": "/etc/slurm.conf", "HOME": "/home/me", "MLFLOW_TRACKING_TOKEN": "t"}
     for name, value in (hostile | kept).items():

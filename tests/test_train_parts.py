@@ -3,6 +3,8 @@
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -228,6 +230,18 @@ def test_a_signal_is_seen_while_the_main_thread_is_blocked() -> None:
             store.wait(["a key that nobody sets"], timedelta(seconds=2))
         watcher.join()
     assert seen == [1.0]
+
+
+def test_a_second_ctrl_c_ends_at_once() -> None:
+    program = (
+        "import os, signal, time; from hpctrain.train.stop import Stop\n"
+        "with Stop() as stop:\n"
+        "    for _ in range(2):\n"
+        "        os.kill(os.getpid(), signal.SIGINT); time.sleep(1)\n"
+        "        print(stop.reason, flush=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (130, "SIGINT\n")
 
 
 def test_bf16_computes_in_bf16_and_keeps_fp32_parameters() -> None:

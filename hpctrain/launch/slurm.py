@@ -1,8 +1,9 @@
-"""Talk to the scheduler: submit, ask, wait."""
+"""Talk to the scheduler: submit, ask, wait, requeue."""
 
 from __future__ import annotations
 
 import getpass
+import logging
 import os
 import re
 import shutil
@@ -13,11 +14,14 @@ from pathlib import Path
 from hpctrain.config import Config
 from hpctrain.errors import LaunchError
 
+log = logging.getLogger(__name__)
+
 # Inherited from an allocation or another launcher they would shape the new job: reports go up
 # to 8 ranks pinned to 4 cores for days.
 _FOREIGN = re.compile(
     r"(SLURM|SBATCH|SRUN|SALLOC|PMI|PMIX|OMPI|SUBMITIT|TORCHELASTIC)_?[A-Z0-9_]*"
     r"|MASTER_(ADDR|PORT)|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS"
+    r"|HPCTRAIN_LAUNCHER"
 )
 _KEEP = {"SLURM_CONF"}
 
@@ -107,9 +111,35 @@ def wait(jobs: list[str], poll_s: float = 3.0) -> None:
         time.sleep(poll_s)
 
 
+def requeue(job_id: str) -> bool:
+    """Put this running job back into the queue; False, with the reason logged, if that fails.
+
+    A job that exits by itself inside the grace time of a preemption is COMPLETED and never
+    requeued: it would be lost without a word.
+
+    Args:
+        job_id: as `squeue` takes it; `ARRAYJOB_TASK` for an array task, for the plain id would
+            take the whole array along.
+    """
+    # `scancel` sends SIGTERM too, but its job is no longer RUNNING: it must not come back.
+    state = (_ask("squeue", "--noheader", "--jobs", job_id, "--format=%T") or "unknown").strip()
+    if state != "RUNNING":
+        log.info("job %s is %s: not requeued", job_id, state)
+        return False
+    if _ask("scontrol", "requeue", job_id) is None:
+        return False
+    log.info("job %s is requeued", job_id)
+    return True
+
+
 def _ask(*command: str) -> str | None:
+    """What a command of the scheduler prints; None, with the reason logged, if it fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except subprocess.CalledProcessError as error:
+        log.error("%s: %s", " ".join(command), (error.stderr or error.stdout).strip())
+    except (OSError, subprocess.TimeoutExpired) as error:
+        log.error("%s: %s", " ".join(command), error)
+    else:
+        return done.stdout
+    return None

@@ -47,6 +47,7 @@ class Entry:
     state: str = ""
     job: str = ""
     is_new: bool = False  # its directory was made by this sweep
+    before: str = ""  # its run.json's state when it was submitted
 
 
 class Sweep:
@@ -171,6 +172,8 @@ class Sweep:
             for entry in todo:
                 if entry.is_new and not entry.job:
                     shutil.rmtree(entry.run.path)
+                elif entry.before and not entry.job:
+                    entry.run.update(state=entry.before)
             if any(entry.job for entry in todo):
                 self._write_list()
             else:
@@ -186,10 +189,14 @@ class Sweep:
                 (folder / "tasks" / str(index)).symlink_to(entry.run.path)
             script = folder / "job.sh"
             script.write_text(sbatch_script(group[0].config, folder, len(group)))
+            # Before sbatch: the job may begin, and say so, before it has returned.
+            for entry in group:
+                entry.before = entry.run.read()["state"]
+                entry.run.update(state="queued", job_id="", scripts=str(folder))
             array = slurm.sbatch(script, group[0].config)
             for index, entry in enumerate(group):
                 entry.state, entry.job = "queued", f"{array}_{index}"
-                entry.run.update(state="queued", job_id=entry.job, scripts=str(folder))
+                entry.run.update(job_id=entry.job)
 
     def _initialise_tracking(self) -> None:
         """Once, before any job starts: many processes at a fresh store lose the race."""

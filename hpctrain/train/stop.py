@@ -15,7 +15,6 @@ import os
 import signal
 import socket
 import threading
-from types import TracebackType
 
 import torch
 
@@ -54,12 +53,7 @@ class Stop:
         self._listener.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         signal.set_wakeup_fd(self._previous_fd)
         for sig, handler in self._previous.items():
             signal.signal(sig, handler)

@@ -17,6 +17,8 @@ _CHOICES = {
     "precision.compute": ("fp32", "bf16"),
     "parallel.device": ("auto", "cpu", "cuda"),
     "parallel.backend": ("auto", "gloo", "nccl"),
+    "launch.rerun": ("failed", "all", "none"),
+    "launch.snapshot": ("auto", "git", "off"),
 }
 _AT_LEAST = {
     "optimizer.weight_decay": 0,
@@ -40,7 +42,7 @@ _AT_LEAST = {
     "launch.max_running": 1,
 }
 _BETWEEN = {"seed": (0, 2**63 - 1), "scheduler.final_ratio": (0, 1)}
-_POSITIVE = ("optimizer.lr", "train.clip_norm", "launch.mem_gb")
+_POSITIVE = ("optimizer.lr", "train.clip_norm", "launch.mem_gb", "launch.snapshot_max_mb")
 
 
 def validate(config: Config, world_size: int | None = None) -> None:

@@ -36,14 +36,15 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
             ConfigError: any of the runs is wrong; then none is submitted.
         """
         # Hydra imports every plugin at each start, so what costs time comes here.
+        from hpctrain.launch.compose import Composer
         from hpctrain.launch.sweep import Sweep
 
         assert self.hydra_context is not None
         assert self.config is not None
         sweep = Sweep(Path(str(self.config.hydra.sweep.dir)))
-        load = self.hydra_context.config_loader.load_sweep_config
+        compose = Composer(self.hydra_context.config_loader, self.config)
         for overrides in job_overrides:
-            sweep.add(list(overrides), lambda given: load(self.config, given))
+            sweep.add(list(overrides), compose)
         metrics = sweep.submit()
         returns = []
         for overrides, metric in zip(job_overrides, metrics, strict=True):

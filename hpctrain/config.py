@@ -187,7 +187,8 @@ def from_omegaconf(node: DictConfig) -> Config:
     try:
         if "hydra" in node:
             node = OmegaConf.masked_copy(node, [str(key) for key in node if key != "hydra"])
-        if OmegaConf.get_type(node) is not Config:
+        # Hydra composes into the schema, so its sections have their types; a file's have none.
+        if OmegaConf.get_type(node, "launch") is not LaunchConfig:
             plain = OmegaConf.to_container(node)
             node = DictConfig(OmegaConf.merge(OmegaConf.structured(Config), plain))
         values = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)

@@ -110,7 +110,8 @@ def test_signature_ignores_how_and_where(compose: Compose, digits: Path, tmp_pat
 
 def test_frozen_config_reads_back_the_same(compose: Compose) -> None:
     config = compose("experiment=digits", "model.hidden=[3,4]", "+site.env.A='x y'")
-    run = freeze(config)
+    run = check(config)
+    freeze(config, run)
     again = load(run.config_file)
     assert again == config
     assert identity(again, "d") == identity(config, "d")

@@ -38,12 +38,13 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
         # Hydra imports every plugin at each start, so what costs time comes here.
         from hpctrain.launch.compose import Composer
         from hpctrain.launch.sweep import Sweep
+        from hpctrain.launch.table import progress
 
         assert self.hydra_context is not None
         assert self.config is not None
         sweep = Sweep(Path(str(self.config.hydra.sweep.dir)))
         compose = Composer(self.hydra_context.config_loader, self.config)
-        for overrides in job_overrides:
+        for overrides in progress(job_overrides):
             sweep.add(list(overrides), compose)
         metrics = sweep.submit()
         returns = []

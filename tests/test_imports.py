@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "tasks": {"errors"},
     "parallel": RANKS,
     "train": CONFIG | RANKS | {"data", "tasks", "tracking"},
-    "attempt": CONFIG | RANKS | {"launch.slurm", "rundir", "tracking", "train"},
+    "attempt": CONFIG | RANKS | {"launch.container", "launch.slurm", "rundir", "tracking", "train"},
     "build": CONFIG | RANKS | {"data", "parallel", "rundir", "tracking", "train"},
     "job": CONFIG | RANKS | {"attempt", "build", "distributed.group", "rundir", "train"},
     "cli": {""},  # everything

@@ -126,17 +126,42 @@ class LaunchConfig:
 
 
 @dataclass
+class ContainerConfig:
+    """The image that the ranks run in; the batch script stays outside, with Slurm's commands."""
+
+    runtime: str | None = None  # apptainer | singularity | pyxis (srun's plugin); null: none
+    image: str | None = None  # FILE.sif, docker://..., or a name that enroot knows
+    python: str = "python"  # inside the image
+    binds: list[str] = field(default_factory=list)  # FROM[:TO[:OPTIONS]]; the run's folders are
+    nv: bool | None = None  # apptainer's --nv; null: when the job has GPUs
+    args: list[str] = field(default_factory=list)  # more for `apptainer exec`; pyxis: for srun
+
+
+@dataclass
 class SiteConfig:
-    """A cluster's ways: copy conf/site/example.yaml and say `site=NAME`."""
+    """A cluster's ways: conf/site/example.yaml says which line cures which complaint."""
 
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
-    constraint: str | None = None
-    setup: list[str] = field(default_factory=list)  # shell lines before srun: modules and such
+    constraint: str | None = None  # node features
+    reservation: str | None = None
+    licenses: str | None = None
+    memory_option: str = "mem"  # says launch.mem_gb: mem | mem-per-cpu | mem-per-gpu | none
+    gpu_option: str = "gpus-per-node"  # says launch.gpus_per_node: or gres | gpus-per-task | none
+    gpu_type: str | None = None  # a100: asks for gpu:a100:4 (gres) or a100:4
+    mail_user: str | None = None
+    mail_type: str | None = None  # FAIL,TIME_LIMIT...; ARRAY_TASKS: a mail for each run
+    login_shell: bool = False  # the job's script runs in `bash -l`
+    modules: list[str] = field(default_factory=list)  # module load these; first of all
     env: dict[str, str] = field(default_factory=dict)  # exported in the job
+    setup: list[str] = field(default_factory=list)  # shell commands before srun; a failure ends it
+    teardown: list[str] = field(default_factory=list)  # after srun, however that ended
+    cpu_bind: str | None = None  # srun's: cores | none | ...
+    kill_on_bad_exit: bool = True  # a rank that fails ends the others
     sbatch: dict[str, Any] = field(default_factory=dict)  # any other sbatch option
     srun: list[str] = field(default_factory=list)  # further srun arguments
+    container: ContainerConfig = field(default_factory=ContainerConfig)
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import getpass
 import logging
-import os
 import re
 import shutil
 import subprocess
@@ -16,32 +15,15 @@ from typing import Any
 
 from hpctrain.config import Config
 from hpctrain.errors import LaunchError
+from hpctrain.launch.environment import clean_environment
 from hpctrain.launch.queue import ask, queued
 
 log = logging.getLogger(__name__)
-
-# Inherited from an allocation or another launcher they would shape the new job: reports go up
-# to 8 ranks pinned to 4 cores for days.
-_FOREIGN = re.compile(
-    r"(SLURM|SBATCH|SRUN|SALLOC|PMI|PMIX|OMPI|SUBMITIT|TORCHELASTIC)_?[A-Z0-9_]*"
-    r"|MASTER_(ADDR|PORT)|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS"
-    r"|HPCTRAIN_LAUNCHER"
-)
-_KEEP = {"SLURM_CONF"}
 
 
 def available() -> bool:
     """Whether jobs can be submitted from here."""
     return shutil.which("sbatch") is not None
-
-
-def clean_environment() -> dict[str, str]:
-    """What a new job may inherit of this process's environment."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name in _KEEP or not _FOREIGN.fullmatch(name)
-    }
 
 
 class SubmitLimitError(LaunchError):

@@ -187,9 +187,9 @@ def _compose(argv: list[str]) -> Config | None:
     typed = sys.argv
     # Hydra's own report of an error is long and exits with 1: ours replaces it.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    # Hydra's parser takes overrides in one run only: `experiment=digits -m seed=1,2` is fine here.
-    flags = [text for text in argv if text in ("-m", "--multirun")]
-    sys.argv = [typed[0], *flags, *(text for text in argv if text not in flags)]
+    # Hydra's parser takes overrides in one go only: `experiment=digits -m seed=1,2` is fine here.
+    flags, overrides = _split(argv)
+    sys.argv = [typed[0], *flags, *overrides]
     try:
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(
             composed.append
@@ -204,6 +204,25 @@ def _compose(argv: list[str]) -> Config | None:
         del os.environ["HYDRA_FULL_ERROR"]
         sys.argv = typed
     return from_omegaconf(composed[0]) if composed else None
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Hydra's flags, with their values, and the overrides, each in their order."""
+    flags: list[str] = []
+    overrides: list[str] = []
+    value_of = ""
+    for text in argv:
+        is_override = not value_of and not text.startswith("-")
+        is_override &= "=" in text or text.startswith("~")
+        value_of = text if text in _FLAGS_WITH_VALUE and not value_of else ""
+        (overrides if is_override else flags).append(text)
+    return flags, overrides
+
+
+_FLAGS_WITH_VALUE = (
+    *("--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn"),
+    *("--package", "-p", "--cfg", "-c", "--experimental-rerun"),
+)
 
 
 def _train_frozen(

@@ -97,15 +97,24 @@ class Array:
         (self.folder / "tasks").mkdir(parents=True)
         (self.folder / "batch").mkdir()
         self.script.write_text(self.text())
-        content, twin = provenance.collect(), None
         for number, entry in enumerate(self.entries):
             entry.task = str(self.script), number
             (self.folder / "tasks" / str(number)).symlink_to(entry.run.path)
-            asked = {"script": str(self.script), "task": number, "user": getpass.getuser()}
+        self.freeze(sweep)
+
+    def freeze(self, sweep: dict[str, str] | None) -> None:
+        """Write the run directories: as queued, those that have a task."""
+        content, twin = provenance.collect(), None
+        for entry in self.entries:
+            state, submission = entry.before.get("state", "created"), None
+            if entry.task:
+                script, number = entry.task
+                asked = {"script": script, "task": number, "user": getpass.getuser()}
+                state, submission = "queued", {**asked, "time": time.time()}
             entry.run.freeze(
                 entry.config,
-                state="queued",
-                submission={**asked, "time": time.time()},
+                state=state,
+                submission=submission,
                 code=entry.code.digest if entry.code else None,
                 # MLflow shows the runs of a sweep under one parent; a run stays with its first.
                 **({"sweep": sweep} if sweep and "sweep" not in entry.before else {}),
@@ -132,7 +141,7 @@ class Array:
             entry.state, entry.job = "queued", f"{job}_{number}"
 
 
-def plan(entries: Iterable[Entry], folder: Path, max_size: int, first: int = 0) -> list[Array]:
+def plan(entries: Iterable[Entry], folder: Path, max_size: int) -> list[Array]:
     """Arrays of runs that ask for the same resources, of at most `max_size` tasks.
 
     With `launch.max_running` the arrays share that number by their sizes, so that all of them
@@ -142,8 +151,8 @@ def plan(entries: Iterable[Entry], folder: Path, max_size: int, first: int = 0) 
         entries: in the order of the sweep, which each array keeps.
         folder: the sweep's; `array-N` are made in it, by `Array.write`.
         max_size: of one array.
-        first: N of the first array.
     """
+    first = 1 + max(map(_number, folder.glob("array-*")), default=-1)
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         config = entry.config
@@ -164,6 +173,10 @@ def plan(entries: Iterable[Entry], folder: Path, max_size: int, first: int = 0) 
         for number in range(limit, len(arrays)):
             arrays[number].after = arrays[number - limit]
     return arrays
+
+
+def _number(folder: Path) -> int:
+    return int(folder.name.removeprefix("array-"))
 
 
 def _shares(sizes: list[int], limit: int) -> list[int]:
@@ -191,7 +204,7 @@ def submit(
         UnsureError: it does not answer; what it was given stays marked as queued.
     """
     waiting = deque(arrays)
-    count = len(arrays)
+    unused = 1 + max(_number(array.folder) for array in arrays)
     while waiting:
         array = waiting.popleft()
         if not array.folder.exists():
@@ -202,17 +215,16 @@ def submit(
         except slurm.SubmitLimitError:
             if len(array.entries) > 1:
                 # How many there is room for is a sum over users, accounts and QOS: trying is surer.
-                rest = array.halve(array.folder.with_name(f"array-{count}"))
+                rest = array.halve(array.folder.with_name(f"array-{unused}"))
                 for follower in waiting:
                     follower.after = rest if follower.after is array else follower.after
                 waiting.extendleft((rest, array))
-                count += 1
+                unused += 1
                 continue
             shutil.rmtree(array.folder)
-            left = [entry for each in (array, *waiting) for entry in each.entries]
-            for entry in left:
-                if entry.task:
-                    entry.run.update(state=entry.before.get("state", "created"), submission=None)
-                entry.state, entry.task = "no room yet", None
-            return left
+            for each in (array, *waiting):
+                for entry in each.entries:
+                    entry.state, entry.task = "no room yet", None
+                each.freeze(sweep)
+            return [entry for each in (array, *waiting) for entry in each.entries]
     return []

@@ -148,8 +148,7 @@ class Sweep:
 
     def _arrays(self, entries: list[Entry], cluster: bool = True) -> list[arrays.Array]:
         size = slurm.max_array_size() if cluster else 1000
-        first = len(list(self.folder.glob("array-*")))
-        return arrays.plan(entries, self.folder, size, first)
+        return arrays.plan(entries, self.folder, size)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

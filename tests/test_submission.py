@@ -1,0 +1,244 @@
+"""Submitting on a real Slurm: what is queued is what was typed, once, whatever happens."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import cluster
+from tests.conftest import Completed, run_json, runs
+from tests.test_cluster import job_id, job_ids, queue, wait_for_end
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+Train = Callable[..., Completed]
+HELD = "+site.sbatch.hold=true"
+
+
+@pytest.fixture(autouse=True)
+def no_jobs_left() -> Iterator[None]:
+    cluster.require()
+    yield
+    subprocess.run(["scancel", "--me"], check=False)
+    cluster.wait_for(lambda: not queue(), 60, "an empty queue")
+
+
+@pytest.fixture
+def wrapper(tmp_path: Path) -> Callable[[str, str], str]:
+    """A command of the scheduler with something around it, in front on the PATH it gives."""
+
+    def make(name: str, text: str) -> str:
+        real = cluster.slurm("which", name)
+        folder = tmp_path / "bin"
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(f"#!/bin/bash\nreal={real}\n{text}\n")
+        (folder / name).chmod(0o755)
+        return f"{folder}:{os.environ['PATH']}"
+
+    return make
+
+
+MODEL = """\
+import torch
+
+class Net(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(64, 10)
+        print("WIDTH", {width}, "from", __file__, flush=True)
+
+    def forward(self, image):
+        return super().forward(image.flatten(1).float())
+"""
+
+
+def test_what_is_queued_is_what_was_typed(digits: Path, tmp_path: Path) -> None:
+    """The code, the configs and the environment's python change while the job waits."""
+    project = tmp_path / "project"
+    (project / "conf" / "experiment").mkdir(parents=True)
+    model, experiment = project / "my_net.py", project / "conf" / "experiment" / "mine.yaml"
+    model.write_text(MODEL.format(width=1))
+    experiment.write_text(
+        "# @package _global_\ndefaults:\n  - digits\n  - _self_\nname: mine\n"
+        "model:\n  _target_: my_net.Net\n"
+        "train: {max_steps: 3}\ntracking: {enabled: false}\n"
+    )
+    model.write_text(model.read_text().replace("__init__(self)", "__init__(self, **_)"))
+    subprocess.run(["git", "init", "-q", "."], cwd=project, check=True)
+    # An environment whose python is a link that an upgrade lets point elsewhere.
+    python = tmp_path / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    (tmp_path / "env" / "pyvenv.cfg").write_text(
+        Path(sys.prefix, "pyvenv.cfg").read_text() if sys.prefix != sys.base_prefix else ""
+    )
+    (tmp_path / "env" / "lib").symlink_to(Path(sys.prefix, "lib"))
+    where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", f"--config-dir={project}/conf"]
+    done = subprocess.run(
+        [str(python), "-m", "hpctrain", "-m", "experiment=mine", *where, HELD],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (run,) = runs(tmp_path / "runs")
+    (job,) = job_ids(tmp_path / "runs")
+    before = run_json(run)
+    model.write_text("raise RuntimeError('edited after submission')\n")
+    experiment.write_text(experiment.read_text().replace("max_steps: 3", "max_steps: 7"))
+    python.unlink()
+    python.symlink_to(Path(sys.executable).resolve())
+    cluster.slurm("scontrol", "release", job)
+    assert wait_for_end([job]) == {job: "COMPLETED"}
+    record = run_json(run)
+    assert (record["state"], record["result"]["step"]) == ("finished", 3)
+    (log,) = run.glob("logs/*.rank0.log")
+    assert (
+        f"WIDTH 1 from {tmp_path}/runs/code/{before['code']}/project/my_net.py" in log.read_text()
+    )
+    assert (run / "provenance" / "git.json").exists()
+
+
+def test_a_submitter_killed_in_the_middle_neither_loses_nor_doubles(
+    train: Train, digits: Path, tmp_path: Path, wrapper: Callable[[str, str], str]
+) -> None:
+    common = ("seed=1,2,3", "train.max_steps=2", "tracking=off", HELD)
+    where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
+    command = [sys.executable, "-m", "hpctrain", "-m", "experiment=digits", *where, *common]
+
+    def kill_in_sbatch(path: str) -> None:
+        process = subprocess.Popen(
+            command, env=os.environ | {"PATH": path}, stderr=subprocess.DEVNULL, cwd=tmp_path
+        )
+        cluster.wait_for((tmp_path / "reached").exists, 60, "sbatch")
+        process.kill()
+        process.wait()
+        (tmp_path / "reached").unlink()
+
+    # Before sbatch has asked the controller: nothing is queued, the runs say they are.
+    path = wrapper(
+        "sbatch", f"touch {tmp_path}/reached; sleep 1000 & echo $! >{tmp_path}/pid; wait"
+    )
+    kill_in_sbatch(path)
+    assert [run_json(run)["state"] for run in runs(tmp_path / "runs")] == ["queued"] * 3
+    assert queue() == []
+    # The orphan holds the lock: it may still submit.
+    waiting = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=os.environ
+    )
+    with pytest.raises(subprocess.TimeoutExpired):
+        waiting.wait(timeout=5)
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    said = waiting.communicate(timeout=60)[1]
+    assert waiting.returncode == 0, said
+    assert "another submission into" in said
+    assert len(queue()) == 3
+    cluster.slurm("scancel", "--me")
+    cluster.wait_for(lambda: not queue(), 60, "an empty queue")
+
+    # sbatch is through, its answer never arrives.
+    path = wrapper("sbatch", f'"$real" "$@" >{tmp_path}/answer; touch {tmp_path}/reached; sleep 3')
+    kill_in_sbatch(path)
+    assert len(queue()) == 3
+    done = train("-m", *common)
+    assert done.stderr.count("pending already") == 3
+    assert len(queue()) == 3
+
+
+def test_two_terminals_at_the_same_moment(digits: Path, tmp_path: Path) -> None:
+    where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "tracking=off", HELD]
+    command = [sys.executable, "-m", "hpctrain", "-m", "experiment=digits", "seed=range(0,6)"]
+    both = [
+        subprocess.Popen([*command, *where], stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+        for _ in range(2)
+    ]
+    said = [process.communicate(timeout=120)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert len(queue()) == 6
+    assert sorted(text.count("pending already") for text in said) == [0, 6]
+
+
+def test_failed_runs_are_done_again_and_resume(train: Train, tmp_path: Path) -> None:
+    common = ("tracking=off", "train.max_epochs=400", "checkpoint.every_steps=20")
+    train("-m", *common)
+    (run,) = runs(tmp_path / "runs")
+    cluster.wait_for(lambda: list(run.glob("checkpoints/step-*")), 60, "a checkpoint")
+    # What happens to a rank that runs out of memory.
+    pid, node = run_json(run)["attempts"][-1]["pid"], run_json(run)["attempts"][-1]["host"]
+    cluster.tool("exec", "--node", node, "--", "kill", "-9", str(pid))
+    (job,) = job_ids(tmp_path / "runs")
+    assert wait_for_end([job]) == {job: "FAILED"}
+    assert "running before" in train("-m", *common, "launch.rerun=none").stderr
+    assert not queue()
+    train("-m", *common, "launch.wait=true")
+    record = run_json(run)
+    assert record["state"] == "finished"
+    assert len(record["attempts"]) == 2
+    again = train("-m", *common, "launch.rerun=all", HELD)
+    assert "queued" in again.stderr
+    assert run_json(run.with_name(run.name + ".1"))["uid"] == record["uid"]
+    assert run_json(run)["attempts"] == []
+
+
+def test_checking_asks_the_scheduler_and_shows_the_start(train: Train, tmp_path: Path) -> None:
+    done = train("-m", "seed=1,2", "launch.check=true", "launch.dry_run=true")
+    assert "2 runs like digits-" in done.stderr
+    assert "to start at 20" in done.stderr
+    assert not queue()
+    done = train(
+        "-m",
+        "seed=1,2",
+        "launch.check=true",
+        "launch.nodes=9",
+        "train.global_batch_size=72",
+        code=4,
+    )
+    assert "launch.nodes=9" in done.stderr
+    assert not queue()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_is_sent_is_what_the_dry_run_prints(train: Train, tmp_path: Path) -> None:
+    train("-m", "seed=1,2", "tracking=off", HELD)
+    (sent,) = (tmp_path / "runs").glob("sweeps/*/array-0/job.sh")
+    shown = train("-m", "seed=1,2", "tracking=off", HELD, "launch.dry_run=true").stdout
+    stamp = sent.parents[1].name
+    lines = [line for line in shown.splitlines() if "/sweeps/" not in line]
+    assert lines == [line for line in sent.read_text().splitlines() if stamp not in line]
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A second cluster with small limits: 4 tasks an array, 5 jobs in the queue."""
+    folder = tmp_path_factory.mktemp("cluster") / "strict"
+    setting = {"HPCTRAIN_DEV_CLUSTER": f"{folder}:10.77.9.0/24"}
+    limits = ("--set", "MaxArraySize=4", "--set", "AccountingStorageEnforce=limits")
+    up = cluster.tool("up", "--nodes", "1", *limits, **setting)
+    assert up.returncode == 0, up.stderr
+    env = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
+    cluster.slurm("sacctmgr", "-in", "modify", "qos", "normal", "set", "GrpSubmitJobs=5", env=env)
+    yield {"SLURM_CONF": str(folder / "slurm.conf")}
+    cluster.tool("down", **setting)
+
+
+def test_arrays_keep_to_the_clusters_limits(
+    train: Train, tmp_path: Path, strict: dict[str, str]
+) -> None:
+    common = ("seed=range(0,9)", "train.max_steps=2", "tracking=off")
+    done = train("-m", *common, HELD, code=4, **strict)
+    assert "4 of 9 runs are not queued" in done.stderr
+    env = os.environ | strict
+    listed = cluster.slurm("squeue", "--noheader", "--array", "--format=%i", env=env).split()
+    assert sorted(job.partition("_")[2] for job in listed) == ["0", "0", "1", "2", "3"]
+    states = [run_json(run)["state"] for run in runs(tmp_path / "runs")]
+    assert sorted(states) == ["created"] * 4 + ["queued"] * 5
+    cluster.slurm("scancel", "--me", env=env)
+    # Waiting, it submits the rest as room comes.
+    time.sleep(1)
+    done = train("-m", *common, "launch.wait=true", "launch.max_running=3", **strict)
+    assert {run_json(run)["state"] for run in runs(tmp_path / "runs")} == {"finished"}
+    assert len({job_id(run) for run in runs(tmp_path / "runs")}) == 9

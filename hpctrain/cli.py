@@ -176,7 +176,11 @@ def _compose(argv: list[str]) -> Config | None:
     from hpctrain.config import Config, from_omegaconf, known_keys
     from hpctrain.explain import explain
 
-    ConfigStore.instance().store(name="schema", node=Config)
+    store = ConfigStore.instance()
+    if "schema.yaml" not in store.repo:  # Hydra 1.4 warns of a second time
+        store.store(name="schema", node=Config)
+    # Hydra 1.4 warns of the parameter, 1.3 of its absence.
+    base = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
     composed: list[DictConfig] = []
     typed = sys.argv
     # Hydra's own report of an error is long and exits with 1: ours replaces it.
@@ -185,9 +189,7 @@ def _compose(argv: list[str]) -> Config | None:
     flags = [text for text in argv if text in ("-m", "--multirun")]
     sys.argv = [typed[0], *flags, *(text for text in argv if text not in flags)]
     try:
-        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(
-            composed.append
-        )()
+        hydra.main(config_path=str(conf_dir()), config_name="config", **base)(composed.append)()
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error, known_keys())) from error
     except (PermissionError, NotADirectoryError, FileExistsError) as error:

@@ -27,9 +27,11 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
     if wrong := re.search(r"Value '(.*)' of type '\S+' could not be converted to (\w+)", text):
         return f"{key}={wrong[1]}: it must be of type {wrong[2].lower()}"
     if wrong := re.search(r"Could not find '([^/']+)/(.+)'", text):
-        options = re.search(r"Available options in '.*':\n((?:\t.*\n?)+)", text)
-        listed = ", ".join(options[1].split()) if options else "none"
-        return f"{wrong[1]}={wrong[2]}: no such choice; there are: {listed}"
+        options = re.search(r"Available options in '(.*)':\n((?:\t.*\n?)+)", text)
+        group = options[1] if options else wrong[1]  # `hydra/sweeper` has a slash itself
+        choice = f"{wrong[1]}/{wrong[2]}".removeprefix(f"{group}/")
+        listed = ", ".join(options[2].split()) if options else "none"
+        return f"{group}={choice}: no such choice; there are: {listed}"
     if asked := re.search(r"Error merging override ([^\n]+)", text):
         rest = text.partition(asked[0])[2].strip().splitlines()
         return f"{asked[1]}: {rest[0] if rest else 'it does not fit the schema'}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -55,11 +55,12 @@ class Sweep:
 
     Args:
         folder: for the scripts and job lists; Hydra has made it and put multirun.yaml there.
+        parent: uid and name of the MLflow run above these; None: they have one if they are several.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, parent: Mapping[str, str] | None = None) -> None:
         self.folder = folder.absolute()
-        self.uid = uuid.uuid4().hex
+        self.parent = parent
         self.entries: list[Entry] = []
         self._wrong: list[tuple[list[str], HpctrainError]] = []
 
@@ -117,12 +118,15 @@ class Sweep:
         if not todo:
             return
         self._initialise_tracking()
+        parent = self.parent
+        if parent is None and len(self.entries) > 1:
+            parent = {"uid": uuid.uuid4().hex, "name": f"sweep {self.folder.name}"}
         for entry in todo:
             entry.is_new = not entry.run.path.exists()
             freeze(entry.config)
             # MLflow shows the runs of a sweep under one parent; a run stays with its first sweep.
-            if len(self.entries) > 1 and "sweep" not in entry.run.read():
-                entry.run.update(sweep={"uid": self.uid, "name": f"sweep {self.folder.name}"})
+            if parent and "sweep" not in entry.run.read():
+                entry.run.update(sweep=dict(parent))
         if cluster:
             self._submit(todo)
         else:
@@ -232,6 +236,7 @@ class Sweep:
             {"run": str(e.run.path), "job": e.job, "state": e.state, "overrides": e.overrides}
             for e in self.entries
         ]
+        self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "sweep.json").write_text(json.dumps(content, indent=1) + "\n")
 
     def _table(self) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -18,7 +18,13 @@ class HpctrainSweeper(BasicSweeper):
 
 
 class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
-    """Validates the whole sweep, freezes it, submits it as an array and returns."""
+    """Validates the whole sweep, freezes it, submits it as an array and returns.
+
+    Attributes:
+        parent: uid and name of the MLflow run above the runs of several batches.
+    """
+
+    parent: Mapping[str, str] | None = None
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
@@ -40,7 +46,10 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
 
         assert self.hydra_context is not None
         assert self.config is not None
-        sweep = Sweep(Path(str(self.config.hydra.sweep.dir)))
+        folder = Path(str(self.config.hydra.sweep.dir))
+        if initial_job_idx:  # a later batch: its scripts lie beside the first one's
+            folder = folder.with_name(f"{folder.name}-{initial_job_idx}")
+        sweep = Sweep(folder, self.parent)
         load = self.hydra_context.config_loader.load_sweep_config
         for overrides in job_overrides:
             sweep.add(list(overrides), lambda given: load(self.config, given))

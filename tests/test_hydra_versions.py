@@ -78,6 +78,13 @@ def test_a_sweep_here(train_1_4: Train, tmp_path: Path) -> None:
     assert [run_json(run)["state"] for run in runs(tmp_path / "runs")] == ["finished"] * 2
 
 
+def test_a_search(train_1_4: Train, tmp_path: Path) -> None:
+    sweeper = ("hydra/sweeper=optuna", "hydra.sweeper.direction=maximize")
+    done = train_1_4("-m", *sweeper, "optimizer.lr=interval(0.1,1)", "launch.dry_run=true")
+    assert "#SBATCH --array=0-1" in done.stdout
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -159,7 +159,7 @@ def test_a_search_here_goes_on_where_it_stopped(
         "model.in_features=choice(64,3)",
         "train.accumulate=choice(1,7)",
         "hydra/sweeper/sampler=random",
-        "hydra.sweeper.sampler.seed=3",
+        "hydra.sweeper.sampler.seed=0",
         "hydra.sweeper.n_jobs=3",
     )
     done = train(*search, "hydra.sweeper.n_trials=6", **no_sbatch)
@@ -168,6 +168,7 @@ def test_a_search_here_goes_on_where_it_stopped(
     states = sorted(run_json(run)["state"] for run in runs(tmp_path / "runs"))
     assert set(states) == {"failed", "finished"}
     count = states.count("finished")
+    assert count == 3
     assert f"{count} of 6 trials of study digits-" in done.stdout
     check_best(tmp_path / "runs")
     # The same command has nothing left to do; a larger one does the rest.
@@ -188,7 +189,8 @@ def test_a_search_whose_trials_all_fail_is_an_error(
     search = (*SEARCH, "seed=range(0,9)", "model.in_features=3", "hydra.sweeper.n_trials=4")
     done = train(*search, code=4, **no_sbatch)
     assert "none of the 4 trials finished" in done.stderr
-    done = train(*search, "hydra.sweeper.max_failure_rate=0.5", "seed=range(0,8)", code=4)
+    strict = ("seed=range(0,8)", "hydra.sweeper.max_failure_rate=0.5")
+    done = train(*search, *strict, code=4, **no_sbatch)
     assert "2 of 2 trials failed, more than hydra.sweeper.max_failure_rate=0.5" in done.stderr
 
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 from hpctrain import __version__
 from hpctrain.config import Config
 from hpctrain.distributed.slurm import RankInfo
+from hpctrain.launch.container import leave_note, note_from_env
 from hpctrain.launch.slurm import requeue
 from hpctrain.rundir import RunDir
 from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
@@ -95,8 +96,14 @@ class Attempt(NoAttempt):
             if outcome.step == outcome.first_step and self._ranks.restart_count > 0:
                 log.error("no step since the last restart: not requeued")
             else:
-                requeue(self._ranks.job_id)
+                self._requeue()
         self.tracker.finish("KILLED", reason=f"stopped by {reason} at step {outcome.step}, saved")
+
+    def _requeue(self) -> None:
+        if (note := note_from_env()) is not None:
+            leave_note(note)
+        else:
+            requeue(self._ranks.job_id)
 
     def _build_tracker(self) -> Tracker:
         tracking = self._config.tracking

@@ -124,11 +124,13 @@ def _sync(argv: list[str]) -> int:
 
 
 def _freeze(argv: list[str]) -> int:
-    from hpctrain.freeze import freeze
+    from hpctrain.freeze import check, freeze
 
     config = _compose(argv)
     if config is not None:
-        print(freeze(config).path)
+        run = check(config)
+        freeze(config, run)
+        print(run.path)
     return 0
 
 
@@ -161,9 +163,13 @@ def _train(argv: list[str]) -> int:
     _log_to_stderr()
     ranks = RankInfo.from_env()
     _check_world(config, ranks)
+    run = check(config, ranks.world_size)
     # Every rank composes the same config; one of them writes it.
-    run = (freeze if ranks.is_main else check)(config, ranks.world_size)
-    return _train_frozen(config, run, ranks, argv)
+    if ranks.is_main:
+        freeze(config, run)
+    # The other ranks may look before the finished run is out of the way.
+    again = config.launch.rerun == "all"
+    return _train_frozen(config, run, ranks, argv, again)
 
 
 def _compose(argv: list[str]) -> Config | None:
@@ -202,8 +208,10 @@ def _compose(argv: list[str]) -> Config | None:
     return from_omegaconf(composed[0]) if composed else None
 
 
-def _train_frozen(config: Config, run: RunDir, ranks: RankInfo, argv: list[str]) -> int:
-    if run.read().get("state") == "finished":
+def _train_frozen(
+    config: Config, run: RunDir, ranks: RankInfo, argv: list[str], again: bool = False
+) -> int:
+    if not again and run.read().get("state") == "finished":
         if ranks.is_main:
             from hpctrain.summary import show
 

@@ -23,7 +23,7 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
     keys = list(known_keys)
     key = (re.search(r"full_key: (\S+)", text) or ["", ""])[1]
     if key and re.search(r"Key '.*' (is )?not in ", text):
-        return _unknown_key(key, keys)
+        return unknown_key(key, keys)
     if wrong := re.search(r"Value '(.*)' of type '\S+' could not be converted to (\w+)", text):
         return f"{key}={wrong[1]}: it must be of type {wrong[2].lower()}"
     if wrong := re.search(r"Could not find '([^/']+)/(.+)'", text):
@@ -40,7 +40,8 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
     return " ".join(dict.fromkeys(ln for ln in lines if ln and not ln.startswith(noise)))
 
 
-def _unknown_key(key: str, keys: list[str]) -> str:
+def unknown_key(key: str, keys: list[str]) -> str:
+    """Name what the key may have meant, and what its section has."""
     section, _, _ = key.rpartition(".")
     near = difflib.get_close_matches(key, keys, n=1, cutoff=0.7)
     hint = f"did you mean {near[0]}? " if near else ""

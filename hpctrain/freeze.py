@@ -1,13 +1,16 @@
 """From a typed config to a frozen run directory: everything is checked before anything is written.
 
-Config ── check() ── RunDir (named, not yet there) ── freeze() ── config.yaml, run.json
+Config ── check() ── RunDir (named, not yet there) ── freeze() ── config.yaml, run.json, provenance/
 """
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
+from hpctrain import provenance
 from hpctrain.config import Config
+from hpctrain.data.index import FILE as INDEX_FILE
 from hpctrain.data.index import Index
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.rundir import RunDir
@@ -33,12 +36,20 @@ def check(config: Config, world_size: int | None = None) -> RunDir:
     return RunDir.of(config, _data_digest(config, world_size))
 
 
-def freeze(config: Config, world_size: int | None = None) -> RunDir:
-    """Check the config and write its run directory."""
-    digest = _data_digest(config, world_size)
-    run = RunDir.of(config, digest)
-    run.freeze(config, digest)
-    return run
+def freeze(config: Config, run: RunDir) -> None:
+    """Write the run directory of a checked config, for a training here and now.
+
+    With `launch.rerun=all` a finished run is kept under another name and done again.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    if run.read().get("state") == "finished":
+        if config.launch.rerun != "all":
+            return
+        run.archive()
+    run.freeze(config)
+    provenance.store(run.provenance, provenance.collect())
 
 
 def _data_digest(config: Config, world_size: int | None) -> str:
@@ -47,8 +58,7 @@ def _data_digest(config: Config, world_size: int | None) -> str:
         check_uri(str(config.tracking.uri))
     folder = Path(config.data.path)
     try:
-        index = Index.load(folder)
-        index.check(folder)
+        index = _index(folder, _stamp(folder))
         count = index.split(config.data.train_split).count
         if config.data.val_split is not None:
             index.split(config.data.val_split)
@@ -62,3 +72,19 @@ def _data_digest(config: Config, world_size: int | None) -> str:
             "or data.tail=pad"
         )
     return index.digest
+
+
+@functools.lru_cache(maxsize=16)
+def _index(folder: Path, stamp: object) -> Index:
+    """The checked index of a data set; the runs of a sweep mostly share one."""
+    index = Index.load(folder)
+    index.check(folder)
+    return index
+
+
+def _stamp(folder: Path) -> object:
+    try:
+        facts = (folder / INDEX_FILE).stat()
+    except OSError:
+        return None
+    return facts.st_mtime_ns, facts.st_size, facts.st_ino

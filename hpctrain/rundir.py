@@ -2,7 +2,8 @@
 
     runs/digits-3fa92c1b/
         config.yaml    resolved, frozen when the run was first asked for: what every rank reads
-        run.json       signature, state, job, attempts, result
+        run.json       signature, state, submission, attempts, result
+        provenance/    commit, changes and package versions (see `hpctrain.provenance`)
         logs/          what the ranks print under Slurm, one file a rank
         checkpoints/   step-00000200/ …
         journal/       what is tracked, before MLflow has it
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import socket
@@ -34,16 +36,18 @@ class RunDir:
     """One run's directory.
 
     States of run.json: "created" (frozen), "queued" (in the scheduler), "running", "interrupted"
-    (stopped and saved), "failed", "finished".
+    (stopped and saved), "failed", "finished". A run that was given to the scheduler has a
+    `submission`: the path of the script, the number of its array task, user and time.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, data_digest: str = "") -> None:
+        self.path, self.data_digest = path, data_digest
 
     @classmethod
     def of(cls, config: Config, data_digest: str) -> RunDir:
         """The directory of this config; nothing is written."""
-        return cls(Path(config.output_dir) / f"{config.name}-{signature(config, data_digest)}")
+        name = f"{config.name}-{signature(config, data_digest)}"
+        return cls(Path(config.output_dir) / name, data_digest)
 
     @classmethod
     def open(cls, path: Path) -> RunDir:
@@ -75,8 +79,16 @@ class RunDir:
     def logs(self) -> Path:  # noqa: D102
         return self.path / "logs"
 
-    def freeze(self, config: Config, data_digest: str) -> None:
+    @property
+    def provenance(self) -> Path:  # noqa: D102
+        return self.path / "provenance"
+
+    def freeze(self, config: Config, **facts: Any) -> None:
         """Write the directory and its config; a second time is a re-launch of the same run.
+
+        Args:
+            config: what `of` was given.
+            facts: further values for run.json, at the same stroke.
 
         Raises:
             StorageError: no permission or no space.
@@ -85,21 +97,28 @@ class RunDir:
             for folder in (self.path, self.logs, self.checkpoints):
                 folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self.config_file, config_module.dump(config))
-            if not self.read():
-                self._write(
-                    {
+            with self._change() as content:
+                if not content:
+                    content |= {
                         "uid": uuid.uuid4().hex,  # finds the run in a shared MLflow
                         "signature": self.name.rpartition("-")[2],
-                        "data_digest": data_digest,
+                        "data_digest": self.data_digest,
                         "state": "created",
                         "attempts": [],
                     }
-                )
+                content |= facts
         except OSError as error:
             raise StorageError(
                 f"output_dir={config.output_dir}: cannot write {error.filename or self.path} "
                 f"({error.strerror})"
             ) from error
+
+    def archive(self) -> Path:
+        """Keep the directory under another name, `NAME.1` and so on; the name is free then."""
+        numbers = itertools.count(1)
+        kept = next(p for n in numbers if not (p := Path(f"{self.path}.{n}")).exists())
+        self.path.rename(kept)
+        return kept
 
     def read(self) -> dict[str, Any]:
         """The content of run.json; empty when there is none yet."""
@@ -162,11 +181,11 @@ class RunDir:
 
     def is_locked(self) -> bool:
         """Whether a process holds the directory now, as far as this host can see."""
+        if not (self.path / "lock").exists():
+            return False
         try:
             with self.lock():
                 return False
-        except FileNotFoundError:
-            return False
         except StorageError:
             return True
 

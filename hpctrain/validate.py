@@ -17,6 +17,11 @@ _CHOICES = {
     "precision.compute": ("fp32", "bf16"),
     "parallel.device": ("auto", "cpu", "cuda"),
     "parallel.backend": ("auto", "gloo", "nccl"),
+    "launch.rerun": ("failed", "all", "none"),
+    "launch.snapshot": ("auto", "git", "off"),
+    "site.memory_option": ("mem", "mem-per-cpu", "mem-per-gpu", "none"),
+    "site.gpu_option": ("gpus-per-node", "gres", "gpus-per-task", "none"),
+    "site.container.runtime": (None, "apptainer", "singularity", "pyxis"),
 }
 _AT_LEAST = {
     "optimizer.weight_decay": 0,
@@ -40,7 +45,7 @@ _AT_LEAST = {
     "launch.max_running": 1,
 }
 _BETWEEN = {"seed": (0, 2**63 - 1), "scheduler.final_ratio": (0, 1)}
-_POSITIVE = ("optimizer.lr", "train.clip_norm", "launch.mem_gb")
+_POSITIVE = ("optimizer.lr", "train.clip_norm", "launch.mem_gb", "launch.snapshot_max_mb")
 
 
 def validate(config: Config, world_size: int | None = None) -> None:
@@ -79,7 +84,8 @@ def _names(config: Config) -> Iterator[str]:
 def _values(config: Config) -> Iterator[str]:
     for key, allowed in _CHOICES.items():
         if (value := _get(config, key)) not in allowed:
-            yield f"{key}={value}: allowed are {', '.join(allowed)}"
+            listed = ", ".join("null" if choice is None else choice for choice in allowed)
+            yield f"{key}={value}: allowed are {listed}"
     for key, low in _AT_LEAST.items():
         value = _get(config, key)
         if value is not None and not low <= value < math.inf:
@@ -102,6 +108,9 @@ def _between(config: Config, world_size: int) -> Iterator[str]:
             f"launch.gpus_per_node={launch.gpus_per_node} cannot be divided evenly over "
             f"launch.tasks_per_node={launch.tasks_per_node}"
         )
+    container = config.site.container
+    if container.runtime is not None and not container.image:
+        yield f"site.container.runtime={container.runtime} needs site.container.image"
     if launch.warn_s >= 60 * launch.time_min:
         yield (
             f"launch.warn_s={launch.warn_s} seconds is not below "

@@ -42,7 +42,14 @@ def wait_for_end(jobs: list[str], timeout: float = 240) -> dict[str, str]:
 
 
 def job_ids(folder: Path) -> list[str]:
-    return [run_json(run)["job_id"] for run in runs(folder)]
+    return [job_id(run) for run in runs(folder)]
+
+
+def job_id(run: Path) -> str:
+    """The array task that the run was given to."""
+    asked = run_json(run)["submission"]
+    array = Path(asked["script"]).with_name("job_id").read_text().strip()
+    return f"{array}_{asked['task']}"
 
 
 def query(folder: Path, sql: str) -> list[tuple[Any, ...]]:
@@ -108,7 +115,7 @@ def test_a_sweep_of_two_jobs_of_two_nodes_and_two_tasks(
         accuracy = single["result"]["val/accuracy"]
         assert record["result"]["val/accuracy"] == pytest.approx(accuracy, abs=0.006)
         assert sorted(path.name for path in run.glob("checkpoints/step-*"))[-1] == "step-00000264"
-        assert (run / "logs" / f"{record['job_id']}.rank3.log").exists()
+        assert (run / "logs" / f"{job_id(run)}.rank3.log").exists()
 
     *tracked, sweep = query(folder, "SELECT name, status FROM runs ORDER BY name")
     assert tracked == [(run.name, "FINISHED") for run in runs(folder)]
@@ -137,7 +144,7 @@ def test_waiting_returns_and_a_failure_hides_nothing(train: Train, tmp_path: Pat
         code=4,
     )
     assert "not finished: see" in done.stderr
-    states = {run_json(run)["job_id"]: run_json(run)["state"] for run in runs(tmp_path / "runs")}
+    states = {job_id(run): run_json(run)["state"] for run in runs(tmp_path / "runs")}
     assert sorted(states.values()) == ["failed", "finished"]
     ended = wait_for_end(list(states))
     for job, state in states.items():

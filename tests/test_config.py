@@ -4,9 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpctrain import cli
-from hpctrain.config import Config, identity, load
+from hpctrain.config import Config, dump, identity, load
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.freeze import check, freeze
 from hpctrain.validate import validate
@@ -108,7 +110,8 @@ def test_signature_ignores_how_and_where(compose: Compose, digits: Path, tmp_pat
 
 def test_frozen_config_reads_back_the_same(compose: Compose) -> None:
     config = compose("experiment=digits", "model.hidden=[3,4]", "+site.env.A='x y'")
-    run = freeze(config)
+    run = check(config)
+    freeze(config, run)
     again = load(run.config_file)
     assert again == config
     assert identity(again, "d") == identity(config, "d")
@@ -121,3 +124,18 @@ def test_every_choice_of_conf_fits_the_schema(compose: Compose) -> None:
         for choice in choices:
             config = compose("experiment=digits", f"{group}={choice}")
             assert config.name
+
+
+HOSTILE = ["1e-3", "0x1f", "nan", "${oc.env:HOME}", "\\\\${x}", "yes", "null", "a: b", "\n", " "]
+
+
+@given(st.dictionaries(st.text(), st.one_of(st.text(), st.sampled_from(HOSTILE), st.floats(-1, 1))))
+def test_a_frozen_config_reads_back_unchanged(
+    tmp_path_factory: pytest.TempPathFactory, options: dict[str, object]
+) -> None:
+    config = Config(seed=3, model=options)
+    config.data.path = config.output_dir = "/x"
+    config.tracking.uri = "http://x"
+    file = tmp_path_factory.mktemp("frozen") / "config.yaml"
+    file.write_text(dump(config))
+    assert load(file) == config

@@ -25,16 +25,21 @@ ALLOWED: dict[str, set[str]] = {
     "distributed.report": RANKS,
     "distributed.group": CONFIG | RANKS,
     "data": {"errors"},
-    "tracking": {"errors"},
+    "tracking": {"errors", "lock"},
+    "lock": set(),
+    "git": {"errors"},
+    "provenance": {"errors", "git"},
+    "snapshot": CONFIG | {"git"},
     "rundir": CONFIG,
-    "freeze": CONFIG | {"data.index", "rundir", "tracking.store", "validate"},
-    "launch": CONFIG | {"freeze", "rundir", "tracking.store"},
+    "freeze": CONFIG | {"data.index", "provenance", "rundir", "tracking.store", "validate"},
+    "launch": CONFIG
+    | {"freeze", "lock", "provenance", "rundir", "snapshot", "tracking.store", "validate"},
     "summary": CONFIG | {"rundir"},
     "models": set(),
     "tasks": {"errors"},
     "parallel": RANKS,
     "train": CONFIG | RANKS | {"data", "tasks", "tracking"},
-    "attempt": CONFIG | RANKS | {"launch.slurm", "rundir", "tracking", "train"},
+    "attempt": CONFIG | RANKS | {"launch.container", "launch.slurm", "rundir", "tracking", "train"},
     "build": CONFIG | RANKS | {"data", "parallel", "rundir", "tracking", "train"},
     "job": CONFIG | RANKS | {"attempt", "build", "distributed.group", "rundir", "train"},
     "cli": {""},  # everything
@@ -44,7 +49,20 @@ ALLOWED: dict[str, set[str]] = {
 NO_TORCH = (
     *("errors", "explain", "config", "conf_groups", "distributed.slurm", "distributed.report"),
     *("distributed.port", "distributed.hostlist", "validate"),
-    *("data.index", "data.format", "rundir", "freeze", "launch", "summary", "tracking", "cli"),
+    *(
+        "data.index",
+        "data.format",
+        "rundir",
+        "freeze",
+        "launch",
+        "summary",
+        "git",
+        "snapshot",
+        "provenance",
+        "lock",
+        "tracking",
+        "cli",
+    ),
 )
 NO_HYDRA = ("train", "data", "distributed", "tracking", "parallel", "tasks", "models", "job")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import sys
@@ -11,14 +12,16 @@ from submitit import LocalExecutor
 from hpctrain.config import Config
 from hpctrain.errors import ConfigError
 from hpctrain.rundir import RunDir
+from hpctrain.snapshot import Snapshot
 
 
-def run(config: Config, run: RunDir) -> tuple[str, str]:
+def run(config: Config, run: RunDir, code: Snapshot | None) -> tuple[str, str]:
     """Run on this machine and wait.
 
     Args:
         config: its `launch` section says how many ranks; one node only.
         run: the frozen run directory.
+        code: what it runs from; None: the code as it is.
 
     Returns:
         The state it ended in and the id of submitit's local job.
@@ -35,7 +38,11 @@ def run(config: Config, run: RunDir) -> tuple[str, str]:
         signal_delay_s=launch.warn_s,
         stderr_to_stdout=True,
     )
-    command = shlex.join([sys.executable, "-u", "-m", "hpctrain", "run", str(run.path)])
+    python = [sys.executable, "-u", "-m", "hpctrain", "run", str(run.path)]
+    if code:
+        paths = [*map(str, code.pythonpath), *filter(None, [os.environ.get("PYTHONPATH")])]
+        python = ["env", f"PYTHONPATH={':'.join(paths)}", "PYTHONSAFEPATH=1", *python]
+    command = shlex.join(python)
     # Ctrl-C reaches the whole terminal, and submitit's controller would kill the ranks at once:
     # it inherits that SIGINT is ignored, and we pass the wish on as one that lets them save.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -8,84 +8,143 @@ name that a shell could misread and the job starts from files alone:
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-from submitit.slurm.slurm import _convert_mem, _make_sbatch_string
 
 from hpctrain.config import Config
 from hpctrain.errors import ConfigError
+from hpctrain.launch.container import REQUEUE_ON_NOTE, in_container
+from hpctrain.launch.site import Options, check_folder, gpu_options, sbatch_options
+
+_CHECKED = """\
+# No `set -eu`: modules, conda and /etc/profile.d break under it. Each line is checked instead.
+checked() {
+    local code=$?
+    ((code == 0)) && return
+    echo "error: $1 failed with exit code $code; the ranks were not started" >&2
+    exit "$code"
+}"""
 
 
-def sbatch_script(config: Config, folder: Path, count: int) -> str:
+def sbatch_script(
+    config: Config,
+    folder: Path,
+    count: int,
+    *,
+    pythonpath: Sequence[Path] = (),
+    max_running: int | None = None,
+    dependency: str | None = None,
+) -> str:
     """The script for `count` runs that ask for the same resources.
 
     Args:
-        config: any of the runs': its `launch` and `site` sections are used.
-        folder: absolute; holds `tasks/0` … `tasks/COUNT-1`, links to the run directories.
+        config: any of the runs': its `launch` and `site` sections and its paths are used.
+        folder: absolute; holds `tasks/0` … `tasks/COUNT-1`, links to the run directories, and
+            `batch`, for what the script itself prints.
         count: array tasks.
+        pythonpath: folders of a code snapshot, imported before anything else.
+        max_running: tasks at a time; None: as many as the cluster likes.
+        dependency: as sbatch takes it, `afterany:123`.
 
     Raises:
-        ConfigError: `site.sbatch` names an option that has a key of its own.
+        ConfigError: a value of `site` or a path cannot be said to Slurm.
     """
+    check_folder(config, folder)
+    options = sbatch_options(config)
+    options["array"] = f"0-{count - 1}" + (f"%{max_running}" if max_running else "")
+    if dependency is not None:
+        options["dependency"] = dependency
+    options["output"] = f"{folder}/batch/%A_%a.log"
+    options["open-mode"] = "append"
+    parts = [
+        "#!/bin/bash" + (" -l" if config.site.login_shell else ""),
+        *_directives(options),
+        *_setup(config),
+        *_exports(config, pythonpath),
+        *_teardown(config),
+        f'\nrun={shlex.quote(str(folder / "tasks"))}/"$SLURM_ARRAY_TASK_ID"',
+    ]
+    return "\n".join([*parts, *_srun(config, folder, pythonpath)]) + "\n"
+
+
+def _directives(options: Options) -> Iterator[str]:
+    for name, value in options.items():
+        yield f"#SBATCH --{name}" + ("" if value is True else f"={_quote_for_slurm(str(value))}")
+
+
+def _quote_for_slurm(text: str) -> str:
+    r"""As sbatch reads it back: unlike a shell's, its '…' does not protect a backslash."""
+    if re.fullmatch(r"[\w@%+=:,./-]+", text, re.ASCII):
+        return text
+    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
+
+
+def _setup(config: Config) -> Iterator[str]:
+    site = config.site
+    if not (site.modules or site.setup):
+        return
+    yield f"\n{_CHECKED}\n"
+    if site.modules or any(re.match(r"\s*(module|ml)\b", line) for line in site.setup):
+        yield "type module &>/dev/null || source /etc/profile # a function of login shells"
+    if site.modules:
+        command = f"module load {shlex.join(site.modules)}"
+        yield f"{command}\nchecked {shlex.quote(f'site.modules: {command}')}"
+    for command in site.setup:
+        yield f"{command}\nchecked {shlex.quote(f'site.setup: {command}')}"
+
+
+def _exports(config: Config, pythonpath: Sequence[Path]) -> Iterator[str]:
+    """Every variable that the job is given."""
+    yield ""
+    for name, value in {"OMP_NUM_THREADS": config.launch.cpus_per_task, **config.site.env}.items():
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or "\0" in str(value):
+            raise ConfigError(f"site.env.{name}={value!r}: not a variable of the environment")
+        yield f"export {name}={shlex.quote(str(value))}"
+    if pythonpath:
+        if any(":" in str(path) for path in pythonpath):
+            raise ConfigError(
+                f"output_dir={config.output_dir}: PYTHONPATH cannot name a path with a colon, so "
+                "the code snapshot could not be imported"
+            )
+        snapshot = shlex.quote(":".join(map(str, pythonpath)))
+        yield "# The snapshot, whatever lies in the folder that this was submitted from."
+        yield f'export PYTHONPATH={snapshot}"${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONSAFEPATH=1'
+
+
+def _teardown(config: Config) -> Iterator[str]:
+    if config.site.teardown:
+        yield "\n# However the ranks end; their exit code stays the job's."
+        yield "\n".join(["teardown() (", *config.site.teardown, ")", "trap teardown EXIT"])
+
+
+def _srun(config: Config, folder: Path, pythonpath: Sequence[Path]) -> Iterator[str]:
     launch, site = config.launch, config.site
-    for option in site.sbatch:
-        if (key := _OWN_KEYS.get(option.replace("_", "-"))) is not None:
-            raise ConfigError(f"site.sbatch.{option}={site.sbatch[option]}: say it with {key}")
-    exports = {"OMP_NUM_THREADS": str(launch.cpus_per_task), **site.env}
-    setup = [
-        "set -euo pipefail",
-        *site.setup,
-        *(f"export {name}={shlex.quote(value)}" for name, value in exports.items()),
-        f'run={shlex.quote(str(folder / "tasks"))}/"$SLURM_ARRAY_TASK_ID"',
+    folders = [Path(config.output_dir), folder, Path(config.data.path), *pythonpath]
+    container_arguments, container = in_container(config, folders)
+    # Whether a step inherits these from the job depends on Slurm's version.
+    asked = {"cpus-per-task": launch.cpus_per_task, **gpu_options(config)}
+    arguments = [
+        f"--kill-on-bad-exit={int(site.kill_on_bad_exit)}",
+        # The ranks inherit from this shell, also where sbatch was told --export=NONE.
+        "--export=ALL",
+        *(f"--{name}={value}" for name, value in asked.items()),
+        *([f"--cpu-bind={site.cpu_bind}"] if site.cpu_bind else []),
+        *site.srun,
+        *container_arguments,
     ]
-    srun = [
-        "exec srun --unbuffered --open-mode=append --kill-on-bad-exit=1",
-        # Since Slurm 22.05 srun does not inherit it.
-        f"--cpus-per-task={launch.cpus_per_task}",
+    python = sys.executable if site.container.runtime is None else site.container.python
+    lines = [
+        "srun --unbuffered --open-mode=append",
         '--output="$run"/logs/%A_%a.rank%t.log',
-        *map(shlex.quote, site.srun),
-        f'{shlex.quote(sys.executable)} -u -m hpctrain run "$run"',
+        shlex.join(arguments),
+        *([shlex.join(container)] if container else []),
+        f'{shlex.quote(python)} -u -m hpctrain run "$run"',
     ]
-    script: str = _make_sbatch_string(
-        command=" ".join(srun),
-        folder=folder / "batch",
-        job_name=config.name,
-        partition=site.partition,
-        account=site.account,
-        qos=site.qos,
-        constraint=site.constraint,
-        time=launch.time_min,
-        nodes=launch.nodes,
-        ntasks_per_node=launch.tasks_per_node,
-        cpus_per_task=launch.cpus_per_task,
-        gpus_per_node=launch.gpus_per_node or None,
-        mem=None if launch.mem_gb is None else _convert_mem(launch.mem_gb),
-        signal_delay_s=launch.warn_s,
-        setup=setup,
-        map_count=count,
-        array_parallelism=launch.max_running,
-        stderr_to_stdout=True,
-        use_srun=False,  # submitit's own srun line knows neither run directories nor restarts
-        wckey=None,
-        additional_parameters={"requeue": True, **site.sbatch},
-    )
-    return script
-
-
-_OWN_KEYS = {
-    "nodes": "launch.nodes",
-    "ntasks-per-node": "launch.tasks_per_node",
-    "cpus-per-task": "launch.cpus_per_task",
-    "gpus-per-node": "launch.gpus_per_node",
-    "mem": "launch.mem_gb",
-    "time": "launch.time_min",
-    "signal": "launch.warn_s",
-    "array": "launch.max_running",
-    "job-name": "name",
-    "partition": "site.partition",
-    "account": "site.account",
-    "qos": "site.qos",
-    "constraint": "site.constraint",
-}
+    if site.container.runtime is not None:
+        yield f"\n{REQUEUE_ON_NOTE}"
+    yield "\n# Slurm's SIGTERM is for the ranks: they save and leave, this shell waits for them."
+    yield "trap : TERM"
+    yield " \\\n    ".join(lines)

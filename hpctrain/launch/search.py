@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from hydra.core.config_loader import ConfigLoader
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
@@ -33,6 +33,7 @@ from hpctrain.config import from_omegaconf, known_keys
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError
 from hpctrain.explain import explain
 from hpctrain.freeze import check
+from hpctrain.launch.compose import Composer
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 Metric = float | Exception | None
-Launch = Callable[[Sequence[Sequence[str]], Mapping[str, str] | None], Sequence[Metric]]
+Launch = Callable[[Sequence[Sequence[str]], dict[str, str] | None], Sequence[Metric]]
 
 # How and where it is launched does not make it another search.
 _NOT_IN_NAME = ("hydra", "name", "output_dir", "tracking", "launch", "site")
@@ -66,7 +67,7 @@ class Search:
         config: DictConfig,
         settings: Mapping[str, Any],
         arguments: Sequence[str],
-        loader: ConfigLoader,
+        loader: ConfigLoaderImpl,
     ) -> None:
         try:
             import optuna
@@ -75,7 +76,8 @@ class Search:
                 "hydra/sweeper=optuna: Optuna is missing here; pip install 'hpctrain[optuna]'"
             ) from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._config, self._settings, self._loader = config, settings, loader
+        self._config, self._settings = config, settings
+        self._compose = Composer(loader, config)
         params = [f"{key}={value}" for key, value in settings["params"].items()]
         parsed = OverridesParser.create(loader).parse_overrides([*params, *arguments])
         # The command line comes last and wins.
@@ -177,7 +179,7 @@ class Search:
     def _refusal(self, overrides: list[str]) -> HpctrainError | None:
         """What is wrong with a trial: it must not stop those beside it."""
         try:
-            check(from_omegaconf(self._loader.load_sweep_config(self._config, overrides)))
+            check(from_omegaconf(self._compose(overrides)))
         except (HydraException, OmegaConfBaseException) as error:
             return ConfigError(explain(error, known_keys()))
         except HpctrainError as error:

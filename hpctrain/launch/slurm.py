@@ -1,29 +1,24 @@
-"""Talk to the scheduler: submit, ask, wait, requeue."""
+"""Talk to the scheduler: ask what it would do, submit, requeue."""
 
 from __future__ import annotations
 
+import functools
 import getpass
 import logging
-import os
 import re
 import shutil
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hpctrain.config import Config
 from hpctrain.errors import LaunchError
+from hpctrain.launch.environment import clean_environment
+from hpctrain.launch.queue import ask, queued
 
 log = logging.getLogger(__name__)
-
-# Inherited from an allocation or another launcher they would shape the new job: reports go up
-# to 8 ranks pinned to 4 cores for days.
-_FOREIGN = re.compile(
-    r"(SLURM|SBATCH|SRUN|SALLOC|PMI|PMIX|OMPI|SUBMITIT|TORCHELASTIC)_?[A-Z0-9_]*"
-    r"|MASTER_(ADDR|PORT)|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS"
-    r"|HPCTRAIN_LAUNCHER"
-)
-_KEEP = {"SLURM_CONF"}
 
 
 def available() -> bool:
@@ -31,31 +26,81 @@ def available() -> bool:
     return shutil.which("sbatch") is not None
 
 
-def clean_environment() -> dict[str, str]:
-    """What a new job may inherit of this process's environment."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name in _KEEP or not _FOREIGN.fullmatch(name)
-    }
+class SubmitLimitError(LaunchError):
+    """The cluster takes no more jobs of this user, or not as many at once."""
 
 
-def sbatch(script: Path, config: Config) -> str:
+class UnsureError(LaunchError):
+    """The controller did not answer: the job may be queued or not; squeue will tell."""
+
+
+def sbatch(script: Path, config: Config, inherit: Sequence[int] = ()) -> str:
     """Submit a script.
 
+    Args:
+        script: its path is how the queue is asked for the job later.
+        config: for the explanation of a refusal.
+        inherit: open files for `sbatch` to hold until it is done, should this process be killed.
+
     Returns:
-        The (array) job's id.
+        The array job's id.
 
     Raises:
         LaunchError: with the scheduler's own words and the keys that it is likely about.
+        SubmitLimitError: there are too many of them.
+        UnsureError: the controller does not answer.
     """
-    command = ["sbatch", "--parsable", str(script)]
-    done = subprocess.run(
-        command, env=clean_environment(), capture_output=True, text=True, check=False
-    )
+    for pause in (1, 5, 15, 0):
+        # Ctrl-C must not reach it: half a submission is what the lock is there to prevent.
+        done = _run_sbatch("--parsable", str(script), pass_fds=inherit, start_new_session=True)
+        if not done.returncode:
+            return done.stdout.strip().partition(";")[0]
+        words = " ".join(done.stderr.split())
+        if _LIMIT.search(words):
+            raise SubmitLimitError(_refusal(words, config))
+        if not _UNREACHABLE.search(words):
+            raise LaunchError(_refusal(words, config))
+        # What timed out may have arrived all the same.
+        time.sleep(pause)
+        for (path, _), job in queued([getpass.getuser()]).items():
+            if path == str(script):
+                return job.id.partition("_")[0]
+    raise UnsureError(f"the controller does not answer ({words}); the same command looks again")
+
+
+_LIMIT = re.compile(r"Submit\w*Limit|job submit limit", re.I)
+_UNREACHABLE = re.compile(r"timed out|unable to contact|connection (refused|reset)|try again", re.I)
+
+
+def expected_start(script: str, config: Config) -> str:
+    """What `sbatch --test-only` says of the text of a script: when it would start, and where.
+
+    Raises:
+        LaunchError: it would be refused.
+    """
+    done = _run_sbatch("--test-only", input=script)
+    words = " ".join(done.stderr.split())
     if done.returncode:
-        raise LaunchError(_refusal(" ".join(done.stderr.split()), config))
-    return done.stdout.strip().partition(";")[0]
+        raise LaunchError(_refusal(words, config))
+    return re.sub(r"^sbatch: Job \d+ ", "", words)
+
+
+def _run_sbatch(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["sbatch", *arguments],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        **options,
+    )
+
+
+@functools.cache
+def max_array_size() -> int:
+    """The largest number of tasks of one array here."""
+    found = re.search(r"MaxArraySize\s*=\s*(\d+)", ask("scontrol", "show", "config") or "")
+    return max(1, int(found[1])) if found else 1000
 
 
 def _refusal(words: str, config: Config) -> str:
@@ -87,28 +132,8 @@ def _refusal(words: str, config: Config) -> str:
 
 def partitions() -> list[str]:
     """Names of the cluster's partitions, as far as `sinfo` answers."""
-    done = _ask("sinfo", "--noheader", "--format=%R")
+    done = ask("sinfo", "--noheader", "--format=%R")
     return sorted(set(done.split())) if done else []
-
-
-def queued_jobs() -> dict[str, str]:
-    """This user's jobs, waiting or running: id (`ARRAYJOB_TASK` for array tasks) to state.
-
-    Raises:
-        LaunchError: the controller does not answer: submitting now might double a run.
-    """
-    answer = _ask(
-        "squeue", "--noheader", "--array", f"--user={getpass.getuser()}", "--format=%i %T"
-    )
-    if answer is None:
-        raise LaunchError("squeue does not answer: is the controller up (scontrol ping)?")
-    return dict(line.split(maxsplit=1) for line in answer.splitlines() if line.strip())
-
-
-def wait(jobs: list[str], poll_s: float = 3.0) -> None:
-    """Return when none of the jobs is in the queue any more; one `squeue` a poll for all."""
-    while set(jobs) & set(queued_jobs()):
-        time.sleep(poll_s)
 
 
 def requeue(job_id: str) -> bool:
@@ -122,24 +147,11 @@ def requeue(job_id: str) -> bool:
             take the whole array along.
     """
     # `scancel` sends SIGTERM too, but its job is no longer RUNNING: it must not come back.
-    state = (_ask("squeue", "--noheader", "--jobs", job_id, "--format=%T") or "unknown").strip()
+    state = (ask("squeue", "--noheader", "--jobs", job_id, "--format=%T") or "unknown").strip()
     if state != "RUNNING":
         log.info("job %s is %s: not requeued", job_id, state)
         return False
-    if _ask("scontrol", "requeue", job_id) is None:
+    if ask("scontrol", "requeue", job_id) is None:
         return False
     log.info("job %s is requeued", job_id)
     return True
-
-
-def _ask(*command: str) -> str | None:
-    """What a command of the scheduler prints; None, with the reason logged, if it fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    except subprocess.CalledProcessError as error:
-        log.error("%s: %s", " ".join(command), (error.stderr or error.stdout).strip())
-    except (OSError, subprocess.TimeoutExpired) as error:
-        log.error("%s: %s", " ".join(command), error)
-    else:
-        return done.stdout
-    return None

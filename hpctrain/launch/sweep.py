@@ -1,33 +1,38 @@
 """A sweep: checked whole, frozen, submitted, left alone.
 
-add() each run ── check all ── skip what is done or under way ── freeze ── sbatch array
-│                                                 or submitit's local executor
-└── any wrong: nothing is written or queued
+add() each run ── check all ── skip what is done or under way ── freeze ── sbatch arrays
+│                              └── under a lock ─────────────────────┘     or submitit's local
+└── any wrong: nothing is written or queued                                executor
 """
 
 from __future__ import annotations
 
+import functools
+import getpass
 import json
+import os
 import shutil
+import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from hpctrain.config import Config, from_omegaconf, known_keys
-from hpctrain.errors import ConfigError, HpctrainError, LaunchError
+from hpctrain import snapshot
+from hpctrain.config import from_omegaconf, known_keys
+from hpctrain.errors import ConfigError, HpctrainError, LaunchError, StorageError
 from hpctrain.explain import explain
 from hpctrain.freeze import check, freeze
-from hpctrain.launch import local, slurm
-from hpctrain.launch.script import sbatch_script
-from hpctrain.rundir import RunDir
+from hpctrain.launch import arrays, local, slurm, wait
+from hpctrain.launch.arrays import Entry
+from hpctrain.launch.queue import Job, Task, queued
+from hpctrain.launch.table import say, show
+from hpctrain.lock import file_lock
+from hpctrain.rundir import write_atomically
 from hpctrain.tracking import store
 
 _WHERE = {
@@ -35,34 +40,25 @@ _WHERE = {
     False: "sbatch is not on the PATH, running here, one after the other, with submitit's local "
     "executor",
 }
-
-
-@dataclass
-class Entry:
-    """One run of a sweep, and what became of it."""
-
-    overrides: list[str]
-    config: Config
-    run: RunDir
-    state: str = ""
-    job: str = ""
-    is_new: bool = False  # its directory was made by this sweep
-    before: str = ""  # its run.json's state when it was submitted
+LOCK = ".submit.lock"
 
 
 class Sweep:
     """Runs that were asked for together.
 
     Args:
-        folder: for the scripts and job lists; Hydra has made it and put multirun.yaml there.
+        folder: for the scripts and job lists; it exists, and holds what tells of the request.
         parent: uid and name of the MLflow run above these; None: they have one if they are several.
     """
 
-    def __init__(self, folder: Path, parent: Mapping[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, parent: dict[str, str] | None = None) -> None:
         self.folder = folder.absolute()
+        self._fresh = {"uid": uuid.uuid4().hex, "name": f"sweep {folder.name}"}
         self.parent = parent
         self.entries: list[Entry] = []
         self._wrong: list[tuple[list[str], HpctrainError]] = []
+        self._locks: list[int] = []
+        self._new_code: list[Path] = []
 
     def add(self, overrides: list[str], compose: Callable[[list[str]], DictConfig]) -> None:
         """Compose and check one run; what is wrong is kept for `submit` to tell."""
@@ -83,55 +79,47 @@ class Sweep:
 
         Raises:
             HpctrainError: something is wrong with any run; nothing was queued.
-            LaunchError: the scheduler refused.
+            LaunchError: the scheduler refused, or has no room for all.
         """
         cluster = slurm.available()
         try:
             self._refuse_wrong()
             launch = self.entries[0].config.launch
-            scripts = list(self._scripts())  # what is wrong in one shows here
+            self._take_code()
+            # What is wrong with one script shows here, before anything is written.
+            texts = [array.text() for array in self._arrays(self.entries, cluster)]
             for entry in self.entries if not (cluster or launch.dry_run) else ():
                 local.check(entry.config)
+            if launch.check and cluster:
+                for text, array in zip(texts, self._arrays(self.entries, cluster), strict=True):
+                    start = slurm.expected_start(text, array.entries[0].config)
+                    say(f"{len(array.entries)} runs like {array.entries[0].run.name}: {start}")
         except HpctrainError:
             self._discard()
             raise
         if launch.dry_run:
-            print("\n".join(scripts))
+            show(self.entries)
+            print("\n".join(texts), end="")
             self._discard()
             return [None] * len(self.entries)
-        console = Console(stderr=True, soft_wrap=True)
-        console.print(f"[bold]{len(self.entries)} runs[/]: {_WHERE[cluster]}", highlight=False)
-        self._start(self._todo(cluster), cluster)
-        self._write_list()
-        console.print(self._table())
-        if cluster and not launch.wait:
-            console.print(f"They run without this terminal. squeue --me shows them; {self.folder}")
-            return [None] * len(self.entries)
-        if cluster:
-            slurm.wait([entry.job for entry in self.entries if entry.job])
-            for entry in self.entries:
-                entry.state = entry.run.read().get("state", entry.state)
-            console.print(self._table())
-        return [_outcome(entry) for entry in self.entries]
-
-    def _start(self, todo: list[Entry], cluster: bool) -> None:
-        if not todo:
-            return
-        self._initialise_tracking()
-        parent = self.parent
-        if parent is None and len(self.entries) > 1:
-            parent = {"uid": uuid.uuid4().hex, "name": f"sweep {self.folder.name}"}
-        for entry in todo:
-            entry.is_new = not entry.run.path.exists()
-            freeze(entry.config)
-            # MLflow shows the runs of a sweep under one parent; a run stays with its first sweep.
-            if parent and "sweep" not in entry.run.read():
-                entry.run.update(sweep=dict(parent))
-        if cluster:
-            self._submit(todo)
-        else:
-            for entry in todo:
-                entry.state, entry.job = local.run(entry.config, entry.run)
+        say(f"[bold]{len(self.entries)} runs[/]: {_WHERE[cluster]}")
+        left = self._queue(self.entries, cluster)
+        if not cluster:
+            self._run_here([entry for entry in self.entries if entry.state == "frozen"])
+        show(self.entries)
+        self._say_code()
+        if cluster and launch.wait:
+            wait.wait(self.entries, functools.partial(self._queue, cluster=True), left)
+            show(self.entries)
+        elif left:
+            raise LaunchError(
+                f"{len(left)} of {len(self.entries)} runs are not queued: the cluster has no room "
+                "for more jobs of yours now. The same command submits the rest later; with "
+                "launch.wait=true it does so as room comes"
+            )
+        elif cluster:
+            say(f"They run without this terminal: `python -m hpctrain status {self.folder.name}`")
+        return [_outcome(e) if launch.wait or not cluster else None for e in self.entries]
 
     def _refuse_wrong(self) -> None:
         if not self._wrong:
@@ -149,124 +137,161 @@ class Sweep:
             lines.append(f"  {problem}  [{len(runs)} runs, first: {runs[0]}]")
         raise type(self._wrong[0][1])("\n".join(lines))
 
-    def _todo(self, cluster: bool) -> list[Entry]:
-        """What is neither finished nor under way nor here twice."""
-        queued = slurm.queued_jobs() if cluster else {}
-        seen: dict[Path, Entry] = {}
+    def _take_code(self) -> None:
+        """Read the code once for all runs that want the same of it."""
+        taken: dict[tuple[object, ...], snapshot.Snapshot | None] = {}
         for entry in self.entries:
-            known = entry.run.read()
-            job = str(known.get("job_id", ""))
+            launch = entry.config.launch
+            where = entry.config.output_dir, entry.config.data.path
+            key = *where, launch.snapshot, launch.snapshot_max_mb
+            if key not in taken:
+                taken[key] = snapshot.take(entry.config)
+            entry.code = entry.code or taken[key]
+
+    def _arrays(self, entries: list[Entry], cluster: bool = True) -> list[arrays.Array]:
+        size = slurm.max_array_size() if cluster else 1000
+        first = len(list(self.folder.glob("array-*")))
+        return arrays.plan(entries, self.folder, size, first)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the output folders, so that nobody submits the same runs in the same moment."""
+        said: list[Path] = []
+
+        def waiting(path: Path) -> None:
+            if path not in said:
+                said.append(path)
+                say(f"another submission into {path.parent} is under way: waiting for it")
+            time.sleep(0.2)
+
+        with ExitStack() as stack:
+            stack.callback(self._locks.clear)
+            # In one order, or two sweeps over several folders could wait for each other.
+            for folder in sorted({entry.run.path.parent for entry in self.entries}):
+                path = folder / LOCK
+                try:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    lock = file_lock(path, functools.partial(waiting, path))
+                    self._locks.append(stack.enter_context(lock))
+                except OSError as error:
+                    raise StorageError(
+                        f"output_dir={folder}: cannot write {path} ({error.strerror})"
+                    ) from error
+            yield
+
+    def _queue(self, entries: list[Entry], cluster: bool) -> list[Entry]:
+        """Submit what is missing of these; give what there is no room for now."""
+        with self._alone():
+            self._mark(entries, queued([getpass.getuser()]) if cluster else {})
+            return self._start([entry for entry in entries if not entry.state], cluster)
+
+    def _mark(self, entries: list[Entry], jobs: dict[Task, Job]) -> None:
+        """Give a state to what need not be done: finished, under way, or here twice."""
+        seen: set[Path] = set()
+        for entry in entries:
+            entry.state = ""
+            entry.before = known = entry.run.read()
+            asked = known.get("submission") or {}
+            job = jobs.get((asked.get("script", ""), asked.get("task", -1)))
+            state, rerun = known.get("state", ""), entry.config.launch.rerun
             if entry.run.path in seen:
                 entry.state = "the same run as above"
-            elif known.get("state") == "finished":
-                entry.state = "finished before"
-            # A failed run's number may be another job's, on a cluster that counts anew.
-            elif job in queued and known.get("state") != "failed":
-                entry.state, entry.job = f"{queued[job].lower()} already", job
+            elif state == "finished":
+                entry.again = rerun == "all"
+                entry.state = "" if entry.again else "finished before"
+            elif job and not job.is_ending:
+                entry.state, entry.job = f"{job.state.lower()} already", job.id
+                entry.task = asked["script"], asked["task"]
             elif entry.run.is_locked():
                 entry.state = "running elsewhere"
-            seen.setdefault(entry.run.path, entry)
-        return [entry for entry in self.entries if not entry.state]
+            elif rerun == "none" and known.get("attempts"):
+                entry.state = f"{state} before"
+            seen.add(entry.run.path)
 
-    def _submit(self, todo: list[Entry]) -> None:
+    def _start(self, todo: list[Entry], cluster: bool) -> list[Entry]:
+        """Freeze and submit; give what there is no room for now."""
+        if not todo:
+            return []
+        self._initialise_tracking(todo)
+        for entry in todo:
+            if entry.again:
+                entry.run.archive()
+                entry.before, entry.again = {}, False
+        for code in {entry.code.path: entry.code for entry in todo if entry.code}.values():
+            if code.write():
+                self._new_code.append(code.path)
+        sweep = self.parent or (self._fresh if len(self.entries) > 1 else None)
+        if not cluster:
+            for entry in todo:
+                freeze(entry.config, entry.run)
+                entry.state = "frozen"
+                if sweep and "sweep" not in entry.before:
+                    entry.run.update(sweep=sweep)
+            return []
         try:
-            self._submit_arrays(todo)
+            return arrays.submit(
+                self._arrays(todo),
+                sweep,
+                self._locks,
+                self._write_list,
+            )
+        except slurm.UnsureError:
+            raise
         except LaunchError:
             # What was not queued leaves no trace; what was, stays listed.
             for entry in todo:
-                if entry.is_new and not entry.job:
+                if entry.task and not entry.job and not entry.before:
                     shutil.rmtree(entry.run.path)
-                elif entry.before and not entry.job:
-                    entry.run.update(state=entry.before)
-            if any(entry.job for entry in todo):
-                self._write_list()
-            else:
+                elif entry.task and not entry.job:
+                    entry.run.update(state=entry.before["state"], submission=None)
+            if not any(entry.job for entry in todo):
                 self._discard()
             raise
+        finally:
+            if self.folder.exists():
+                self._write_list()
 
-    def _submit_arrays(self, todo: list[Entry]) -> None:
-        for number, group in enumerate(_same_resources(todo)):
-            folder = self.folder / f"array-{number}"
-            (folder / "tasks").mkdir(parents=True)
-            (folder / "batch").mkdir()
-            for index, entry in enumerate(group):
-                (folder / "tasks" / str(index)).symlink_to(entry.run.path)
-            script = folder / "job.sh"
-            script.write_text(sbatch_script(group[0].config, folder, len(group)))
-            # Before sbatch: the job may begin, and say so, before it has returned.
-            for entry in group:
-                entry.before = entry.run.read()["state"]
-                entry.run.update(state="queued", job_id="", scripts=str(folder))
-            array = slurm.sbatch(script, group[0].config)
-            for index, entry in enumerate(group):
-                entry.state, entry.job = "queued", f"{array}_{index}"
-                entry.run.update(job_id=entry.job)
+    def _run_here(self, todo: list[Entry]) -> None:
+        for entry in todo:
+            entry.state, entry.job = local.run(entry.config, entry.run, entry.code)
+        self._write_list()
 
-    def _initialise_tracking(self) -> None:
+    def _initialise_tracking(self, todo: list[Entry]) -> None:
         """Once, before any job starts: many processes at a fresh store lose the race."""
         targets = {
             (entry.config.tracking.uri, entry.config.tracking.experiment)
-            for entry in self.entries
+            for entry in todo
             if entry.config.tracking.enabled and entry.config.tracking.upload
         }
         for uri, experiment in targets:
             if uri is not None:
                 store.initialise(uri, experiment)
 
-    def _scripts(self) -> Iterator[str]:
-        """Each array's script, with the runs that its tasks stand for."""
-        for number, group in enumerate(_same_resources(self.entries)):
-            folder = self.folder / f"array-{number}"
-            lines = [f"# {folder}/job.sh"]
-            for index, entry in enumerate(group):
-                lines.append(f"# tasks/{index} -> {entry.run.path}  ({' '.join(entry.overrides)})")
-            yield "\n".join([*lines, sbatch_script(group[0].config, folder, len(group))])
+    def _say_code(self) -> None:
+        codes = {entry.code.path: entry.code for entry in self.entries if entry.code and entry.job}
+        for code in codes.values():
+            say(f"code: a copy, {code.path}")
+            for folder in code.unfrozen:
+                say(f"  [yellow]not copied, for it is in no git repository:[/] {folder}")
 
     def _discard(self) -> None:
-        """Nothing was queued, so nothing stays: neither Hydra's note nor empty folders."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        for parent in list(self.folder.parents)[:2]:
-            try:
-                parent.rmdir()
-            except OSError:
-                return
+        """Nothing was queued, so nothing stays: no copy of the code, no empty folders."""
+        for path in (self.folder, *self._new_code):
+            shutil.rmtree(path, ignore_errors=True)
+        folders = {entry.run.path.parent for entry in self.entries}
+        empty = [self.folder.parent, *(folder / "code" for folder in folders), *folders]
+        for folder in dict.fromkeys([*empty, self.folder.parent.parent]):
+            with suppress(OSError):
+                if self._locks and os.listdir(folder) == [LOCK]:
+                    (folder / LOCK).unlink()
+                folder.rmdir()
 
     def _write_list(self) -> None:
         content = [
             {"run": str(e.run.path), "job": e.job, "state": e.state, "overrides": e.overrides}
             for e in self.entries
         ]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "sweep.json").write_text(json.dumps(content, indent=1) + "\n")
-
-    def _table(self) -> Table:
-        names = dict.fromkeys(e.config.metric for e in self.entries if _metric(e) is not None)
-        table = Table("run", "overrides", "state", "job", *names)
-        common = set.intersection(*(set(entry.overrides) for entry in self.entries))
-        for entry in self.entries:
-            own = [text for text in entry.overrides if text not in common or len(self.entries) == 1]
-            # Text, for an override may look like rich's markup.
-            cells = [entry.run.name, " ".join(own), entry.state, entry.job]
-            values = {entry.config.metric: _metric(entry)}
-            for name in names:
-                value = values.get(name)
-                cells.append("" if value is None else f"{value:.4f}")
-            table.add_row(*map(Text, cells))
-        return table
-
-
-def _same_resources(entries: list[Entry]) -> Iterator[list[Entry]]:
-    groups: dict[str, list[Entry]] = {}
-    for entry in entries:
-        config = entry.config
-        key = json.dumps([asdict(config.launch), asdict(config.site), config.name])
-        groups.setdefault(key, []).append(entry)
-    yield from groups.values()
-
-
-def _metric(entry: Entry) -> float | None:
-    value = (entry.run.read().get("result") or {}).get(entry.config.metric)
-    return None if value is None else float(value)
+        write_atomically(self.folder / "sweep.json", json.dumps(content, indent=1) + "\n")
 
 
 def _outcome(entry: Entry) -> float | Exception | None:
@@ -275,4 +300,5 @@ def _outcome(entry: Entry) -> float | Exception | None:
         return LaunchError(
             f"{entry.run.name} is {known.get('state', 'lost')}, not finished: see {entry.run.logs}"
         )
-    return _metric(entry)
+    value = (known.get("result") or {}).get(entry.config.metric)
+    return None if value is None else float(value)

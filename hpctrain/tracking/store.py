@@ -21,7 +21,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from hpctrain.errors import TrackingError
-from hpctrain.tracking.lock import file_lock, patience
+from hpctrain.lock import file_lock, patience
 from hpctrain.tracking.process import python_module
 
 # SQLite needs locks and mapped pages that agree between hosts. These do not promise them.

@@ -22,8 +22,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from hpctrain.errors import TrackingError
+from hpctrain.lock import file_lock
 from hpctrain.tracking.journal import Record, decode, journal_path, read, read_all
-from hpctrain.tracking.lock import file_lock
 from hpctrain.tracking.meta import Meta, Uploaded
 from hpctrain.tracking.mlrun import BATCH, MlflowRun, Point
 from hpctrain.tracking.process import BROADCAST_SIGNALS, Process
@@ -129,7 +129,7 @@ class Uploader:
             log.info("run %s, from byte %d", self._run.run_id, self.offset)
         return self._run
 
-    def _sweep_lock(self) -> AbstractContextManager[None]:
+    def _sweep_lock(self) -> AbstractContextManager[int | None]:
         """The runs of a sweep, side by side in one folder, share a parent: one of them makes it."""
         if self._meta.parent_uid is None:
             return nullcontext()
@@ -202,7 +202,7 @@ class Uploader:
         Uploaded(meta.uri, meta.uid, run.experiment_id, run.run_id, self.offset).write(self.run_dir)
 
 
-def upload_lock(run_dir: Path, wait: Callable[[], None]) -> AbstractContextManager[None]:
+def upload_lock(run_dir: Path, wait: Callable[[], None]) -> AbstractContextManager[int | None]:
     """Only one uploader per run."""
     return file_lock(journal_path(run_dir).with_name("upload.lock"), wait)
 

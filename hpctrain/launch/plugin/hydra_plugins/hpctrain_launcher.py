@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -24,7 +24,7 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
         parent: uid and name of the MLflow run above the runs of several batches.
     """
 
-    parent: Mapping[str, str] | None = None
+    parent: dict[str, str] | None = None
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
@@ -42,17 +42,20 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
             ConfigError: any of the runs is wrong; then none is submitted.
         """
         # Hydra imports every plugin at each start, so what costs time comes here.
+        from hpctrain.launch.compose import Composer
         from hpctrain.launch.sweep import Sweep
+        from hpctrain.launch.table import progress
 
         assert self.hydra_context is not None
         assert self.config is not None
         folder = Path(str(self.config.hydra.sweep.dir))
-        if initial_job_idx:  # a later batch: its scripts lie beside the first one's
+        if initial_job_idx:  # a later batch is a sweep beside the first
             folder = folder.with_name(f"{folder.name}-{initial_job_idx}")
+            folder.mkdir()
         sweep = Sweep(folder, self.parent)
-        load = self.hydra_context.config_loader.load_sweep_config
-        for overrides in job_overrides:
-            sweep.add(list(overrides), lambda given: load(self.config, given))
+        compose = Composer(self.hydra_context.config_loader, self.config)
+        for overrides in progress(job_overrides):
+            sweep.add(list(overrides), compose)
         metrics = sweep.submit()
         returns = []
         for overrides, metric in zip(job_overrides, metrics, strict=True):

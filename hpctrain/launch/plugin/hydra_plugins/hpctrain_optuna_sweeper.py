@@ -53,7 +53,7 @@ class HpctrainOptunaSweeper(Sweeper):
         search.run(self._launch, Path(self.config.hydra.sweep.dir))
 
     def _launch(
-        self, batch: Sequence[Sequence[str]], parent: Mapping[str, str] | None
+        self, batch: Sequence[Sequence[str]], parent: dict[str, str] | None
     ) -> list[Metric]:
         self._launcher.parent = parent
         returns = self._launcher.launch(batch, initial_job_idx=self._launched)

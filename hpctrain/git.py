@@ -1,0 +1,130 @@
+"""What git knows of the code: its repositories, their files, commit and changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from hpctrain.errors import ConfigError
+
+
+class Repo:
+    """A working tree.
+
+    Args:
+        root: its top folder.
+        used: the folders in it that Python imports from.
+    """
+
+    def __init__(self, root: Path, used: list[Path]) -> None:
+        self.root, self.used = root, used
+
+    def files(self) -> list[str]:
+        """Paths, relative to the root, of what the code consists of.
+
+        Tracked files, whatever their state; new ones that are not ignored; and ignored modules
+        beside them (`_version.py`, compiled extensions), without which imports would fail.
+        """
+        folders = [os.path.relpath(folder, self.root) for folder in self.used]
+        others = ("ls-files", "-z", "--others", "--exclude-standard")
+        modules = [f":(glob){folder}/**/*.{end}" for folder in folders for end in ("py", "so")]
+        listed = (
+            self._git("ls-files", "-z", "--cached", "--recurse-submodules"),
+            self._git(*others, "--", *folders),
+            self._git(*others, "--ignored", "--directory", "--", *modules),
+        )
+        names = {name for text in listed for name in text.split("\0")}
+        # A folder with a bar at its end is ignored as a whole, or another repository.
+        return sorted(name for name in names if name and not name.endswith("/"))
+
+    def facts(self) -> dict[str, Any]:
+        """Commit, branch and what differs from them, for `git.json`."""
+        status = self._git("status", "--porcelain", "--untracked-files=no")
+        try:
+            commit, branch = self._git("rev-parse", "HEAD", "--abbrev-ref", "HEAD").split()
+        except ConfigError:
+            commit, branch = "", ""  # nothing was committed yet
+        return {
+            "path": str(self.root),
+            "commit": commit,
+            "branch": branch,
+            "dirty": bool(status),
+            "remote": _without_password(self._git("remote", "-v").split("\n")[0]),
+        }
+
+    def diff(self) -> str:
+        """Changes since the commit; `git apply` takes them."""
+        try:
+            return self._git("diff", "--no-ext-diff", "--no-color", "--binary", "HEAD")
+        except ConfigError:
+            return ""
+
+    def _git(self, *arguments: str) -> str:
+        command = ["git", "-C", str(self.root), *arguments]
+        # Another repository's variables, set inside a git hook, would be obeyed.
+        env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+        try:
+            done = subprocess.run(command, capture_output=True, env=env, check=True)
+        except FileNotFoundError:
+            raise ConfigError(
+                "launch.snapshot: git is not on the PATH; launch.snapshot=off does without"
+            ) from None
+        except subprocess.CalledProcessError as error:
+            said = " ".join(os.fsdecode(error.stderr).split())
+            raise ConfigError(
+                f"launch.snapshot: git cannot read {self.root} ({said}); launch.snapshot=off does "
+                "without"
+            ) from error
+        return os.fsdecode(done.stdout)
+
+
+def code_folders() -> list[Path]:
+    """The folders that Python imports from, beside the installed packages: working copies."""
+    installed = {os.path.realpath(path) for path in sysconfig.get_paths().values()}
+    places = [os.getcwd(), *sys.path, *_editable()]
+    folders = [Path(os.path.realpath(place)) for place in places]
+    return [
+        folder
+        for folder in dict.fromkeys(folders)
+        if folder.is_dir()
+        and str(folder) not in installed
+        and not {"site-packages", "dist-packages", "lib-dynload"} & set(folder.parts)
+        and folder != Path(sys.executable).parent
+    ]
+
+
+def repositories(folders: list[Path]) -> tuple[list[Repo], list[Path]]:
+    """The working trees that these folders lie in, and the folders that lie in none."""
+    repos: dict[Path, Repo] = {}
+    outside = []
+    for folder in folders:
+        root = next((p for p in (folder, *folder.parents) if (p / ".git").exists()), None)
+        if root is None:
+            outside.append(folder)
+        else:
+            repos.setdefault(root, Repo(root, [])).used.append(folder)
+    return list(repos.values()), outside
+
+
+def _editable() -> Iterator[str]:
+    """Folders of the packages that are installed by `pip install -e`."""
+    for package in distributions():
+        text = package.read_text("direct_url.json")
+        about = json.loads(text) if text else {}
+        if about.get("dir_info", {}).get("editable"):
+            folder = unquote(urlsplit(about["url"]).path)
+            yield from (folder, os.path.join(folder, "src"))
+
+
+def _without_password(remote: str) -> str:
+    """`https://user:token@host/x` in git's list of remotes, less what is before the `@`."""
+    return re.sub(r"//[^/@\s]*@", "//", "".join(remote.split()[1:2]))

@@ -1,0 +1,62 @@
+"""Compose the configs of a sweep: as Hydra does, but the common part of them once.
+
+Of Hydra's 25 to 70 ms a config nearly all go into reading the defaults list and its files, and
+that depends on the chosen groups only (`model=mlp`, `experiment=digits`), not on values
+(`optimizer.lr=1e-3`). So each set of choices is composed once, and its values are put, by Hydra's
+own function and in the order typed, into a copy.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.defaults_list import Overrides
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+
+
+class Composer:
+    """Composes one config after another.
+
+    Args:
+        loader: Hydra's, which knows the search path.
+        master: the config of the sweep itself.
+    """
+
+    def __init__(self, loader: ConfigLoaderImpl, master: DictConfig) -> None:
+        self._loader, self._master = loader, master
+        self._bases: dict[tuple[str, ...], DictConfig] = {}
+        self._parse = functools.cache(self._parse_one)
+
+    def __call__(self, overrides: list[str]) -> DictConfig:
+        """The config of these overrides, without its `hydra` section.
+
+        Raises:
+            HydraException: as Hydra would.
+            OmegaConfBaseException: likewise.
+        """
+        values = [parsed for text in overrides if (parsed := self._parse(text)) is not None]
+        choices = tuple(text for text in overrides if self._parse(text) is None)
+        if choices not in self._bases:
+            self._bases[choices] = self._compose(list(choices))
+        config = copy.deepcopy(self._bases[choices])
+        ConfigLoaderImpl._apply_overrides_to_config(values, config)
+        return config
+
+    def _compose(self, choices: list[str]) -> DictConfig:
+        config = self._loader.load_sweep_config(self._master, choices)
+        own = [str(key) for key in config if key != "hydra"]
+        config = OmegaConf.masked_copy(config, own)
+        OmegaConf.set_struct(config, True)
+        return config
+
+    def _parse_one(self, text: str) -> Override | None:
+        """The override, when it is a value; None when it takes part in the choices."""
+        parsed: Override = OverridesParser.create().parse_override(text)
+        if parsed.is_hydra_override() or parsed.key_or_group == "hydra":
+            return None
+        values = Overrides(self._loader.repository, [parsed]).config_overrides
+        return parsed if values else None

@@ -1,0 +1,60 @@
+"""What a sweep prints: one line a run, as many as a screen holds."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
+
+from hpctrain.launch.arrays import Entry
+
+ROWS = 40
+T = TypeVar("T")
+
+
+def say(text: str) -> None:
+    """A line for people, on standard error; `text` may use rich's markup."""
+    Console(stderr=True, soft_wrap=True).print(text, highlight=False)
+
+
+def progress(runs: Sequence[T]) -> Iterable[T]:
+    """The runs, with a bar on a terminal when there are many."""
+    hidden = len(runs) <= ROWS or not sys.stderr.isatty()
+    console = Console(stderr=True)
+    return track(runs, "checking", console=console, disable=hidden, transient=True)
+
+
+def show(entries: list[Entry]) -> None:
+    """Print the runs, what differs between them, their states and, once known, their metrics."""
+    metrics = [_metric(entry) for entry in entries]
+    names = dict.fromkeys(
+        entry.config.metric
+        for entry, value in zip(entries, metrics, strict=True)
+        if value is not None
+    )
+    table = Table("run", "overrides", "state", "job", *names)
+    common = set.intersection(*(set(entry.overrides) for entry in entries))
+    for entry, metric in list(zip(entries, metrics, strict=True))[:ROWS]:
+        own = [text for text in entry.overrides if text not in common or len(entries) == 1]
+        # Text, for an override may look like rich's markup.
+        cells = [entry.run.name, " ".join(own), entry.state, entry.job]
+        for name in names:
+            mine = name == entry.config.metric and metric is not None
+            cells.append(f"{metric:.4f}" if mine else "")
+        table.add_row(*map(Text, cells))
+    Console(stderr=True, soft_wrap=True).print(table)
+    if len(entries) > ROWS:
+        counts = Counter(entry.state.split(",")[0] or "checked" for entry in entries)
+        listed = ", ".join(f"{count:,} {state}" for state, count in counts.most_common())
+        say(f"… and {len(entries) - ROWS:,} more; of all {len(entries):,}: {listed}")
+
+
+def _metric(entry: Entry) -> float | None:
+    value = (entry.run.read().get("result") or {}).get(entry.config.metric)
+    return None if value is None else float(value)

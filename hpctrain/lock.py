@@ -1,0 +1,71 @@
+"""One holder at a time, across processes: flock on a file.
+
+The kernel drops the lock when its holder dies, however it dies, so there is nothing to clean up.
+"""
+
+import errno
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+
+
+@contextmanager
+def file_lock(path: Path, wait: Callable[[], None]) -> Iterator[int]:
+    """Hold the lock on `path`, which is created if it is not there; gives the open file.
+
+    A child process that inherits the file holds the lock as well, until it ends.
+
+    Args:
+        path: The lock file. Only its holder may remove it.
+        wait: Called while another process holds the lock; it sleeps a little, or raises to give up.
+    """
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            _flock(fd, path, wait)
+            if _is_same(fd, path):
+                yield fd
+                return
+            # Its last holder has removed it while we waited.
+        finally:
+            os.close(fd)
+
+
+def _flock(fd: int, path: Path, wait: Callable[[], None]) -> None:
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            wait()
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            # Lustre mounted without `flock`. Better unlocked than not at all.
+            return log.warning("%s: this file system has no locks (%s)", path, error)
+
+
+def _is_same(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def patience(seconds: float, what: str, nap: float = 0.02) -> Callable[[], None]:
+    """A `wait` that gives up with TimeoutError after `seconds`."""
+    deadline = time.monotonic() + seconds
+
+    def wait() -> None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: another process has held it for {seconds:g} s")
+        time.sleep(nap)
+
+    return wait

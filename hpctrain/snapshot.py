@@ -1,0 +1,187 @@
+"""A copy of the code, so that editing it changes nothing for jobs that are queued.
+
+    runs/code/3fa92c1be0d44c12/      named by its content: the runs of a sweep share one
+        my_project/…                 each working tree that Python imports from
+        hpctrain/…                   and this package, when it is installed rather than a checkout
+
+A job has the copy's folders at the front of PYTHONPATH. Installed packages are not copied, they
+are gigabytes: their versions are recorded, and the job says when they have changed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import xxhash
+
+from hpctrain.config import Config
+from hpctrain.errors import ConfigError, StorageError
+from hpctrain.git import Repo, code_folders, repositories
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a job's code is, read but not yet written.
+
+    Attributes:
+        digest: names the content.
+        path: where the copy is or will be.
+        pythonpath: folders in it that Python imports from, in order.
+        unfrozen: working folders that are in no git repository, so not copied.
+    """
+
+    digest: str
+    path: Path
+    pythonpath: tuple[Path, ...]
+    unfrozen: tuple[Path, ...]
+    _files: dict[str, _File] = field(repr=False)
+
+    def write(self) -> bool:
+        """Write the copy: all of it or nothing.
+
+        Returns:
+            False when it was there.
+
+        Raises:
+            StorageError: no permission or no space.
+        """
+        if self.path.is_dir():
+            return False
+        unfinished = self.path.with_name(f".{self.digest}.{socket.gethostname()}.{os.getpid()}")
+        try:
+            for name, file in self._files.items():
+                file.write(unfinished / name)
+            unfinished.replace(self.path)
+        except OSError as error:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            if not self.path.is_dir():  # another sweep was quicker
+                raise StorageError(
+                    f"launch.snapshot: cannot write {self.path} ({error.strerror})"
+                ) from error
+        return True
+
+
+@dataclass(frozen=True)
+class _File:
+    content: bytes  # of a link: where it leads
+    mode: int
+
+    def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if stat.S_ISLNK(self.mode):
+            path.symlink_to(os.fsdecode(self.content))
+            return
+        path.write_bytes(self.content)
+        # Not to be edited: other runs have it too.
+        path.chmod(path.stat().st_mode & (0o555 if self.mode & stat.S_IXUSR else 0o444))
+
+
+def take(config: Config) -> Snapshot | None:
+    """Read the code that a job of this config would run; nothing is written.
+
+    Returns:
+        None with `launch.snapshot=off`.
+
+    Raises:
+        ConfigError: it is too large, or `launch.snapshot=git` and it is not in a repository.
+    """
+    if config.launch.snapshot == "off":
+        return None
+    repos, outside = repositories(code_folders())
+    if config.launch.snapshot == "git" and Path.cwd() in outside:
+        raise ConfigError(
+            f"launch.snapshot=git: {Path.cwd()} is in no git repository (git init; or "
+            "launch.snapshot=auto copies what is in one, off nothing)"
+        )
+    room = _Room(config)
+    files: dict[str, _File] = {}
+    folders = []
+    for name, repo in _named(repos):
+        for path in repo.files():
+            room.read(repo.root, path, name, files)
+        used = [os.path.relpath(folder, repo.root) for folder in repo.used]
+        folders += [os.path.normpath(os.path.join(name, folder)) for folder in used]
+    if not any(PACKAGE.is_relative_to(repo.root) for repo in repos):
+        for module in sorted(PACKAGE.rglob("*.py")):
+            relative = module.relative_to(PACKAGE.parent)
+            room.read(PACKAGE.parent, str(relative), "installed", files)
+        folders.append("installed")
+    room.check()
+    hashed = xxhash.xxh3_128()
+    for path, file in sorted(files.items()):
+        for part in (os.fsencode(path), str(file.mode).encode(), file.content):
+            hashed.update(len(part).to_bytes(8, "little") + part)
+    digest = hashed.hexdigest()[:16]
+    place = Path(config.output_dir) / "code" / digest
+    has = {folder for path in files for folder in _parents(path)}
+    return Snapshot(
+        digest,
+        place,
+        tuple(place / folder for folder in dict.fromkeys(folders) if folder in has),
+        # A folder without modules has nothing to freeze.
+        tuple(folder for folder in outside if any(folder.glob("*.py"))),
+        files,
+    )
+
+
+class _Room:
+    """Reads files until there are too many bytes of them."""
+
+    def __init__(self, config: Config) -> None:
+        self._limit = config.launch.snapshot_max_mb * 1e6
+        # Results and data may lie in the working tree, not ignored.
+        self._not_code = [Path(config.output_dir), Path(config.data.path)]
+        self._sizes: dict[str, int] = {}
+        self._total = 0
+
+    def read(self, root: Path, path: str, name: str, into: dict[str, _File]) -> None:
+        full = root / path
+        if any(full.is_relative_to(folder) for folder in self._not_code):
+            return
+        try:
+            facts = full.lstat()
+            if stat.S_ISLNK(facts.st_mode):
+                into[f"{name}/{path}"] = _File(os.fsencode(os.readlink(full)), stat.S_IFLNK)
+            elif stat.S_ISREG(facts.st_mode):
+                self._sizes[str(full)] = facts.st_size
+                self._total += facts.st_size
+                # What is too large altogether need not be read to say so.
+                if self._total <= self._limit:
+                    mode = stat.S_IXUSR & facts.st_mode
+                    into[f"{name}/{path}"] = _File(full.read_bytes(), mode)
+        except FileNotFoundError:
+            return  # tracked, but deleted
+        except OSError as error:
+            raise StorageError(f"launch.snapshot: {full}: {error.strerror}") from error
+
+    def check(self) -> None:
+        if self._total <= self._limit:
+            return
+        largest = sorted(self._sizes.items(), key=lambda item: -item[1])[:3]
+        shown = ", ".join(f"{path} {size / 1e6:.0f} MB" for path, size in largest)
+        raise ConfigError(
+            f"launch.snapshot_max_mb={self._limit / 1e6:g}: the code has {len(self._sizes):,} "
+            f"files of {self._total / 1e6:,.0f} MB (largest: {shown}); name what is no code in "
+            ".gitignore, raise the limit, or launch.snapshot=off"
+        )
+
+
+def _named(repos: list[Repo]) -> Iterator[tuple[str, Repo]]:
+    """Each working tree with a name of its own."""
+    seen: dict[str, int] = {}
+    for repo in repos:
+        count = seen[repo.root.name] = seen.get(repo.root.name, 0) + 1
+        yield repo.root.name if count == 1 else f"{repo.root.name}.{count}", repo
+
+
+def _parents(path: str) -> Iterator[str]:
+    while path := os.path.dirname(path):
+        yield path

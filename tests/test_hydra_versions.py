@@ -72,7 +72,7 @@ def test_dry_run(train_1_4: Train, tmp_path: Path) -> None:
 
 def test_a_sweep_here(train_1_4: Train, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
-    common = ("-m", "train.max_steps=2", "tracking=off")
+    common = ("-m", "train.max_steps=2", "tracking=off", "launch.snapshot=off")
     done = train_1_4(*common, "seed=1,2", PATH=str(tmp_path / "bin"))
     assert "submitit's local executor" in done.stderr
     assert [run_json(run)["state"] for run in runs(tmp_path / "runs")] == ["finished"] * 2

@@ -19,7 +19,7 @@ from tests.conftest import Completed, run_json, run_module, runs
 Train = Callable[..., Completed]
 # Tables are cut to the terminal.
 os.environ["COLUMNS"] = "1000"
-SMALL = ("train.max_steps=2", "tracking=off")
+SMALL = ("train.max_steps=2", "launch.snapshot=off", "tracking=off")
 SEARCH = ("-m", "hydra/sweeper=optuna", "hydra.sweeper.direction=maximize", *SMALL)
 
 
@@ -221,9 +221,8 @@ def test_a_search_on_the_cluster_outlives_a_failure_and_its_command(
     where = ["experiment=digits", f"data.path={digits}", f"output_dir={tmp_path}/runs"]
     command = [sys.executable, "-m", "hpctrain", *where, *search]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
-    cluster.wait_for(
-        lambda: any(run_json(run).get("job_id") for run in runs(tmp_path / "runs")), 60, "a job"
-    )
+    submitted = "runs/sweeps/*/array-0/job_id"
+    cluster.wait_for(lambda: list(tmp_path.glob(submitted)), 60, "a job")
     process.send_signal(signal.SIGKILL)
     process.wait()
     first = {run.name for run in runs(tmp_path / "runs")}

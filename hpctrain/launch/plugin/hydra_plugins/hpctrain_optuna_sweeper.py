@@ -48,7 +48,7 @@ class HpctrainOptunaSweeper(Sweeper):
 
         assert self.config is not None
         assert self.hydra_context is not None
-        loader = self.hydra_context.config_loader
+        loader: Any = self.hydra_context.config_loader
         search = Search(self.config, self._settings, arguments, loader)
         search.run(self._launch, Path(self.config.hydra.sweep.dir))
 

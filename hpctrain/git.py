@@ -76,7 +76,8 @@ class Repo:
             done = subprocess.run(command, capture_output=True, env=env, check=True)
         except FileNotFoundError:
             raise ConfigError(
-                "launch.snapshot: git is not on the PATH; launch.snapshot=off does without"
+                f"launch.snapshot: git, which knows what the code in {self.root} consists of, is "
+                "not on the PATH; launch.snapshot=off does without"
             ) from None
         except subprocess.CalledProcessError as error:
             said = " ".join(os.fsdecode(error.stderr).split())

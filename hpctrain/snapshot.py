@@ -10,6 +10,7 @@ are gigabytes: their versions are recorded, and the job says when they have chan
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import socket
@@ -24,6 +25,7 @@ from hpctrain.config import Config
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.git import Repo, code_folders, repositories
 
+log = logging.getLogger(__name__)
 PACKAGE = Path(__file__).resolve().parent
 
 
@@ -35,7 +37,7 @@ class Snapshot:
         digest: names the content.
         path: where the copy is or will be.
         pythonpath: folders in it that Python imports from, in order.
-        unfrozen: working folders that are in no git repository, so not copied.
+        unfrozen: working folders that git does not know, so not copied.
     """
 
     digest: str
@@ -103,13 +105,23 @@ def take(config: Config) -> Snapshot | None:
         )
     room = _Room(config)
     files: dict[str, _File] = {}
-    folders = []
+    folders: list[str] = []
+    has_package = False
     for name, repo in _named(repos):
-        for path in repo.files():
+        try:
+            paths = repo.files()
+        except ConfigError as error:
+            if config.launch.snapshot == "git":
+                raise
+            outside += repo.used
+            log.warning("%s", error)
+            continue
+        has_package |= PACKAGE.is_relative_to(repo.root)
+        for path in paths:
             room.read(repo.root, path, name, files)
         used = [os.path.relpath(folder, repo.root) for folder in repo.used]
         folders += [os.path.normpath(os.path.join(name, folder)) for folder in used]
-    if not any(PACKAGE.is_relative_to(repo.root) for repo in repos):
+    if not has_package:
         for module in sorted(PACKAGE.rglob("*.py")):
             relative = module.relative_to(PACKAGE.parent)
             room.read(PACKAGE.parent, str(relative), "installed", files)

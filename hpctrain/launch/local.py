@@ -38,18 +38,20 @@ def run(config: Config, run: RunDir, code: Snapshot | None) -> tuple[str, str]:
         signal_delay_s=launch.warn_s,
         stderr_to_stdout=True,
     )
-    python = [sys.executable, "-u", "-m", "hpctrain", "run", str(run.path)]
-    if code:
-        paths = [*map(str, code.pythonpath), *filter(None, [os.environ.get("PYTHONPATH")])]
-        python = ["env", f"PYTHONPATH={':'.join(paths)}", "PYTHONSAFEPATH=1", *python]
-    command = shlex.join(python)
+    command = shlex.join([sys.executable, "-u", "-m", "hpctrain", "run", str(run.path)])
     # Ctrl-C reaches the whole terminal, and submitit's controller would kill the ranks at once:
     # it inherits that SIGINT is ignored, and we pass the wish on as one that lets them save.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    environment = dict(os.environ)
     try:
+        if code:
+            paths = [*map(str, code.pythonpath), *filter(None, [environment.get("PYTHONPATH")])]
+            os.environ |= {"PYTHONPATH": ":".join(paths), "PYTHONSAFEPATH": "1"}
         job = executor._submit_command(command)
     finally:
         signal.signal(signal.SIGINT, handler)
+        os.environ.clear()
+        os.environ |= environment
     try:
         job._process.wait()
     except KeyboardInterrupt:

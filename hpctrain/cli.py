@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpctrain.errors import ConfigError, HpctrainError, StorageError
+from hpctrain.secrets import mask, mask_logging
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -60,15 +61,15 @@ def main() -> None:
         code = _dispatch(sys.argv[1:])
     except HpctrainError as error:
         if debug:
-            traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
+            _print_traceback()
+        print(f"error: {mask(str(error))}", file=sys.stderr)
         code = error.exit_code
     except KeyboardInterrupt:
         print("interrupted: the same command goes on where it stopped", file=sys.stderr)
         code = 130
     except Exception:
         # submitit and Hydra would hide it: the log must show it and the job must fail.
-        traceback.print_exc()
+        _print_traceback()
     sys.stdout.flush()
     sys.stderr.flush()
     sys.exit(code)
@@ -262,3 +263,8 @@ def _log_to_stderr() -> None:
         datefmt="%H:%M:%S",
         stream=sys.stderr,
     )
+    mask_logging()
+
+
+def _print_traceback() -> None:
+    print(mask(traceback.format_exc()), end="", file=sys.stderr)

@@ -24,6 +24,8 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
     key = (re.search(r"full_key: (\S+)", text) or ["", ""])[1]
     if key and re.search(r"Key '.*' (is )?not in ", text):
         return unknown_key(key, keys)
+    if unset := re.search(r"Environment variable '(.*)' not found", text):
+        return f"{key}: the environment variable {unset[1]} is not set here"
     if wrong := re.search(r"Value '(.*)' of type '\S+' could not be converted to (\w+)", text):
         return f"{key}={wrong[1]}: it must be of type {wrong[2].lower()}"
     if wrong := re.search(r"Could not find '([^/']+)/(.+)'", text):

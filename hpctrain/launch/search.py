@@ -34,6 +34,7 @@ from hpctrain.errors import ConfigError, HpctrainError, LaunchError
 from hpctrain.explain import explain
 from hpctrain.freeze import check
 from hpctrain.launch.compose import Composer
+from hpctrain.secrets import mask, reference
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -158,7 +159,7 @@ class Search:
             failed += 1
             told = isinstance(outcome, Exception)
             reason = outcome if told else f"{self._config.metric} is {outcome}"
-            print(f"trial {trial.number} failed: {reason}", file=sys.stderr)
+            print(mask(f"trial {trial.number} failed: {reason}"), file=sys.stderr)
             study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
         return failed
 
@@ -222,6 +223,7 @@ class Search:
         plain = OmegaConf.to_container(OmegaConf.masked_copy(self._config, kept))
         space = sorted(str(override.input_line) for override in swept)
         text = json.dumps([plain, space, self._settings["direction"]], sort_keys=True, default=str)
+        text = reference(text)
         return f"{self._config.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
     def _report(self, study: Study, folder: Path) -> None:

@@ -22,7 +22,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from hpctrain import snapshot
+from hpctrain import secrets, snapshot
 from hpctrain.config import from_omegaconf, known_keys
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError, StorageError
 from hpctrain.explain import explain
@@ -287,8 +287,14 @@ class Sweep:
                 folder.rmdir()
 
     def _write_list(self) -> None:
+        known = secrets.known()
         content = [
-            {"run": str(e.run.path), "job": e.job, "state": e.state, "overrides": e.overrides}
+            {
+                "run": str(e.run.path),
+                "job": e.job,
+                "state": e.state,
+                "overrides": [secrets.reference(text, values=known) for text in e.overrides],
+            }
             for e in self.entries
         ]
         write_atomically(self.folder / "sweep.json", json.dumps(content, indent=1) + "\n")

@@ -45,6 +45,8 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
         from hpctrain.launch.compose import Composer
         from hpctrain.launch.sweep import Sweep
         from hpctrain.launch.table import progress
+        from hpctrain.rundir import write_atomically
+        from hpctrain.secrets import reference
 
         assert self.hydra_context is not None
         assert self.config is not None
@@ -52,6 +54,9 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
         if initial_job_idx:  # a later batch is a sweep beside the first
             folder = folder.with_name(f"{folder.name}-{initial_job_idx}")
             folder.mkdir()
+        note = folder / "multirun.yaml"
+        if note.exists():  # what was typed, and the shell may have put a secret into it
+            write_atomically(note, reference(note.read_text()))
         sweep = Sweep(folder, self.parent)
         compose = Composer(self.hydra_context.config_loader, self.config)
         for overrides in progress(job_overrides):

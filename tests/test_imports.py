@@ -48,15 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     "__init__": set(),
 }
 NO_TORCH = (
-    *(
-        "errors",
-        "explain",
-        "secrets",
-        "config",
-        "conf_groups",
-        "distributed.slurm",
-        "distributed.report",
-    ),
+    *("errors", "explain", "config", "conf_groups", "distributed.slurm", "distributed.report"),
     *("distributed.port", "distributed.hostlist", "validate"),
     *(
         "data.index",
@@ -69,6 +61,7 @@ NO_TORCH = (
         "snapshot",
         "provenance",
         "lock",
+        "secrets",
         "tracking",
         "cli",
     ),

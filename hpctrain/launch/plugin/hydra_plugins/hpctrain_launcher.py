@@ -65,7 +65,8 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
         returns = []
         for overrides, metric in zip(job_overrides, metrics, strict=True):
             failed = isinstance(metric, Exception)
-            result = JobReturn(overrides=list(overrides), cfg=self.config)
+            # Hydra prints the overrides of a run that failed.
+            result = JobReturn(overrides=list(map(reference, overrides)), cfg=self.config)
             result.status = JobStatus.FAILED if failed else JobStatus.COMPLETED
             result.return_value = metric
             returns.append(result)

@@ -20,6 +20,7 @@ from hpctrain.distributed.slurm import RankInfo
 from hpctrain.launch.container import leave_note, note_from_env
 from hpctrain.launch.slurm import requeue
 from hpctrain.rundir import RunDir
+from hpctrain.secrets import mask
 from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
 from hpctrain.train.trainer import Outcome
 
@@ -78,7 +79,7 @@ class Attempt(NoAttempt):
 
     def _failed(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
-            reason = f"{type(error).__name__}: {error}"
+            reason = mask(f"{type(error).__name__}: {error}")
             self._run.end_attempt("failed", error=reason)
             self.tracker.finish("FAILED", reason=reason)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,10 @@ def _make(key: str, node: Mapping[str, Any], *args: Any) -> Any:
         ConfigError: it cannot be imported, or refuses its arguments.
     """
     try:
-        return instantiate(dict(node), *args, _convert_="all")
+        with warnings.catch_warnings():
+            # Hydra 1.4 wants a list of what may be called; here anything importable may, by design.
+            warnings.filterwarnings("ignore", r"(?s).*_execution_whitelist_", UserWarning)
+            return instantiate(dict(node), *args, _convert_="all")
     except InstantiationException as error:
         reason = " ".join(str(error.__cause__ or error).split())
         raise ConfigError(f"{key}._target_={node.get('_target_')}: {reason}") from error

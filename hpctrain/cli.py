@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpctrain.errors import ConfigError, HpctrainError, StorageError
+from hpctrain.secrets import mask, mask_logging
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -60,15 +61,15 @@ def main() -> None:
         code = _dispatch(sys.argv[1:])
     except HpctrainError as error:
         if debug:
-            traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
+            _print_traceback()
+        print(f"error: {mask(str(error))}", file=sys.stderr)
         code = error.exit_code
     except KeyboardInterrupt:
         print("interrupted: the same command goes on where it stopped", file=sys.stderr)
         code = 130
     except Exception:
         # submitit and Hydra would hide it: the log must show it and the job must fail.
-        traceback.print_exc()
+        _print_traceback()
     sys.stdout.flush()
     sys.stderr.flush()
     sys.exit(code)
@@ -182,7 +183,11 @@ def _compose(argv: list[str]) -> Config | None:
     from hpctrain.config import Config, from_omegaconf, known_keys
     from hpctrain.explain import explain
 
-    ConfigStore.instance().store(name="schema", node=Config)
+    store = ConfigStore.instance()
+    if "schema.yaml" not in store.repo:  # Hydra 1.4 warns of a second time
+        store.store(name="schema", node=Config)
+    # Hydra 1.4 warns of the parameter, 1.3 of its absence.
+    base = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
     composed: list[DictConfig] = []
     typed = sys.argv
     # Hydra's own report of an error is long and exits with 1: ours replaces it.
@@ -191,9 +196,7 @@ def _compose(argv: list[str]) -> Config | None:
     flags, overrides = _split(argv)
     sys.argv = [typed[0], *flags, *overrides]
     try:
-        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(
-            composed.append
-        )()
+        hydra.main(config_path=str(conf_dir()), config_name="config", **base)(composed.append)()
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error, known_keys())) from error
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
@@ -279,3 +282,8 @@ def _log_to_stderr() -> None:
         datefmt="%H:%M:%S",
         stream=sys.stderr,
     )
+    mask_logging()
+
+
+def _print_traceback() -> None:
+    print(mask(traceback.format_exc()), end="", file=sys.stderr)

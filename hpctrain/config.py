@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import yaml
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from hpctrain import secrets
 from hpctrain.errors import ConfigError
 from hpctrain.explain import explain, unknown_key
 
@@ -263,7 +264,7 @@ def load(path: Path) -> Config:
 
 
 def dump(config: Config) -> str:
-    """The frozen config as YAML, every value resolved."""
+    """The frozen config as YAML, every value resolved but the secrets of the environment."""
     text: str = yaml.dump(asdict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     return text
 
@@ -271,10 +272,19 @@ def dump(config: Config) -> str:
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
     """Writes what `OmegaConf.load` reads back unchanged; its own dumper is 15 times slower."""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.secrets = secrets.known()
+
+
+def _escape(text: str) -> str:
+    # `${` in a resolved value is no interpolation.
+    return re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + "\\${", text)
+
 
 def _as_yaml(dumper: Any, text: str) -> Any:
-    # `${` in a resolved value is no interpolation. 1e-3 is a number to OmegaConf, not to YAML.
-    escaped = re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + "\\${", text)
+    escaped = secrets.reference(text, _escape, dumper.secrets)
+    # 1e-3 is a number to OmegaConf, not to YAML.
     style = '"' if re.fullmatch(r"[-+.\d].*|nan|inf", text, re.I | re.S) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", escaped, style=style)
 
@@ -291,7 +301,16 @@ def identity(config: Config, data_digest: str) -> dict[str, Any]:
         for section in sections:
             node = node[section]
         del node[last]
-    return {**content, "data_digest": data_digest}
+    return {**_without_secrets(content, secrets.known()), "data_digest": data_digest}
+
+
+def _without_secrets(node: Any, values: Mapping[str, str]) -> Any:
+    """A token that is renewed does not make it another run."""
+    if isinstance(node, dict):
+        return {key: _without_secrets(value, values) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_without_secrets(value, values) for value in node]
+    return secrets.reference(node, values=values) if isinstance(node, str) else node
 
 
 def known_keys(node: Any = Config, prefix: str = "") -> Iterator[str]:

@@ -24,12 +24,16 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
     key = (re.search(r"full_key: (\S+)", text) or ["", ""])[1]
     if key and re.search(r"Key '.*' (is )?not in ", text):
         return unknown_key(key, keys)
+    if unset := re.search(r"Environment variable '(.*)' not found", text):
+        return f"{key}: the environment variable {unset[1]} is not set here"
     if wrong := re.search(r"Value '(.*)' of type '\S+' could not be converted to (\w+)", text):
         return f"{key}={wrong[1]}: it must be of type {wrong[2].lower()}"
     if wrong := re.search(r"Could not find '([^/']+)/(.+)'", text):
-        options = re.search(r"Available options in '.*':\n((?:\t.*\n?)+)", text)
-        listed = ", ".join(options[1].split()) if options else "none"
-        return f"{wrong[1]}={wrong[2]}: no such choice; there are: {listed}"
+        options = re.search(r"Available options in '(.*)':\n((?:\t.*\n?)+)", text)
+        group = options[1] if options else wrong[1]  # `hydra/sweeper` has a slash itself
+        choice = f"{wrong[1]}/{wrong[2]}".removeprefix(f"{group}/")
+        listed = ", ".join(options[2].split()) if options else "none"
+        return f"{group}={choice}: no such choice; there are: {listed}"
     if asked := re.search(r"Error merging override ([^\n]+)", text):
         rest = text.partition(asked[0])[2].strip().splitlines()
         return f"{asked[1]}: {rest[0] if rest else 'it does not fit the schema'}"

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from hpctrain.config import Config
 from hpctrain.rundir import RunDir
+from hpctrain.secrets import mask, reference
 
 
 def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
@@ -40,13 +41,13 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
     console.print(table)
     console.print("look further:", highlight=False)
     if config.tracking.enabled:
-        uri = str(config.tracking.uri)
+        uri = mask(str(config.tracking.uri))
         if uri.startswith("sqlite:///"):
             print(f"  {_tool('mlflow')} ui --backend-store-uri {uri}")
         else:
             print(f"  {uri}")
     if arguments:
-        command = f"{_tool('python')} -m hpctrain -m {shlex.join(arguments)}"
+        command = f"{_tool('python')} -m hpctrain -m {shlex.join(map(reference, arguments))}"
         print(f"  {command} optimizer.lr=1e-3,3e-3   # a sweep on SLURM")
 
 

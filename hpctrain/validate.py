@@ -6,8 +6,10 @@ import importlib.util
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
+from hpctrain import secrets
 from hpctrain.config import Config
 from hpctrain.errors import ConfigError
 
@@ -58,7 +60,7 @@ def validate(config: Config, world_size: int | None = None) -> None:
     Raises:
         ConfigError: all that is wrong, one line each, with key, value and what is allowed.
     """
-    problems = [*_names(config), *_values(config)]
+    problems = [*_names(config), *_values(config), *_secrets(config)]
     # Sums over wrong values would only confuse.
     problems = problems or list(_between(config, world_size or config.asked_world_size))
     if problems:
@@ -97,6 +99,42 @@ def _values(config: Config) -> Iterator[str]:
         value = _get(config, key)
         if value is not None and not 0 < value < math.inf:
             yield f"{key}={value}: it must be greater than 0 and finite"
+
+
+def _secrets(config: Config) -> Iterator[str]:
+    """Secrets that would be written down as they are: those of the environment are not."""
+    known = secrets.known()
+    for key, text in _texts(asdict(config)):
+        section, _, name = key.rpartition(".")
+        if section == "site.env":
+            if secrets.is_secret(name) and secrets.is_telling(text) and text not in known:
+                yield (
+                    f"{key} would be written into the job's script: export {name} in your shell "
+                    "instead, jobs inherit it"
+                )
+        elif key.startswith("site.") and (names := secrets.names_in(text)):
+            yield (
+                f"{key} holds the value of {names[0]}, which would be written into the job's "
+                f"script: in site.setup say ${names[0]}, jobs inherit it"
+            )
+        password = secrets.password_in_url(text)
+        if password is not None and password not in known:
+            yield (
+                f"{key}={secrets.mask(text)} holds a password, which would be written to files: "
+                "export it as NAME_PASSWORD and say ${oc.env:NAME_PASSWORD} in its place"
+            )
+
+
+def _texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every text of a config with its dotted key."""
+    if isinstance(node, str):
+        yield key, node
+    elif isinstance(node, dict):
+        for name, value in node.items():
+            yield from _texts(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, list):
+        for value in node:
+            yield from _texts(value, key)
 
 
 def _between(config: Config, world_size: int) -> Iterator[str]:

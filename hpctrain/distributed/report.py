@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpctrain.distributed.slurm import RankInfo
+from hpctrain.secrets import MASK, is_secret, mask
 
 _SHOWN = ("SLURM_", "CUDA_VISIBLE_DEVICES", "MASTER_", "OMP_NUM_THREADS", "NCCL_", "GLOO_")
 
@@ -52,7 +53,11 @@ def collect() -> dict[str, Any]:
         "sbatch": shutil.which("sbatch") or "not on the PATH",
         "python": sys.executable,
         "torch": _version("torch"),
-        "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_SHOWN)},
+        "environment": {
+            name: MASK if is_secret(name) else mask(value)
+            for name, value in sorted(os.environ.items())
+            if name.startswith(_SHOWN)
+        },
     }
 
 

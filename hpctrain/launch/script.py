@@ -18,6 +18,7 @@ from hpctrain.config import Config
 from hpctrain.errors import ConfigError
 from hpctrain.launch.container import REQUEUE_ON_NOTE, in_container
 from hpctrain.launch.site import Options, check_folder, gpu_options, sbatch_options
+from hpctrain.secrets import shell_word
 
 _CHECKED = """\
 # No `set -eu`: modules, conda and /etc/profile.d break under it. Each line is checked instead.
@@ -102,7 +103,7 @@ def _exports(config: Config, pythonpath: Sequence[Path]) -> Iterator[str]:
     for name, value in {"OMP_NUM_THREADS": config.launch.cpus_per_task, **config.site.env}.items():
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or "\0" in str(value):
             raise ConfigError(f"site.env.{name}={value!r}: not a variable of the environment")
-        yield f"export {name}={shlex.quote(str(value))}"
+        yield f"export {name}={shell_word(str(value))}"
     if pythonpath:
         if any(":" in str(path) for path in pythonpath):
             raise ConfigError(

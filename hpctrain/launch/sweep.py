@@ -22,7 +22,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from hpctrain import snapshot
+from hpctrain import secrets, snapshot
 from hpctrain.config import from_omegaconf, known_keys
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError, StorageError
 from hpctrain.explain import explain
@@ -48,11 +48,13 @@ class Sweep:
 
     Args:
         folder: for the scripts and job lists; it exists, and holds what tells of the request.
+        parent: uid and name of the MLflow run above these; None: they have one if they are several.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, parent: dict[str, str] | None = None) -> None:
         self.folder = folder.absolute()
-        self.uid = uuid.uuid4().hex
+        self._fresh = {"uid": uuid.uuid4().hex, "name": f"sweep {folder.name}"}
+        self.parent = parent
         self.entries: list[Entry] = []
         self._wrong: list[tuple[list[str], HpctrainError]] = []
         self._locks: list[int] = []
@@ -217,18 +219,18 @@ class Sweep:
         for code in {entry.code.path: entry.code for entry in todo if entry.code}.values():
             if code.write():
                 self._new_code.append(code.path)
-        sweep = {"uid": self.uid, "name": f"sweep {self.folder.name}"}
+        sweep = self.parent or (self._fresh if len(self.entries) > 1 else None)
         if not cluster:
             for entry in todo:
                 freeze(entry.config, entry.run)
                 entry.state = "frozen"
-                if len(self.entries) > 1 and "sweep" not in entry.before:
+                if sweep and "sweep" not in entry.before:
                     entry.run.update(sweep=sweep)
             return []
         try:
             return arrays.submit(
                 self._arrays(todo),
-                sweep if len(self.entries) > 1 else None,
+                sweep,
                 self._locks,
                 self._write_list,
             )
@@ -284,8 +286,14 @@ class Sweep:
                 folder.rmdir()
 
     def _write_list(self) -> None:
+        known = secrets.known()
         content = [
-            {"run": str(e.run.path), "job": e.job, "state": e.state, "overrides": e.overrides}
+            {
+                "run": str(e.run.path),
+                "job": e.job,
+                "state": e.state,
+                "overrides": [secrets.reference(text, values=known) for text in e.overrides],
+            }
             for e in self.entries
         ]
         write_atomically(self.folder / "sweep.json", json.dumps(content, indent=1) + "\n")

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpctrain.launch.arrays import Entry
+from hpctrain.secrets import mask
 
 ROWS = 40
 T = TypeVar("T")
@@ -43,7 +44,7 @@ def show(entries: list[Entry]) -> None:
     for entry, metric in list(zip(entries, metrics, strict=True))[:ROWS]:
         own = [text for text in entry.overrides if text not in common or len(entries) == 1]
         # Text, for an override may look like rich's markup.
-        cells = [entry.run.name, " ".join(own), entry.state, entry.job]
+        cells = [entry.run.name, mask(" ".join(own)), entry.state, entry.job]
         for name in names:
             mine = name == entry.config.metric and metric is not None
             cells.append(f"{metric:.4f}" if mine else "")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpctrain import secrets
 from hpctrain.errors import TrackingError
 
 
@@ -37,7 +38,7 @@ class Meta:
         """Read `meta.json`."""
         path = _meta_path(run_dir)
         try:
-            return cls(**json.loads(path.read_text()))
+            return cls(**_read(path))
         except FileNotFoundError:
             raise TrackingError(f"not a tracked run directory (no {path})") from None
         except (ValueError, TypeError) as error:
@@ -62,7 +63,7 @@ class Uploaded:
     def read(cls, run_dir: Path) -> "Uploaded | None":
         """Read `uploaded.json`; None if nothing has been uploaded."""
         try:
-            return cls(**json.loads(_uploaded_path(run_dir).read_text()))
+            return cls(**_read(_uploaded_path(run_dir)))
         except (OSError, ValueError, TypeError):
             return None
 
@@ -75,8 +76,14 @@ def _uploaded_path(run_dir: Path) -> Path:
     return run_dir / "journal" / "uploaded.json"
 
 
+def _read(path: Path) -> dict[str, Any]:
+    body = json.loads(path.read_text())
+    return {key: secrets.expand(v) if isinstance(v, str) else v for key, v in body.items()}
+
+
 def _write(path: Path, body: dict[str, Any]) -> None:
-    """Write all or nothing: readers never see half a file."""
+    """Write all or nothing: readers never see half a file. A store's password stays outside."""
+    body = {key: secrets.reference(v) if isinstance(v, str) else v for key, v in body.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(body, indent=2) + "\n")

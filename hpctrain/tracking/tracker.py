@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from hpctrain import secrets
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.journal import Journal, encode
 from hpctrain.tracking.meta import Meta
@@ -129,9 +130,9 @@ class JournalTracker:
         """Begin an attempt: record what runs, with which params, and start the uploader."""
         self._journal.append("status", status="RUNNING", **Process.current()._asdict())
         if params:
-            self._journal.append("params", params=flatten(params))
+            self._journal.append("params", params=_public(flatten(params)))
         if tags:
-            self._journal.append("tags", tags={key: str(value) for key, value in tags.items()})
+            self._journal.append("tags", tags=_public(tags))
         self._journal.sync()
         if self._upload:
             try:
@@ -172,7 +173,7 @@ class JournalTracker:
         if self._finished:
             return
         self._finished = True
-        self._journal.append("status", at=end_time, status=status, reason=reason)
+        self._journal.append("status", at=end_time, status=status, reason=secrets.mask(reason))
         self._journal.close()
         self._revive_uploader()
         if self._uploader:
@@ -230,6 +231,12 @@ class JournalTracker:
             log.warning("the uploader cannot be started: %s; `hpctrain sync` uploads later", error)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _public(values: Mapping[str, Any]) -> dict[str, str]:
+    """As text that anybody may see who sees the store."""
+    known = secrets.known()
+    return {key: secrets.reference(str(value), values=known) for key, value in values.items()}
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from hpctrain.errors import TrackingError
 from hpctrain.lock import file_lock
+from hpctrain.secrets import mask_logging
 from hpctrain.tracking.journal import Record, decode, journal_path, read, read_all
 from hpctrain.tracking.meta import Meta, Uploaded
 from hpctrain.tracking.mlrun import BATCH, MlflowRun, Point
@@ -269,6 +270,7 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    mask_logging()
     log.info("uploader %d of %s", os.getpid(), options.run_dir)
     try:
         Follower(options.run_dir, options.poll, options.drain).run()

@@ -18,7 +18,13 @@ class HpctrainSweeper(BasicSweeper):
 
 
 class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
-    """Validates the whole sweep, freezes it, submits it as an array and returns."""
+    """Validates the whole sweep, freezes it, submits it as an array and returns.
+
+    Attributes:
+        parent: uid and name of the MLflow run above the runs of several batches.
+    """
+
+    parent: dict[str, str] | None = None
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
@@ -39,10 +45,19 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
         from hpctrain.launch.compose import Composer
         from hpctrain.launch.sweep import Sweep
         from hpctrain.launch.table import progress
+        from hpctrain.rundir import write_atomically
+        from hpctrain.secrets import reference
 
         assert self.hydra_context is not None
         assert self.config is not None
-        sweep = Sweep(Path(str(self.config.hydra.sweep.dir)))
+        folder = Path(str(self.config.hydra.sweep.dir))
+        if initial_job_idx:  # a later batch is a sweep beside the first
+            folder = folder.with_name(f"{folder.name}-{initial_job_idx}")
+            folder.mkdir()
+        note = folder / "multirun.yaml"
+        if note.exists():  # what was typed, and the shell may have put a secret into it
+            write_atomically(note, reference(note.read_text()))
+        sweep = Sweep(folder, self.parent)
         compose = Composer(self.hydra_context.config_loader, self.config)
         for overrides in progress(job_overrides):
             sweep.add(list(overrides), compose)
@@ -50,7 +65,8 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
         returns = []
         for overrides, metric in zip(job_overrides, metrics, strict=True):
             failed = isinstance(metric, Exception)
-            result = JobReturn(overrides=list(overrides), cfg=self.config)
+            # Hydra prints the overrides of a run that failed.
+            result = JobReturn(overrides=list(map(reference, overrides)), cfg=self.config)
             result.status = JobStatus.FAILED if failed else JobStatus.COMPLETED
             result.return_value = metric
             returns.append(result)

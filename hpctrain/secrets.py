@@ -1,0 +1,135 @@
+"""Secrets of the environment: they stay out of files, MLflow and logs.
+
+    HF_TOKEN=hf_abc… in the shell ── +model.token=${oc.env:HF_TOKEN} ── the model gets hf_abc…
+                                        │
+        reference()                     ├── config.yaml, sweep.json, MLflow: ${oc.env:HF_TOKEN}
+        mask()                          └── logs, errors, run.json, the terminal: ***
+
+A variable is secret by its name (`PATTERNS`; HPCTRAIN_SECRETS="NAME,PREFIX_*" adds to them), and
+then its value is looked for wherever we write. A value of fewer than six characters would be found
+everywhere, and a path that exists tells nothing: both are let through. So is a number in a config,
+and what a program prints by itself: a `print` of your own is not read by us.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import logging
+import os
+import re
+import shlex
+import urllib.parse
+from collections.abc import Callable, Mapping
+
+PATTERNS = (
+    *("*TOKEN*", "*SECRET*", "*PASSWORD*", "*PASSWD*", "*PASSPHRASE*", "*CREDENTIAL*"),
+    *("*API_KEY*", "*APIKEY*", "*ACCESS_KEY*", "*PRIVATE_KEY*"),
+)
+HARMLESS = ("*TOKENIZER*", "*TOKENS*")  # TOKENIZERS_PARALLELISM, MAX_TOKENS
+SHORTEST = 6
+MASK = "***"
+
+_IN_URL = re.compile(r"(\w://[^/\s:@]*:)([^/\s@]+)(?=@)")
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable of this name holds a secret."""
+    name = name.upper()
+    added = os.environ.get("HPCTRAIN_SECRETS", "").upper().replace(",", " ").split()
+    if any(fnmatch.fnmatchcase(name, pattern) for pattern in added):
+        return True
+    listed = any(fnmatch.fnmatchcase(name, pattern) for pattern in PATTERNS)
+    return listed and not any(fnmatch.fnmatchcase(name, pattern) for pattern in HARMLESS)
+
+
+def is_telling(value: str) -> bool:
+    """Whether a secret variable's value has to be hidden."""
+    return len(value) >= SHORTEST and not (value.startswith("/") and os.path.exists(value))
+
+
+def known() -> dict[str, str]:
+    """The secret values of this process's environment, each with its variable's name."""
+    found = {
+        value: name
+        for name, value in sorted(os.environ.items(), reverse=True)
+        if name != "HPCTRAIN_SECRETS" and is_secret(name) and is_telling(value)
+    }
+    # Of two that begin alike the longer one comes first.
+    return dict(sorted(found.items(), key=lambda item: -len(item[0])))
+
+
+def mask(text: str) -> str:
+    """The text with `***` for every secret, also as Python, JSON and URLs write it."""
+    values = known()
+    forms = {
+        form
+        for value in values
+        for form in (value, repr(value)[1:-1], json.dumps(value)[1:-1], urllib.parse.quote(value))
+    }
+    for form in sorted(forms, key=len, reverse=True):
+        text = text.replace(form, MASK)
+    return _IN_URL.sub(rf"\1{MASK}", text)
+
+
+def reference(
+    text: str,
+    keep: Callable[[str], str] = str,
+    values: Mapping[str, str] | None = None,
+) -> str:
+    """The text with `${oc.env:NAME}` for every secret, which OmegaConf resolves on the other side.
+
+    Args:
+        text: a value of a config, or a file that holds such values.
+        keep: what becomes of the parts between the secrets.
+        values: from `known`, for many texts.
+    """
+    return _replace(text, keep, "${{oc.env:{}}}".format, known() if values is None else values)
+
+
+def expand(text: str) -> str:
+    """The opposite of `reference`, for files that OmegaConf does not read."""
+    return re.sub(r"\$\{oc\.env:(\w+)\}", lambda m: os.environ.get(m[1], m[0]), text)
+
+
+def shell_word(text: str) -> str:
+    """The text quoted for a shell script; a secret becomes `"${NAME}"`, which the job inherits."""
+    return _replace(text, shlex.quote, '"${{{}}}"'.format, known()) or "''"
+
+
+def names_in(text: str) -> list[str]:
+    """The secret variables whose values stand in the text."""
+    return [name for value, name in known().items() if value in text]
+
+
+def password_in_url(text: str) -> str | None:
+    """The password of the first `scheme://user:password@host` in the text."""
+    found = _IN_URL.search(text)
+    return found[2] if found else None
+
+
+class _Masking(logging.Formatter):
+    """Masks what another formatter makes of a record, its traceback included."""
+
+    def __init__(self, inner: logging.Formatter | None) -> None:
+        self._inner = inner or logging.Formatter()
+
+    def format(self, record: logging.LogRecord) -> str:
+        return mask(self._inner.format(record))
+
+
+def mask_logging() -> None:
+    """Let every handler of the root logger mask what it writes."""
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_Masking(handler.formatter))
+
+
+def _replace(
+    text: str, keep: Callable[[str], str], name_as: Callable[[str], str], values: Mapping[str, str]
+) -> str:
+    if not any(value in text for value in values):
+        return keep(text)
+    parts = re.split(f"({'|'.join(map(re.escape, values))})", text)
+    return "".join(
+        name_as(values[part]) if part in values else keep(part) for part in parts if part
+    )

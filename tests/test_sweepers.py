@@ -1,0 +1,237 @@
+"""Who decides what `-m` runs: Hydra's basic sweeper with its glob and range, and Optuna."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests import cluster
+from tests.conftest import Completed, run_json, run_module, runs
+
+Train = Callable[..., Completed]
+# Tables are cut to the terminal.
+os.environ["COLUMNS"] = "1000"
+SMALL = ("train.max_steps=2", "launch.snapshot=off", "tracking=off")
+SEARCH = ("-m", "hydra/sweeper=optuna", "hydra.sweeper.direction=maximize", *SMALL)
+
+
+@pytest.fixture
+def no_sbatch(tmp_path: Path) -> dict[str, str]:
+    """A PATH without a scheduler."""
+    empty = tmp_path / "bin"
+    empty.mkdir()
+    return {"PATH": str(empty)}
+
+
+def proposed(done: Completed, key: str) -> list[str]:
+    """What each run of a dry run has for a key, in order; nothing where all have the same."""
+    return re.findall(rf"(?<![\w./]){re.escape(key)}=([^\s│]+)", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "values"),
+    [
+        ("seed=1,2,5", ["1", "2", "5"]),
+        ("seed=range(1,4)", ["1", "2", "3"]),
+        ("seed=range(6,0,-2)", ["6", "4", "2"]),
+        ("seed=choice(7,8)", ["7", "8"]),
+        ("seed=sort(3,1,2)", ["1", "2", "3"]),
+        ("seed=sort(3,1,2,reverse=true)", ["3", "2", "1"]),
+        ("scheduler=glob(*)", ["constant", "cosine", "linear"]),
+        ("scheduler=glob(*,exclude=cos*)", ["constant", "linear"]),
+        ("scheduler=glob([co*,none])", ["constant", "cosine"]),
+        ("model.hidden=[8],[16,16]", ["[8]", "[16,16]"]),
+        ("optimizer.lr=range(0.5,1.5,0.5)", ["0.5", "1.0"]),
+    ],
+)
+def test_the_basic_sweeper_takes_hydras_words(
+    train: Train, tmp_path: Path, sweep: str, values: list[str]
+) -> None:
+    done = train("-m", sweep, "launch.dry_run=true")
+    assert proposed(done, sweep.partition("=")[0]) == values
+    assert f"--array=0-{len(values) - 1}" in done.stdout
+    assert not (tmp_path / "runs").exists()
+
+
+def test_shuffling_changes_the_order_only(train: Train) -> None:
+    done = train("-m", "seed=shuffle(range(0,6))", "launch.dry_run=true")
+    assert sorted(proposed(done, "seed")) == list("012345")
+
+
+def test_an_experiment_of_ones_own_is_globbed_too(digits: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "conf" / "experiment"
+    folder.mkdir(parents=True)
+    for name in ("small", "large"):
+        (folder / f"mine_{name}.yaml").write_text(
+            f"# @package _global_\ndefaults: [digits, _self_]\nname: {name}\n"
+        )
+    given = ["-m", "--config-dir", f"{tmp_path}/conf", "experiment=glob(mine_*)", "seed=1,2"]
+    where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "launch.dry_run=true"]
+    done = run_module("hpctrain", *given, *where)
+    assert proposed(done, "experiment") == ["mine_large"] * 2 + ["mine_small"] * 2
+    # Their names differ, so they are two arrays.
+    assert done.stdout.count("--array=0-1") == 2
+
+
+@pytest.mark.slow
+def test_batches_of_the_basic_sweeper(
+    train: Train, tmp_path: Path, no_sbatch: dict[str, str]
+) -> None:
+    train("-m", "seed=range(0,3)", "hydra.sweeper.max_batch_size=2", *SMALL, **no_sbatch)
+    assert [run_json(run)["state"] for run in runs(tmp_path / "runs")] == ["finished"] * 3
+    assert len(list(tmp_path.glob("runs/sweeps/*/sweep.json"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["hydra.sweeper.direction=null"], "hydra.sweeper.direction=None: minimize or maximize"),
+        (["hydra.sweeper.n_jobs=0"], "hydra.sweeper.n_jobs=0: it must be at least 1"),
+        (["launch.wait=false"], "launch.wait=false: a search needs each trial's metric"),
+        (["seed=3", "hydra.sweeper.params={}"], "has nothing to search"),
+        (["seed=tag(log,interval(-1,1))"], "seed=tag(log,interval(-1,1)): "),
+        (["seed=range(3,3)"], "seed=range(3,3): "),
+        (["hydra.sweeper.sampler._target_=optuna.None"], "hydra.sweeper.sampler._target_=optuna"),
+        (["hydra/sweeper/sampler=none"], "hydra/sweeper/sampler=none: no such choice; there are"),
+        (["optimizer.lrr=1"], "unknown key optimizer.lrr: did you mean optimizer.lr"),
+        (["train.max_epochs=0"], "train.max_epochs=0: it must be at least 1"),
+    ],
+)
+def test_a_wrong_search_writes_nothing(
+    train: Train, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    default = [] if any(text.startswith("seed") for text in arguments) else ["seed=range(0,3)"]
+    done = train(*SEARCH, *default, *arguments, code=2)
+    assert f"error: {message}" in done.stderr.replace("hydra/sweeper=optuna ", "", 1)
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_search_shows_what_it_would_submit(train: Train, tmp_path: Path) -> None:
+    space = (
+        "optimizer.lr=tag(log,interval(1e-4,1e-1))",
+        "model.dropout=interval(0,0.5)",
+        "model.hidden=choice([64],[256,256])",
+        "scheduler=glob(co*)",
+        "seed=range(0,5)",
+        "train.accumulate=int(interval(1,2))",
+    )
+    done = train(*SEARCH, *space, "hydra.sweeper.n_jobs=8", "launch.dry_run=true")
+    assert "--array=0-7" in done.stdout
+    assert all(1e-4 <= float(lr) <= 1e-1 for lr in proposed(done, "optimizer.lr"))
+    assert all(0 <= float(rate) <= 0.5 for rate in proposed(done, "model.dropout"))
+    assert set(proposed(done, "model.hidden")) <= {"[64]", "[256,256]"}
+    assert set(proposed(done, "scheduler")) <= {"constant", "cosine"}
+    assert set(proposed(done, "seed")) <= set("01234")  # Hydra's range ends before 5
+    assert set(proposed(done, "train.accumulate")) <= {"1", "2"}
+    assert not (tmp_path / "runs").exists()
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """The newest optimization_results.yaml of the sweeps below `output_dir`."""
+    files = sorted(folder.glob("sweeps/*/optimization_results.yaml"))
+    found = yaml.safe_load(files[-1].read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def check_best(folder: Path) -> None:
+    """The best value is the best among the finished runs."""
+    finished = [r for run in runs(folder) if (r := run_json(run))["state"] == "finished"]
+    found = results(folder)
+    assert found["name"] == "optuna"
+    assert found["best_value"] == max(record["result"]["val/accuracy"] for record in finished)
+
+
+@pytest.mark.slow
+def test_a_search_here_goes_on_where_it_stopped(
+    train: Train, tmp_path: Path, no_sbatch: dict[str, str]
+) -> None:
+    # `in_features=3` fails in the training, a batch of 7 ends before it is launched.
+    search = (
+        *SEARCH,
+        "optimizer.lr=tag(log,interval(1e-4,1e-1))",
+        "model.in_features=choice(64,3)",
+        "train.accumulate=choice(1,7)",
+        "hydra/sweeper/sampler=random",
+        "hydra.sweeper.sampler.seed=0",
+        "hydra.sweeper.n_jobs=3",
+    )
+    done = train(*search, "hydra.sweeper.n_trials=6", **no_sbatch)
+    assert "not finished: see" in done.stderr
+    assert "train.global_batch_size=64 is not divisible by" in done.stderr
+    states = sorted(run_json(run)["state"] for run in runs(tmp_path / "runs"))
+    assert set(states) == {"failed", "finished"}
+    count = states.count("finished")
+    assert count == 3
+    assert f"{count} of 6 trials of study digits-" in done.stdout
+    check_best(tmp_path / "runs")
+    # The same command has nothing left to do; a larger one does the rest.
+    again = train(*search, "hydra.sweeper.n_trials=6", **no_sbatch)
+    assert "goes on: 6 trials done, 0 under way" in again.stdout
+    assert len(runs(tmp_path / "runs")) == len(states)
+    more = train(*search, "hydra.sweeper.n_trials=8", **no_sbatch)
+    assert " of 8 trials of study digits-" in more.stdout
+    check_best(tmp_path / "runs")
+    (stored,) = tmp_path.glob("runs/sweeps/*.optuna")
+    assert stored.name in re.sub(r"study (\S+)", r"\1.optuna", more.stdout)
+
+
+@pytest.mark.slow
+def test_a_search_whose_trials_all_fail_is_an_error(
+    train: Train, tmp_path: Path, no_sbatch: dict[str, str]
+) -> None:
+    search = (*SEARCH, "seed=range(0,9)", "model.in_features=3", "hydra.sweeper.n_trials=4")
+    done = train(*search, code=4, **no_sbatch)
+    assert "none of the 4 trials finished" in done.stderr
+    strict = ("seed=range(0,8)", "hydra.sweeper.max_failure_rate=0.5")
+    done = train(*search, *strict, code=4, **no_sbatch)
+    assert "2 of 2 trials failed, more than hydra.sweeper.max_failure_rate=0.5" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_metric_that_is_not_there_is_a_failure(train: Train, no_sbatch: dict[str, str]) -> None:
+    search = (*SEARCH, "seed=range(0,9)", "metric=val/typo", "hydra.sweeper.n_trials=1")
+    assert "trial 0 failed: val/typo is None" in train(*search, code=4, **no_sbatch).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.slurm
+def test_a_search_on_the_cluster_outlives_a_failure_and_its_command(
+    train: Train, digits: Path, tmp_path: Path
+) -> None:
+    cluster.require()
+    search = [
+        *SEARCH[:-1],
+        "optimizer.lr=tag(log,interval(1e-4,1e-1))",
+        "model.in_features=choice(64,3)",
+        "hydra.sweeper.n_jobs=4",
+        "hydra.sweeper.n_trials=8",
+        "hydra/sweeper/sampler=random",
+        "hydra.sweeper.sampler.seed=1",
+    ]
+    where = ["experiment=digits", f"data.path={digits}", f"output_dir={tmp_path}/runs"]
+    command = [sys.executable, "-m", "hpctrain", *where, *search]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    submitted = "runs/sweeps/*/array-0/job_id"
+    cluster.wait_for(lambda: list(tmp_path.glob(submitted)), 60, "a job")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    first = {run.name for run in runs(tmp_path / "runs")}
+    done = train(*search)
+    assert "goes on: 0 trials done, 4 under way" in done.stdout
+    records = {run.name: run_json(run) for run in runs(tmp_path / "runs")}
+    assert first <= records.keys()
+    assert len(records) == 8
+    assert {record["state"] for record in records.values()} == {"failed", "finished"}
+    assert max(len(record["attempts"]) for record in records.values()) == 1
+    assert len({json.dumps(record["sweep"]) for record in records.values()}) == 1
+    check_best(tmp_path / "runs")

@@ -1,4 +1,4 @@
-"""The sbatch script on a real Slurm: what it reads, what the ranks are given, how they come back."""
+"""The sbatch script on a real Slurm: what it reads, what the ranks see, how they come back."""
 
 import json
 import shlex
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpctrain import cli
-from hpctrain.config import Config, DataConfig, LaunchConfig, SiteConfig
+from hpctrain.config import Config, DataConfig, SiteConfig
 from hpctrain.launch.script import sbatch_script
 from tests import cluster
 from tests.conftest import ROOT, Completed, run_json, run_module, runs
@@ -48,8 +48,8 @@ def ranks(
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(
         "import json, os\n"
-        "if 'SLURM_STEP_ID' in os.environ:\n"
-        "    with open(f'{os.path.dirname(__file__)}/{os.environ[\"SLURM_PROCID\"]}', 'w') as file:\n"
+        "if {'SLURM_ARRAY_JOB_ID', 'SLURM_STEP_ID'} <= os.environ.keys():\n"
+        f"    with open('{folder}/' + os.environ['SLURM_PROCID'], 'w') as file:\n"
         "        json.dump(dict(os.environ), file)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=":")

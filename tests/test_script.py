@@ -248,7 +248,7 @@ def test_apptainer_stands_between_srun_and_python() -> None:
     assert f"apptainer exec --nv {binds} '/my image.sif' python3.12 -u -m hpctrain" in command
     assert "scontrol requeue" in text
     assert "--nv" not in script(SiteConfig(container=container))
-    with pytest.raises(ConfigError, match="a ',' in its path separates binds of apptainer"):
+    with pytest.raises(ConfigError, match="apptainer takes the ',' for the end of a path"):
         sbatch_script(
             replace(config(SiteConfig(container=container)), output_dir="/a,b"), FOLDER, 1
         )

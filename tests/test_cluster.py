@@ -265,17 +265,3 @@ def test_a_refusal_shows_the_schedulers_words_and_the_key(train: Train, tmp_path
     assert "launch.gpus_per_node=9" in done.stderr
     assert "node configuration is not available" in done.stderr
     assert not (tmp_path / "runs").exists()
-
-
-def test_submitting_from_inside_an_allocation(digits: Path, tmp_path: Path) -> None:
-    where = f"data.path={digits} output_dir={tmp_path}/runs"
-    command = (
-        f"{sys.executable} -m hpctrain -m experiment=digits train.max_steps=3 tracking=off {where}"
-    )
-    shape = ["--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=2", f"--output={tmp_path}/out"]
-    job = cluster.sbatch(command, *shape)
-    assert wait_for_end([job]) == {job: "COMPLETED"}, (tmp_path / "out").read_text()
-    jobs = job_ids(tmp_path / "runs")
-    assert set(wait_for_end(jobs).values()) == {"COMPLETED"}
-    (only,) = runs(tmp_path / "runs")
-    assert run_json(only)["attempts"][-1]["world_size"] == 1

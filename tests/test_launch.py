@@ -1,4 +1,4 @@
-"""Submission without a cluster: scripts, the environment, submitit's local executor."""
+"""Submission without a cluster: dry runs, refusals, submitit's local executor."""
 
 import os
 import signal
@@ -10,11 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain import cli
-from hpctrain.config import Config
-from hpctrain.errors import ConfigError
-from hpctrain.launch.environment import clean_environment
-from hpctrain.launch.script import sbatch_script
 from tests.conftest import Completed, run_json, runs
 
 Train = Callable[..., Completed]
@@ -26,79 +21,6 @@ def no_sbatch(tmp_path: Path) -> dict[str, str]:
     empty = tmp_path / "bin"
     empty.mkdir()
     return {"PATH": str(empty)}
-
-
-def compose(digits: Path, *overrides: str) -> Config:
-    config = cli._compose(["experiment=digits", f"data.path={digits}", *overrides])
-    assert config is not None
-    return config
-
-
-def test_the_script_says_what_was_asked(digits: Path) -> None:
-    config = compose(
-        digits,
-        "launch.nodes=2",
-        "launch.tasks_per_node=2",
-        "launch.gpus_per_node=4",
-        "launch.cpus_per_task=3",
-        "launch.mem_gb=1.5",
-        "launch.time_min=90",
-        "launch.max_running=2",
-        "site=example",
-        "+site.sbatch.reservation=my reservation",
-        "+site.env.NAME='a $(touch x) b'",
-    )
-    text = sbatch_script(config, Path("/runs/my sweep/array-0"), 5)
-    for line in (
-        "#SBATCH --nodes=2",
-        "#SBATCH --ntasks-per-node=2",
-        "#SBATCH --gpus-per-node=4",
-        "#SBATCH --cpus-per-task=3",
-        "#SBATCH --mem=1536MB",
-        "#SBATCH --time=90",
-        "#SBATCH --array=0-4%2",
-        "#SBATCH --partition=gpu",
-        "#SBATCH --account=my-project",
-        "#SBATCH --mail-type=FAIL",
-        "#SBATCH --reservation='my reservation'",
-        "#SBATCH --requeue",
-        "#SBATCH --signal=USR2@120",
-        "module load cuda",
-        "export NAME='a $(touch x) b'",
-        "run='/runs/my sweep/array-0/tasks'/\"$SLURM_ARRAY_TASK_ID\"",
-    ):
-        assert line in text.splitlines()
-    assert "--cpu-bind=cores" in text
-    checked = subprocess.run(["bash", "-n"], input=text, text=True, check=False)
-    assert checked.returncode == 0
-
-
-def test_an_option_with_a_key_of_its_own_is_refused(digits: Path) -> None:
-    config = compose(digits, "+site.sbatch.nodes=3")
-    with pytest.raises(ConfigError, match=r"site\.sbatch\.nodes=3: say it with launch\.nodes"):
-        sbatch_script(config, Path("/x"), 1)
-
-
-def test_what_an_allocation_leaves_behind_is_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
-    hostile = {
-        "SLURM_CPU_BIND": "quiet,mask_cpu:0x1",
-        "SLURM_NTASKS": "9",
-        "SBATCH_PARTITION": "x",
-        "SRUN_CPUS_PER_TASK": "1",
-        "PMI_RANK": "0",
-        "PMIX_RANK": "0",
-        "RANK": "1",
-        "WORLD_SIZE": "2",
-        "MASTER_PORT": "1",
-        "CUDA_VISIBLE_DEVICES": "0",
-        "HPCTRAIN_LAUNCHER": "single",
-    }
-    kept = {"SLURM_CONF": "/etc/slurm.conf", "HOME": "/home/me", "MLFLOW_TRACKING_TOKEN": "t"}
-    for name, value in (hostile | kept).items():
-        monkeypatch.setenv(name, value)
-    environment = clean_environment()
-    assert not hostile.keys() & environment.keys()
-    assert kept.items() <= environment.items()
 
 
 def test_dry_run_prints_the_script_and_leaves_nothing(train: Train, tmp_path: Path) -> None:

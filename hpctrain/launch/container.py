@@ -57,13 +57,14 @@ def in_container(config: Config, folders: Iterable[Path]) -> tuple[list[str], li
     container = config.site.container
     if container.runtime is None:
         return [], []
-    binds = [*map(str, _outermost(folders)), *container.binds]
-    for path in binds[: -len(container.binds) or None]:
+    own = [str(folder) for folder in _outermost(folders)]
+    for path in own:
         if bad := [char for char in ",:" if char in path]:
             raise ConfigError(
-                f"{path}: a {bad[0]!r} in its path separates binds of {container.runtime}; "
+                f"{path}: {container.runtime} takes the {bad[0]!r} for the end of a path to bind; "
                 "choose another output_dir or data.path"
             )
+    binds = [*own, *container.binds]
     image = str(container.image)
     if container.runtime == "pyxis":
         mounts = ",".join(bind if ":" in bind else f"{bind}:{bind}" for bind in binds)

@@ -63,9 +63,9 @@ def sbatch_script(
     parts = [
         "#!/bin/bash" + (" -l" if config.site.login_shell else ""),
         *_directives(options),
-        *_setup(config),
-        *_exports(config, pythonpath),
         *_teardown(config),
+        *_setup(config),
+        *_snapshot(config, pythonpath),
         f'\nrun={shlex.quote(str(folder / "tasks"))}/"$SLURM_ARRAY_TASK_ID"',
     ]
     return "\n".join([*parts, *_srun(config, folder, pythonpath)]) + "\n"
@@ -83,42 +83,45 @@ def _quote_for_slurm(text: str) -> str:
     return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
 
 
+def _teardown(config: Config) -> Iterator[str]:
+    if config.site.teardown:
+        yield "\n# However this ends; the exit code stays that of srun."
+        yield "\n".join(["teardown() (", *config.site.teardown, ")", "trap teardown EXIT"])
+
+
 def _setup(config: Config) -> Iterator[str]:
     site = config.site
-    if not (site.modules or site.setup):
-        return
-    yield f"\n{_CHECKED}\n"
+    if site.modules or site.setup:
+        yield f"\n{_CHECKED}"
+    yield ""
     if site.modules or any(re.match(r"\s*(module|ml)\b", line) for line in site.setup):
         yield "type module &>/dev/null || source /etc/profile # a function of login shells"
     if site.modules:
         command = f"module load {shlex.join(site.modules)}"
         yield f"{command}\nchecked {shlex.quote(f'site.modules: {command}')}"
+    yield from _exports(config)
     for command in site.setup:
         yield f"{command}\nchecked {shlex.quote(f'site.setup: {command}')}"
 
 
-def _exports(config: Config, pythonpath: Sequence[Path]) -> Iterator[str]:
-    """Every variable that the job is given."""
-    yield ""
+def _exports(config: Config) -> Iterator[str]:
     for name, value in {"OMP_NUM_THREADS": config.launch.cpus_per_task, **config.site.env}.items():
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or "\0" in str(value):
             raise ConfigError(f"site.env.{name}={value!r}: not a variable of the environment")
         yield f"export {name}={shell_word(str(value))}"
-    if pythonpath:
-        if any(":" in str(path) for path in pythonpath):
-            raise ConfigError(
-                f"output_dir={config.output_dir}: PYTHONPATH cannot name a path with a colon, so "
-                "the code snapshot could not be imported"
-            )
-        snapshot = shlex.quote(":".join(map(str, pythonpath)))
-        yield "# The snapshot, whatever lies in the folder that this was submitted from."
-        yield f'export PYTHONPATH={snapshot}"${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONSAFEPATH=1'
 
 
-def _teardown(config: Config) -> Iterator[str]:
-    if config.site.teardown:
-        yield "\n# However the ranks end; their exit code stays the job's."
-        yield "\n".join(["teardown() (", *config.site.teardown, ")", "trap teardown EXIT"])
+def _snapshot(config: Config, pythonpath: Sequence[Path]) -> Iterator[str]:
+    if not pythonpath:
+        return
+    if any(":" in str(path) for path in pythonpath):
+        raise ConfigError(
+            f"output_dir={config.output_dir}: PYTHONPATH cannot name a path with a colon, so the "
+            "code snapshot could not be imported"
+        )
+    snapshot = shlex.quote(":".join(map(str, pythonpath)))
+    yield "\n# The code of the snapshot, whatever lies in the folder that this was submitted from."
+    yield f'export PYTHONPATH={snapshot}"${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONSAFEPATH=1'
 
 
 def _srun(config: Config, folder: Path, pythonpath: Sequence[Path]) -> Iterator[str]:

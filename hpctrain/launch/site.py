@@ -104,17 +104,21 @@ def check_text(key: str, value: str, longest: int = _LONGEST) -> str:
     return value
 
 
-def check_folder(config: Config, folder: Path) -> str:
-    r"""The folder of an array, if Slurm can keep logs in it.
+def check_folder(config: Config, folder: Path) -> None:
+    r"""Refuse the folder of an array that Slurm cannot keep logs in.
 
     A backslash turns all patterns of a log's path off, and srun 22.05 misreads `%%`, the escaped
     `%` (as in `%%A %%t`): a path with one of them cannot be written reliably.
+
+    Raises:
+        ConfigError: it lies in such a path, or is too long.
     """
-    where = f"output_dir={config.output_dir!r}"
     check_text("output_dir", str(folder), _LONGEST_PATH)
     if bad := [char for char in "%\\" if char in str(folder)]:
-        raise ConfigError(f"{where}: Slurm reads {bad[0]!r} in the path of a log as a pattern")
-    return str(folder)
+        raise ConfigError(
+            f"output_dir={config.output_dir!r}: Slurm reads {bad[0]!r} in the path of a log as a "
+            "pattern; choose another"
+        )
 
 
 _NAMED = (

@@ -24,25 +24,26 @@ _FATAL = {
 
 def connect(uri: str) -> Any:
     """An `MlflowClient` of the store; it asks nothing of it yet."""
+    _configure()
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def _configure() -> None:
     # Our own loop does the retrying: MLflow's defaults hang for minutes in a single call.
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     # No calls home from compute nodes.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
-    from mlflow import MlflowClient
-
-    return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
 def experiment_id(client: Any, uri: str, name: str) -> str:
     """Find or create the experiment, and with it a SQLite store. Call it under the write lock."""
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
-        artifacts = None
-        if not store.is_server(uri):
-            # MLflow's default is ./mlruns of whichever process happens to come first.
-            artifacts = (store.sqlite_path(uri).absolute().parent / "mlartifacts").as_uri()
+        artifacts = None if store.is_server(uri) else _artifacts(uri)
         try:
             return str(client.create_experiment(name, artifact_location=artifacts))
         except Exception as error:
@@ -52,6 +53,11 @@ def experiment_id(client: Any, uri: str, name: str) -> str:
     if experiment.lifecycle_stage != "active":
         raise TrackingError(f"tracking.experiment={name} was deleted in {uri}: restore it")
     return str(experiment.experiment_id)
+
+
+def _artifacts(uri: str) -> str:
+    # MLflow's default is ./mlruns of whichever process happens to come first.
+    return (store.sqlite_path(uri).absolute().parent / "mlartifacts").as_uri()
 
 
 def nature(error: Exception) -> Literal["transient", "rejected", "fatal"]:
@@ -73,6 +79,11 @@ def main(argv: list[str]) -> int:
     uri, experiment = argv
     try:
         with store.write_lock(uri):
+            _configure()
+            from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+            # MLflow pastes this path into its SQL: as a URI it holds no quotes.
+            SqlAlchemyStore(uri, _artifacts(uri))
             experiment_id(connect(uri), uri, experiment)
     except Exception as error:
         # One line, the last of stderr, is what the caller shows.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests import cluster
-from tests.conftest import ROOT, Completed, journal_metrics, run_json, runs
+from tests.conftest import Completed, journal_metrics, run_json, runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 Train = Callable[..., Completed]
@@ -193,47 +193,6 @@ def test_time_limit_warning_requeues_and_scancel_does_not(train: Train, tmp_path
     cluster.slurm("scancel", job)
     assert wait_for_end([job]) == {job: "CANCELLED"}
     assert job not in queue()
-
-
-def submit_template(folder: Path, options: list[str], *arguments: str) -> str:
-    """`sbatch OPTIONS slurm/train.sbatch ARGUMENTS`, typed in `folder`; the job id."""
-    given = [*options, f"--chdir={folder}", f"--output={folder}/out"]
-    given += [f"--export=ALL,HPCTRAIN_PYTHON={sys.executable}"]
-    return cluster.slurm(
-        "sbatch", "--parsable", *given, str(ROOT / "slurm/train.sbatch"), *arguments
-    )
-
-
-def test_the_template_does_the_same(digits: Path, tmp_path: Path) -> None:
-    where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
-    shape = ["--nodes=2", "--ntasks-per-node=2"]
-    job = submit_template(tmp_path, shape, "experiment=digits", "train.max_steps=20", *where)
-    assert wait_for_end([job]) == {job: "COMPLETED"}, (tmp_path / "out").read_text()
-    (run,) = runs(tmp_path / "runs")
-    record = run_json(run)
-    assert record["state"] == "finished"
-    assert record["attempts"][-1]["world_size"] == 4
-    assert query(tmp_path / "runs", "SELECT status FROM runs") == [("FINISHED",)]
-
-
-def test_a_restarted_template_keeps_its_frozen_config(digits: Path, tmp_path: Path) -> None:
-    experiment = tmp_path / "conf" / "experiment" / "mine.yaml"
-    experiment.parent.mkdir(parents=True)
-    text = "# @package _global_\ndefaults: [digits, _self_]\ntrain: {max_epochs: 200}\n"
-    experiment.write_text(text)
-    where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "tracking=off"]
-    job = submit_template(
-        tmp_path, [], "--config-dir", f"{tmp_path}/conf", "experiment=mine", *where
-    )
-    (run,) = cluster.wait_for(lambda: runs(tmp_path / "runs"), 60, "the run directory")
-    wait_for_step(run, 50)
-    experiment.write_text(text.replace("200", "1"))
-    cluster.slurm("scancel", "--signal=USR2", job)
-    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 60, "the requeue")
-    assert cluster.tool("hurry", job).returncode == 0
-    assert wait_for_end([job]) == {job: "COMPLETED"}, (tmp_path / "out").read_text()
-    assert runs(tmp_path / "runs") == [run]
-    assert (run_json(run)["result"]["step"], len(run_json(run)["attempts"])) == (4400, 2)
 
 
 def test_two_nodes_asked_and_one_task_started(digits: Path, tmp_path: Path) -> None:

@@ -1,0 +1,406 @@
+"""The sbatch templates, each run on a real Slurm as users type it."""
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import cluster
+from tests.conftest import ROOT, run_json, run_module, runs
+from tests.test_cluster import queue, wait_for_end, wait_for_step
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+SLURM = ROOT / "slurm"
+HAND_ON = f'exec {sys.executable} "$@"'  # the rest of a script that stands for Python
+QUIET = ("tracking=off", "train.eval_every=100000", "train.log_every=1000")
+
+
+def steps(count: int) -> tuple[str, ...]:
+    """A run long enough to be hit."""
+    return (*QUIET, "train.max_epochs=999", f"train.max_steps={count}", "checkpoint.every_steps=20")
+
+
+@pytest.fixture(autouse=True)
+def no_jobs_left() -> Iterator[None]:
+    cluster.require()
+    yield
+    subprocess.run(["scancel", "--me"], check=False)
+    cluster.wait_for(lambda: not queue(), 60, "an empty queue")
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """Where users type: a folder whose name a shell could misread."""
+    folder = tmp_path / "it's $(touch oops) & mine"
+    folder.mkdir()
+    return folder
+
+
+def submit(here: Path, *words: str, python: str | None = sys.executable, **env: str) -> str:
+    """`sbatch WORDS` typed in `here`; the job id. A word NAME.sbatch is the template."""
+    given = [str(SLURM / word) if word.endswith(".sbatch") else word for word in words]
+    done = subprocess.run(
+        ["sbatch", "--parsable", *given],
+        cwd=here,
+        env=os.environ | ({"HPCTRAIN_PYTHON": python} if python else {}) | env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def output(here: Path, job: str) -> str:
+    return (here / f"slurm-{job}.out").read_text()
+
+
+def ended(here: Path, *jobs: str) -> list[str]:
+    """How the jobs ended, for accounting: `COMPLETED|0:0`; shown with their output if it fails."""
+    wait_for_end(list(jobs))
+    shown = ("sacct", "-X", "--noheader", "--parsable2", "--format=State,ExitCode")
+    answers = [cluster.slurm(*shown, "--jobs", job) for job in jobs]
+    print(*answers, *(output(here, job) for job in jobs), sep="\n")
+    return answers
+
+
+def come_back(job: str) -> None:
+    """Wait until the job is queued again, and have it start now."""
+    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 60, "the requeue")
+    hurried = cluster.tool("hurry", job)
+    assert hurried.returncode == 0, hurried.stderr
+
+
+def the_run(here: Path) -> Path:
+    (run,) = cluster.wait_for(lambda: runs(here / "runs"), 60, "the run directory")
+    return run
+
+
+def script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_without_arguments_the_usage_is_shown(here: Path) -> None:
+    templates = sorted(path.name for path in SLURM.glob("*.sbatch"))
+    assert len(templates) == 5
+    plain = "--output=slurm-%j.out"  # also where no array was asked for, which is wrong use too
+    jobs = [submit(here, plain, name) for name in templates]
+    jobs += [submit(here, plain, name, "--help") for name in templates]
+    assert ended(here, *jobs) == ["FAILED|2:0"] * len(jobs)
+    for name, job in zip(templates * 2, jobs, strict=True):
+        assert f" slurm/{name} " in output(here, job)
+        assert "#" not in output(here, job)
+    assert {path.suffix for path in here.iterdir()} == {".out"}
+
+
+def test_the_python_is_found(here: Path) -> None:
+    def environment(name: str) -> str:
+        script(here / name / "bin" / "python", f"echo this is {name} >&2; exit 9")
+        return str(here / name)
+
+    active = {"VIRTUAL_ENV": environment("active"), "CONDA_PREFIX": environment("conda")}
+    first = submit(here, "train.sbatch", "seed=1", python=None, **active)
+    wait_for_end([first])
+    environment(".venv")
+    second = submit(here, "train.sbatch", "seed=1", python=None, **active)
+    given = environment("given") + "/bin/python"
+    third = submit(here, "train.sbatch", "seed=1", python=given, **active)
+    assert ended(here, first, second, third) == ["FAILED|9:0"] * 3
+    said = [output(here, job).strip() for job in (first, second, third)]
+    assert said == ["this is active", "this is .venv", "this is given"]
+
+
+def test_train_over_two_nodes(digits: Path, here: Path) -> None:
+    spy = script(here / "spy", f'echo "$CUDA_VISIBLE_DEVICES" >gpus-$SLURM_PROCID\n{HAND_ON}')
+    shape = ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", "train.sbatch")
+    folder = here / "a 'b'; $(touch oops) *"
+    given = ("experiment=digits", f"data.path={digits}", f'output_dir="{folder}"', *QUIET)
+    job = submit(here, *shape, *given, "train.max_steps=20", python=str(spy))
+    assert ended(here, job) == ["COMPLETED|0:0"]
+    (run,) = runs(folder)
+    assert run_json(run)["state"] == "finished"
+    attempt = run_json(run)["attempts"][-1]
+    assert (attempt["world_size"], len(attempt["hosts"])) == (4, 2)
+    assert [(here / f"gpus-{rank}").read_text() for rank in range(4)] == ["0,1\n"] * 4
+    assert not list(here.rglob("oops"))
+    assert stat.S_IMODE((here / f"slurm-{job}.run").stat().st_mode) == 0o600
+
+
+def test_a_wrong_config_ends_before_any_step(here: Path) -> None:
+    typo = submit(here, "train.sbatch", "experiment=digits", "optimizer.lrr=1")
+    sweep = submit(here, "train.sbatch", "experiment=digits", "--cfg", "job")
+    assert ended(here, typo, sweep) == ["FAILED|2:0"] * 2
+    assert "did you mean optimizer.lr?" in output(here, typo)
+    assert "names no run to train here" in output(here, sweep)
+    steps = cluster.slurm("sacct", "--noheader", "--format=JobID", "--jobs", f"{typo},{sweep}")
+    assert not re.search(r"\.\d", steps)
+
+
+def test_a_restarted_job_keeps_its_frozen_config(digits: Path, here: Path) -> None:
+    experiment = here / "conf" / "experiment" / "mine.yaml"
+    experiment.parent.mkdir(parents=True)
+    text = "# @package _global_\ndefaults: [digits, _self_]\ntrain: {max_epochs: 100}\n"
+    experiment.write_text(text)
+    given = ("--config-dir", "conf", "experiment=mine", f"data.path={digits}", *QUIET)
+    job = submit(here, "train.sbatch", *given)
+    wait_for_step(the_run(here), 50)
+    experiment.write_text(text.replace("100", "1"))
+    cluster.slurm("scancel", "--signal=USR2", job)
+    come_back(job)
+    assert ended(here, job) == ["COMPLETED|0:0"]
+    record = run_json(the_run(here))
+    assert (record["result"]["step"], len(record["attempts"])) == (2200, 2)
+
+
+def test_preempted_on_two_nodes_it_comes_back(digits: Path, here: Path) -> None:
+    shape = ("--partition=preemptible", "--nodes=2", "train.sbatch")
+    job = submit(here, *shape, "experiment=digits", f"data.path={digits}", *steps(1200))
+    wait_for_step(the_run(here), 20)
+    preempted = cluster.tool("preempt", job)
+    assert preempted.returncode == 0, preempted.stderr
+    come_back(job)
+    assert ended(here, job) == ["COMPLETED|0:0"]
+    first, second = run_json(the_run(here))["attempts"]
+    assert (first["state"], first["reason"]) == ("interrupted", "SIGTERM")
+    assert (second["restart_count"], second["state"]) == (1, "finished")
+
+
+def test_submitted_from_inside_another_job(digits: Path, here: Path) -> None:
+    """The other job's shape, memory, GPUs, bindings and array are not for this one."""
+    spy = script(here / "spy", f'env >"env-${{SLURM_STEP_ID:-batch}}-$SLURM_PROCID"\n{HAND_ON}')
+    given = f"experiment=digits data.path={digits} train.max_steps=3 tracking=off"
+    inner = f"sbatch --nodes=2 --ntasks-per-node=2 --parsable {SLURM}/train.sbatch {given} >inner"
+    leaking = "SLURM_RESTART_COUNT=1 RANK=0 WORLD_SIZE=1 HPCTRAIN_LAUNCHER=single"
+    outer = script(
+        here / "outer", f"srun -N1 -n1 --cpu-bind=map_cpu:0 --mem-bind=local env {leaking} {inner}"
+    )
+    shape = ("--array=7", "--ntasks=3", "--cpus-per-task=2", "--mem-per-cpu=100", "--gpus=2")
+    outside = submit(here, *shape, str(outer), python=str(spy))
+    assert ended(here, f"{outside}_7") == ["COMPLETED|0:0"]
+    job = (here / "inner").read_text().strip()
+    assert ended(here, job) == ["COMPLETED|0:0"]
+    (attempt,) = run_json(the_run(here))["attempts"]
+    assert (attempt["world_size"], attempt["job_id"]) == (4, job)
+    assert (attempt["launcher"], attempt["restart_count"]) == ("slurm", 0)
+    for rank in range(4):
+        names = (here / f"env-0-{rank}").read_text()
+        assert not re.search(r"^SLURM_(CPU_BIND|MEM_|GPUS|ARRAY)|^(RANK|WORLD_SIZE)=", names, re.M)
+
+
+def test_array_trains_a_run_a_line(digits: Path, here: Path) -> None:
+    lines = ("seed=1", "seed=2 'model.hidden=[8, 8]' output_dir='\"$(touch oops) `id`\"'")
+    wrong = ("seed='3", "optimizer.lrr=1", "")
+    (here / "my runs.txt").write_text("\n".join([*lines, *wrong]))
+    given = ("experiment=digits", f"data.path={digits}", "train.max_steps=3", "tracking=off")
+    job = submit(here, "--array=1-6", "array.sbatch", "my runs.txt", *given)
+    missing = submit(here, "--array=1", "array.sbatch", "none.txt", *given)
+    tasks = [f"{job}_{task}" for task in range(1, 7)]
+    done = ["COMPLETED|0:0"] * 2
+    assert ended(here, *tasks, f"{missing}_1") == [*done, *["FAILED|2:0"] * 5]
+    said = [output(here, task) for task in tasks]
+    assert "seed='3: No closing quotation" in said[2]
+    assert "did you mean optimizer.lr?" in said[3]
+    for text, number in zip(said[4:], (5, 6), strict=True):
+        assert f"my runs.txt: line {number}, which is this task's, is empty or missing" in text
+    assert "it has 4 lines" in said[5]
+    assert f"none.txt: no such file in {here}" in output(here, f"{missing}_1")
+    (first,), (second,) = runs(here / "runs"), runs(here / "$(touch oops) `id`")
+    assert (run_json(first)["state"], run_json(second)["state"]) == ("finished", "finished")
+    assert "hidden:\n  - 8\n  - 8\n" in (second / "config.yaml").read_text()
+    assert not list(here.rglob("oops"))
+
+
+def test_one_task_of_an_array_is_preempted_and_resumes(digits: Path, here: Path) -> None:
+    listed = here / "runs.txt"
+    listed.write_text("seed=1\nseed=2\n")
+    shape = ("--partition=preemptible", "--array=1-2", "array.sbatch", "runs.txt")
+    array = submit(here, *shape, "experiment=digits", f"data.path={digits}", *steps(4000))
+    both = [f"{array}_1", f"{array}_2"]
+    frozen = [here / f"slurm-{task}.run" for task in both]
+    cluster.wait_for(
+        lambda: all(file.exists() and file.stat().st_size for file in frozen), 60, "two runs"
+    )
+    paths = [Path(file.read_text().strip()) for file in frozen]
+    for path in paths:
+        wait_for_step(path, 20)
+    listed.write_text("the file is another one now\n")
+    # Slurm's warning to one task, and the loss of the node to the other.
+    cluster.slurm("scancel", "--signal=USR2", both[0])
+    come_back(both[0])
+    preempted = cluster.tool("preempt", both[1])
+    assert preempted.returncode == 0, preempted.stderr
+    come_back(both[1])
+    assert ended(here, *both) == ["COMPLETED|0:0"] * 2
+    for path, task, reason in zip(paths, both, ("SIGUSR2", "SIGTERM"), strict=True):
+        attempts = run_json(path)["attempts"]
+        assert [attempt["job_id"] for attempt in attempts] == [task] * 2
+        assert (attempts[0]["reason"], attempts[1]["state"]) == (reason, "finished")
+
+
+def test_preprocess_prepares_a_line_a_task(here: Path) -> None:
+    for part in range(2):
+        (here / f"in {part}").mkdir()
+        np.save(here / f"in {part}" / "x.npy", np.arange(100, dtype=np.float32) + part)
+    commands = [f"arrays 'in {part}/x.npy' 'part-{part} $(touch oops)'" for part in range(2)]
+    (here / "data.txt").write_text("\n".join([*commands, "arrays none.npy out", ""]))
+    given = ("--split", "train=0.9,val=0.1")
+    job = submit(here, "--array=1-4", "preprocess.sbatch", "data.txt", *given)
+    tasks = [f"{job}_{task}" for task in range(1, 5)]
+    assert ended(here, *tasks) == [*["COMPLETED|0:0"] * 2, "FAILED|3:0", "FAILED|2:0"]
+    assert "it has 3 lines" in output(here, tasks[3])
+    folders = [here / f"part-{part} $(touch oops)" for part in range(2)]
+    for folder in folders:
+        shown = json.loads(run_module("data_prep", "inspect", "--json", str(folder)).stdout)
+        assert sum(shown["splits"].values()) == 100
+    assert not list(here.rglob("oops"))
+    # Restarted, it sees that all is done.
+    index = folders[0] / "index.json"
+    before = index.stat().st_mtime_ns
+    cluster.slurm("scontrol", "requeue", tasks[0])
+    come_back(tasks[0])
+    assert ended(here, tasks[0]) == ["COMPLETED|0:0"]
+    assert index.stat().st_mtime_ns == before
+
+
+def test_preprocess_outlives_the_grace_time_of_a_preemption(here: Path) -> None:
+    """A task that ended by itself inside it would be COMPLETED or FAILED, and never requeued."""
+    slow = script(here / "slow", f"[[ $1 == -c ]] || sleep 60\n{HAND_ON}")
+    np.save(here / "x.npy", np.arange(10))
+    (here / "data.txt").write_text("arrays x.npy out\n")
+    shape = ("--partition=preemptible", "--array=1", "preprocess.sbatch", "data.txt")
+    task = submit(here, *shape, python=str(slow)) + "_1"
+    cluster.wait_for(lambda: cluster.job_state(task) == "RUNNING", 30, "the task")
+    assert cluster.tool("preempt", task).returncode == 0
+    cluster.wait_for(lambda: cluster.job_state(task) == "PENDING", 60, "the requeue")
+    script(slow, HAND_ON)
+    come_back(task)
+    assert ended(here, task) == ["COMPLETED|0:0"]
+    assert (here / "out" / "index.json").exists()
+
+
+def test_mlflow_server_serves_other_nodes(digits: Path, here: Path) -> None:
+    address = here / "my store" / "server.uri"
+
+    def start() -> tuple[str, str]:
+        job = submit(here, "--nodelist=node1", "mlflow-server.sbatch", "my store")
+        cluster.wait_for(
+            lambda: address.exists() or cluster.job_state(job) == "FAILED", 90, "the address"
+        )
+        assert address.exists(), output(here, job)
+        return job, address.read_text().strip()
+
+    def names(uri: str) -> list[str]:
+        """The runs, asked for by name from another node and by a tunnel's end from its own."""
+        ask = "import json, sys, urllib.request as u; print(u.urlopen(u.Request(sys.argv[1] + "
+        ask += "'/api/2.0/mlflow/runs/search', json.dumps({'experiment_ids': ['0', '1']}).encode(),"
+        ask += "{'Content-Type': 'application/json'})).read().decode())"
+        found = []
+        local = re.sub("//.*:", "//localhost:", uri)
+        for node, seen_as in (("node2", uri), ("node1", local)):
+            srun = ("srun", f"--nodelist={node}", sys.executable, "-c", ask, seen_as)
+            answer = json.loads(cluster.slurm(*srun))
+            found.append([run["info"]["run_name"] for run in answer.get("runs", [])])
+        assert found[0] == found[1]
+        return found[0]
+
+    server, uri = start()
+    assert re.fullmatch(r"http://node1:\d+", uri)
+    assert f"tracking.uri={uri}" in output(here, server)
+    second = submit(here, "mlflow-server.sbatch", "my store")
+    assert ended(here, second) == ["FAILED|1:0"]
+    assert f"my store is served already: {uri}" in output(here, second)
+
+    given = ("experiment=digits", f"data.path={digits}", "train.max_steps=5", f"tracking.uri={uri}")
+    job = submit(here, "--nodelist=node2", "train.sbatch", *given)
+    assert ended(here, job) == ["COMPLETED|0:0"]
+    run = the_run(here).name
+    assert names(uri) == [run]
+
+    # What Slurm sends a minute before the time limit.
+    cluster.slurm("scancel", "--batch", "--signal=TERM", server)
+    assert ended(here, server) == ["COMPLETED|0:0"]
+    assert not address.exists()
+    server, uri = start()
+    assert names(uri) == [run]
+    cluster.slurm("scancel", server)
+    assert ended(here, server)[0].startswith("CANCELLED")
+    cluster.wait_for(lambda: not address.exists(), 10, "the address is gone")
+    assert "Finished server process" in output(here, server)
+
+
+# Apptainer itself is not in Debian's repositories and no container can be started here. This is its
+# command line only: it checks the options, and runs the command on the host with a PATH on which
+# Slurm's commands are missing, as they are in the image. Mounts, user namespaces, --nv and how
+# Apptainer passes signals on are not tested.
+FAKE_APPTAINER = """\
+[[ $1 == exec ]] || exit 64
+echo "$*" >>{log}
+shift
+while [[ $1 == -* ]]; do
+    case $1 in
+        --bind | --pwd) [[ $2 == "$PWD" ]] || exit 64; shift 2 ;;
+        --nv) shift ;;
+        *) echo "unknown option $1"; exit 64 ;;
+    esac
+done
+[[ -s $1 && -z ${{PYTHONPATH:-}} ]] || exit 64
+shift
+exec /usr/bin/env PATH={path} PYTHONPATH={pythonpath} "$@"
+"""
+
+
+def test_container(digits: Path, here: Path) -> None:
+    log = here.parent / "apptainer.log"
+    (here / "my image.sif").write_text("an image")
+    fake = FAKE_APPTAINER.format(
+        log=log,
+        path=Path(sys.executable).parent,
+        pythonpath=os.environ.get("PYTHONPATH", ""),
+    )
+    folder = script(here.parent / "bin" / "apptainer", fake).parent
+    path = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    given = ("container.sbatch", "my image.sif", "experiment=digits", f"data.path={digits}")
+    shape = ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2")
+    job = submit(here, *shape, *given, *steps(600), **path)
+    wait_for_step(the_run(here), 20)
+    cluster.slurm("scancel", "--signal=USR2", job)
+    come_back(job)
+    assert ended(here, job) == ["COMPLETED|0:0"]
+    first, second = run_json(the_run(here))["attempts"]
+    assert (first["reason"], first["world_size"]) == ("SIGUSR2", 4)
+    assert (second["state"], second["restart_count"]) == ("finished", 1)
+    assert f"job {job} is requeued, from outside the container" in output(here, job)
+    # One freeze for both attempts, four ranks in each.
+    calls = log.read_text().splitlines()
+    made = [call.partition(" -m hpctrain ")[2].split()[0] for call in calls]
+    assert made == ["freeze", *["run"] * 8]
+    assert all(" --nv " in call for call in calls)
+
+    # Without GPUs; and what scancel ends stays away.
+    log.unlink()
+    job = submit(here, *given, *steps(4000), "seed=1", "output_dir=others", **path)
+    (other,) = cluster.wait_for(lambda: runs(here / "others"), 60, "the run directory")
+    wait_for_step(other, 20)
+    cluster.slurm("scancel", job)
+    assert ended(here, job)[0].startswith("CANCELLED")
+    assert "requeued, from outside" not in output(here, job)
+    assert "--nv" not in log.read_text()
+
+
+def test_container_without_a_runtime(here: Path) -> None:
+    if shutil.which("apptainer") or shutil.which("singularity"):
+        pytest.skip("a container runtime is installed here")
+    job = submit(here, "container.sbatch", "image.sif", "experiment=digits")
+    assert ended(here, job) == ["FAILED|2:0"]
+    assert "neither apptainer nor singularity is on the PATH of node" in output(here, job)

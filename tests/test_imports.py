@@ -27,16 +27,20 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"errors"},
     "tracking": {"errors"},
     "rundir": CONFIG,
+    "stopfile": set(),
     "freeze": CONFIG | {"data.index", "rundir", "tracking.store", "validate"},
     "launch": CONFIG | {"freeze", "rundir", "tracking.store"},
+    "commands": CONFIG | {"launch.queue", "rundir", "stopfile"},
     "summary": CONFIG | {"rundir"},
     "models": set(),
     "tasks": {"errors"},
     "parallel": RANKS,
     "train": CONFIG | RANKS | {"data", "tasks", "tracking"},
-    "attempt": CONFIG | RANKS | {"launch.slurm", "rundir", "tracking", "train"},
+    "attempt": CONFIG | RANKS | {"launch.slurm", "rundir", "stopfile", "tracking", "train"},
     "build": CONFIG | RANKS | {"data", "parallel", "rundir", "tracking", "train"},
-    "job": CONFIG | RANKS | {"attempt", "build", "distributed.group", "rundir", "train"},
+    "job": CONFIG
+    | RANKS
+    | {"attempt", "build", "distributed.group", "rundir", "stopfile", "train"},
     "cli": {""},  # everything
     "__main__": {"cli"},
     "__init__": set(),
@@ -45,6 +49,7 @@ NO_TORCH = (
     *("errors", "explain", "config", "conf_groups", "distributed.slurm", "distributed.report"),
     *("distributed.port", "distributed.hostlist", "validate"),
     *("data.index", "data.format", "rundir", "freeze", "launch", "summary", "tracking", "cli"),
+    *("commands", "stopfile"),
 )
 NO_HYDRA = ("train", "data", "distributed", "tracking", "parallel", "tasks", "models", "job")
 

@@ -8,7 +8,7 @@ this order: the traceback of the rank that fell silent first, without those; wha
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,7 @@ _NOISE = re.compile(
     r"|ChildFailedError|KeyboardInterrupt|SystemExit",
     re.IGNORECASE,
 )
-_SLURM = re.compile(r"(srun|slurmstepd|slurmd\S*): (error: )?(?P<said>.*)")
+_SLURM = re.compile(r"(srun|slurmstepd\S*|slurmd\S*): (error: )?(?P<said>.*)")
 _RESTART = re.compile(r".*DUE TO (JOB REQUEUE|PREEMPTION|NODE FAILURE)|.*Requeued")
 # The telling ones first; what only follows from another death last.
 _WORDS = (
@@ -89,14 +89,18 @@ def find_fault(run: Facts) -> Fault | None:
         noise += of_others[-1:]
     if causes:
         return causes[0]
-    batch_path = batch_log(run)
-    batch = tail(batch_path, None) if batch_path else None
-    if batch and (said := _slurms_word(batch)):
-        return said
-    # srun's words about a task that could not start are in the log of that task.
-    said_in_ranks = (word for log in ranks if (word := _slurms_word(log)))
-    last_lines = (log.fault(len(log.lines) - 1) for log in (batch, *ranks) if log and log.lines)
-    return next((fault for fault in (*said_in_ranks, *noise, *last_lines)), None)
+    batch = batch_log(run)
+    # A task that could not even start has Slurm's words in its own log.
+    logs = [*([tail(batch, None)] if batch else []), *ranks]
+    if words := [word for log in logs for word in _slurms_words(log)]:
+        return min(words, key=lambda word: word[0])[1]
+    last_lines = [log.fault(len(log.lines) - 1) for log in logs if log.lines]
+    return next(iter([*noise, *last_lines]), None)
+
+
+def is_of_another_rank(error: str) -> bool:
+    """Whether an error only says that another rank is gone."""
+    return _NOISE.search(error) is not None
 
 
 def tail(path: Path, rank: int | None) -> Log:
@@ -128,7 +132,7 @@ def _errors(log: Log) -> tuple[list[Fault], list[Fault]]:
     own: list[Fault] = []
     of_others: list[Fault] = []
     for index, summary in _ends(log.lines):
-        (of_others if _NOISE.search(summary) else own).append(log.fault(index, summary))
+        (of_others if is_of_another_rank(summary) else own).append(log.fault(index, summary))
     return own, of_others
 
 
@@ -145,20 +149,12 @@ def _ends(lines: list[str]) -> Iterator[tuple[int, str]]:
             yield index, line
 
 
-def _slurms_word(log: Log) -> Fault | None:
-    """The most telling line of srun's and slurmstepd's since the last restart."""
+def _slurms_words(log: Log) -> Iterator[tuple[int, Fault]]:
+    """What srun and slurmstepd said since the last restart; the more telling, the lower."""
     restarts = [index for index, line in enumerate(log.lines) if _RESTART.match(line)]
-    begin = restarts[-1] + 1 if restarts else 0
-    said = [
-        (index, match["said"])
-        for index, line in enumerate(log.lines[begin:], begin)
-        if (match := _SLURM.match(line))
-    ]
-    for word in _WORDS:
-        if found := _first(index for index, text in said if word.search(text)):
-            return log.fault(found[0])
-    return None
-
-
-def _first(values: Iterable[int]) -> list[int]:
-    return list(values)[:1]
+    for index in range(restarts[-1] + 1 if restarts else 0, len(log.lines)):
+        if match := _SLURM.match(log.lines[index]):
+            for place, word in enumerate(_WORDS):
+                if word.search(match["said"]):
+                    yield place, log.fault(index)
+                    break

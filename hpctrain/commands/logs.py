@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import TextIO
 
 from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.fault import Fault, find_fault, tail
@@ -46,7 +47,7 @@ def main(argv: list[str]) -> int:
     if options.json:
         _print_json(run, state, fault, options)
     elif fault:
-        _print_fault(run, state, fault)
+        _print_fault(run, state, fault, sys.stdout)
     else:
         path = _log_file(run, state, options.rank)
         print(f"==> {path} <==", file=sys.stderr)
@@ -79,14 +80,14 @@ def _last(path: Path, count: int) -> list[str]:
     return tail(path, None).lines[-count:] if count > 0 else []
 
 
-def _print_fault(run: Facts, state: State, fault: Fault) -> None:
+def _print_fault(run: Facts, state: State, fault: Fault, to: TextIO) -> None:
     who = "the batch script" if fault.rank is None else f"rank {fault.rank}"
-    reason = f" ({state.reason})" if state.reason and fault.summary != state.reason else ""
-    print(f"{run.name} is {state.name}{reason}; {who} says:")
-    print(f"{fault.file}:{fault.line}: {fault.summary}\n")
+    # A failed run's reason is rank 0's error: the same one, or less.
+    reason = f" ({state.reason})" if state.reason and state.name != "failed" else ""
+    print(f"{run.name} is {state.name}{reason}; {who} says:", file=to)
+    print(f"{fault.file}:{fault.line}: {fault.summary}\n", file=to)
     for number, line in enumerate(fault.text, fault.first):
-        print(f"{'>' if number == fault.line else ' '}{number:6}  {line}")
-    print(f"\nthe whole of it: {fault.file}")
+        print(f"{'>' if number == fault.line else ' '}{number:6}  {line}", file=to)
 
 
 def _print_json(run: Facts, state: State, fault: Fault | None, options: argparse.Namespace) -> None:
@@ -142,8 +143,12 @@ def _follow(path: Path, options: argparse.Namespace) -> int:
                 time.sleep(_LOOK_S)
     except KeyboardInterrupt:
         return 0
-    said = f": {state.reason}" if state.reason else ""
-    print(f"==> {run.name} is {state.name}{said}", file=sys.stderr)
+    if state.name in _FAILED and (fault := find_fault(run)):
+        print(file=sys.stderr)
+        _print_fault(run, state, fault, sys.stderr)
+    else:
+        said = f" ({state.reason})" if state.reason else ""
+        print(f"==> {run.name} is {state.name}{said}", file=sys.stderr)
     return 0
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from hpctrain.commands.facts import Facts
+from hpctrain.commands.fault import is_of_another_rank
 
 # In the order of a long table: what wants attention comes first.
 STATES = (
@@ -113,7 +114,11 @@ def _at_rest(run: Facts) -> State:
     if run.said == "created":
         return State("created")
     if run.said == "failed":
-        return State("failed", _line(str(run.attempt.get("error", ""))))
+        error = " ".join(str(run.attempt.get("error", "")).split())
+        # Rank 0 has written it down, and only noticed that another one was gone.
+        return State(
+            "failed", f"another rank failed: {error}" if is_of_another_rank(error) else error
+        )
     # A job of slurm/train.sbatch is no array task: only sacct tells that it waits.
     if run.ended is not None and _word(run.ended.state) in _WAITING and not run.submission:
         return State("requeued", run.ended.reason)
@@ -137,7 +142,7 @@ def _gone(run: Facts, now: float) -> State:
         if run.said == "queued":
             return State("queued", run.ended.reason)
         return _running(run, now) if word == "RUNNING" else State("requeued", run.ended.reason)
-    if run.said == "queued" and asked_s < _SUBMITTING_S:
+    if run.said == "queued" and asked_s < _SUBMITTING_S and run.ended is None:
         return State("queued", "being submitted")
     if run.wish is not None:
         return State("cancelled", f"by {run.wish.get('by', 'somebody')}{_reached(run)}")
@@ -191,10 +196,6 @@ def _reached(run: Facts) -> str:
 def _word(state: str) -> str:
     """`CANCELLED` of `CANCELLED by 1000`."""
     return state.split()[0] if state else ""
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _time(iso: str) -> float | None:

@@ -21,6 +21,7 @@ from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import STATES, UNDER_WAY, State, duration, eta_s, judge, metric, step
 
 _ROWS = 40
+_REASON = 100  # characters; --json has all of it, and logs more
 _COLOURS = {
     "finished": "green",
     "running": "cyan",
@@ -46,6 +47,8 @@ class Row:
         """Where it runs or ran last: a Slurm hostlist, or the hosts themselves."""
         if self.run.job is not None and self.run.job.nodes:
             return self.run.job.nodes
+        if self.run.ended is not None and self.run.ended.nodes != "None assigned":
+            return self.run.ended.nodes
         hosts: list[str] = self.run.attempt.get("hosts", [])
         more = f" +{len(hosts) - 2}" if len(hosts) > 2 else ""
         return ",".join(hosts[:2]) + more
@@ -58,12 +61,12 @@ class Row:
     def cells(self) -> list[Text]:
         """Text, for a name or an error may look like rich's markup."""
         made, left, watched = step(self.run), self.eta_s, metric(self.run)
-        total = self.run.progress.get("max_steps")
+        total, reason = self.run.progress.get("max_steps"), self.state.reason
         steps = "" if made is None else f"{made}" if total is None else f"{made}/{total}"
         return [
             Text(self.run.name, no_wrap=True),
             Text(self.state.name, style=_COLOURS.get(self.state.name, ""), no_wrap=True),
-            Text(self.state.reason),
+            Text(reason if len(reason) <= _REASON else reason[: _REASON - 1] + "…"),
             Text(self.node),
             Text(str(self.run.restarts or "")),
             Text(steps, no_wrap=True),

@@ -119,8 +119,9 @@ WISH = {"by": "ann", "time": NOW - 10}
         ("running", [ATTEMPT], {"wish": WISH, "progress": BEAT}, "cancelled", "after step 50"),
         ("queued", [], {}, "lost", "no longer in the queue"),
         ("running", [ATTEMPT], {"progress": BEAT}, "lost", "on node1, after step 50"),
-        ("queued", [], {"asked": NOW - 5}, "queued", "being submitted"),
-        ("queued", [], {"asked": NOW - 5, "ended": ended("FAILED")}, "lost", "FAILED"),
+        ("queued", [], {"asked": NOW - 5, "unanswered": True}, "queued", "being submitted"),
+        ("queued", [], {"asked": NOW - 99, "unanswered": True}, "lost", "no longer in the queue"),
+        ("queued", [], {"asked": NOW - 5}, "lost", "no longer in the queue"),
         # Nobody could be asked: what the directory tells, not more.
         ("queued", [], {"scheduler": False}, "queued", "squeue was not asked"),
         ("running", [ATTEMPT], {"scheduler": False, "progress": BEAT}, "running", ""),

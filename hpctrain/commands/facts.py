@@ -35,6 +35,7 @@ class Facts:
         progress: content of progress.json, which rank 0 writes every few seconds; may be empty.
         wish: who asked it to stop for good, and when.
         held: a process holds the directory, as far as this host can see.
+        unanswered: it was submitted, but `sbatch` has not told a number yet, or never will.
         job_id: of the last submission or attempt, `ARRAYJOB_TASK`; "" outside Slurm.
         job: what `squeue` says.
         ended: what `sacct` says, where `squeue` says nothing.
@@ -47,6 +48,7 @@ class Facts:
     progress: dict[str, Any] = field(default_factory=dict)
     wish: dict[str, Any] | None = None
     held: bool = False
+    unanswered: bool = False
     job_id: str = ""
     job: Job | None = None
     ended: Ended | None = None
@@ -63,7 +65,10 @@ class Facts:
         facts = cls(path, record, _json(path / "progress.json"))
         if not facts.is_final:
             facts.wish = stopfile.read(path)
-        facts.job_id = facts._job_id()
+        array = _array_id(facts.submission["script"]) if facts.submission else ""
+        facts.unanswered = bool(facts.submission) and not array
+        task = facts.submission.get("task")
+        facts.job_id = f"{array}_{task}" if array else str(facts.attempt.get("job_id", ""))
         return facts
 
     @property
@@ -97,13 +102,6 @@ class Facts:
     def restarts(self) -> int:
         """Attempts after the first."""
         return max(0, len(self.record.get("attempts", [])) - 1)
-
-    def _job_id(self) -> str:
-        if self.submission:
-            array = _array_id(str(Path(self.submission["script"]).with_name("job_id")))
-            if array:
-                return f"{array}_{self.submission['task']}"
-        return str(self.attempt.get("job_id", ""))
 
 
 def gather(paths: Iterable[Path]) -> list[Facts]:
@@ -165,10 +163,10 @@ def is_held(path: Path) -> bool:
 
 
 @functools.cache
-def _array_id(file: str) -> str:
-    """The number that `sbatch` gave; a sweep's runs share the file."""
+def _array_id(script: str) -> str:
+    """The number that `sbatch` gave this script; a sweep's runs share the file."""
     try:
-        return Path(file).read_text().strip()
+        return Path(script).with_name("job_id").read_text().strip()
     except OSError:
         return ""
 

@@ -17,9 +17,8 @@ from hpctrain.commands.files import batch_log, rank_logs
 
 _BEFORE, _AFTER = 25, 5  # lines shown around an error
 _READ = 4 << 20  # bytes of a log's end
-_PREFIX = r"(?:\[rank\d+\]:\s?)?"  # torch puts it before the lines of an uncaught exception
-_TRACEBACK = re.compile(_PREFIX + r"Traceback \(most recent call last\):")
-_INSIDE = re.compile(_PREFIX + r"(?:\s|$)")
+_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch's, before the lines of an uncaught exception
+_TRACEBACK = "Traceback (most recent call last):"
 _OWN = re.compile(r"error: \S")  # how hpctrain tells what the user can mend
 _CRASH = re.compile(r"Fatal Python error|terminate called|.*(Segmentation fault|Bus error)")
 _NOISE = re.compile(
@@ -139,12 +138,13 @@ def _errors(log: Log) -> tuple[list[Fault], list[Fault]]:
 def _ends(lines: list[str]) -> Iterator[tuple[int, str]]:
     """Where tracebacks end, with their last line: `RuntimeError: mat1 and mat2 …`."""
     inside = False
-    for index, line in enumerate(lines):
-        if _TRACEBACK.match(line):
+    for index, printed in enumerate(lines):
+        line = _PREFIX.sub("", printed)
+        if line.startswith(_TRACEBACK):
             inside = True
-        elif inside and not _INSIDE.match(line):
+        elif inside and line and not line[0].isspace():
             inside = False
-            yield index, re.sub(f"^{_PREFIX}", "", line)
+            yield index, line
         elif not inside and (_OWN.match(line) or _CRASH.match(line)):
             yield index, line
 

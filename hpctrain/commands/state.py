@@ -142,7 +142,7 @@ def _gone(run: Facts, now: float) -> State:
         if run.said == "queued":
             return State("queued", run.ended.reason)
         return _running(run, now) if word == "RUNNING" else State("requeued", run.ended.reason)
-    if run.said == "queued" and asked_s < _SUBMITTING_S and run.ended is None:
+    if run.said == "queued" and run.unanswered and asked_s < _SUBMITTING_S:
         return State("queued", "being submitted")
     if run.wish is not None:
         return State("cancelled", f"by {run.wish.get('by', 'somebody')}{_reached(run)}")

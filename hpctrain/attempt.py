@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any, Self
 
-from hpctrain import __version__
+from hpctrain import __version__, stopfile
 from hpctrain.config import Config
 from hpctrain.distributed.slurm import RankInfo
 from hpctrain.launch.container import leave_note, note_from_env
@@ -59,6 +59,9 @@ class Attempt(NoAttempt):
         ranks = self._ranks
         with ExitStack() as stack:
             stack.enter_context(self._run.lock())
+            # A restart by Slurm is nobody's wish that it goes on: it will see the file and stop.
+            if not (ranks.launcher == "slurm" and ranks.restart_count):
+                stopfile.clear(self._run.path)
             self._run.begin_attempt(
                 host=socket.gethostname(),
                 pid=os.getpid(),
@@ -90,9 +93,13 @@ class Attempt(NoAttempt):
     def interrupted(self, outcome: Outcome, reason: str) -> None:
         """See `NoAttempt`; under Slurm, where the user did not ask for it, the job comes back."""
         self._run.end_attempt("interrupted", reason=reason, step=outcome.step)
+        # After that write, for NFS believes a directory's old content until it is written to.
+        wish = stopfile.read(self._run.path)
         log.info("stopped by %s at step %d, saved: it resumes there", reason, outcome.step)
         # First of all, for the grace time is short: what follows may be cut off.
-        if self._ranks.launcher == "slurm" and reason != "SIGINT":
+        if wish is not None:
+            log.info("cancelled by %s: not requeued", wish.get("by", "somebody"))
+        elif self._ranks.launcher == "slurm" and reason != "SIGINT":
             # A run that makes no step between two restarts would come back for ever.
             if outcome.step == outcome.first_step and self._ranks.restart_count > 0:
                 log.error("no step since the last restart: not requeued")

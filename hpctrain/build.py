@@ -20,8 +20,9 @@ from hpctrain.errors import ConfigError
 from hpctrain.parallel import parallelize
 from hpctrain.rundir import RunDir
 from hpctrain.tracking.tracker import Tracker
+from hpctrain.train.beat import Beat
 from hpctrain.train.checkpoint import Checkpointer
-from hpctrain.train.progress import choose_display
+from hpctrain.train.progress import Display, choose_display
 from hpctrain.train.schedule import Schedule
 from hpctrain.train.step import Precision, TrainStep
 from hpctrain.train.stop import Stop
@@ -73,7 +74,7 @@ def build(
         evaluation=_evaluation(config, ranks, device),
         checkpointer=Checkpointer(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
         tracker=tracker,
-        display=choose_display(ranks.is_main),
+        display=_display(config, run, ranks),
         stop=stop,
         device=device,
         max_steps=max_steps,
@@ -137,6 +138,11 @@ def _evaluation(config: Config, ranks: RankInfo, device: torch.device) -> Loader
         tail="pad",
         max_epochs=1,
     )
+
+
+def _display(config: Config, run: RunDir, ranks: RankInfo) -> Display:
+    display = choose_display(ranks.is_main)
+    return Beat(display, run.path / "progress.json", config.metric) if ranks.is_main else display
 
 
 def _max_steps(config: Config, loader: Loader) -> int:

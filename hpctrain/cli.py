@@ -39,6 +39,10 @@ Commands
   freeze OVERRIDES     check a config, write its run directory, print its path
   run RUN_DIR          train a frozen run directory on the ranks that are here
   sync [RUN_DIR...]    upload to MLflow what it does not have yet
+  status [RUN|SWEEP]   where the runs are; --watch
+  logs RUN             what a run prints, or why it failed; -f follows
+  cancel RUN|SWEEP     stop for good; --save: after a checkpoint
+  gc                   what can be deleted; nothing is without --delete
 
 Choices (NAME=CHOICE)
 {groups}
@@ -81,9 +85,14 @@ def _dispatch(argv: list[str]) -> int:
         "freeze": _freeze,
         "run": _run,
         "sync": _sync,
+        "status": _command("status"),
+        "logs": _command("logs"),
+        "cancel": _command("cancel"),
+        "gc": _command("gc"),
     }
     first = argv[0] if argv else "--help"
-    if {"--help", "-h"} & {first, *argv} and first not in ("env", "sync"):  # which have their own
+    without_help = ("freeze", "run")  # the other commands have their own
+    if {"--help", "-h"} & {first, *argv} and (first not in commands or first in without_help):
         return _help()
     if first in commands:
         return commands[first](argv[1:])
@@ -122,6 +131,16 @@ def _sync(argv: list[str]) -> int:
     from hpctrain.tracking.sync import main as sync
 
     return sync(argv)
+
+
+def _command(name: str) -> Callable[[list[str]], int]:
+    def call(argv: list[str]) -> int:
+        from importlib import import_module
+
+        code: int = import_module(f"hpctrain.commands.{name}").main(argv)
+        return code
+
+    return call
 
 
 def _freeze(argv: list[str]) -> int:

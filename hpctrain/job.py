@@ -16,6 +16,7 @@ from hpctrain.config import Config
 from hpctrain.distributed.group import process_group
 from hpctrain.distributed.slurm import RankInfo
 from hpctrain.rundir import RunDir
+from hpctrain.stopfile import stop_file
 from hpctrain.train.stop import Stop, stop_with_launcher
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
     ):
         if ranks.is_main:
             log.info("%s on %s, %s", run.path, device, ranks)
+            stop.watch(stop_file(run.path))
         outcome = build(config, run, ranks, device, attempt.tracker, stop).fit()
         # Inside the group, whose teardown waits for rank 0: Slurm and torchrun end all ranks as
         # soon as one has left with a code other than 0.

@@ -32,17 +32,23 @@ ALLOWED: dict[str, set[str]] = {
     "provenance": {"errors", "git"},
     "snapshot": CONFIG | {"git"},
     "rundir": CONFIG,
+    "stopfile": set(),
     "freeze": CONFIG | {"data.index", "provenance", "rundir", "tracking.store", "validate"},
     "launch": CONFIG
     | {"freeze", "lock", "provenance", "rundir", "snapshot", "tracking.store", "validate"},
+    "commands": CONFIG | {"launch", "provenance", "rundir", "stopfile", "freeze"},
     "summary": CONFIG | {"rundir"},
     "models": set(),
     "tasks": {"errors"},
     "parallel": RANKS,
     "train": CONFIG | RANKS | {"data", "tasks", "tracking"},
-    "attempt": CONFIG | RANKS | {"launch.container", "launch.slurm", "rundir", "tracking", "train"},
+    "attempt": CONFIG
+    | RANKS
+    | {"launch.container", "launch.slurm", "provenance", "rundir", "stopfile", "tracking", "train"},
     "build": CONFIG | RANKS | {"data", "parallel", "rundir", "tracking", "train"},
-    "job": CONFIG | RANKS | {"attempt", "build", "distributed.group", "rundir", "train"},
+    "job": CONFIG
+    | RANKS
+    | {"attempt", "build", "distributed.group", "rundir", "stopfile", "train"},
     "cli": {""},  # everything
     "__main__": {"cli"},
     "__init__": set(),
@@ -50,21 +56,8 @@ ALLOWED: dict[str, set[str]] = {
 NO_TORCH = (
     *("errors", "explain", "config", "conf_groups", "distributed.slurm", "distributed.report"),
     *("distributed.port", "distributed.hostlist", "validate"),
-    *(
-        "data.index",
-        "data.format",
-        "rundir",
-        "freeze",
-        "launch",
-        "summary",
-        "git",
-        "snapshot",
-        "provenance",
-        "lock",
-        "secrets",
-        "tracking",
-        "cli",
-    ),
+    *("data.index", "data.format", "rundir", "freeze", "launch", "summary", "tracking", "cli"),
+    *("commands", "stopfile", "git", "snapshot", "provenance", "lock", "secrets"),
 )
 NO_HYDRA = ("train", "data", "distributed", "tracking", "parallel", "tasks", "models", "job")
 

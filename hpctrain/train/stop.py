@@ -2,6 +2,7 @@
 
     SIGINT            Ctrl-C: stop and save; a second one ends the process at once
     SIGTERM, SIGUSR2  preemption, time limit: stop, save, come back (requeue)
+    a stop file       `hpctrain cancel`: stop, save, do not come back
 
 A Python handler does not run while the main thread is blocked in a collective, so the signal
 reaches a small thread through `signal.set_wakeup_fd`. The flag travels with the step's own
@@ -15,10 +16,12 @@ import os
 import signal
 import socket
 import threading
+from pathlib import Path
 
 import torch
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+_LOOK_S = 5.0
 
 
 def stop_with_launcher() -> None:
@@ -35,12 +38,14 @@ class Stop:
     """A context manager that turns signals into an agreed decision.
 
     Attributes:
-        reason: name of the signal seen by this rank, or "another rank was asked to stop".
+        reason: name of the signal seen by this rank, "cancel" for the stop file, or "another rank
+            was asked to stop".
     """
 
     def __init__(self) -> None:
         self.reason = ""
         self._seen = 0
+        self._file: Path | None = None
         self._agreed: torch.Tensor | None = None
         self._copied: torch.cuda.Event | None = None
 
@@ -62,15 +67,32 @@ class Stop:
         self._listener.join()
 
     def _listen(self) -> None:
-        while data := self._reading.recv(64):
+        while True:
+            if self._file is not None and os.path.exists(self._file):
+                self._ask("cancel")
+            try:
+                data = self._reading.recv(64)
+            except TimeoutError:
+                continue
+            if not data:
+                break
             for number in data:
                 if number not in SIGNALS:
                     continue
                 if number == signal.SIGINT and self.reason == "SIGINT":
                     os._exit(130)
-                self.reason = self.reason or signal.Signals(number).name
-                self._seen = 1
+                self._ask(signal.Signals(number).name)
         self._reading.close()
+
+    def _ask(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        self._seen = 1
+
+    def watch(self, file: Path) -> None:
+        """From now on, stop as well when this file is there; one rank that looks is enough."""
+        self._file = file
+        self._reading.settimeout(_LOOK_S)
+        self._writing.send(b"\0")  # no signal's number: only ends the wait without a limit
 
     def flag(self) -> float:
         """What this rank adds to the step's reduction: 1.0 when it was asked to stop."""

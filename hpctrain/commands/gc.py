@@ -1,0 +1,298 @@
+"""`python -m hpctrain gc`: what can be deleted under `output_dir`, and why.
+
+What nobody can miss is meant by itself; what somebody might has a flag of its own:
+
+    temporary    files of processes that are gone, half-written and half-removed folders
+    sweep        a sweep's scripts when none of its runs exists any more
+    code         a snapshot that no run names       (--code: that only finished runs name)
+    checkpoint   of a finished run, older than the newest that is complete
+    archived     runs that were set aside when they were made again             (--archived)
+    debug        runs of debug=fast, finished or not                            (--debug)
+
+Nothing of a run that is queued or running is touched, links are never followed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.commands.facts import Facts, gather
+from hpctrain.commands.select import all_runs, is_archived, runs_of
+from hpctrain.commands.state import UNDER_WAY, State, judge
+from hpctrain.errors import StorageError
+from hpctrain.rundir import RunDir
+
+# What is younger may belong to a submission that goes on, or to a sweep that runs here.
+_YOUNG_S, _YOUNG_SWEEP_S = 3600.0, 7 * 86400.0
+_TEMPORARY = re.compile(r"\..+\.(?P<host>[^.]+)\.(?P<pid>\d+)$")  # as write_atomically names it
+_DOOMED = ".gc-"  # renamed first: what is half removed must look like nothing else
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something that can be deleted.
+
+    Attributes:
+        kind: see above.
+        path: a file or folder inside `output_dir`.
+        why: in a few words.
+        run: whose it is: it is held while the item is deleted; None outside any run.
+    """
+
+    kind: str
+    path: Path
+    why: str
+    run: Path | None = None
+
+    def size(self) -> int:
+        """Bytes of all files."""
+        return _size(self.path)
+
+
+def main(argv: list[str]) -> int:
+    """List what can be deleted, and with --delete do it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hpctrain gc",
+        description="List what can be deleted under output_dir, with sizes and reasons. Nothing is "
+        "deleted without --delete, and nothing of a run that is queued or running ever.",
+    )
+    parser.add_argument(
+        "--dir", type=Path, default=Path("runs"), metavar="DIR", help="output_dir (default: runs)"
+    )
+    parser.add_argument("--delete", action="store_true", help="delete what is listed")
+    parser.add_argument(
+        "--keep-checkpoints",
+        type=_at_least_one,
+        default=1,
+        metavar="N",
+        help="of every finished run (default: 1)",
+    )
+    parser.add_argument(
+        "--code", action="store_true", help="also code that only finished runs were made with"
+    )
+    parser.add_argument("--archived", action="store_true", help="also runs that were made again")
+    parser.add_argument("--debug", action="store_true", help="also runs named debug-…")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    options = parser.parse_args(argv)
+    items = list(find(options))
+    sizes = [item.size() for item in items]
+    problems = [_delete(item) if options.delete else "" for item in items]
+    if options.json:
+        _print_json(items, sizes, problems, deleted=options.delete)
+    else:
+        _print(items, sizes, problems, deleted=options.delete)
+    if any(problems):
+        raise StorageError(f"{sum(map(bool, problems))} of {len(items)} could not be deleted")
+    return 0
+
+
+def find(options: argparse.Namespace) -> Iterator[Item]:
+    """Everything that can be deleted with these options, by kind."""
+    folder = Path(os.path.abspath(options.dir))
+    now = time.time()
+    runs = gather(all_runs(folder))
+    states = {run.path: judge(run, now) for run in runs}
+    whole = []  # runs that go as a whole
+    for run in runs:
+        if reason := _superfluous(run, states[run.path], options):
+            whole.append(run)
+            yield Item(*reason, run=run.path)
+    rest = [run for run in runs if run not in whole and _is_at_rest(run, states[run.path])]
+    yield from _temporary(folder, rest, now)
+    yield from _sweeps(folder, now)
+    yield from _code(folder, runs, states, now, finished_too=options.code)
+    for run in rest:
+        if states[run.path].name == "finished":
+            yield from _checkpoints(run.path, options.keep_checkpoints)
+
+
+def _is_at_rest(run: Facts, state: State) -> bool:
+    """Whether it is known, not only believed, that no job has it or will have it soon."""
+    blind = run.submission and not run.is_final and not run.scheduler
+    return state.name not in (*UNDER_WAY, "damaged") and not blind
+
+
+def _superfluous(
+    run: Facts, state: State, options: argparse.Namespace
+) -> tuple[str, Path, str] | None:
+    if not _is_at_rest(run, state):
+        return None
+    if options.archived and is_archived(run.name):
+        return "archived", run.path, "made again since"
+    if options.debug and run.name.startswith("debug-"):
+        return "debug", run.path, f"a trial, {state.name}"
+    return None
+
+
+def _temporary(folder: Path, rest: list[Facts], now: float) -> Iterator[Item]:
+    """Left behind by processes that were killed while they wrote or deleted."""
+    places = [(folder, None), (folder / "code", None), (folder / "sweeps", None)]
+    inside = [(place, run.path) for run in rest for place in (run.path, run.path / "checkpoints")]
+    for place, run in [*places, *inside]:
+        for entry in _entries(place):
+            match = _TEMPORARY.match(entry.name)
+            if entry.name.startswith(_DOOMED):
+                yield Item("temporary", Path(entry.path), "half removed by gc", run)
+            elif match and _age(entry, now) > _YOUNG_S:
+                why = f"left by process {match['pid']} on {match['host']}"
+                yield Item("temporary", Path(entry.path), why, run)
+            elif run and place.name == "checkpoints" and entry.name.endswith(".tmp"):
+                # Only the process that holds the run writes one, and nobody holds it.
+                yield Item("temporary", Path(entry.path), "the save was cut off", run)
+
+
+def _sweeps(folder: Path, now: float) -> Iterator[Item]:
+    for entry in _entries(folder / "sweeps"):
+        if not entry.is_dir(follow_symlinks=False) or entry.name.startswith("."):
+            continue
+        try:
+            runs = runs_of(Path(entry.path))
+        except StorageError:
+            continue
+        # A run that is queued exists: so the sweep of a queued job stays.
+        gone = not any(run.exists() or (folder / run.name).exists() for run in runs)
+        if gone and _age(entry, now) > (_YOUNG_S if runs else _YOUNG_SWEEP_S):
+            why = "none of its runs exists any more" if runs else "it has no runs"
+            yield Item("sweep", Path(entry.path), why)
+
+
+def _code(
+    folder: Path, runs: list[Facts], states: dict[Path, State], now: float, *, finished_too: bool
+) -> Iterator[Item]:
+    used: dict[str, set[bool]] = defaultdict(set)  # snapshot: are the runs that name it finished?
+    for run in runs:
+        if run.damage:
+            return  # it may name any
+        finished = states[run.path].name == "finished"
+        named = [run.record, *run.record.get("attempts", [])]
+        for snapshot in {str(facts["code"]) for facts in named if facts.get("code")}:
+            used[snapshot].add(finished)
+    for entry in _entries(folder / "code"):
+        if entry.name.startswith(".") or _age(entry, now) < _YOUNG_S:
+            continue
+        if entry.name not in used:
+            yield Item("code", Path(entry.path), "no run names it")
+        elif finished_too and False not in used[entry.name]:
+            yield Item("code", Path(entry.path), "only finished runs name it")
+
+
+def _checkpoints(run: Path, keep: int) -> Iterator[Item]:
+    newest_first = sorted(
+        (entry for entry in _entries(run / "checkpoints") if re.match(r"step-\d{8}$", entry.name)),
+        key=lambda entry: entry.name,
+        reverse=True,
+    )
+    kept = 0
+    for entry in newest_first:
+        if kept < keep:
+            kept += _is_complete(Path(entry.path))
+        else:
+            yield Item("checkpoint", Path(entry.path), f"the run is finished; {kept} newer", run)
+
+
+def _is_complete(checkpoint: Path) -> bool:
+    """Whether every file is there with the size that the manifest tells."""
+    try:
+        files = json.loads((checkpoint / "manifest.json").read_text())["files"]
+        return all((checkpoint / f).stat().st_size == facts["bytes"] for f, facts in files.items())
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _delete(item: Item) -> str:
+    """Delete it; what hinders, or ""."""
+    try:
+        with ExitStack() as stack:
+            if item.run is not None:
+                stack.enter_context(RunDir(item.run).lock())
+                if Facts.read(item.run).said in ("queued", "running"):
+                    return "its run has been submitted or started since"
+            doomed = item.path
+            if not item.path.name.startswith(_DOOMED):
+                doomed = item.path.with_name(_DOOMED + item.path.name)
+                item.path.rename(doomed)
+            if doomed.is_dir() and not doomed.is_symlink():
+                shutil.rmtree(doomed)
+            else:
+                doomed.unlink()
+    except StorageError as error:
+        return str(error)
+    except OSError as error:
+        return f"{error.filename or item.path}: {error.strerror}"
+    return ""
+
+
+def _age(entry: os.DirEntry[str], now: float) -> float:
+    return now - entry.stat(follow_symlinks=False).st_mtime
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What lies in a folder; nothing where there is none, or only a link to one."""
+    if folder.is_symlink() or not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        return sorted(entries, key=lambda entry: entry.name)
+
+
+def _size(path: Path) -> int:
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        return status.st_size
+    with os.scandir(path) as entries:
+        return sum(_size(Path(entry.path)) for entry in entries)
+
+
+def _print(items: list[Item], sizes: list[int], problems: list[str], *, deleted: bool) -> None:
+    for item, size, problem in zip(items, sizes, problems, strict=True):
+        print(f"{item.kind:<11}{human(size):>9}  {os.path.relpath(item.path)}  ({item.why})")
+        if problem:
+            print(f"  not deleted: {problem}", file=sys.stderr)
+    done = [size for size, problem in zip(sizes, problems, strict=True) if not problem]
+    if not items:
+        print("nothing to delete")
+    elif deleted:
+        print(f"deleted: {len(done)}, {human(sum(done))} freed")
+    else:
+        print(f"{len(items)}, {human(sum(sizes))} in all; nothing was deleted: add --delete")
+
+
+def _print_json(items: list[Item], sizes: list[int], problems: list[str], *, deleted: bool) -> None:
+    rows = [
+        {
+            "kind": item.kind,
+            "path": str(item.path),
+            "bytes": size,
+            "why": item.why,
+            "deleted": deleted and not problem,
+            "problem": problem or None,
+        }
+        for item, size, problem in zip(items, sizes, problems, strict=True)
+    ]
+    print(json.dumps(rows))
+
+
+def human(size: int) -> str:
+    """`312 B`, `4.2 MB`, ..."""
+    value, units = float(size), ["B", "kB", "MB", "GB", "TB", "PB"]
+    while value >= 1000 and len(units) > 1:
+        value /= 1000
+        units.pop(0)
+    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: a whole number of at least 1")
+    return int(text)

@@ -1,0 +1,51 @@
+"""The wish that a run stops for good: the file `stop` in its directory.
+
+    cancel ── stop {"by": …, "time": …} ── rank 0 sees it, or Slurm has killed the job: no requeue
+    started anew by somebody ── the file is gone
+
+A signal cannot say whether the job shall come back, reaches only jobs of one's own cluster and
+host, and is lost on a job that Slurm requeues in the same moment; a file stands until it is
+answered. So a restart by Slurm keeps it, and only a new start by a person takes it away.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+
+def stop_file(run: Path) -> Path:
+    """Where the wish stands, in the run directory `run`."""
+    return run / "stop"
+
+
+def write(run: Path) -> None:
+    """Ask this run to save, to stop and not to come back."""
+    file = stop_file(run)
+    temporary = file.with_name(f".{file.name}.{socket.gethostname()}.{os.getpid()}")
+    temporary.write_text(json.dumps({"by": getpass.getuser(), "time": time.time()}) + "\n")
+    temporary.replace(file)
+
+
+def read(run: Path) -> dict[str, Any] | None:
+    """Who asked, and when; None when nobody did. An empty file made by hand counts."""
+    file = stop_file(run)
+    try:
+        text = file.read_text()
+    except FileNotFoundError:
+        return None
+    try:
+        wish = json.loads(text)
+    except ValueError:
+        wish = None
+    return wish if isinstance(wish, dict) else {"by": "a file", "time": file.stat().st_mtime}
+
+
+def clear(run: Path) -> None:
+    """The run is started anew: what was wished before is over."""
+    stop_file(run).unlink(missing_ok=True)

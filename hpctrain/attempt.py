@@ -12,9 +12,10 @@ import socket
 import sys
 from contextlib import ExitStack
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Self
 
-from hpctrain import __version__, stopfile
+from hpctrain import __version__, provenance, stopfile
 from hpctrain.config import Config
 from hpctrain.distributed.slurm import RankInfo
 from hpctrain.launch.container import leave_note, note_from_env
@@ -70,10 +71,12 @@ class Attempt(NoAttempt):
                 hosts=list(ranks.hosts),
                 job_id=ranks.job_id,
                 restart_count=ranks.restart_count,
+                code=str(Path(__file__).parents[1]),
             )
             stack.push(self._failed)  # from here on, whatever is raised
             self.tracker = self._build_tracker()
             self.tracker.start(asdict(self._config), self._tags())
+            self._say_what_changed()
             self._stack = stack.pop_all()
         return self
 
@@ -130,8 +133,18 @@ class Attempt(NoAttempt):
             upload=tracking.upload,
         )
 
+    def _say_what_changed(self) -> None:
+        """The code may be a copy, the installed packages are what they are now."""
+        if changed := provenance.changes(self._run.provenance):
+            log.warning(
+                "Python or its packages have changed since this run was asked for: %s%s",
+                ", ".join(changed[:6]),
+                f" and {len(changed) - 6} more" if len(changed) > 6 else "",
+            )
+
     def _tags(self) -> dict[str, str]:
         return {
+            "mlflow.source.git.commit": provenance.commit(self._run.provenance),
             "hpctrain.version": __version__,
             "hpctrain.launcher": self._ranks.launcher,
             "hpctrain.job_id": self._ranks.job_id,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -42,6 +43,7 @@ Commands
   status [RUN|SWEEP]   where the runs are; --watch
   logs RUN             what a run prints, or why it failed; -f follows
   cancel RUN|SWEEP     stop for good; --save: after a checkpoint
+  resume [RUN|SWEEP]   submit again what failed or was preempted
   gc                   what can be deleted; nothing is without --delete
 
 Choices (NAME=CHOICE)
@@ -62,6 +64,7 @@ def main() -> None:
     debug = bool(os.environ.get("HPCTRAIN_DEBUG"))
     code = 1
     try:
+        os.umask(_umask())
         code = _dispatch(sys.argv[1:])
     except HpctrainError as error:
         if debug:
@@ -79,6 +82,21 @@ def main() -> None:
     sys.exit(code)
 
 
+def _umask() -> int:
+    """What is taken from the rights of all that we write: runs are private unless told otherwise.
+
+    Raises:
+        ConfigError: HPCTRAIN_UMASK is no octal number that lets us write.
+    """
+    text = os.environ.get("HPCTRAIN_UMASK", "077")
+    if not re.fullmatch(r"0?0[0-7]{2}", text):
+        raise ConfigError(
+            f"HPCTRAIN_UMASK={text}: an octal number which leaves the owner all rights, such as "
+            "077 (private, the default) or 027 (the group may read)"
+        )
+    return int(text, 8)
+
+
 def _dispatch(argv: list[str]) -> int:
     commands: dict[str, Callable[[list[str]], int]] = {
         "env": _env,
@@ -88,6 +106,7 @@ def _dispatch(argv: list[str]) -> int:
         "status": _command("status"),
         "logs": _command("logs"),
         "cancel": _command("cancel"),
+        "resume": _command("resume"),
         "gc": _command("gc"),
     }
     first = argv[0] if argv else "--help"

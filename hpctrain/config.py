@@ -194,7 +194,7 @@ class Config:
 
 # What decides neither the samples nor the mathematics is not part of a run's identity.
 # `data.path` is replaced by the data set's digest: a copy elsewhere is the same data.
-_NOT_IN_SIGNATURE = (
+NOT_IN_SIGNATURE = (
     "name", "output_dir", "metric", "parallel", "checkpoint", "tracking", "launch", "site",
     "data.path", "data.prefetch", "train.log_every",
 )  # fmt: skip
@@ -295,7 +295,7 @@ _Dumper.add_representer(str, _as_yaml)
 def identity(config: Config, data_digest: str) -> dict[str, Any]:
     """The part of a config that decides the result; its hash names the run."""
     content = asdict(config)
-    for key in _NOT_IN_SIGNATURE:
+    for key in NOT_IN_SIGNATURE:
         *sections, last = key.split(".")
         node = content
         for section in sections:

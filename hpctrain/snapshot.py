@@ -2,7 +2,8 @@
 
     runs/code/3fa92c1be0d44c12/      named by its content: the runs of a sweep share one
         my_project/…                 each working tree that Python imports from
-        hpctrain/…                   and this package, when it is installed rather than a checkout
+        installed/hpctrain/…         and this package, when it is installed rather than a checkout
+        pythonpath.json              which folders in it Python imports from
 
 A job has the copy's folders at the front of PYTHONPATH. Installed packages are not copied, they
 are gigabytes: their versions are recorded, and the job says when they have changed.
@@ -10,6 +11,7 @@ are gigabytes: their versions are recorded, and the job says when they have chan
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -26,6 +28,7 @@ from hpctrain.errors import ConfigError, StorageError
 from hpctrain.git import Repo, code_folders, repositories
 
 log = logging.getLogger(__name__)
+_PATHS = "pythonpath.json"
 PACKAGE = Path(__file__).resolve().parent
 
 
@@ -46,6 +49,15 @@ class Snapshot:
     unfrozen: tuple[Path, ...]
     _files: dict[str, _File] = field(repr=False)
 
+    @classmethod
+    def load(cls, path: Path) -> Snapshot | None:
+        """One that was written before; None when it is gone."""
+        try:
+            folders = json.loads((path / _PATHS).read_text())
+        except FileNotFoundError:
+            return None
+        return cls(path.name, path, tuple(path / folder for folder in folders), (), {})
+
     def write(self) -> bool:
         """Write the copy: all of it or nothing.
 
@@ -61,6 +73,8 @@ class Snapshot:
         try:
             for name, file in self._files.items():
                 file.write(unfinished / name)
+            folders = [str(folder.relative_to(self.path)) for folder in self.pythonpath]
+            (unfinished / _PATHS).write_text(json.dumps(folders) + "\n")
             unfinished.replace(self.path)
         except OSError as error:
             shutil.rmtree(unfinished, ignore_errors=True)

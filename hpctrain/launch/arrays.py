@@ -40,6 +40,7 @@ class Entry:
         config: typed and checked.
         run: its directory, which need not exist.
         code: what it is to run from; None: the code as it is then.
+        keeps_code: that is what it was submitted with before.
         before: its run.json when the sweep began; empty for a new run.
         again: it is finished, and to be done again.
         state: for people.
@@ -51,6 +52,7 @@ class Entry:
     config: Config
     run: RunDir
     code: Snapshot | None = None
+    keeps_code: bool = False
     before: dict[str, Any] = field(default_factory=dict)
     again: bool = False
     state: str = ""
@@ -119,8 +121,9 @@ class Array:
                 # MLflow shows the runs of a sweep under one parent; a run stays with its first.
                 **({"sweep": sweep} if sweep and "sweep" not in entry.before else {}),
             )
-            provenance.store(entry.run.provenance, content, twin)
-            twin = twin or entry.run.provenance
+            if not entry.keeps_code:
+                provenance.store(entry.run.provenance, content, twin)
+                twin = twin or entry.run.provenance
 
     def halve(self, folder: Path) -> Array:
         """Keep the first half of the runs; give the other, which is to follow, as an array."""

@@ -141,12 +141,14 @@ class Sweep:
         """Read the code once for all runs that want the same of it."""
         taken: dict[tuple[object, ...], snapshot.Snapshot | None] = {}
         for entry in self.entries:
+            if entry.keeps_code and entry.code:
+                continue
             launch = entry.config.launch
             where = entry.config.output_dir, entry.config.data.path
             key = *where, launch.snapshot, launch.snapshot_max_mb
             if key not in taken:
                 taken[key] = snapshot.take(entry.config)
-            entry.code = entry.code or taken[key]
+            entry.code, entry.keeps_code = taken[key], False
 
     def _arrays(self, entries: list[Entry], cluster: bool = True) -> list[arrays.Array]:
         size = slurm.max_array_size() if cluster else 1000

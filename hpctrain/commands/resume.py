@@ -1,0 +1,112 @@
+"""`python -m hpctrain resume [RUN|SWEEP...] [KEY=VALUE...]`: submit again what did not finish."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from datetime import datetime
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from hpctrain.commands.facts import Facts, gather
+from hpctrain.commands.select import add_arguments, select
+from hpctrain.commands.state import State, judge
+from hpctrain.config import NOT_IN_SIGNATURE, Config, from_omegaconf
+from hpctrain.errors import ConfigError
+from hpctrain.freeze import check
+from hpctrain.launch.arrays import Entry
+from hpctrain.launch.sweep import Sweep
+from hpctrain.rundir import RunDir
+from hpctrain.snapshot import Snapshot
+
+_BY_ITSELF = ("failed", "interrupted", "lost")
+_BY_NAME = (*_BY_ITSELF, "cancelled", "created")
+_FIXED = ("name", "output_dir")
+
+
+def main(argv: list[str]) -> int:
+    """Submit runs from their frozen configs; they go on from their last checkpoints."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hpctrain resume",
+        description="Submit again what failed, was preempted or got lost; each run goes on from "
+        "its last checkpoint with its frozen config. KEY=VALUE changes what does not decide the "
+        f"result: {', '.join(key for key in NOT_IN_SIGNATURE if key not in _FIXED)}.",
+    )
+    add_arguments(parser, "none: all that failed or were preempted, less what was cancelled")
+    parser.add_argument(
+        "--code",
+        choices=("kept", "current"),
+        default="kept",
+        help="the copy of the code that the run was submitted with, or today's (default: kept)",
+    )
+    options = parser.parse_args(argv)
+    overrides = [text for text in options.runs if "=" in text and not os.path.exists(text)]
+    names = [text for text in options.runs if text not in overrides]
+    now = time.time()
+    told: list[tuple[Facts, State]] = [
+        (run, judge(run, now)) for run in gather(select(options.dir, names))
+    ]
+    chosen = [run for run, state in told if _is_meant(run, state, bool(names))]
+    entries = [_entry(run, overrides, options.code) for run in chosen]
+    if entries:
+        stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f")
+        folder = Path(entries[0].config.output_dir) / "sweeps" / stamp
+        folder.mkdir(parents=True)
+        sweep = Sweep(folder)
+        sweep.entries = entries
+        sweep.submit()
+    rest = [(run, state) for run, state in told if run not in chosen]
+    if options.json:
+        done = [{"run": str(e.run.path), "state": e.state, "job_id": e.job} for e in entries]
+        left = [{"run": str(r.path), "state": s.name, "job_id": r.job_id} for r, s in rest]
+        print(json.dumps(done + left))
+    elif names or not entries:
+        for run, state in rest:
+            print(f"{run.name}: {state.name}{f', {state.reason}' if state.reason else ''}; left")
+        if not told:
+            print("no runs here")
+    return 0
+
+
+def _is_meant(run: Facts, state: State, named: bool) -> bool:
+    return state.name in (_BY_NAME if named else _BY_ITSELF) and (named or run.wish is None)
+
+
+def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
+    config = _changed(run.path, overrides)
+    # The new submission is not to do again what the old one was told to do but once.
+    asked = {text.partition("=")[0] for text in overrides}
+    for key in ("wait", "check", "dry_run", "rerun"):
+        if f"launch.{key}" not in asked:
+            setattr(config.launch, key, getattr(Config().launch, key))
+    if check(config).name.rpartition("-")[2] != run.record["signature"]:
+        raise ConfigError(
+            f"{run.name}: with {' '.join(overrides) or 'the data set as it is now'} it would be "
+            "another run: start that one by its own command; resume changes only "
+            f"{', '.join(key for key in NOT_IN_SIGNATURE if key not in _FIXED)}"
+        )
+    directory = RunDir(run.path, str(run.record["data_digest"]))
+    kept = None
+    if code == "kept" and (digest := run.record.get("code")):
+        kept = Snapshot.load(run.path.parent / "code" / str(digest))
+    return Entry(overrides, config, directory, kept, keeps_code=kept is not None)
+
+
+def _changed(path: Path, overrides: list[str]) -> Config:
+    """The frozen config with the overrides.
+
+    Raises:
+        ConfigError: a key is unknown, fixed, or its value of another type.
+    """
+    for text in overrides:
+        if text.partition("=")[0] in _FIXED:
+            raise ConfigError(f"{text}: a run that exists keeps its name and its place")
+    node = OmegaConf.load(path / "config.yaml")
+    merged = OmegaConf.merge(node, OmegaConf.from_dotlist(overrides))
+    config = from_omegaconf(DictConfig(merged))
+    # The folder may have been moved since.
+    config.output_dir = str(path.parent)
+    return config

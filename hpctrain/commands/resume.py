@@ -72,7 +72,11 @@ def main(argv: list[str]) -> int:
 
 
 def _is_meant(run: Facts, state: State, named: bool) -> bool:
-    return state.name in (_BY_NAME if named else _BY_ITSELF) and (named or run.wish is None)
+    if named:
+        return state.name in _BY_NAME
+    # Somebody wanted it to stop, by our word or by `scancel`.
+    stopped = run.wish is not None or (run.ended and run.ended.state.startswith("CANCELLED"))
+    return state.name in _BY_ITSELF and not stopped
 
 
 def _entry(run: Facts, overrides: list[str], code: str) -> Entry:

@@ -1,0 +1,144 @@
+"""`hpctrain resume`: again from the frozen config, with the code it had or today's."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import cluster
+from tests.conftest import Completed, run_json, run_module, runs
+from tests.test_cluster import job_ids, queue, wait_for_end
+
+Train = Callable[..., Completed]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def no_sbatch(tmp_path: Path) -> dict[str, str]:
+    """A PATH without a scheduler."""
+    empty = tmp_path / "bin"
+    empty.mkdir()
+    return {"PATH": str(empty)}
+
+
+@pytest.fixture
+def running() -> Iterator[None]:
+    cluster.require()
+    yield
+    subprocess.run(["scancel", "--me"], check=False)
+    cluster.wait_for(lambda: not queue(), 60, "an empty queue")
+
+
+def interrupt(digits: Path, folder: Path) -> Path:
+    """A run that was stopped by Ctrl-C and has saved."""
+    where = [f"data.path={digits}", f"output_dir={folder}/runs", "tracking=off"]
+    long = ["train.max_epochs=60", "checkpoint.every_steps=20", "launch.wait=true"]
+    command = [sys.executable, "-m", "hpctrain", "experiment=digits", *where, *long]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=folder)
+    while not (found := list(folder.glob("runs/*/checkpoints/step-????????"))):
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    return found[0].parents[1]
+
+
+def test_an_interrupted_run_is_resumed_and_only_its_place_may_change(
+    digits: Path, tmp_path: Path, no_sbatch: dict[str, str]
+) -> None:
+    run = interrupt(digits, tmp_path)
+    before = run_json(run)
+    assert before["state"] == "interrupted"
+
+    def resume(*arguments: str, code: int = 0) -> Completed:
+        return run_module("hpctrain", "resume", *arguments, code=code, cwd=tmp_path, **no_sbatch)
+
+    for override, message in {
+        "optimizer.lr=0.5": "it would be another run",
+        "name=other": "name=other: a run that exists keeps its name",
+        "launch.nodse=2": "unknown key launch.nodse: did you mean launch.nodes",
+        "launch.nodes=two": "launch.nodes=two: it must be of type integer",
+        "launch.nodes=2": "launch.nodes=2: sbatch is not on the PATH",
+    }.items():
+        assert message in resume(run.name, override, code=2).stderr
+    assert "no_such: no run or sweep of that name" in resume("no_such", code=2).stderr
+    assert run_json(run) == before
+    told = resume("train.log_every=5", "launch.tasks_per_node=2", "--json").stdout
+    assert [entry["state"] for entry in json.loads(told)] == ["finished"]
+    after = run_json(run)
+    assert (after["state"], after["uid"]) == ("finished", before["uid"])
+    assert [attempt["world_size"] for attempt in after["attempts"]] == [1, 2]
+    assert "digits" in resume(run.name).stdout
+    assert len(run_json(run)["attempts"]) == 2
+
+
+def test_runs_are_private_unless_told_otherwise(train: Train, tmp_path: Path) -> None:
+    common = ("train.max_steps=1", "tracking=off")
+
+    def rights() -> set[int]:
+        return {
+            stat.S_IMODE(path.lstat().st_mode) & 0o077
+            for path in [tmp_path / "runs", *(tmp_path / "runs").rglob("*")]
+        }
+
+    train(*common)
+    assert rights() == {0}
+    train(*common, "seed=1", "output_dir=runs/shared", HPCTRAIN_UMASK="027")
+    shared = tmp_path / "runs" / "shared"
+    assert {stat.S_IMODE(p.lstat().st_mode) & 0o027 for p in shared.rglob("*")} == {0}
+    assert stat.S_IMODE(shared.lstat().st_mode) == 0o750
+    done = train(*common, "seed=2", code=2, HPCTRAIN_UMASK="777")
+    assert "HPCTRAIN_UMASK=777: an octal number" in done.stderr
+
+
+BROKEN = """\
+import torch
+
+class Net(torch.nn.Linear):
+    def __init__(self, **_):
+        super().__init__(64, 10)
+
+    def forward(self, image):
+        raise RuntimeError("a mistake in the code")
+"""
+
+
+@pytest.mark.slurm
+def test_failed_runs_keep_their_code_unless_todays_is_asked_for(
+    digits: Path, tmp_path: Path, running: None
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "my_net.py").write_text(BROKEN)
+    subprocess.run(["git", "init", "-q", "."], cwd=project, check=True)
+
+    def hpctrain(*arguments: str, code: int = 0) -> Completed:
+        return run_module("hpctrain", *arguments, code=code, cwd=project)
+
+    where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "tracking=off"]
+    given = ["model._target_=my_net.Net", "train.max_steps=3", "seed=1,2"]
+    hpctrain("-m", "experiment=digits", *where, *given, "launch.wait=true", code=4)
+    assert {run_json(run)["state"] for run in runs(tmp_path / "runs")} == {"failed"}
+    first = {run_json(run)["code"] for run in runs(tmp_path / "runs")}
+    (project / "my_net.py").write_text(
+        BROKEN.replace(
+            'raise RuntimeError("a mistake in the code")',
+            "return super().forward(image.flatten(1).float())",
+        )
+    )
+    (sweep,) = (tmp_path / "runs" / "sweeps").iterdir()
+    hpctrain("resume", "--dir", f"{tmp_path}/runs", sweep.name)
+    assert set(wait_for_end(job_ids(tmp_path / "runs")).values()) == {"FAILED"}
+    assert {run_json(run)["code"] for run in runs(tmp_path / "runs")} == first
+    hpctrain("resume", "--dir", f"{tmp_path}/runs", "--code", "current", "launch.time_min=5")
+    assert set(wait_for_end(job_ids(tmp_path / "runs")).values()) == {"COMPLETED"}
+    assert {run_json(run)["state"] for run in runs(tmp_path / "runs")} == {"finished"}
+    assert not {run_json(run)["code"] for run in runs(tmp_path / "runs")} & first
+    assert os.path.isdir(runs(tmp_path / "runs")[0] / "provenance")

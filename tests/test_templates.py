@@ -225,7 +225,7 @@ def test_one_task_of_an_array_is_preempted_and_resumes(digits: Path, here: Path)
     listed = here / "runs.txt"
     listed.write_text("seed=1\nseed=2\n")
     shape = ("--partition=preemptible", "--array=1-2", "array.sbatch", "runs.txt")
-    array = submit(here, *shape, "experiment=digits", f"data.path={digits}", *steps(6000))
+    array = submit(here, *shape, "experiment=digits", f"data.path={digits}", *steps(4000))
     both = [f"{array}_1", f"{array}_2"]
     frozen = [here / f"slurm-{task}.run" for task in both]
     cluster.wait_for(
@@ -339,10 +339,10 @@ def test_mlflow_server_serves_other_nodes(digits: Path, here: Path) -> None:
     assert "Finished server process" in output(here, server)
 
 
-# No container is started: Apptainer is not to be had where these tests run. This is its command line
-# only: it checks the options and runs the command on the host, with a PATH on which Slurm's commands
-# are missing, as they are in the image. Mounts, user namespaces, --nv and how Apptainer passes
-# signals on are not tested.
+# No container is started: Apptainer is not to be had where these tests run. This is its command
+# line only: it checks the options and runs the command on the host, with a PATH on which Slurm's
+# commands are missing, as they are in the image. Mounts, user namespaces, --nv and how Apptainer
+# passes signals on are not tested.
 FAKE_APPTAINER = """\
 [[ $1 == exec ]] || exit 64
 echo "$*" >>{log}

@@ -165,7 +165,7 @@ def test_a_restarted_job_keeps_its_frozen_config(digits: Path, here: Path) -> No
 
 def test_preempted_on_two_nodes_it_comes_back(digits: Path, here: Path) -> None:
     shape = ("--partition=preemptible", "--nodes=2", "train.sbatch")
-    job = submit(here, *shape, "experiment=digits", f"data.path={digits}", *steps(1200))
+    job = submit(here, *shape, "experiment=digits", f"data.path={digits}", *steps(2000))
     wait_for_step(the_run(here), 20)
     preempted = cluster.tool("preempt", job)
     assert preempted.returncode == 0, preempted.stderr
@@ -237,9 +237,9 @@ def test_one_task_of_an_array_is_preempted_and_resumes(digits: Path, here: Path)
     listed.write_text("the file is another one now\n")
     # Slurm's warning to one task, and the loss of the node to the other.
     cluster.slurm("scancel", "--signal=USR2", both[0])
-    come_back(both[0])
     preempted = cluster.tool("preempt", both[1])
     assert preempted.returncode == 0, preempted.stderr
+    come_back(both[0])
     come_back(both[1])
     assert ended(here, *both) == ["COMPLETED|0:0"] * 2
     for path, task, reason in zip(paths, both, ("SIGUSR2", "SIGTERM"), strict=True):
@@ -339,10 +339,10 @@ def test_mlflow_server_serves_other_nodes(digits: Path, here: Path) -> None:
     assert "Finished server process" in output(here, server)
 
 
-# Apptainer itself is not in Debian's repositories and no container can be started here. This is its
-# command line only: it checks the options, and runs the command on the host with a PATH on which
-# Slurm's commands are missing, as they are in the image. Mounts, user namespaces, --nv and how
-# Apptainer passes signals on are not tested.
+# No container is started: Apptainer is not to be had where these tests run. This is its command
+# line only: it checks the options and runs the command on the host, with a PATH on which Slurm's
+# commands are missing, as they are in the image. Mounts, user namespaces, --nv and how Apptainer
+# passes signals on are not tested.
 FAKE_APPTAINER = """\
 [[ $1 == exec ]] || exit 64
 echo "$*" >>{log}

@@ -165,6 +165,8 @@ def _command(name: str) -> Callable[[list[str]], int]:
 def _freeze(argv: list[str]) -> int:
     from hpctrain.freeze import check, freeze
 
+    if {"-m", "--multirun"} & {*argv}:
+        raise ConfigError("freeze -m: freeze takes one run; -m alone freezes and submits several")
     config = _compose(argv)
     if config is not None:
         run = check(config)
@@ -174,6 +176,9 @@ def _freeze(argv: list[str]) -> int:
 
 
 def _run(argv: list[str]) -> int:
+    from hpctrain import signals
+
+    signals.note()
     from hpctrain.config import load
     from hpctrain.distributed.slurm import RankInfo
     from hpctrain.rundir import RunDir
@@ -237,7 +242,9 @@ def _compose(argv: list[str]) -> Config | None:
         hydra.main(config_path=str(conf_dir()), config_name="config", **base)(composed.append)()
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error, known_keys())) from error
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+    except OSError as error:
+        if error.filename is None:
+            raise
         raise StorageError(
             f"output_dir: cannot write {error.filename} ({error.strerror})"
         ) from error

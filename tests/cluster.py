@@ -22,6 +22,8 @@ from typing import TypeVar
 
 import pytest
 
+from tests.conftest import run_json, runs
+
 TOOL = Path(__file__).parents[1] / "slurm" / "dev-cluster"
 T = TypeVar("T")
 
@@ -92,3 +94,40 @@ def wait_for(predicate: Callable[[], T], timeout: float, what: str) -> T:
         assert time.monotonic() < end, f"waited {timeout:g} s in vain: {what}"
         time.sleep(0.2)
     return answer
+
+
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
+
+
+def queue() -> list[str]:
+    """Ids of this user's jobs, one an array task."""
+    return slurm("squeue", "--noheader", "--array", "--me", "--format=%i").split()
+
+
+def wait_for_end(jobs: list[str], timeout: float = 240) -> dict[str, str]:
+    """Job id to final state."""
+
+    def ended() -> dict[str, str] | None:
+        states = {job: job_state(job) for job in jobs}
+        return states if set(states.values()) <= ENDED else None
+
+    return wait_for(ended, timeout, f"the end of {jobs}")
+
+
+def job_ids(folder: Path) -> list[str]:
+    return [job_id(run) for run in runs(folder)]
+
+
+def job_id(run: Path) -> str:
+    """The array task that the run was given to."""
+    asked = run_json(run)["submission"]
+    array = Path(asked["script"]).with_name("job_id").read_text().strip()
+    return f"{array}_{asked['task']}"
+
+
+def wait_for_step(run: Path, step: int) -> None:
+    wait_for(
+        lambda: any(int(p.name[5:]) >= step for p in run.glob("checkpoints/step-????????")),
+        120,
+        f"a checkpoint of step {step}",
+    )

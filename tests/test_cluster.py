@@ -16,7 +16,6 @@ from tests.conftest import Completed, journal_metrics, run_json, runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 Train = Callable[..., Completed]
-ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
 
 
 @pytest.fixture(autouse=True)
@@ -24,45 +23,12 @@ def no_jobs_left() -> Iterator[None]:
     cluster.require()
     yield
     subprocess.run(["scancel", "--me"], check=False)
-    cluster.wait_for(lambda: not queue(), 60, "an empty queue")
-
-
-def queue() -> list[str]:
-    return cluster.slurm("squeue", "--noheader", "--array", "--me", "--format=%i").split()
-
-
-def wait_for_end(jobs: list[str], timeout: float = 240) -> dict[str, str]:
-    """Job id to final state."""
-
-    def ended() -> dict[str, str] | None:
-        states = {job: cluster.job_state(job) for job in jobs}
-        return states if set(states.values()) <= ENDED else None
-
-    return cluster.wait_for(ended, timeout, f"the end of {jobs}")
-
-
-def job_ids(folder: Path) -> list[str]:
-    return [job_id(run) for run in runs(folder)]
-
-
-def job_id(run: Path) -> str:
-    """The array task that the run was given to."""
-    asked = run_json(run)["submission"]
-    array = Path(asked["script"]).with_name("job_id").read_text().strip()
-    return f"{array}_{asked['task']}"
+    cluster.wait_for(lambda: not cluster.queue(), 60, "an empty queue")
 
 
 def query(folder: Path, sql: str) -> list[tuple[Any, ...]]:
     with closing(sqlite3.connect(folder / "mlflow.db")) as store:
         return store.execute(sql).fetchall()
-
-
-def wait_for_step(run: Path, step: int) -> None:
-    cluster.wait_for(
-        lambda: any(int(p.name[5:]) >= step for p in run.glob("checkpoints/step-????????")),
-        120,
-        f"a checkpoint of step {step}",
-    )
 
 
 def test_every_rank_sees_its_place(tmp_path: Path) -> None:
@@ -89,13 +55,13 @@ def test_a_sweep_of_two_jobs_of_two_nodes_and_two_tasks(
     done = train("-m", *common, *shape)
     assert "sbatch is on the PATH" in done.stderr
     folder = tmp_path / "runs"
-    jobs = job_ids(folder)
+    jobs = cluster.job_ids(folder)
     assert sorted(job.rpartition("_")[2] for job in jobs) == ["0", "1"]
     # While they wait or run, the same command doubles nothing.
     again = train("-m", *common, *shape)
     assert again.stderr.count(" already") == 2
-    assert job_ids(folder) == jobs
-    assert set(wait_for_end(jobs).values()) == {"COMPLETED"}
+    assert cluster.job_ids(folder) == jobs
+    assert set(cluster.wait_for_end(jobs).values()) == {"COMPLETED"}
     array = jobs[0].partition("_")[0]
     print(
         cluster.slurm(
@@ -115,7 +81,7 @@ def test_a_sweep_of_two_jobs_of_two_nodes_and_two_tasks(
         accuracy = single["result"]["val/accuracy"]
         assert record["result"]["val/accuracy"] == pytest.approx(accuracy, abs=0.006)
         assert sorted(path.name for path in run.glob("checkpoints/step-*"))[-1] == "step-00000264"
-        assert (run / "logs" / f"{job_id(run)}.rank3.log").exists()
+        assert (run / "logs" / f"{cluster.job_id(run)}.rank3.log").exists()
 
     *tracked, sweep = query(folder, "SELECT name, status FROM runs ORDER BY name")
     assert tracked == [(run.name, "FINISHED") for run in runs(folder)]
@@ -144,9 +110,9 @@ def test_waiting_returns_and_a_failure_hides_nothing(train: Train, tmp_path: Pat
         code=4,
     )
     assert "not finished: see" in done.stderr
-    states = {job_id(run): run_json(run)["state"] for run in runs(tmp_path / "runs")}
+    states = {cluster.job_id(run): run_json(run)["state"] for run in runs(tmp_path / "runs")}
     assert sorted(states.values()) == ["failed", "finished"]
-    ended = wait_for_end(list(states))
+    ended = cluster.wait_for_end(list(states))
     for job, state in states.items():
         assert ended[job] == {"failed": "FAILED", "finished": "COMPLETED"}[state]
     (failed,) = [run for run in runs(tmp_path / "runs") if run_json(run)["state"] == "failed"]
@@ -158,14 +124,14 @@ def test_preempted_requeued_resumed(train: Train, tmp_path: Path) -> None:
     common = ("train.max_epochs=80", "checkpoint.every_steps=20", "train.log_every=10")
     train("-m", *common, "launch.tasks_per_node=2", "site.partition=preemptible")
     (run,) = runs(tmp_path / "runs")
-    (job,) = job_ids(tmp_path / "runs")
-    wait_for_step(run, 40)
+    (job,) = cluster.job_ids(tmp_path / "runs")
+    cluster.wait_for_step(run, 40)
     preempted = cluster.tool("preempt", job)
     assert preempted.returncode == 0, preempted.stderr
     cluster.wait_for(lambda: run_json(run)["state"] == "interrupted", 60, "the save")
     cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 60, "the requeue")
     assert cluster.tool("hurry", job).returncode == 0
-    assert wait_for_end([job]) == {job: "COMPLETED"}
+    assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
     first, second = run_json(run)["attempts"]
     assert (first["state"], first["reason"]) == ("interrupted", "SIGTERM")
     assert second["restart_count"] == 1
@@ -180,8 +146,8 @@ def test_preempted_requeued_resumed(train: Train, tmp_path: Path) -> None:
 def test_time_limit_warning_requeues_and_scancel_does_not(train: Train, tmp_path: Path) -> None:
     train("-m", "train.max_epochs=2000", "tracking=off", "checkpoint.every_steps=20")
     (run,) = runs(tmp_path / "runs")
-    (job,) = job_ids(tmp_path / "runs")
-    wait_for_step(run, 20)
+    (job,) = cluster.job_ids(tmp_path / "runs")
+    cluster.wait_for_step(run, 20)
     # What Slurm sends launch.warn_s before the limit.
     cluster.slurm("scancel", "--signal=USR2", job)
     cluster.wait_for(lambda: run_json(run)["state"] == "interrupted", 60, "the save")
@@ -189,10 +155,10 @@ def test_time_limit_warning_requeues_and_scancel_does_not(train: Train, tmp_path
     assert cluster.tool("hurry", job).returncode == 0
     cluster.wait_for(lambda: len(run_json(run)["attempts"]) == 2, 60, "the second attempt")
     resumed = run_json(run)["attempts"][0]["step"]
-    wait_for_step(run, resumed + 20)
+    cluster.wait_for_step(run, resumed + 20)
     cluster.slurm("scancel", job)
-    assert wait_for_end([job]) == {job: "CANCELLED"}
-    assert job not in queue()
+    assert cluster.wait_for_end([job]) == {job: "CANCELLED"}
+    assert job not in cluster.queue()
 
 
 def test_two_nodes_asked_and_one_task_started(digits: Path, tmp_path: Path) -> None:
@@ -201,7 +167,7 @@ def test_two_nodes_asked_and_one_task_started(digits: Path, tmp_path: Path) -> N
     shape = ["--nodes=2", "--ntasks-per-node=1", f"--output={tmp_path}/out"]
     # Without srun nobody starts the second task.
     job = cluster.sbatch(command, *shape)
-    assert wait_for_end([job]) == {job: "FAILED"}
+    assert cluster.wait_for_end([job]) == {job: "FAILED"}
     assert (
         "this job has 2 tasks (SLURM_NTASKS), but only this process"
         in (tmp_path / "out").read_text()
@@ -210,7 +176,7 @@ def test_two_nodes_asked_and_one_task_started(digits: Path, tmp_path: Path) -> N
     job = cluster.sbatch(
         f"srun -n1 -N1 {command} launch.nodes=2", *shape[:1], f"--output={tmp_path}/two"
     )
-    assert wait_for_end([job]) == {job: "FAILED"}
+    assert cluster.wait_for_end([job]) == {job: "FAILED"}
     assert "= 2 ranks, but 1 was started (slurm)" in (tmp_path / "two").read_text()
     assert not (tmp_path / "runs").exists()
 

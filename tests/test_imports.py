@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "provenance": {"errors", "git"},
     "snapshot": CONFIG | {"git"},
     "rundir": CONFIG,
+    "signals": set(),
     "stopfile": set(),
     "freeze": CONFIG | {"data.index", "provenance", "rundir", "tracking.store", "validate"},
     "launch": CONFIG
@@ -41,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": set(),
     "tasks": {"errors"},
     "parallel": RANKS,
-    "train": CONFIG | RANKS | {"data", "tasks", "tracking"},
+    "train": CONFIG | RANKS | {"data", "signals", "tasks", "tracking"},
     "attempt": CONFIG
     | RANKS
     | {"launch.container", "launch.slurm", "provenance", "rundir", "stopfile", "tracking", "train"},
@@ -57,7 +58,7 @@ NO_TORCH = (
     *("errors", "explain", "config", "conf_groups", "distributed.slurm", "distributed.report"),
     *("distributed.port", "distributed.hostlist", "validate"),
     *("data.index", "data.format", "rundir", "freeze", "launch", "summary", "tracking", "cli"),
-    *("commands", "stopfile", "git", "snapshot", "provenance", "lock", "secrets"),
+    *("commands", "stopfile", "signals", "git", "snapshot", "provenance", "lock", "secrets"),
 )
 NO_HYDRA = ("train", "data", "distributed", "tracking", "parallel", "tasks", "models", "job")
 

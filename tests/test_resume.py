@@ -14,7 +14,6 @@ import pytest
 
 from tests import cluster
 from tests.conftest import Completed, run_json, run_module, runs
-from tests.test_cluster import job_ids, queue, wait_for_end
 
 Train = Callable[..., Completed]
 pytestmark = pytest.mark.slow
@@ -33,7 +32,7 @@ def running() -> Iterator[None]:
     cluster.require()
     yield
     subprocess.run(["scancel", "--me"], check=False)
-    cluster.wait_for(lambda: not queue(), 60, "an empty queue")
+    cluster.wait_for(lambda: not cluster.queue(), 60, "an empty queue")
 
 
 def interrupt(digits: Path, folder: Path) -> Path:
@@ -135,10 +134,10 @@ def test_failed_runs_keep_their_code_unless_todays_is_asked_for(
     )
     (sweep,) = (tmp_path / "runs" / "sweeps").iterdir()
     hpctrain("resume", "--dir", f"{tmp_path}/runs", sweep.name)
-    assert set(wait_for_end(job_ids(tmp_path / "runs")).values()) == {"FAILED"}
+    assert set(cluster.wait_for_end(job_ids(tmp_path / "runs")).values()) == {"FAILED"}
     assert {run_json(run)["code"] for run in runs(tmp_path / "runs")} == first
     hpctrain("resume", "--dir", f"{tmp_path}/runs", "--code", "current", "launch.time_min=5")
-    assert set(wait_for_end(job_ids(tmp_path / "runs")).values()) == {"COMPLETED"}
+    assert set(cluster.wait_for_end(job_ids(tmp_path / "runs")).values()) == {"COMPLETED"}
     assert {run_json(run)["state"] for run in runs(tmp_path / "runs")} == {"finished"}
     assert not {run_json(run)["code"] for run in runs(tmp_path / "runs")} & first
     assert os.path.isdir(runs(tmp_path / "runs")[0] / "provenance")

@@ -12,7 +12,6 @@ import pytest
 
 from tests import cluster
 from tests.conftest import Completed, run_json, runs
-from tests.test_cluster import job_id, job_ids, queue, wait_for_end
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 Train = Callable[..., Completed]
@@ -24,7 +23,7 @@ def no_jobs_left() -> Iterator[None]:
     cluster.require()
     yield
     subprocess.run(["scancel", "--me"], check=False)
-    cluster.wait_for(lambda: not queue(), 60, "an empty queue")
+    cluster.wait_for(lambda: not cluster.queue(), 60, "an empty queue")
 
 
 @pytest.fixture
@@ -86,14 +85,14 @@ def test_what_is_queued_is_what_was_typed(digits: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     (run,) = runs(tmp_path / "runs")
-    (job,) = job_ids(tmp_path / "runs")
+    (job,) = cluster.job_ids(tmp_path / "runs")
     before = run_json(run)
     model.write_text("raise RuntimeError('edited after submission')\n")
     experiment.write_text(experiment.read_text().replace("max_steps: 3", "max_steps: 7"))
     python.unlink()
     python.symlink_to(Path(sys.executable).resolve())
     cluster.slurm("scontrol", "release", job)
-    assert wait_for_end([job]) == {job: "COMPLETED"}
+    assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
     record = run_json(run)
     assert (record["state"], record["result"]["step"]) == ("finished", 3)
     (log,) = run.glob("logs/*.rank0.log")
@@ -125,7 +124,7 @@ def test_a_submitter_killed_in_the_middle_neither_loses_nor_doubles(
     )
     kill_in_sbatch(path)
     assert [run_json(run)["state"] for run in runs(tmp_path / "runs")] == ["queued"] * 3
-    assert queue() == []
+    assert cluster.queue() == []
     # The orphan holds the lock: it may still submit.
     waiting = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=os.environ
@@ -136,17 +135,17 @@ def test_a_submitter_killed_in_the_middle_neither_loses_nor_doubles(
     said = waiting.communicate(timeout=60)[1]
     assert waiting.returncode == 0, said
     assert "another submission into" in said
-    assert len(queue()) == 3
+    assert len(cluster.queue()) == 3
     cluster.slurm("scancel", "--me")
-    cluster.wait_for(lambda: not queue(), 60, "an empty queue")
+    cluster.wait_for(lambda: not cluster.queue(), 60, "an empty queue")
 
     # sbatch is through, its answer never arrives.
     path = wrapper("sbatch", f'"$real" "$@" >{tmp_path}/answer; touch {tmp_path}/reached; sleep 3')
     kill_in_sbatch(path)
-    assert len(queue()) == 3
+    assert len(cluster.queue()) == 3
     done = train("-m", *common)
     assert done.stderr.count("pending already") == 3
-    assert len(queue()) == 3
+    assert len(cluster.queue()) == 3
 
 
 def test_two_terminals_at_the_same_moment(digits: Path, tmp_path: Path) -> None:
@@ -158,7 +157,7 @@ def test_two_terminals_at_the_same_moment(digits: Path, tmp_path: Path) -> None:
     ]
     said = [process.communicate(timeout=120)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], said
-    assert len(queue()) == 6
+    assert len(cluster.queue()) == 6
     assert sorted(text.count("pending already") for text in said) == [0, 6]
 
 
@@ -170,10 +169,10 @@ def test_failed_runs_are_done_again_and_resume(train: Train, tmp_path: Path) -> 
     # What happens to a rank that runs out of memory.
     pid, node = run_json(run)["attempts"][-1]["pid"], run_json(run)["attempts"][-1]["host"]
     cluster.tool("exec", "--node", node, "--", "kill", "-9", str(pid))
-    (job,) = job_ids(tmp_path / "runs")
-    assert wait_for_end([job]) == {job: "FAILED"}
+    (job,) = cluster.job_ids(tmp_path / "runs")
+    assert cluster.wait_for_end([job]) == {job: "FAILED"}
     assert "running before" in train("-m", *common, "launch.rerun=none").stderr
-    assert not queue()
+    assert not cluster.queue()
     train("-m", *common, "launch.wait=true")
     record = run_json(run)
     assert record["state"] == "finished"
@@ -188,7 +187,7 @@ def test_checking_asks_the_scheduler_and_shows_the_start(train: Train, tmp_path:
     done = train("-m", "seed=1,2", "launch.check=true", "launch.dry_run=true")
     assert "2 runs like digits-" in done.stderr
     assert "to start at 20" in done.stderr
-    assert not queue()
+    assert not cluster.queue()
     done = train(
         "-m",
         "seed=1,2",
@@ -198,7 +197,7 @@ def test_checking_asks_the_scheduler_and_shows_the_start(train: Train, tmp_path:
         code=4,
     )
     assert "launch.nodes=9" in done.stderr
-    assert not queue()
+    assert not cluster.queue()
     assert not (tmp_path / "runs").exists()
 
 
@@ -241,4 +240,4 @@ def test_arrays_keep_to_the_clusters_limits(
     time.sleep(1)
     done = train("-m", *common, "launch.wait=true", "launch.max_running=3", **strict)
     assert {run_json(run)["state"] for run in runs(tmp_path / "runs")} == {"finished"}
-    assert len({job_id(run) for run in runs(tmp_path / "runs")}) == 9
+    assert len({cluster.job_id(run) for run in runs(tmp_path / "runs")}) == 9

@@ -15,7 +15,6 @@ import pytest
 
 from tests import cluster
 from tests.conftest import ROOT, run_json, run_module, runs
-from tests.test_cluster import queue, wait_for_end, wait_for_step
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 SLURM = ROOT / "slurm"
@@ -33,7 +32,7 @@ def no_jobs_left() -> Iterator[None]:
     cluster.require()
     yield
     subprocess.run(["scancel", "--me"], check=False)
-    cluster.wait_for(lambda: not queue(), 60, "an empty queue")
+    cluster.wait_for(lambda: not cluster.queue(), 60, "an empty queue")
 
 
 @pytest.fixture
@@ -65,7 +64,7 @@ def output(here: Path, job: str) -> str:
 
 def ended(here: Path, *jobs: str) -> list[str]:
     """How the jobs ended, for accounting: `COMPLETED|0:0`; shown with their output if it fails."""
-    wait_for_end(list(jobs))
+    cluster.wait_for_end(list(jobs))
     shown = ("sacct", "-X", "--noheader", "--parsable2", "--format=State,ExitCode")
     answers = [cluster.slurm(*shown, "--jobs", job) for job in jobs]
     print(*answers, *(output(here, job) for job in jobs), sep="\n")
@@ -111,7 +110,7 @@ def test_the_python_is_found(here: Path) -> None:
 
     active = {"VIRTUAL_ENV": environment("active"), "CONDA_PREFIX": environment("conda")}
     first = submit(here, "train.sbatch", "seed=1", python=None, **active)
-    wait_for_end([first])
+    cluster.wait_for_end([first])
     environment(".venv")
     second = submit(here, "train.sbatch", "seed=1", python=None, **active)
     given = environment("given") + "/bin/python"
@@ -154,7 +153,7 @@ def test_a_restarted_job_keeps_its_frozen_config(digits: Path, here: Path) -> No
     experiment.write_text(text)
     given = ("--config-dir", "conf", "experiment=mine", f"data.path={digits}", *QUIET)
     job = submit(here, "train.sbatch", *given)
-    wait_for_step(the_run(here), 50)
+    cluster.wait_for_step(the_run(here), 50)
     experiment.write_text(text.replace("100", "1"))
     cluster.slurm("scancel", "--signal=USR2", job)
     come_back(job)
@@ -166,7 +165,7 @@ def test_a_restarted_job_keeps_its_frozen_config(digits: Path, here: Path) -> No
 def test_preempted_on_two_nodes_it_comes_back(digits: Path, here: Path) -> None:
     shape = ("--partition=preemptible", "--nodes=2", "train.sbatch")
     job = submit(here, *shape, "experiment=digits", f"data.path={digits}", *steps(2000))
-    wait_for_step(the_run(here), 20)
+    cluster.wait_for_step(the_run(here), 20)
     preempted = cluster.tool("preempt", job)
     assert preempted.returncode == 0, preempted.stderr
     come_back(job)
@@ -233,7 +232,7 @@ def test_one_task_of_an_array_is_preempted_and_resumes(digits: Path, here: Path)
     )
     paths = [Path(file.read_text().strip()) for file in frozen]
     for path in paths:
-        wait_for_step(path, 20)
+        cluster.wait_for_step(path, 20)
     listed.write_text("the file is another one now\n")
     # Slurm's warning to one task, and the loss of the node to the other.
     cluster.slurm("scancel", "--signal=USR2", both[0])
@@ -373,7 +372,7 @@ def test_container(digits: Path, here: Path) -> None:
     given = ("container.sbatch", "my image.sif", "experiment=digits", f"data.path={digits}")
     shape = ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2")
     job = submit(here, *shape, *given, *steps(600), **path)
-    wait_for_step(the_run(here), 20)
+    cluster.wait_for_step(the_run(here), 20)
     cluster.slurm("scancel", "--signal=USR2", job)
     come_back(job)
     assert ended(here, job) == ["COMPLETED|0:0"]
@@ -391,7 +390,7 @@ def test_container(digits: Path, here: Path) -> None:
     log.unlink()
     job = submit(here, *given, *steps(4000), "seed=1", "output_dir=others", **path)
     (other,) = cluster.wait_for(lambda: runs(here / "others"), 60, "the run directory")
-    wait_for_step(other, 20)
+    cluster.wait_for_step(other, 20)
     cluster.slurm("scancel", job)
     assert ended(here, job)[0].startswith("CANCELLED")
     assert "requeued, from outside" not in output(here, job)

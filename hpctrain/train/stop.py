@@ -20,6 +20,8 @@ from pathlib import Path
 
 import torch
 
+from hpctrain import signals
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 _LOOK_S = 5.0
 
@@ -52,8 +54,11 @@ class Stop:
     def __enter__(self) -> Stop:
         self._reading, self._writing = socket.socketpair()
         self._writing.setblocking(False)
-        self._previous = {sig: signal.signal(sig, lambda *_: None) for sig in SIGNALS}
+        # In this order none is lost: one that comes between is noted and written.
         self._previous_fd = signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
+        self._previous = {sig: signal.signal(sig, lambda *_: None) for sig in SIGNALS}
+        for number in signals.noted:
+            self._ask(signal.Signals(number).name)
         self._listener = threading.Thread(target=self._listen, name="hpctrain-signals", daemon=True)
         self._listener.start()
         return self

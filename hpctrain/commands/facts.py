@@ -64,7 +64,7 @@ class Facts:
             return cls(path, damage=str(error))
         facts = cls(path, record, _json(path / "progress.json"))
         if not facts.is_final:
-            facts.wish = stopfile.read(path)
+            facts.wish = stopfile.read(path, since=facts.submission.get("time", 0.0))
         array = _array_id(facts.submission["script"]) if facts.submission else ""
         facts.unanswered = bool(facts.submission) and not array
         task = facts.submission.get("task")
@@ -98,6 +98,13 @@ class Facts:
         last: dict[str, Any] = attempts[-1]
         return last
 
+    def forget_old_submission(self) -> None:
+        """What became of a job says nothing of a run that was taken up outside Slurm since."""
+        begun = float(self.attempt.get("started", 0.0))
+        here = self.attempt.get("launcher", "slurm") != "slurm"
+        if here and begun > float(self.submission.get("time", 0.0)):
+            self.record["submission"], self.job_id, self.scheduler = None, "", False
+
     @property
     def restarts(self) -> int:
         """Attempts after the first."""
@@ -108,19 +115,22 @@ def gather(paths: Iterable[Path]) -> list[Facts]:
     """Read the runs and ask the scheduler about those that may be queued, running or just gone."""
     _array_id.cache_clear()
     runs = [Facts.read(path) for path in paths]
+    answers = True
     if any(run.submission and not run.is_final for run in runs) and shutil.which("squeue"):
         try:
             _ask_squeue(runs)
         except LaunchError as error:
             log.warning("%s This is what the run directories tell.", error)
-            return runs
+            answers = False
     gone = []
     for run in runs:
-        if run.said in ("queued", "running", "interrupted") and run.job is None:
+        if run.job is None:
+            run.forget_old_submission()
+        if run.job is None and run.said in ("queued", "running", "interrupted"):
             run.held = is_held(run.path)
             if run.job_id and not run.held:
                 gone.append(run)
-    if gone and shutil.which("sacct"):
+    if gone and answers and shutil.which("sacct"):
         tasks = ended({run.job_id.partition("_")[0] for run in gone}) or {}
         for run in gone:
             run.ended = tasks.get(run.job_id)

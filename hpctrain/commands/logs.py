@@ -70,6 +70,8 @@ def _log_file(run: Facts, state: State, rank: int | None) -> Path:
         return batch
     if _in_terminal(run):
         why = f"it was started in a terminal on {run.attempt.get('host')}, and prints there"
+    elif run.job_id and not run.submission:
+        why = f"sbatch was told where job {run.job_id} prints (slurm-{run.job_id}.out if nothing)"
     else:
         why = f"it is {state.name}{f' ({state.reason})' if state.reason else ''}"
     raise StorageError(f"{run.path}/logs: no log yet; {why}")

@@ -60,9 +60,7 @@ class Attempt(NoAttempt):
         ranks = self._ranks
         with ExitStack() as stack:
             stack.enter_context(self._run.lock())
-            # A restart by Slurm is nobody's wish that it goes on: it will see the file and stop.
-            if not (ranks.launcher == "slurm" and ranks.restart_count):
-                stopfile.clear(self._run.path)
+            self._drop_old_wish()
             self._run.begin_attempt(
                 host=socket.gethostname(),
                 pid=os.getpid(),
@@ -101,7 +99,7 @@ class Attempt(NoAttempt):
         log.info("stopped by %s at step %d, saved: it resumes there", reason, outcome.step)
         # First of all, for the grace time is short: what follows may be cut off.
         if wish is not None:
-            log.info("cancelled by %s: not requeued", wish.get("by", "somebody"))
+            log.info("cancelled by %s: not requeued", wish["by"])
         elif self._ranks.launcher == "slurm" and reason != "SIGINT":
             # A run that makes no step between two restarts would come back for ever.
             if outcome.step == outcome.first_step and self._ranks.restart_count > 0:
@@ -115,6 +113,13 @@ class Attempt(NoAttempt):
             leave_note(note)
         else:
             requeue(self._ranks.job_id)
+
+    def _drop_old_wish(self) -> None:
+        """Forget that the run was to stop, unless it was Slurm alone that started it again."""
+        restarted = self._ranks.launcher == "slurm" and self._ranks.restart_count > 0
+        submitted = (self._run.read().get("submission") or {}).get("time", 0.0)
+        if not restarted or stopfile.read(self._run.path, since=submitted) is None:
+            stopfile.clear(self._run.path)
 
     def _build_tracker(self) -> Tracker:
         tracking = self._config.tracking

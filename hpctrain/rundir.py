@@ -4,6 +4,8 @@
         config.yaml    resolved, frozen when the run was first asked for: what every rank reads
         run.json       signature, state, submission, attempts, result
         provenance/    commit, changes and package versions (see `hpctrain.provenance`)
+        progress.json  the last step and metrics, while it runs
+        stop           somebody wants it to stop for good (see `hpctrain.stopfile`)
         logs/          what the ranks print under Slurm, one file a rank
         checkpoints/   step-00000200/ …
         journal/       what is tracked, before MLflow has it
@@ -180,14 +182,24 @@ class RunDir:
             yield
 
     def is_locked(self) -> bool:
-        """Whether a process holds the directory now, as far as this host can see."""
-        if not (self.path / "lock").exists():
+        """Whether a process holds the directory now, as far as this host can see.
+
+        Looks through a shared lock on the file as it is: taking the run, however short, would
+        make a job that begins in that moment fail.
+        """
+        try:
+            descriptor = os.open(self.path / "lock", os.O_RDONLY)
+        except OSError:
             return False
         try:
-            with self.lock():
-                return False
-        except StorageError:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
             return True
+        except OSError:
+            return False  # a file system without locks
+        finally:
+            os.close(descriptor)
+        return False
 
     def _write(self, content: dict[str, Any]) -> None:
         write_atomically(self.path / "run.json", json.dumps(content, indent=2) + "\n")

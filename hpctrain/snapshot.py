@@ -68,6 +68,7 @@ class Snapshot:
             StorageError: no permission or no space.
         """
         if self.path.is_dir():
+            self.path.touch()  # `gc` spares what is young
             return False
         unfinished = self.path.with_name(f".{self.digest}.{socket.gethostname()}.{os.getpid()}")
         try:

@@ -1,7 +1,7 @@
 """The wish that a run stops for good: the file `stop` in its directory.
 
     cancel ── stop {"by": …, "time": …} ── rank 0 sees it, or Slurm has killed the job: no requeue
-    started anew by somebody ── the file is gone
+    submitted or started anew by somebody ── the wish is over, and the file soon gone
 
 A signal cannot say whether the job shall come back, reaches only jobs of one's own cluster and
 host, and is lost on a job that Slurm requeues in the same moment; a file stands until it is
@@ -32,8 +32,13 @@ def write(run: Path) -> None:
     temporary.replace(file)
 
 
-def read(run: Path) -> dict[str, Any] | None:
-    """Who asked, and when; None when nobody did. An empty file made by hand counts."""
+def read(run: Path, since: float = 0.0) -> dict[str, Any] | None:
+    """Who asked, and when; None when nobody did. An empty file made by hand counts.
+
+    Args:
+        run: its directory.
+        since: when it was last submitted: an older wish is over.
+    """
     file = stop_file(run)
     try:
         text = file.read_text()
@@ -43,9 +48,11 @@ def read(run: Path) -> dict[str, Any] | None:
         wish = json.loads(text)
     except ValueError:
         wish = None
-    return wish if isinstance(wish, dict) else {"by": "a file", "time": file.stat().st_mtime}
+    if not (isinstance(wish, dict) and {"by", "time"} <= wish.keys()):
+        wish = {"by": "a file", "time": file.stat().st_mtime}
+    return wish if wish["time"] >= since else None
 
 
 def clear(run: Path) -> None:
-    """The run is started anew: what was wished before is over."""
+    """What was wished is over."""
     stop_file(run).unlink(missing_ok=True)

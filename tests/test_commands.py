@@ -17,7 +17,7 @@ import pytest
 from hpctrain import stopfile
 from hpctrain.commands import gc
 from hpctrain.commands.cancel import jobs_of
-from hpctrain.commands.facts import Facts, is_held
+from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.fault import find_fault, tail
 from hpctrain.commands.select import select
 from hpctrain.commands.state import duration, eta_s, judge
@@ -172,6 +172,17 @@ def test_the_state_of_a_run(
     state = judge(Facts(Path("/runs/x"), record, **more), NOW)
     assert (state.name, reason in state.reason) == (expected, True), state
     assert bool(reason) == bool(state.reason)
+
+
+def test_a_job_says_nothing_of_a_run_taken_up_in_a_terminal(tmp_path: Path, no_slurm: None) -> None:
+    here = ATTEMPT | {"launcher": "single"}
+    for name, attempt, expected in (
+        ("a-00000001", ATTEMPT, ("running", "says run.json; squeue was not asked")),
+        ("b-00000001", here, ("lost", "no process holds it on node1")),
+    ):
+        run = make_run(tmp_path, name, state="running", attempts=[attempt], submission=SUBMITTED)
+        state = judge(gather([run])[0], NOW)
+        assert (state.name, state.reason) == expected
 
 
 def test_the_time_left() -> None:
@@ -359,6 +370,13 @@ def failed_run(folder: Path, logs: dict[int, str], batch: str = "") -> Facts:
         ({3: "step 1\n", 0: RANK_DIED}, KILLED, "node2: task 3: Killed", None, 5),
         ({0: RANK_DIED}, KILLED + OOM, "1 oom-kill event", None, 6),
         ({0: RANK_DIED}, "", "Connection closed by peer", 0, 4),
+        (
+            {0: RANK_DIED},
+            "srun: error: node2: task 1: Exited with exit code 3\n" + KILLED.splitlines()[3],
+            "task 1: Exited with exit code 3",
+            None,
+            1,
+        ),
         ({1: CHAINED, 0: SHAPES}, "", "ValueError: no x", 1, 9),
         ({0: "step 1\nerror: data.path=x: gone\n"}, "", "error: data.path=x: gone", 0, 2),
         ({0: "", 1: ""}, "module: command not found\n", "module: command not found", None, 1),
@@ -498,13 +516,13 @@ def test_logs_of_submitits_local_jobs(train: Train, tmp_path: Path, no_slurm: No
 
 def test_looking_at_the_lock_takes_nothing(tmp_path: Path) -> None:
     run = make_run(tmp_path)
-    assert not is_held(run)
+    assert not RunDir(run).is_locked()
     assert not (run / "lock").exists()
     with RunDir(run).lock():
-        assert is_held(run)
+        assert RunDir(run).is_locked()
         said = (run / "lock").read_text()
         assert str(os.getpid()) in said
-    assert not is_held(run)
+    assert not RunDir(run).is_locked()
     assert (run / "lock").read_text() == said
 
 
@@ -538,6 +556,8 @@ def test_the_stop_file_is_seen(tmp_path: Path) -> None:
     wish = stopfile.read(tmp_path)
     assert wish is not None
     assert time.time() - wish["time"] < 60
+    # Submitted again since: it is over.
+    assert stopfile.read(tmp_path, since=time.time() + 1) is None
     with Stop() as stop:
         stop.watch(stopfile.stop_file(tmp_path))
         end = time.monotonic() + 10

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from hpctrain import stopfile
-from hpctrain.rundir import RunDir
 from tests import cluster
 from tests.conftest import Completed, run_json, run_module, runs
 
@@ -88,22 +87,7 @@ def submit(train: Train, folder: Path, *arguments: str, **env: str) -> list[Path
     """Submit a sweep; its new run directories."""
     before = {run: run_json(run).get("submission") for run in runs(folder)}
     train("-m", *arguments, **env)
-    for run in runs(folder):
-        note_submission(run)
     return [run for run in runs(folder) if run_json(run)["submission"] != before.get(run)]
-
-
-def note_submission(run: Path) -> None:
-    """Write down what the launcher will write itself."""
-    known = run_json(run)
-    if "scripts" not in known:
-        return
-    array, _, task = known["job_id"].partition("_")
-    script = f"{known['scripts']}/job.sh"
-    (Path(known["scripts"]) / "job_id").write_text(f"{array}\n")
-    if known.get("submission", {}).get("script") != script:
-        facts = {"script": script, "task": int(task), "user": getpass.getuser()}
-        RunDir(run).update(submission=facts | {"time": time.time()})
 
 
 def status(folder: Path, *arguments: str, **env: str) -> dict[str, dict[str, Any]]:

@@ -134,10 +134,10 @@ def test_failed_runs_keep_their_code_unless_todays_is_asked_for(
     )
     (sweep,) = (tmp_path / "runs" / "sweeps").iterdir()
     hpctrain("resume", "--dir", f"{tmp_path}/runs", sweep.name)
-    assert set(cluster.wait_for_end(job_ids(tmp_path / "runs")).values()) == {"FAILED"}
+    assert set(cluster.wait_for_end(cluster.job_ids(tmp_path / "runs")).values()) == {"FAILED"}
     assert {run_json(run)["code"] for run in runs(tmp_path / "runs")} == first
     hpctrain("resume", "--dir", f"{tmp_path}/runs", "--code", "current", "launch.time_min=5")
-    assert set(cluster.wait_for_end(job_ids(tmp_path / "runs")).values()) == {"COMPLETED"}
+    assert set(cluster.wait_for_end(cluster.job_ids(tmp_path / "runs")).values()) == {"COMPLETED"}
     assert {run_json(run)["state"] for run in runs(tmp_path / "runs")} == {"finished"}
     assert not {run_json(run)["code"] for run in runs(tmp_path / "runs")} & first
     assert os.path.isdir(runs(tmp_path / "runs")[0] / "provenance")

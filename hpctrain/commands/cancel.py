@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -35,6 +36,7 @@ class Step:
     """
 
     run: Facts
+    state: State
     how: str
     told: str
 
@@ -62,7 +64,7 @@ def main(argv: list[str]) -> int:
     now = time.time()
     plan = [_step(run, judge(run, now), save=options.save) for run in runs]
     if options.all:
-        plan = [step for step in plan if step.how != "skip"]
+        plan = [step for step in plan if step.state.name in UNDER_WAY]
     carry_out(plan)
     if options.json:
         print(
@@ -75,7 +77,7 @@ def main(argv: list[str]) -> int:
         )
         return 0
     for step in plan:
-        job = f" ({step.run.job_id})" if step.run.job is not None else ""
+        job = f" ({step.run.job_id})" if step.how in ("cancel", "signal") else ""
         print(f"{step.run.name}{job}: {step.told}")
     if not plan:
         print("nothing is queued or running")
@@ -123,20 +125,22 @@ def jobs_of(ids: Iterable[str]) -> list[str]:
 
 
 def _step(run: Facts, state: State, *, save: bool) -> Step:
+    attempt = run.attempt
     if state.name not in UNDER_WAY:
-        return Step(run, "skip", f"{state.name}, nothing to do")
-    if run.job is not None:
+        return Step(run, state, "skip", f"{state.name}, nothing to do")
+    # A job of slurm/train.sbatch has no submission of ours: its attempt names it.
+    alone = attempt.get("launcher") == "slurm" and not run.submission and shutil.which("scancel")
+    if run.job is not None or (alone and run.job_id):
         # Before the attempt has begun nothing could be saved, and USR2 would only kill it.
         if save and state.name == "running" and run.said == "running":
-            return Step(run, "signal", "asked to save and stop")
-        return Step(run, "cancel", f"cancelled, was {state.name}")
+            return Step(run, state, "signal", "asked to save and stop")
+        return Step(run, state, "cancel", f"cancelled, was {state.name}")
     if run.said != "running":
-        return Step(run, "file", "asked not to begin")
-    attempt = run.attempt
-    here = run.held and attempt.get("host") == socket.gethostname()
-    if here and not save:
-        return Step(run, "terminate", f"process {attempt['pid']} asked to save and stop")
-    return Step(run, "file", f"asked to save and stop, on {attempt.get('host')}, within seconds")
+        return Step(run, state, "skip", "being submitted just now: cancel again in a moment")
+    if run.held and attempt["host"] == socket.gethostname() and not save:
+        told = f"process {attempt['pid']} asked to save and stop"
+        return Step(run, state, "terminate", told)
+    return Step(run, state, "file", f"asked to save and stop, on {attempt['host']}, within seconds")
 
 
 def _scancel(*arguments: str) -> None:

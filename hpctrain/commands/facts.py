@@ -6,11 +6,9 @@ none was submitted to Slurm.
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import json
 import logging
-import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -64,7 +62,7 @@ class Facts:
             return cls(path, damage=str(error))
         facts = cls(path, record, _json(path / "progress.json"))
         if not facts.is_final:
-            facts.wish = stopfile.read(path)
+            facts.wish = stopfile.read(path, since=facts.submission.get("time", 0.0))
         array = _array_id(facts.submission["script"]) if facts.submission else ""
         facts.unanswered = bool(facts.submission) and not array
         task = facts.submission.get("task")
@@ -98,6 +96,13 @@ class Facts:
         last: dict[str, Any] = attempts[-1]
         return last
 
+    def forget_old_submission(self) -> None:
+        """What became of a job says nothing of a run that was taken up outside Slurm since."""
+        begun = float(self.attempt.get("started", 0.0))
+        here = self.attempt.get("launcher", "slurm") != "slurm"
+        if here and begun > float(self.submission.get("time", 0.0)):
+            self.record["submission"], self.job_id, self.scheduler = None, "", False
+
     @property
     def restarts(self) -> int:
         """Attempts after the first."""
@@ -108,19 +113,22 @@ def gather(paths: Iterable[Path]) -> list[Facts]:
     """Read the runs and ask the scheduler about those that may be queued, running or just gone."""
     _array_id.cache_clear()
     runs = [Facts.read(path) for path in paths]
+    answers = True
     if any(run.submission and not run.is_final for run in runs) and shutil.which("squeue"):
         try:
             _ask_squeue(runs)
         except LaunchError as error:
             log.warning("%s This is what the run directories tell.", error)
-            return runs
+            answers = False
     gone = []
     for run in runs:
-        if run.said in ("queued", "running", "interrupted") and run.job is None:
-            run.held = is_held(run.path)
+        if run.job is None:
+            run.forget_old_submission()
+        if run.job is None and run.said in ("queued", "running", "interrupted"):
+            run.held = RunDir(run.path).is_locked()
             if run.job_id and not run.held:
                 gone.append(run)
-    if gone and shutil.which("sacct"):
+    if gone and answers and shutil.which("sacct"):
         tasks = ended({run.job_id.partition("_")[0] for run in gone}) or {}
         for run in gone:
             run.ended = tasks.get(run.job_id)
@@ -139,27 +147,6 @@ def _ask_squeue(runs: list[Facts]) -> None:
             run = runs[index] = Facts.read(run.path)
         run.job, run.scheduler = job, True
         run.job_id = job.id if job else run.job_id
-
-
-def is_held(path: Path) -> bool:
-    """Whether a process holds the run, as far as this host can see.
-
-    Looks through a shared lock on the file as it is: taking the run, however short, would make
-    a job that begins in that moment fail.
-    """
-    try:
-        descriptor = os.open(path / "lock", os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False  # a file system without locks
-    finally:
-        os.close(descriptor)
-    return False
 
 
 @functools.cache

@@ -68,12 +68,17 @@ def _log_file(run: Facts, state: State, rank: int | None) -> Path:
         raise StorageError(f"{run.name}: no rank {rank}; there are {min(logs)} to {max(logs)}")
     if (batch := batch_log(run)) is not None:
         return batch
-    launcher, host = run.attempt.get("launcher"), run.attempt.get("host")
-    if launcher in ("single", "torchrun"):
-        why = f"it was started in a terminal on {host}, and printed there"
+    if _in_terminal(run):
+        why = f"it was started in a terminal on {run.attempt.get('host')}, and prints there"
+    elif run.job_id and not run.submission:
+        why = f"sbatch was told where job {run.job_id} prints (slurm-{run.job_id}.out if nothing)"
     else:
         why = f"it is {state.name}{f' ({state.reason})' if state.reason else ''}"
     raise StorageError(f"{run.path}/logs: no log yet; {why}")
+
+
+def _in_terminal(run: Facts) -> bool:
+    return run.attempt.get("launcher") in ("single", "torchrun")
 
 
 def _last(path: Path, count: int) -> list[str]:
@@ -126,7 +131,7 @@ def _follow(path: Path, options: argparse.Namespace) -> int:
             try:
                 newest = _log_file(run, state, options.rank)
             except StorageError:
-                if over:
+                if over or _in_terminal(run):
                     raise
             else:
                 if newest != shown:

@@ -124,7 +124,7 @@ def _at_rest(run: Facts) -> State:
         return State("requeued", run.ended.reason)
     cause = str(run.attempt.get("reason", ""))
     if run.wish is not None:
-        cause = f"cancelled by {run.wish.get('by', 'somebody')}"
+        cause = f"cancelled by {run.wish['by']}"
     elif run.ended is not None and _word(run.ended.state) not in ("COMPLETED", "FAILED"):
         cause = f"{cause}; {run.ended.state}"
     return State("interrupted", f"saved at step {run.attempt.get('step', '?')}, {cause}")
@@ -134,7 +134,6 @@ def _gone(run: Facts, now: float) -> State:
     """Said to be queued or running, but not in the queue that we can see."""
     word = "" if run.ended is None else _word(run.ended.state)
     asked_s = now - float(run.submission.get("time", 0.0))
-    under_slurm = bool(run.submission) or run.attempt.get("launcher") == "slurm"
     fresh = _is_of_this_attempt(run) and now - float(run.progress["time"]) < _ALIVE_S
     if run.said == "running" and (run.held or (fresh and not run.scheduler)):
         return _running(run, now)
@@ -145,12 +144,12 @@ def _gone(run: Facts, now: float) -> State:
     if run.said == "queued" and run.unanswered and asked_s < _SUBMITTING_S:
         return State("queued", "being submitted")
     if run.wish is not None:
-        return State("cancelled", f"by {run.wish.get('by', 'somebody')}{_reached(run)}")
+        return State("cancelled", f"by {run.wish['by']}{_reached(run)}")
     if run.ended is not None:
         code = f", exit code {run.ended.exit_code}" if word == "FAILED" else ""
         name = "cancelled" if word == "CANCELLED" else "lost"
         return State(name, f"{run.ended.state}{code}{_reached(run)}")
-    if under_slurm and run.submission and not run.scheduler:
+    if run.submission and not run.scheduler:
         return State(run.said, f"says run.json; squeue was not asked{_reached(run)}")
     where = f" on {run.attempt['host']}" if "host" in run.attempt else ""
     silent = f"no process holds it{where}" if run.said == "running" else "no longer in the queue"
@@ -159,7 +158,7 @@ def _gone(run: Facts, now: float) -> State:
 
 def _running(run: Facts, now: float) -> State:
     if run.wish is not None:
-        return State("running", f"asked to stop by {run.wish.get('by', 'somebody')}")
+        return State("running", f"asked to stop by {run.wish['by']}")
     if not _is_of_this_attempt(run):
         return State("running", "starting")
     # Both times are the training's own: its clock may differ from ours.

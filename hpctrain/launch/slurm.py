@@ -110,9 +110,18 @@ def _refusal(words: str, config: Config) -> str:
         "qos": f"site.qos={config.site.qos}",
         "feature": f"site.constraint={config.site.constraint}",
         "constraint": f"site.constraint={config.site.constraint}",
-        "memory": f"launch.mem_gb={config.launch.mem_gb}",
+        "reservation": f"site.reservation={config.site.reservation}",
+        "license": f"site.licenses={config.site.licenses}",
+        "mail": f"site.mail_type={config.site.mail_type}",
+        "parameter too long": f"output_dir={config.output_dir}",
+        "memory": (
+            f"launch.mem_gb={config.launch.mem_gb}, site.memory_option={config.site.memory_option}"
+        ),
         "time limit": f"launch.time_min={config.launch.time_min}",
-        "gres": f"launch.gpus_per_node={config.launch.gpus_per_node}",
+        "gres": (
+            f"launch.gpus_per_node={config.launch.gpus_per_node}, "
+            f"site.gpu_option={config.site.gpu_option}, site.gpu_type={config.site.gpu_type}"
+        ),
         "node count": f"launch.nodes={config.launch.nodes}",
         "node configuration": (
             f"launch.nodes={config.launch.nodes}, "

@@ -14,13 +14,14 @@ and what a program prints by itself: a `print` of your own is not read by us.
 from __future__ import annotations
 
 import fnmatch
+import functools
 import json
 import logging
 import os
 import re
 import shlex
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 PATTERNS = (
     *("*TOKEN*", "*SECRET*", "*PASSWORD*", "*PASSWD*", "*PASSPHRASE*", "*CREDENTIAL*"),
@@ -35,12 +36,17 @@ _IN_URL = re.compile(r"(\w://[^/\s:@]*:)([^/\s@]+)(?=@)")
 
 def is_secret(name: str) -> bool:
     """Whether a variable of this name holds a secret."""
-    name = name.upper()
-    added = os.environ.get("HPCTRAIN_SECRETS", "").upper().replace(",", " ").split()
-    if any(fnmatch.fnmatchcase(name, pattern) for pattern in added):
-        return True
-    listed = any(fnmatch.fnmatchcase(name, pattern) for pattern in PATTERNS)
-    return listed and not any(fnmatch.fnmatchcase(name, pattern) for pattern in HARMLESS)
+    return _names(os.environ.get("HPCTRAIN_SECRETS", "")).match(name) is not None
+
+
+@functools.cache
+def _names(added: str) -> re.Pattern[str]:
+    def either(patterns: Iterable[str]) -> str:
+        return "|".join(map(fnmatch.translate, patterns)) or r"(?!)"
+
+    ours = f"(?!{either(HARMLESS)})(?:{either(PATTERNS)})"
+    theirs = either(filter(None, re.split(r"[,\s]+", added)))
+    return re.compile(f"{theirs}|{ours}", re.IGNORECASE)
 
 
 def is_telling(value: str) -> bool:
@@ -95,11 +101,6 @@ def expand(text: str) -> str:
 def shell_word(text: str) -> str:
     """The text quoted for a shell script; a secret becomes `"${NAME}"`, which the job inherits."""
     return _replace(text, shlex.quote, '"${{{}}}"'.format, known()) or "''"
-
-
-def names_in(text: str) -> list[str]:
-    """The secret variables whose values stand in the text."""
-    return [name for value, name in known().items() if value in text]
 
 
 def password_in_url(text: str) -> str | None:

@@ -112,11 +112,12 @@ def _secrets(config: Config) -> Iterator[str]:
                     f"{key} would be written into the job's script: export {name} in your shell "
                     "instead, jobs inherit it"
                 )
-        elif key.startswith("site.") and (names := secrets.names_in(text)):
-            yield (
-                f"{key} holds the value of {names[0]}, which would be written into the job's "
-                f"script: in site.setup say ${names[0]}, jobs inherit it"
-            )
+        elif key.startswith("site."):
+            for variable in (known[value] for value in known if value in text):
+                yield (
+                    f"{key} holds the value of {variable}, which would be written into the job's "
+                    f"script: in site.setup say ${variable}, jobs inherit it"
+                )
         password = secrets.password_in_url(text)
         if password is not None and password not in known:
             yield (

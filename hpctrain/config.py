@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -265,7 +265,7 @@ def load(path: Path) -> Config:
 
 def dump(config: Config) -> str:
     """The frozen config as YAML, every value resolved but the secrets of the environment."""
-    text: str = yaml.dump(asdict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    text: str = yaml.dump(plain(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     return text
 
 
@@ -292,9 +292,17 @@ def _as_yaml(dumper: Any, text: str) -> Any:
 _Dumper.add_representer(str, _as_yaml)
 
 
+def plain(section: Any) -> dict[str, Any]:
+    """The sections as dicts, their values shared; `dataclasses.asdict` copies each in depth."""
+    return {
+        name: plain(value) if is_dataclass(value) else value
+        for name, value in vars(section).items()
+    }
+
+
 def identity(config: Config, data_digest: str) -> dict[str, Any]:
     """The part of a config that decides the result; its hash names the run."""
-    content = asdict(config)
+    content = plain(config)
     for key in NOT_IN_SIGNATURE:
         *sections, last = key.split(".")
         node = content

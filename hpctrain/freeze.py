@@ -55,7 +55,7 @@ def freeze(config: Config, run: RunDir) -> None:
 def _data_digest(config: Config, world_size: int | None) -> str:
     validate(config, world_size)
     if config.tracking.enabled and config.tracking.upload:
-        check_uri(str(config.tracking.uri))
+        _check_uri(str(config.tracking.uri))
     folder = Path(config.data.path)
     try:
         index = _index(folder, _stamp(folder))
@@ -72,6 +72,9 @@ def _data_digest(config: Config, world_size: int | None) -> str:
             "or data.tail=pad"
         )
     return index.digest
+
+
+_check_uri = functools.lru_cache(maxsize=16)(check_uri)
 
 
 @functools.lru_cache(maxsize=16)

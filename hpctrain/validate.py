@@ -6,11 +6,10 @@ import importlib.util
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 from hpctrain import secrets
-from hpctrain.config import Config
+from hpctrain.config import Config, plain
 from hpctrain.errors import ConfigError
 
 _CHOICES = {
@@ -104,7 +103,7 @@ def _values(config: Config) -> Iterator[str]:
 def _secrets(config: Config) -> Iterator[str]:
     """Secrets that would be written down as they are: those of the environment are not."""
     known = secrets.known()
-    for key, text in _texts(asdict(config)):
+    for key, text in _texts(plain(config)):
         section, _, name = key.rpartition(".")
         if section == "site.env":
             if secrets.is_secret(name) and secrets.is_telling(text) and text not in known:

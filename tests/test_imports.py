@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "freeze": CONFIG | {"data.index", "provenance", "rundir", "tracking.store", "validate"},
     "launch": CONFIG
     | {"freeze", "lock", "provenance", "rundir", "snapshot", "tracking.store", "validate"},
-    "commands": CONFIG | {"launch", "provenance", "rundir", "stopfile", "freeze"},
+    "commands": CONFIG | {"freeze", "launch", "provenance", "rundir", "snapshot", "stopfile"},
     "summary": CONFIG | {"rundir"},
     "models": set(),
     "tasks": {"errors"},

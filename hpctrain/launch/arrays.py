@@ -18,12 +18,12 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hpctrain import provenance
-from hpctrain.config import Config
+from hpctrain.config import Config, plain
 from hpctrain.launch import slurm
 from hpctrain.launch.queue import Task
 from hpctrain.launch.script import sbatch_script
@@ -159,7 +159,7 @@ def plan(entries: Iterable[Entry], folder: Path, max_size: int) -> list[Array]:
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         config = entry.config
-        key = [asdict(config.launch), asdict(config.site), config.name]
+        key = [plain(config.launch), plain(config.site), config.name]
         groups.setdefault(json.dumps([*key, str(entry.code and entry.code.path)]), []).append(entry)
     arrays: list[Array] = []
     for group in groups.values():

@@ -32,7 +32,7 @@ class Composer:
         self._parse = functools.cache(self._parse_one)
 
     def __call__(self, overrides: list[str]) -> DictConfig:
-        """The config of these overrides, without its `hydra` section.
+        """The config of these overrides, without its `hydra` section; good until the next call.
 
         Raises:
             HydraException: as Hydra would.
@@ -42,7 +42,7 @@ class Composer:
         choices = tuple(text for text in overrides if self._parse(text) is None)
         if choices not in self._bases:
             self._bases[choices] = self._compose(list(choices))
-        config = copy.deepcopy(self._bases[choices])
+        config = _copy(self._bases[choices], {str(v.key_or_group).split(".")[0] for v in values})
         ConfigLoaderImpl._apply_overrides_to_config(values, config)
         return config
 
@@ -60,3 +60,16 @@ class Composer:
             return None
         values = Overrides(self._loader.repository, [parsed]).config_overrides
         return parsed if values else None
+
+
+def _copy(base: DictConfig, sections: set[str]) -> DictConfig:
+    """A copy of which only these sections may be changed; the others stay the base's own.
+
+    They take the newest copy as their parent, so one copy at a time can be used.
+    """
+    config = copy.copy(base)
+    content = config.__dict__["_content"]
+    for name in sections & content.keys():
+        content[name] = copy.deepcopy(content[name])
+        content[name]._set_parent(config)
+    return config

@@ -258,14 +258,17 @@ class Sweep:
         self._write_list()
 
     def _initialise_tracking(self, todo: list[Entry]) -> None:
-        """Once, before any job starts: many processes at a fresh store lose the race."""
+        """Find out now what is wrong with a store; a new one is made by the first job.
+
+        Making it takes seconds, which nobody needs to wait for here.
+        """
         targets = {
             (entry.config.tracking.uri, entry.config.tracking.experiment)
             for entry in todo
             if entry.config.tracking.enabled and entry.config.tracking.upload
         }
         for uri, experiment in targets:
-            if uri is not None:
+            if uri and (store.is_server(uri) or store.sqlite_path(uri).exists()):
                 store.initialise(uri, experiment)
 
     def _say_code(self) -> None:

@@ -16,6 +16,7 @@ same command finds the same directory and continues there, and two runs never sh
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import hashlib
 import itertools
@@ -85,11 +86,12 @@ class RunDir:
     def provenance(self) -> Path:  # noqa: D102
         return self.path / "provenance"
 
-    def freeze(self, config: Config, **facts: Any) -> None:
+    def freeze(self, config: Config, sync: bool = True, **facts: Any) -> None:
         """Write the directory and its config; a second time is a re-launch of the same run.
 
         Args:
             config: what `of` was given.
+            sync: wait for the disk; one who freezes many calls `sync_file_system` once instead.
             facts: further values for run.json, at the same stroke.
 
         Raises:
@@ -98,8 +100,8 @@ class RunDir:
         try:
             for folder in (self.path, self.logs, self.checkpoints):
                 folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.config_file, config_module.dump(config))
-            with self._change() as content:
+            write_atomically(self.config_file, config_module.dump(config), sync)
+            with self._change(sync) as content:
                 if not content:
                     content |= {
                         "uid": uuid.uuid4().hex,  # finds the run in a shared MLflow
@@ -152,13 +154,14 @@ class RunDir:
             content["attempts"][-1] |= {"ended": time.time(), "state": state, **facts}
 
     @contextmanager
-    def _change(self) -> Iterator[dict[str, Any]]:
+    def _change(self, sync: bool = True) -> Iterator[dict[str, Any]]:
         """Read, change, write: alone, for a job may begin while its submission is noted."""
         with (self.path / ".run.json.lock").open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             content = self.read()
             yield content
-            self._write(content)
+            text = json.dumps(content, indent=2) + "\n"
+            write_atomically(self.path / "run.json", text, sync)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -201,9 +204,6 @@ class RunDir:
             os.close(descriptor)
         return False
 
-    def _write(self, content: dict[str, Any]) -> None:
-        write_atomically(self.path / "run.json", json.dumps(content, indent=2) + "\n")
-
 
 def signature(config: Config, data_digest: str) -> str:
     """Eight hexadecimal digits of what decides the result."""
@@ -211,11 +211,21 @@ def signature(config: Config, data_digest: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Readers see the old content or the new, also after a crash."""
+def write_atomically(path: Path, text: str, sync: bool = True) -> None:
+    """Readers see the old content or the new, with `sync` also after a crash of the machine."""
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
     with temporary.open("w") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())
+        if sync:
+            os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def sync_file_system(folder: Path) -> None:
+    """Have all that was written into this file system reach the disk, at one stroke."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        ctypes.CDLL(None).syncfs(descriptor)
+    finally:
+        os.close(descriptor)

@@ -54,8 +54,14 @@ def is_telling(value: str) -> bool:
     return len(value) >= SHORTEST and not (value.startswith("/") and os.path.exists(value))
 
 
-def known() -> dict[str, str]:
+def known() -> Mapping[str, str]:
     """The secret values of this process's environment, each with its variable's name."""
+    # A sweep asks thousands of times; reading the variables one by one takes a while.
+    return _known(tuple(getattr(os.environ, "_data", dict(os.environ)).items()))
+
+
+@functools.lru_cache(maxsize=2)
+def _known(environment: tuple[object, ...]) -> Mapping[str, str]:
     found = {
         value: name
         for name, value in sorted(os.environ.items(), reverse=True)

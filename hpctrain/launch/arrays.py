@@ -27,7 +27,7 @@ from hpctrain.config import Config, plain
 from hpctrain.launch import slurm
 from hpctrain.launch.queue import Task
 from hpctrain.launch.script import sbatch_script
-from hpctrain.rundir import RunDir, write_atomically
+from hpctrain.rundir import RunDir, sync_file_system, write_atomically
 from hpctrain.snapshot import Snapshot
 
 
@@ -115,6 +115,7 @@ class Array:
                 state, submission = "queued", {**asked, "time": time.time()}
             entry.run.freeze(
                 entry.config,
+                sync=False,
                 state=state,
                 submission=submission,
                 code=entry.code.digest if entry.code else None,
@@ -124,6 +125,7 @@ class Array:
             if not entry.keeps_code:
                 provenance.store(entry.run.provenance, content, twin)
                 twin = twin or entry.run.provenance
+        sync_file_system(self.entries[0].run.path)
 
     def halve(self, folder: Path) -> Array:
         """Keep the first half of the runs; give the other, which is to follow, as an array."""

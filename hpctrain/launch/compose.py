@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.defaults_list import Overrides
@@ -29,6 +30,7 @@ class Composer:
     def __init__(self, loader: ConfigLoaderImpl, master: DictConfig) -> None:
         self._loader, self._master = loader, master
         self._bases: dict[tuple[str, ...], DictConfig] = {}
+        self._undo: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         self._parse = functools.cache(self._parse_one)
 
     def __call__(self, overrides: list[str]) -> DictConfig:
@@ -38,13 +40,14 @@ class Composer:
             HydraException: as Hydra would.
             OmegaConfBaseException: likewise.
         """
+        content, original = self._undo
+        content.clear()
+        content.update(original)
         values = [parsed for text in overrides if (parsed := self._parse(text)) is not None]
         choices = tuple(text for text in overrides if self._parse(text) is None)
         if choices not in self._bases:
             self._bases[choices] = self._compose(list(choices))
-        config = _copy(self._bases[choices], {str(v.key_or_group).split(".")[0] for v in values})
-        ConfigLoaderImpl._apply_overrides_to_config(values, config)
-        return config
+        return self._change(self._bases[choices], values)
 
     def _compose(self, choices: list[str]) -> DictConfig:
         config = self._loader.load_sweep_config(self._master, choices)
@@ -53,6 +56,18 @@ class Composer:
         OmegaConf.set_struct(config, True)
         return config
 
+    def _change(self, base: DictConfig, values: list[Override]) -> DictConfig:
+        """Put the values into the base, and remember how to take them out again.
+
+        Copying the whole of it takes longer than all the rest, so only those sections are copied.
+        """
+        content = base.__dict__["_content"]
+        self._undo = content, dict(content)
+        for name in {str(value.key_or_group).split(".")[0] for value in values} & content.keys():
+            content[name] = copy.deepcopy(content[name])
+        ConfigLoaderImpl._apply_overrides_to_config(values, base)
+        return base
+
     def _parse_one(self, text: str) -> Override | None:
         """The override, when it is a value; None when it takes part in the choices."""
         parsed: Override = OverridesParser.create().parse_override(text)
@@ -60,16 +75,3 @@ class Composer:
             return None
         values = Overrides(self._loader.repository, [parsed]).config_overrides
         return parsed if values else None
-
-
-def _copy(base: DictConfig, sections: set[str]) -> DictConfig:
-    """A copy of which only these sections may be changed; the others stay the base's own.
-
-    They take the newest copy as their parent, so one copy at a time can be used.
-    """
-    config = copy.copy(base)
-    content = config.__dict__["_content"]
-    for name in sections & content.keys():
-        content[name] = copy.deepcopy(content[name])
-        content[name]._set_parent(config)
-    return config

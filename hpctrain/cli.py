@@ -15,12 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpctrain.errors import ConfigError, HpctrainError, StorageError
+from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.secrets import mask, mask_logging
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from hpctrain.config import Config
     from hpctrain.distributed.slurm import RankInfo
     from hpctrain.rundir import RunDir
@@ -123,15 +121,8 @@ def _dispatch(argv: list[str]) -> int:
     return _train(argv)
 
 
-def conf_dir() -> Path:
-    """The configs that come with the package: beside it in a checkout, inside it in a wheel."""
-    package = Path(__file__).resolve().parent
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"
-
-
 def _help() -> int:
-    from hpctrain.conf_groups import groups, sections
+    from hpctrain.conf_groups import conf_dir, groups, sections
 
     listed = "".join(
         f"  {name:<12} {', '.join(choices)}\n" for name, choices in groups(conf_dir()).items()
@@ -163,11 +154,12 @@ def _command(name: str) -> Callable[[list[str]], int]:
 
 
 def _freeze(argv: list[str]) -> int:
+    from hpctrain.compose import compose
     from hpctrain.freeze import check, freeze
 
     if {"-m", "--multirun"} & {*argv}:
         raise ConfigError("freeze -m: freeze takes one run; -m alone freezes and submits several")
-    config = _compose(argv)
+    config = compose(argv)
     if config is not None:
         run = check(config)
         freeze(config, run)
@@ -196,10 +188,11 @@ def _run(argv: list[str]) -> int:
 
 def _train(argv: list[str]) -> int:
     """Compose, freeze and train here; or let the launcher submit (`-m`)."""
+    from hpctrain.compose import compose
     from hpctrain.distributed.slurm import RankInfo
     from hpctrain.freeze import check, freeze
 
-    config = _compose(argv)
+    config = compose(argv)
     if config is None:
         return 0
     if config.launch.dry_run:
@@ -214,63 +207,6 @@ def _train(argv: list[str]) -> int:
     # The other ranks may look before the finished run is out of the way.
     again = config.launch.rerun == "all"
     return _train_frozen(config, run, ranks, argv, again)
-
-
-def _compose(argv: list[str]) -> Config | None:
-    """Let Hydra read the command line; None when it did something else (`-m`, `--cfg`)."""
-    import hydra
-    from hydra.core.config_store import ConfigStore
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    from hpctrain.config import Config, from_omegaconf, known_keys
-    from hpctrain.explain import explain
-
-    store = ConfigStore.instance()
-    if "schema.yaml" not in store.repo:  # Hydra 1.4 warns of a second time
-        store.store(name="schema", node=Config)
-    # Hydra 1.4 warns of the parameter, 1.3 of its absence.
-    base = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
-    composed: list[DictConfig] = []
-    typed = sys.argv
-    # Hydra's own report of an error is long and exits with 1: ours replaces it.
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    # Hydra's parser takes overrides in one go only: `experiment=digits -m seed=1,2` is fine here.
-    flags, overrides = _split(argv)
-    sys.argv = [typed[0], *flags, *overrides]
-    try:
-        hydra.main(config_path=str(conf_dir()), config_name="config", **base)(composed.append)()
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(explain(error, known_keys())) from error
-    except OSError as error:
-        if error.filename is None:
-            raise
-        raise StorageError(
-            f"output_dir: cannot write {error.filename} ({error.strerror})"
-        ) from error
-    finally:
-        del os.environ["HYDRA_FULL_ERROR"]
-        sys.argv = typed
-    return from_omegaconf(composed[0]) if composed else None
-
-
-def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Hydra's flags, with their values, and the overrides, each in their order."""
-    flags: list[str] = []
-    overrides: list[str] = []
-    value_of = ""
-    for text in argv:
-        is_override = not value_of and not text.startswith("-")
-        is_override &= "=" in text or text.startswith("~")
-        value_of = text if text in _FLAGS_WITH_VALUE and not value_of else ""
-        (overrides if is_override else flags).append(text)
-    return flags, overrides
-
-
-_FLAGS_WITH_VALUE = (
-    *("--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn"),
-    *("--package", "-p", "--cfg", "-c", "--experimental-rerun"),
-)
 
 
 def _train_frozen(

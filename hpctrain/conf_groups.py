@@ -9,6 +9,13 @@ from typing import Any
 from hpctrain.config import Config
 
 
+def conf_dir() -> Path:
+    """The configs that come with the package: beside it in a checkout, inside it in a wheel."""
+    package = Path(__file__).resolve().parent
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
 def groups(conf: Path) -> dict[str, list[str]]:
     """Config groups and their choices, in the folder's alphabetical order."""
     folders = (path for path in sorted(conf.iterdir()) if path.is_dir() and path.name != "hydra")

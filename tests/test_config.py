@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain import cli
+from hpctrain.compose import compose as compose_config
+from hpctrain.conf_groups import conf_dir
 from hpctrain.config import Config, dump, identity, load
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.freeze import check, freeze
@@ -19,7 +20,7 @@ Compose = Callable[..., Config]
 @pytest.fixture
 def compose(digits: Path, tmp_path: Path) -> Compose:
     def call(*arguments: str) -> Config:
-        config = cli._compose([f"data.path={digits}", f"output_dir={tmp_path}/runs", *arguments])
+        config = compose_config([f"data.path={digits}", f"output_dir={tmp_path}/runs", *arguments])
         assert config is not None
         return config
 
@@ -87,7 +88,7 @@ def test_all_that_is_wrong_is_said_at_once(compose: Compose) -> None:
 
 def test_without_an_experiment_the_missing_key_is_named() -> None:
     with pytest.raises(ConfigError, match=r"data\.path is missing"):
-        cli._compose(["train.max_steps=1"])
+        compose_config(["train.max_steps=1"])
 
 
 def test_signature_ignores_how_and_where(compose: Compose, digits: Path, tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_frozen_config_reads_back_the_same(compose: Compose) -> None:
 def test_every_choice_of_conf_fits_the_schema(compose: Compose) -> None:
     from hpctrain.conf_groups import groups
 
-    for group, choices in groups(cli.conf_dir()).items():
+    for group, choices in groups(conf_dir()).items():
         for choice in choices:
             config = compose("experiment=digits", f"{group}={choice}")
             assert config.name

@@ -19,6 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "secrets": set(),
     "config": LEAVES,
     "conf_groups": CONFIG,
+    "compose": CONFIG | {"conf_groups"},
     "validate": CONFIG,
     "distributed.hostlist": {"errors"},
     "distributed.port": {"errors"},
@@ -55,7 +56,15 @@ ALLOWED: dict[str, set[str]] = {
     "__init__": set(),
 }
 NO_TORCH = (
-    *("errors", "explain", "config", "conf_groups", "distributed.slurm", "distributed.report"),
+    *(
+        "errors",
+        "explain",
+        "config",
+        "conf_groups",
+        "compose",
+        "distributed.slurm",
+        "distributed.report",
+    ),
     *("distributed.port", "distributed.hostlist", "validate"),
     *("data.index", "data.format", "rundir", "freeze", "launch", "summary", "tracking", "cli"),
     *("commands", "stopfile", "signals", "git", "snapshot", "provenance", "lock", "secrets"),

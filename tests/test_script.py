@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain import cli
+from hpctrain.compose import compose as compose_config
 from hpctrain.config import Config, ContainerConfig, DataConfig, LaunchConfig, SiteConfig
 from hpctrain.errors import ConfigError
 from hpctrain.launch.container import leave_note
@@ -272,7 +272,7 @@ def test_a_note_that_nobody_reads(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 @pytest.mark.parametrize("file", sorted((ROOT / "conf/site").glob("*.yaml")), ids=lambda f: f.stem)
 def test_every_site_gives_a_script(file: Path) -> None:
     shape = ["launch.mem_gb=8", "launch.tasks_per_node=2", "launch.gpus_per_node=2"]
-    composed = cli._compose(["experiment=digits", f"site={file.stem}", *shape])
+    composed = compose_config(["experiment=digits", f"site={file.stem}", *shape])
     assert composed is not None
     validate(composed)
     text = sbatch_script(composed, FOLDER, 2)

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain import cli, secrets
+from hpctrain import secrets
+from hpctrain.compose import compose as compose_config
 from hpctrain.config import Config, dump, identity, load
 from hpctrain.errors import ConfigError
 from hpctrain.launch.script import sbatch_script
@@ -150,7 +151,7 @@ def test_logging_masks_messages_and_tracebacks(capsys: pytest.CaptureFixture[str
 
 @pytest.fixture
 def config(digits: Path, tmp_path: Path, environment: None) -> Config:
-    composed = cli._compose(
+    composed = compose_config(
         [
             "experiment=digits",
             f"data.path={digits}",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain import cli
+from hpctrain.compose import compose as compose_config
 from hpctrain.config import Config, DataConfig, SiteConfig
 from hpctrain.launch.script import sbatch_script
 from tests import cluster
@@ -85,7 +85,7 @@ def test_slurm_takes_every_site(file: Path, tmp_path: Path) -> None:
     names = ("partition", "account", "qos", "constraint", "reservation", "licenses", "gpu_type")
     shape = ["launch.mem_gb=8", "launch.tasks_per_node=2", "launch.gpus_per_node=2"]
     here = [f"site.{name}=null" for name in names]
-    config = cli._compose(["experiment=digits", f"site={file.stem}", *shape, *here])
+    config = compose_config(["experiment=digits", f"site={file.stem}", *shape, *here])
     assert config is not None
     script = tmp_path / "job.sh"
     script.write_text(sbatch_script(config, tmp_path, 2))

@@ -14,7 +14,8 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from hpctrain import cli, git, provenance, snapshot
+from hpctrain import git, provenance, snapshot
+from hpctrain.conf_groups import conf_dir
 from hpctrain.config import Config
 from hpctrain.errors import ConfigError
 from hpctrain.launch.arrays import Entry, plan
@@ -28,7 +29,7 @@ Train = Callable[..., Completed]
 @pytest.fixture
 def loader(tmp_path: Path) -> ConfigLoaderImpl:
     ConfigStore.instance().store(name="schema", node=Config)
-    return ConfigLoaderImpl(create_config_search_path(str(cli.conf_dir())))
+    return ConfigLoaderImpl(create_config_search_path(str(conf_dir())))
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,9 @@ import getpass
 import json
 import os
 import shutil
-import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from hydra.errors import HydraException
@@ -24,14 +23,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain import secrets, snapshot
 from hpctrain.config import from_omegaconf, known_keys
-from hpctrain.errors import ConfigError, HpctrainError, LaunchError, StorageError
+from hpctrain.errors import ConfigError, HpctrainError, LaunchError
 from hpctrain.explain import explain
 from hpctrain.freeze import check, freeze
 from hpctrain.launch import arrays, local, slurm, wait
+from hpctrain.launch.alone import LOCK, alone
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.queue import Job, Task, queued
 from hpctrain.launch.table import say, show
-from hpctrain.lock import file_lock
 from hpctrain.rundir import write_atomically
 from hpctrain.tracking import store
 
@@ -40,7 +39,6 @@ _WHERE = {
     False: "sbatch is not on the PATH, running here, one after the other, with submitit's local "
     "executor",
 }
-LOCK = ".submit.lock"
 
 
 class Sweep:
@@ -102,7 +100,7 @@ class Sweep:
             print("\n".join(texts), end="")
             self._discard()
             return [None] * len(self.entries)
-        say(f"[bold]{len(self.entries)} runs[/]: {_WHERE[cluster]}")
+        say(f"{len(self.entries)} runs: {_WHERE[cluster]}")
         left = self._queue(self.entries, cluster)
         if not cluster:
             self._run_here([entry for entry in self.entries if entry.state == "frozen"])
@@ -154,36 +152,14 @@ class Sweep:
         size = slurm.max_array_size() if cluster else 1000
         return arrays.plan(entries, self.folder, size)
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Hold the output folders, so that nobody submits the same runs in the same moment."""
-        said: list[Path] = []
-
-        def waiting(path: Path) -> None:
-            if path not in said:
-                said.append(path)
-                say(f"another submission into {path.parent} is under way: waiting for it")
-            time.sleep(0.2)
-
-        with ExitStack() as stack:
-            stack.callback(self._locks.clear)
-            # In one order, or two sweeps over several folders could wait for each other.
-            for folder in sorted({entry.run.path.parent for entry in self.entries}):
-                path = folder / LOCK
-                try:
-                    folder.mkdir(parents=True, exist_ok=True)
-                    lock = file_lock(path, functools.partial(waiting, path))
-                    self._locks.append(stack.enter_context(lock))
-                except OSError as error:
-                    raise StorageError(
-                        f"output_dir={folder}: cannot write {path} ({error.strerror})"
-                    ) from error
-            yield
-
     def _queue(self, entries: list[Entry], cluster: bool) -> list[Entry]:
         """Submit what is missing of these; give what there is no room for now."""
-        with self._alone():
-            self._mark(entries, queued([getpass.getuser()]) if cluster else {})
+        with alone({entry.run.path.parent for entry in entries}) as self._locks:
+            for entry in entries:
+                entry.before = entry.run.read()
+            asked = [entry.before.get("submission") or {} for entry in entries]
+            users = {getpass.getuser(), *(str(one["user"]) for one in asked if one)}
+            self._mark(entries, queued(users) if cluster else {})
             return self._start([entry for entry in entries if not entry.state], cluster)
 
     def _mark(self, entries: list[Entry], jobs: dict[Task, Job]) -> None:
@@ -191,7 +167,7 @@ class Sweep:
         seen: set[Path] = set()
         for entry in entries:
             entry.state = ""
-            entry.before = known = entry.run.read()
+            known = entry.before
             asked = known.get("submission") or {}
             job = jobs.get((asked.get("script", ""), asked.get("task", -1)))
             state, rerun = known.get("state", ""), entry.config.launch.rerun
@@ -276,7 +252,7 @@ class Sweep:
         for code in codes.values():
             say(f"code: a copy, {code.path}")
             for folder in code.unfrozen:
-                say(f"  [yellow]not copied, for it is in no git repository:[/] {folder}")
+                say(f"  not copied, for git does not know it: {folder}", style="yellow")
 
     def _discard(self) -> None:
         """Nothing was queued, so nothing stays: no copy of the code, no empty folders."""

@@ -19,9 +19,9 @@ ROWS = 40
 T = TypeVar("T")
 
 
-def say(text: str) -> None:
-    """A line for people, on standard error; `text` may use rich's markup."""
-    Console(stderr=True, soft_wrap=True).print(text, highlight=False)
+def say(text: str, style: str = "") -> None:
+    """A line for people, on standard error."""
+    Console(stderr=True, soft_wrap=True).print(Text(text, style))
 
 
 def progress(runs: Sequence[T]) -> Iterable[T]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from hpctrain.cli import conf_dir
+from hpctrain.conf_groups import conf_dir
 from tests import cluster
 
 pytestmark = pytest.mark.slurm

@@ -1,0 +1,77 @@
+"""From the command line to the typed config: Hydra composes, and does nothing else."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from hpctrain.conf_groups import conf_dir
+from hpctrain.config import Config, from_omegaconf, known_keys
+from hpctrain.errors import ConfigError, StorageError
+from hpctrain.explain import explain
+
+
+def compose(argv: list[str]) -> Config | None:
+    """Let Hydra read the command line.
+
+    Args:
+        argv: without the program's name.
+
+    Returns:
+        The typed config; None when Hydra did something else (`-m`, `--cfg`).
+
+    Raises:
+        ConfigError: a key, value or choice is wrong.
+        StorageError: the folder of a sweep cannot be written.
+    """
+    store = ConfigStore.instance()
+    if "schema.yaml" not in store.repo:  # Hydra 1.4 warns of a second time
+        store.store(name="schema", node=Config)
+    # Hydra 1.4 warns of the parameter, 1.3 of its absence.
+    base = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+    composed: list[DictConfig] = []
+    typed = sys.argv
+    # Hydra's own report of an error is long and exits with 1: ours replaces it.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    # Hydra's parser takes overrides in one go only: `experiment=digits -m seed=1,2` is fine here.
+    flags, overrides = _split(argv)
+    sys.argv = [typed[0], *flags, *overrides]
+    try:
+        hydra.main(config_path=str(conf_dir()), config_name="config", **base)(composed.append)()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(explain(error, known_keys())) from error
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise StorageError(
+            f"output_dir: cannot write {error.filename} ({error.strerror})"
+        ) from error
+    finally:
+        del os.environ["HYDRA_FULL_ERROR"]
+        sys.argv = typed
+    return from_omegaconf(composed[0]) if composed else None
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Hydra's flags, with their values, and the overrides, each in their order."""
+    flags: list[str] = []
+    overrides: list[str] = []
+    value_of = ""
+    for text in argv:
+        is_override = not value_of and not text.startswith("-")
+        is_override &= "=" in text or text.startswith("~")
+        value_of = text if text in _FLAGS_WITH_VALUE and not value_of else ""
+        (overrides if is_override else flags).append(text)
+    return flags, overrides
+
+
+_FLAGS_WITH_VALUE = (
+    *("--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn"),
+    *("--package", "-p", "--cfg", "-c", "--experimental-rerun"),
+)

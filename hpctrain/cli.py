@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain.errors import ConfigError, DataError, HpctrainError
 from hpctrain.secrets import mask, mask_logging
 
 if TYPE_CHECKING:
@@ -173,8 +173,8 @@ def _run(argv: list[str]) -> int:
     signals.note()
     from hpctrain.config import load
     from hpctrain.distributed.slurm import RankInfo
+    from hpctrain.freeze import check
     from hpctrain.rundir import RunDir
-    from hpctrain.validate import validate
 
     if len(argv) != 1:
         raise ConfigError("run takes one argument: python -m hpctrain run RUN_DIR")
@@ -182,7 +182,12 @@ def _run(argv: list[str]) -> int:
     _log_to_stderr()
     config, ranks = load(run.config_file), RankInfo.from_env()
     _check_world(config, ranks)
-    validate(config, ranks.world_size)
+    digest = check(config, ranks.world_size).data_digest
+    if digest != run.read()["data_digest"]:
+        raise DataError(
+            f"data.path={config.data.path}: another data set ({digest}) than when this run was "
+            "asked for; ask for it again, and it will be another run"
+        )
     return _train_frozen(config, run, ranks, [])
 
 

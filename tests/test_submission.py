@@ -1,6 +1,7 @@
 """Submitting on a real Slurm: what is queued is what was typed, once, whatever happens."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import cluster
-from tests.conftest import Completed, run_json, runs
+from tests.conftest import Completed, run_json, run_module, runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 Train = Callable[..., Completed]
@@ -161,6 +162,44 @@ def test_two_terminals_at_the_same_moment(digits: Path, tmp_path: Path) -> None:
     assert sorted(text.count("pending already") for text in said) == [0, 6]
 
 
+TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+
+
+def test_an_answer_that_never_came_is_looked_up(
+    train: Train, tmp_path: Path, wrapper: Callable[[str, str], str]
+) -> None:
+    path = wrapper("sbatch", f'"$real" "$@" >/dev/null; echo "{TIMED_OUT}" >&2; exit 1')
+    done = train("-m", "seed=1,2", "tracking=off", HELD, PATH=path)
+    assert "queued" in done.stderr
+    assert sorted(cluster.queue()) == sorted(cluster.job_ids(tmp_path / "runs"))
+    assert len(cluster.queue()) == 2
+
+
+def test_a_controller_that_does_not_answer_stops_before_anything_is_written(
+    train: Train, tmp_path: Path, wrapper: Callable[[str, str], str]
+) -> None:
+    path = wrapper("squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    done = train("-m", "seed=1,2", "tracking=off", HELD, code=4, PATH=path)
+    assert "squeue does not answer" in done.stderr
+    assert not (tmp_path / "runs").exists()
+    assert not cluster.queue()
+
+
+def test_data_that_was_exchanged_meanwhile_is_refused(
+    train: Train, digits: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(digits, data)
+    train("-m", "tracking=off", "train.max_steps=2", f"data.path={data}", HELD)
+    (run,) = runs(tmp_path / "runs")
+    (job,) = cluster.job_ids(tmp_path / "runs")
+    run_module("data_prep", "sample", "stdlib", str(data), "--overwrite")
+    cluster.slurm("scontrol", "release", job)
+    assert cluster.wait_for_end([job]) == {job: "FAILED"}
+    (log,) = run.glob("logs/*.rank0.log")
+    assert "error: data.path" in log.read_text()
+
+
 def test_failed_runs_are_done_again_and_resume(train: Train, tmp_path: Path) -> None:
     common = ("tracking=off", "train.max_epochs=400", "checkpoint.every_steps=20")
     train("-m", *common)
@@ -208,6 +247,31 @@ def test_what_is_sent_is_what_the_dry_run_prints(train: Train, tmp_path: Path) -
     stamp = sent.parents[1].name
     lines = [line for line in shown.splitlines() if "/sweeps/" not in line]
     assert lines == [line for line in sent.read_text().splitlines() if stamp not in line]
+
+
+def test_a_thousand_configs_take_little_memory(digits: Path, tmp_path: Path) -> None:
+    program = (
+        "import resource, sys\n"
+        "from hpctrain.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: code = end.code\n"
+        "heavy = {'torch', 'mlflow', 'h5py'} & set(sys.modules)\n"
+        "print(code, *heavy, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
+    )
+    where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", HELD]
+    sweep = ["-m", "experiment=digits", "seed=range(0,500)", "optimizer.lr=1e-3,3e-3"]
+    command = [sys.executable, "-c", program, *sweep, *where]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    code, *heavy, megabytes = done.stdout.split()
+    assert (code, heavy) == ("0", []), done.stderr
+    assert int(megabytes) < 200
+    assert "of all 1,000: 1,000 queued" in done.stderr
+    listed = cluster.queue()
+    assert len(listed) == len(set(listed)) == 1000
+    # The runs share the files of their provenance, and one copy of the code.
+    (diff,) = {path.stat().st_ino for path in tmp_path.glob("runs/*/provenance/git.json")}
+    assert diff
+    assert len(list((tmp_path / "runs" / "code").iterdir())) == 1
 
 
 @pytest.fixture(scope="module")

@@ -206,7 +206,7 @@ def submit(
 
     Raises:
         LaunchError: the scheduler refuses; what was not queued is as it was before.
-        UnsureError: it does not answer; what it was given stays marked as queued.
+        UnreachableError: it does not answer; what it was given stays marked as queued.
     """
     waiting = deque(arrays)
     unused = 1 + max(_number(array.folder) for array in arrays)

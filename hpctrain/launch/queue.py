@@ -16,6 +16,11 @@ from hpctrain.errors import LaunchError
 
 log = logging.getLogger(__name__)
 
+
+class UnreachableError(LaunchError):
+    """The controller does not answer: what it knows, or has taken, is not known here."""
+
+
 Task = tuple[str, int]
 """The script's path and the number of the array task."""
 
@@ -76,12 +81,12 @@ def queued(users: Iterable[str]) -> dict[Task, Job]:
     """The jobs of these users that wait, run or end, by script and array task.
 
     Raises:
-        LaunchError: the controller does not answer: what it does not tell might be queued.
+        UnreachableError: what the controller does not tell might be queued.
     """
     command = ("squeue", "--noheader", "--array", f"--user={','.join(users)}")
     answer = ask(*command, f"--format={_SQUEUE}")
     if answer is None:
-        raise LaunchError("squeue does not answer: is the controller up (scontrol ping)?")
+        raise UnreachableError("squeue does not answer: is the controller up (scontrol ping)?")
     jobs = {}
     for line in answer.splitlines():
         task, *facts, script = line.split("|", 8)

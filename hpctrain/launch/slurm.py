@@ -10,13 +10,14 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hpctrain.config import Config
 from hpctrain.errors import LaunchError
 from hpctrain.launch.environment import clean_environment
-from hpctrain.launch.queue import ask, queued
+from hpctrain.launch.queue import UnreachableError, ask, queued
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +29,6 @@ def available() -> bool:
 
 class SubmitLimitError(LaunchError):
     """The cluster takes no more jobs of this user, or not as many at once."""
-
-
-class UnsureError(LaunchError):
-    """The controller did not answer: the job may be queued or not; squeue will tell."""
 
 
 def sbatch(script: Path, config: Config, inherit: Sequence[int] = ()) -> str:
@@ -48,7 +45,7 @@ def sbatch(script: Path, config: Config, inherit: Sequence[int] = ()) -> str:
     Raises:
         LaunchError: with the scheduler's own words and the keys that it is likely about.
         SubmitLimitError: there are too many of them.
-        UnsureError: the controller does not answer.
+        UnreachableError: the controller does not answer; the job may be queued or not.
     """
     for pause in (1, 5, 15, 0):
         # Ctrl-C must not reach it: half a submission is what the lock is there to prevent.
@@ -62,10 +59,14 @@ def sbatch(script: Path, config: Config, inherit: Sequence[int] = ()) -> str:
             raise LaunchError(_refusal(words, config))
         # What timed out may have arrived all the same.
         time.sleep(pause)
-        for (path, _), job in queued([getpass.getuser()]).items():
-            if path == str(script):
-                return job.id.partition("_")[0]
-    raise UnsureError(f"the controller does not answer ({words}); the same command looks again")
+        with suppress(UnreachableError):
+            for (path, _), job in queued([getpass.getuser()]).items():
+                if path == str(script):
+                    return job.id.partition("_")[0]
+    raise UnreachableError(
+        f"the controller does not answer ({words}); the same command looks whether the job has "
+        "arrived, and goes on"
+    )
 
 
 _LIMIT = re.compile(r"Submit\w*Limit|job submit limit", re.I)
@@ -80,6 +81,8 @@ def expected_start(script: str, config: Config) -> str:
     """
     done = _run_sbatch("--test-only", input=script)
     words = " ".join(done.stderr.split())
+    if done.returncode and _LIMIT.search(words):
+        return f"when there is room for more jobs ({words})"
     if done.returncode:
         raise LaunchError(_refusal(words, config))
     return re.sub(r"^sbatch: Job \d+ ", "", words)

@@ -29,7 +29,7 @@ from hpctrain.freeze import check, freeze
 from hpctrain.launch import arrays, local, slurm, wait
 from hpctrain.launch.alone import LOCK, alone
 from hpctrain.launch.arrays import Entry
-from hpctrain.launch.queue import Job, Task, queued
+from hpctrain.launch.queue import Job, Task, UnreachableError, queued
 from hpctrain.launch.table import say, show
 from hpctrain.rundir import write_atomically
 from hpctrain.tracking import store
@@ -159,7 +159,11 @@ class Sweep:
                 entry.before = entry.run.read()
             asked = [entry.before.get("submission") or {} for entry in entries]
             users = {getpass.getuser(), *(str(one["user"]) for one in asked if one)}
-            self._mark(entries, queued(users) if cluster else {})
+            try:
+                self._mark(entries, queued(users) if cluster else {})
+            except UnreachableError:
+                self._discard()
+                raise
             return self._start([entry for entry in entries if not entry.state], cluster)
 
     def _mark(self, entries: list[Entry], jobs: dict[Task, Job]) -> None:
@@ -212,7 +216,7 @@ class Sweep:
                 self._locks,
                 self._write_list,
             )
-        except slurm.UnsureError:
+        except UnreachableError:
             raise
         except LaunchError:
             # What was not queued leaves no trace; what was, stays listed.
@@ -221,8 +225,7 @@ class Sweep:
                     shutil.rmtree(entry.run.path)
                 elif entry.task and not entry.job:
                     entry.run.update(state=entry.before["state"], submission=None)
-            if not any(entry.job for entry in todo):
-                self._discard()
+            self._discard()
             raise
         finally:
             if self.folder.exists():
@@ -255,7 +258,9 @@ class Sweep:
                 say(f"  not copied, for git does not know it: {folder}", style="yellow")
 
     def _discard(self) -> None:
-        """Nothing was queued, so nothing stays: no copy of the code, no empty folders."""
+        """Where nothing was queued nothing stays: no copy of the code, no empty folders."""
+        if any(entry.job for entry in self.entries):
+            return
         for path in (self.folder, *self._new_code):
             shutil.rmtree(path, ignore_errors=True)
         folders = {entry.run.path.parent for entry in self.entries}

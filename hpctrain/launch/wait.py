@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import logging
 import sys
 import time
 from collections.abc import Callable
@@ -11,11 +10,10 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hpctrain.errors import LaunchError
 from hpctrain.launch.arrays import Entry
-from hpctrain.launch.queue import queued
+from hpctrain.launch.queue import UnreachableError, queued
+from hpctrain.launch.table import say
 
-log = logging.getLogger(__name__)
 POLL_S = (2.0, 30.0)
 """Between two questions to the scheduler: at first, and after a while."""
 
@@ -31,6 +29,8 @@ def wait(
         left: what waits for room.
     """
     jobs = {entry.task for entry in entries if entry.task}
+    asked = [entry.run.read().get("submission") or {} for entry in entries]
+    users = {getpass.getuser(), *(str(one["user"]) for one in asked if one)}
     pause, most, ended = POLL_S[0], len(jobs), -1
     with Progress(
         TextColumn("waiting for"),
@@ -45,18 +45,20 @@ def wait(
         shown = progress.add_task("", total=len(entries), note="")
         while True:
             try:
-                known = queued([getpass.getuser()])
-            except LaunchError as error:
+                known = queued(users)
+                here = {task for task in jobs if task in known}
+                if left and (len(here) < most or not here):
+                    left = submit(left)
+                    jobs = {entry.task for entry in entries if entry.task}
+                    known = queued(users)
+                    here = {task for task in jobs if task in known}
+                    most = len(here)
+            except UnreachableError as error:
                 # A controller that restarts is no reason to lose the runs that it will remember.
-                log.warning("%s; asking again", error)
+                say(f"{error}; asking again", style="yellow")
                 time.sleep(pause)
                 continue
-            here = {task for task in jobs if task in known}
-            if left and (len(here) < most or not here):
-                left = submit(left)
-                jobs = {entry.task for entry in entries if entry.task}
-                here, most = here | (jobs - known.keys()), len(jobs)
-            running = sum(known[task].state == "RUNNING" for task in here if task in known)
+            running = sum(known[task].state == "RUNNING" for task in here)
             progress.update(
                 shown,
                 completed=len(entries) - len(here) - len(left),
@@ -64,7 +66,8 @@ def wait(
             )
             if len(entries) - len(here) - len(left) != ended:
                 ended = len(entries) - len(here) - len(left)
-                log.info("%d of %d runs have ended", ended, len(entries))
+                if progress.disable:
+                    say(f"{ended} of {len(entries)} runs have ended")
             if not here and not left:
                 break
             time.sleep(pause)

@@ -11,13 +11,15 @@ are gigabytes: their versions are recorded, and the job says when they have chan
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
+import re
 import shutil
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,7 +41,8 @@ class Snapshot:
     Attributes:
         digest: names the content.
         path: where the copy is or will be.
-        pythonpath: folders in it that Python imports from, in order.
+        pythonpath: folders that Python imports from, in order: in it, and last the folder that
+            this was typed in, if git does not know it.
         unfrozen: working folders that git does not know, so not copied.
     """
 
@@ -56,6 +59,7 @@ class Snapshot:
             folders = json.loads((path / _PATHS).read_text())
         except FileNotFoundError:
             return None
+        # An absolute one stays what it is.
         return cls(path.name, path, tuple(path / folder for folder in folders), (), {})
 
     def write(self) -> bool:
@@ -74,7 +78,10 @@ class Snapshot:
         try:
             for name, file in self._files.items():
                 file.write(unfinished / name)
-            folders = [str(folder.relative_to(self.path)) for folder in self.pythonpath]
+            folders = [
+                str(folder.relative_to(self.path) if self.path in folder.parents else folder)
+                for folder in self.pythonpath
+            ]
             (unfinished / _PATHS).write_text(json.dumps(folders) + "\n")
             unfinished.replace(self.path)
         except OSError as error:
@@ -118,8 +125,7 @@ def take(config: Config) -> Snapshot | None:
             f"launch.snapshot=git: {Path.cwd()} is in no git repository (git init; or "
             "launch.snapshot=auto copies what is in one, off nothing)"
         )
-    room = _Room(config)
-    files: dict[str, _File] = {}
+    room = _Room(config, [folder for repo in repos for folder in repo.used])
     folders: list[str] = []
     has_package = False
     for name, repo in _named(repos):
@@ -132,62 +138,86 @@ def take(config: Config) -> Snapshot | None:
             log.warning("%s", error)
             continue
         has_package |= PACKAGE.is_relative_to(repo.root)
-        for path in paths:
-            room.read(repo.root, path, name, files)
-        used = [os.path.relpath(folder, repo.root) for folder in repo.used]
-        folders += [os.path.normpath(os.path.join(name, folder)) for folder in used]
+        room.read(name, repo.root, paths)
+        inside = [os.path.relpath(folder, repo.root) for folder in repo.used]
+        folders += [os.path.normpath(os.path.join(name, folder)) for folder in inside]
     if not has_package:
-        for module in sorted(PACKAGE.rglob("*.py")):
-            relative = module.relative_to(PACKAGE.parent)
-            room.read(PACKAGE.parent, str(relative), "installed", files)
+        modules = [str(path.relative_to(PACKAGE.parent)) for path in sorted(PACKAGE.rglob("*.py"))]
+        room.read("installed", PACKAGE.parent, modules)
         folders.append("installed")
     room.check()
+    digest = _digest(room.files)
+    place = Path(config.output_dir) / "code" / digest
+    has = {folder for path in room.files for folder in _parents(path)}
+    copied = [place / folder for folder in dict.fromkeys(folders) if folder in has]
+    # The copy is all that is imported, but for a folder that could not be copied.
+    here = [folder for folder in outside if folder == Path.cwd()]
+    # A folder without modules has nothing to freeze.
+    unfrozen = (f for f in outside if any(f.glob("*.py")) or any(f.glob("*/__init__.py")))
+    return Snapshot(digest, place, (*copied, *here), tuple(unfrozen), room.files)
+
+
+def _digest(files: dict[str, _File]) -> str:
     hashed = xxhash.xxh3_128()
     for path, file in sorted(files.items()):
         for part in (os.fsencode(path), str(file.mode).encode(), file.content):
             hashed.update(len(part).to_bytes(8, "little") + part)
-    digest = hashed.hexdigest()[:16]
-    place = Path(config.output_dir) / "code" / digest
-    has = {folder for path in files for folder in _parents(path)}
-    return Snapshot(
-        digest,
-        place,
-        tuple(place / folder for folder in dict.fromkeys(folders) if folder in has),
-        # A folder without modules has nothing to freeze.
-        tuple(folder for folder in outside if any(folder.glob("*.py"))),
-        files,
-    )
+    return hashed.hexdigest()[:16]
 
 
 class _Room:
-    """Reads files until there are too many bytes of them."""
+    """Reads files until there are too many bytes of them.
 
-    def __init__(self, config: Config) -> None:
+    Attributes:
+        files: by their path in the copy.
+    """
+
+    def __init__(self, config: Config, used: list[Path]) -> None:
+        self.files: dict[str, _File] = {}
         self._limit = config.launch.snapshot_max_mb * 1e6
-        # Results and data may lie in the working tree, not ignored.
-        self._not_code = [Path(config.output_dir), Path(config.data.path)]
         self._sizes: dict[str, int] = {}
         self._total = 0
+        self._output = Path(config.output_dir)
+        # Results and data may lie in the working tree, not ignored; or be all around the code.
+        self._not_code = [
+            place
+            for place in (self._output, Path(config.data.path))
+            if not any(folder.is_relative_to(place) for folder in used)
+        ]
+        self._is_result = functools.cache(self._is_result_folder)
 
-    def read(self, root: Path, path: str, name: str, into: dict[str, _File]) -> None:
-        full = root / path
-        if any(full.is_relative_to(folder) for folder in self._not_code):
-            return
-        try:
-            facts = full.lstat()
-            if stat.S_ISLNK(facts.st_mode):
-                into[f"{name}/{path}"] = _File(os.fsencode(os.readlink(full)), stat.S_IFLNK)
-            elif stat.S_ISREG(facts.st_mode):
-                self._sizes[str(full)] = facts.st_size
-                self._total += facts.st_size
-                # What is too large altogether need not be read to say so.
-                if self._total <= self._limit:
-                    mode = stat.S_IXUSR & facts.st_mode
-                    into[f"{name}/{path}"] = _File(full.read_bytes(), mode)
-        except FileNotFoundError:
-            return  # tracked, but deleted
-        except OSError as error:
-            raise StorageError(f"launch.snapshot: {full}: {error.strerror}") from error
+    def read(self, name: str, root: Path, paths: Iterable[str]) -> None:
+        """Take these files of a folder into the copy's folder `name`."""
+        for path in paths:
+            full = root / path
+            if any(full.is_relative_to(folder) for folder in self._not_code):
+                continue
+            if full.is_relative_to(self._output):
+                first, *rest = full.relative_to(self._output).parts
+                if rest and self._is_result(first, rest[0]):
+                    continue
+            try:
+                self._read(full, f"{name}/{path}")
+            except FileNotFoundError:
+                continue  # tracked, but deleted
+            except OSError as error:
+                raise StorageError(f"launch.snapshot: {full}: {error.strerror}") from error
+
+    def _read(self, full: Path, path: str) -> None:
+        facts = full.lstat()
+        if stat.S_ISLNK(facts.st_mode):
+            self.files[path] = _File(os.fsencode(os.readlink(full)), stat.S_IFLNK)
+        elif stat.S_ISREG(facts.st_mode):
+            self._sizes[str(full)] = facts.st_size
+            self._total += facts.st_size
+            # What is too large altogether need not be read to say so.
+            if self._total <= self._limit:
+                self.files[path] = _File(full.read_bytes(), stat.S_IXUSR & facts.st_mode)
+
+    def _is_result_folder(self, first: str, second: str) -> bool:
+        """Whether a folder in `output_dir` is a run, a sweep or a copy of code."""
+        known = re.match(r"code/\.?[0-9a-f]{16}|sweeps/\d{4}-", f"{first}/{second}")
+        return known is not None or (self._output / first / "run.json").exists()
 
     def check(self) -> None:
         if self._total <= self._limit:

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,25 @@ def train(digits: Path, tmp_path: Path) -> Callable[..., Completed]:
         return run_module("hpctrain", *given, code=code, cwd=tmp_path, **env)
 
     return call
+
+
+@pytest.fixture
+def no_sbatch(tmp_path: Path) -> dict[str, str]:
+    """A PATH without a scheduler."""
+    empty = tmp_path / "bin"
+    empty.mkdir()
+    return {"PATH": str(empty)}
+
+
+@pytest.fixture
+def empty_queue() -> Iterator[None]:
+    """The development cluster, whose queue is empty again afterwards."""
+    from tests import cluster
+
+    cluster.require()
+    yield
+    subprocess.run(["scancel", "--me"], check=False)
+    cluster.wait_for(lambda: not cluster.queue(), 60, "an empty queue")
 
 
 def run_module(

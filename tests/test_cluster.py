@@ -2,9 +2,8 @@
 
 import json
 import sqlite3
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,8 @@ import pytest
 from tests import cluster
 from tests.conftest import Completed, journal_metrics, run_json, runs
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
 Train = Callable[..., Completed]
-
-
-@pytest.fixture(autouse=True)
-def no_jobs_left() -> Iterator[None]:
-    cluster.require()
-    yield
-    subprocess.run(["scancel", "--me"], check=False)
-    cluster.wait_for(lambda: not cluster.queue(), 60, "an empty queue")
 
 
 def query(folder: Path, sql: str) -> list[tuple[Any, ...]]:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from hpctrain import stopfile
 from tests import cluster
 from tests.conftest import Completed, run_json, run_module, runs
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
 Train = Callable[..., Completed]
 LONG = ("train.max_epochs=9000", "checkpoint.every_steps=20", "tracking=off")
 FAULTY = """\
@@ -38,14 +38,6 @@ class Faulty(Classification):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__call__(model, batch)
 """
-
-
-@pytest.fixture(autouse=True)
-def no_jobs_left() -> Iterator[None]:
-    cluster.require()
-    yield
-    subprocess.run(["scancel", "--me"], check=False)
-    cluster.wait_for(lambda: not cluster.slurm("squeue", "-h", "--me"), 60, "an empty queue")
 
 
 @pytest.fixture

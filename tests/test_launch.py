@@ -1,6 +1,7 @@
 """Submission without a cluster: dry runs, refusals, submitit's local executor."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,14 +14,6 @@ import pytest
 from tests.conftest import Completed, run_json, runs
 
 Train = Callable[..., Completed]
-
-
-@pytest.fixture
-def no_sbatch(tmp_path: Path) -> dict[str, str]:
-    """A PATH without a scheduler."""
-    empty = tmp_path / "bin"
-    empty.mkdir()
-    return {"PATH": str(empty)}
 
 
 def test_dry_run_prints_the_script_and_leaves_nothing(train: Train, tmp_path: Path) -> None:
@@ -61,6 +54,38 @@ def test_without_sbatch_the_sweep_runs_here(
     done = train(*common, "optimizer.lr=1e-3,3e-3", "model.in_features=64,3", code=4, **no_sbatch)
     assert done.stderr.count("finished before") == 2
     assert "not finished: see" in done.stderr
+
+
+NET = """\
+import torch
+
+class Net(torch.nn.Linear):
+    def __init__(self, **_):
+        super().__init__(64, 10)
+
+    def forward(self, image):
+        return super().forward(image.flatten(1).float())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("known_to_git", [True, False])
+def test_code_beside_the_command_is_found_whether_git_knows_it_or_not(
+    train: Train, tmp_path: Path, known_to_git: bool
+) -> None:
+    (tmp_path / "my_net.py").write_text(NET)
+    path = tmp_path / "bin"
+    path.mkdir()
+    (path / "git").symlink_to(shutil.which("git") or "")
+    if known_to_git:
+        subprocess.run(["git", "init", "-q", "."], cwd=tmp_path, check=True)
+    size = ("train.max_steps=2", "tracking=off", "output_dir=.")
+    done = train("-m", "model._target_=my_net.Net", *size, PATH=str(path))
+    assert ("not copied, for git does not know it" in done.stderr) != known_to_git
+    (run,) = runs(tmp_path)
+    assert run_json(run)["state"] == "finished"
+    copies = list(tmp_path.glob("code/*/*/my_net.py"))
+    assert len(copies) == known_to_git
 
 
 def test_the_login_node_imports_neither_torch_nor_mlflow(digits: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,22 +17,6 @@ from tests.conftest import Completed, run_json, run_module, runs
 
 Train = Callable[..., Completed]
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def no_sbatch(tmp_path: Path) -> dict[str, str]:
-    """A PATH without a scheduler."""
-    empty = tmp_path / "bin"
-    empty.mkdir()
-    return {"PATH": str(empty)}
-
-
-@pytest.fixture
-def running() -> Iterator[None]:
-    cluster.require()
-    yield
-    subprocess.run(["scancel", "--me"], check=False)
-    cluster.wait_for(lambda: not cluster.queue(), 60, "an empty queue")
 
 
 def interrupt(digits: Path, folder: Path) -> Path:
@@ -111,7 +95,7 @@ class Net(torch.nn.Linear):
 
 @pytest.mark.slurm
 def test_failed_runs_keep_their_code_unless_todays_is_asked_for(
-    digits: Path, tmp_path: Path, running: None
+    digits: Path, tmp_path: Path, empty_queue: None
 ) -> None:
     project = tmp_path / "project"
     project.mkdir()

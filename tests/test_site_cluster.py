@@ -2,9 +2,8 @@
 
 import json
 import shlex
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,9 @@ from hpctrain.launch.script import sbatch_script
 from tests import cluster
 from tests.conftest import ROOT, Completed, run_json, run_module, runs
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
 Train = Callable[..., Completed]
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
-
-
-@pytest.fixture(autouse=True)
-def no_jobs_left() -> Iterator[None]:
-    cluster.require()
-    yield
-    subprocess.run(["scancel", "--me"], check=False)
-    cluster.wait_for(
-        lambda: not cluster.slurm("squeue", "--noheader", "--me"), 60, "an empty queue"
-    )
 
 
 def wait_for_end(job: str) -> str:

@@ -14,17 +14,9 @@ import pytest
 from tests import cluster
 from tests.conftest import Completed, run_json, run_module, runs
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
 Train = Callable[..., Completed]
 HELD = "+site.sbatch.hold=true"
-
-
-@pytest.fixture(autouse=True)
-def no_jobs_left() -> Iterator[None]:
-    cluster.require()
-    yield
-    subprocess.run(["scancel", "--me"], check=False)
-    cluster.wait_for(lambda: not cluster.queue(), 60, "an empty queue")
 
 
 @pytest.fixture

@@ -166,6 +166,19 @@ def test_the_snapshot_holds_the_code_as_it_is_typed(project: Path, tmp_path: Pat
     assert other.digest != taken.digest
 
 
+def test_results_around_the_code_are_not_code(project: Path, tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    config.output_dir = str(project)
+    assert (taken := snapshot.take(config)) is not None
+    assert taken.write()
+    (project / "run-12345678").mkdir()
+    (project / "run-12345678" / "run.json").write_text("{}")
+    (project / "sweeps" / "2026-01-31_x").mkdir(parents=True)
+    (project / "sweeps" / "2026-01-31_x" / "job.sh").write_text("")
+    assert (again := snapshot.take(config)) is not None
+    assert again.digest == taken.digest
+
+
 def test_too_much_code_is_refused_and_the_largest_named(project: Path, tmp_path: Path) -> None:
     (project / "pkg" / "data.npy").write_bytes(bytes(3_000_000))
     with pytest.raises(ConfigError, match=r"snapshot_max_mb=2: .*largest: .*data\.npy 3 MB"):

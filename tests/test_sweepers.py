@@ -23,14 +23,6 @@ SMALL = ("train.max_steps=2", "launch.snapshot=off", "tracking=off")
 SEARCH = ("-m", "hydra/sweeper=optuna", "hydra.sweeper.direction=maximize", *SMALL)
 
 
-@pytest.fixture
-def no_sbatch(tmp_path: Path) -> dict[str, str]:
-    """A PATH without a scheduler."""
-    empty = tmp_path / "bin"
-    empty.mkdir()
-    return {"PATH": str(empty)}
-
-
 def proposed(done: Completed, key: str) -> list[str]:
     """What each run of a dry run has for a key, in order; nothing where all have the same."""
     return re.findall(rf"(?<![\w./]){re.escape(key)}=([^\s│]+)", done.stderr)

@@ -7,7 +7,6 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ import pytest
 from tests import cluster
 from tests.conftest import ROOT, run_json, run_module, runs
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
 SLURM = ROOT / "slurm"
 HAND_ON = f'exec {sys.executable} "$@"'  # the rest of a script that stands for Python
 QUIET = ("tracking=off", "train.eval_every=100000", "train.log_every=1000")
@@ -25,14 +24,6 @@ QUIET = ("tracking=off", "train.eval_every=100000", "train.log_every=1000")
 def steps(count: int) -> tuple[str, ...]:
     """A run long enough to be hit."""
     return (*QUIET, "train.max_epochs=999", f"train.max_steps={count}", "checkpoint.every_steps=20")
-
-
-@pytest.fixture(autouse=True)
-def no_jobs_left() -> Iterator[None]:
-    cluster.require()
-    yield
-    subprocess.run(["scancel", "--me"], check=False)
-    cluster.wait_for(lambda: not cluster.queue(), 60, "an empty queue")
 
 
 @pytest.fixture

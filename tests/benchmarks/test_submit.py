@@ -6,7 +6,6 @@ pickles and forgets; the bare array is what the scheduler itself takes. Nothing 
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from hpctrain.conf_groups import conf_dir
 from tests import cluster
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("empty_queue")]
 
 STOCK = """\
 import sys
@@ -36,14 +35,6 @@ def main(config):
 
 main()
 """
-
-
-@pytest.fixture(autouse=True)
-def running() -> Iterator[None]:
-    cluster.require()
-    yield
-    subprocess.run(["scancel", "--me"], check=False)
-    cluster.wait_for(lambda: not cluster.queue(), 60, "an empty queue")
 
 
 @pytest.mark.parametrize("count", [10, 100, 1000])

@@ -76,6 +76,18 @@ def run_module(
     return done
 
 
+def linked_python(folder: Path) -> Path:
+    """The python of an environment in `folder` that has the packages of this one: a link."""
+    python = folder / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    config = Path(sys.prefix, "pyvenv.cfg")
+    if config.exists():
+        (folder / "pyvenv.cfg").write_text(config.read_text())
+    (folder / "lib").symlink_to(Path(sys.prefix, "lib"))
+    return python
+
+
 def run_json(run: Path) -> dict[str, Any]:
     """A run directory's run.json."""
     content = json.loads((run / "run.json").read_text())

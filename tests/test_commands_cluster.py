@@ -14,7 +14,7 @@ import pytest
 
 from hpctrain import stopfile
 from tests import cluster
-from tests.conftest import Completed, run_json, run_module, runs
+from tests.conftest import Completed, linked_python, run_json, run_module, runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
 Train = Callable[..., Completed]
@@ -229,10 +229,7 @@ def test_why_runs_failed(
     )
     (imports,) = submit(train, folder, *shape[:1], "task._target_=later.Task")
     # The interpreter is gone when the job begins.
-    python = tmp_path / "python"
-    python.symlink_to(sys.executable)
-    packages = [path for path in sys.path if path.endswith("site-packages")]
-    monkeypatch.setenv("PYTHONPATH", ":".join([os.environ["PYTHONPATH"], *packages]))
+    python = linked_python(tmp_path / "env")
     monkeypatch.setattr(sys, "executable", str(python))
     (missing,) = submit(train, folder, *shape[:1], "seed=7", "+site.sbatch.begin=now+10")
     python.unlink()

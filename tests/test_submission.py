@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import cluster
-from tests.conftest import Completed, run_json, run_module, runs
+from tests.conftest import Completed, linked_python, run_json, run_module, runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
 Train = Callable[..., Completed]
@@ -61,13 +61,7 @@ def test_what_is_queued_is_what_was_typed(digits: Path, tmp_path: Path) -> None:
     model.write_text(model.read_text().replace("__init__(self)", "__init__(self, **_)"))
     subprocess.run(["git", "init", "-q", "."], cwd=project, check=True)
     # An environment whose python is a link that an upgrade lets point elsewhere.
-    python = tmp_path / "env" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.symlink_to(sys.executable)
-    (tmp_path / "env" / "pyvenv.cfg").write_text(
-        Path(sys.prefix, "pyvenv.cfg").read_text() if sys.prefix != sys.base_prefix else ""
-    )
-    (tmp_path / "env" / "lib").symlink_to(Path(sys.prefix, "lib"))
+    python = linked_python(tmp_path / "env")
     where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", f"--config-dir={project}/conf"]
     done = subprocess.run(
         [str(python), "-m", "hpctrain", "-m", "experiment=mine", *where, HELD],

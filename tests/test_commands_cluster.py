@@ -237,6 +237,8 @@ def test_why_runs_failed(
 
     def error(run: Path, state: str) -> dict[str, Any]:
         wait_for_state(run, state, 120)
+        # srun has the last word, a moment after the ranks.
+        cluster.wait_for_end([cluster.job_id(run)])
         where = ("logs", run.name, "--dir", str(folder))
         told = json.loads(run_module("hpctrain", *where, "--json").stdout)
         assert (

@@ -35,7 +35,8 @@ def batch_log(run: Facts) -> Path | None:
     if not run.submission:
         return None
     folder = Path(run.submission["script"]).parent / "batch"
-    return max(folder.glob(f"{run.job_id}_*log.out"), key=_mtime, default=None)
+    path = folder / f"{run.job_id}.log"
+    return path if path.exists() else None
 
 
 def _mtime(path: Path) -> float:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hpctrain.errors import LaunchError
+from hpctrain.launch.environment import clean_environment
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +116,15 @@ def ended(arrays: Iterable[str]) -> dict[str, Ended] | None:
 def ask(*command: str, quiet: bool = False) -> str | None:
     """What a command of the scheduler prints; None if it fails, with the reason logged."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        # SQUEUE_STATES, SLURM_CLUSTERS and the like would hide jobs from us.
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+            env=clean_environment(),
+        )
     except subprocess.CalledProcessError as error:
         said = (error.stderr or error.stdout).strip()
     except (OSError, subprocess.TimeoutExpired) as error:

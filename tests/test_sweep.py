@@ -349,3 +349,8 @@ def test_a_container_is_given_the_data_of_each_of_its_runs(tmp_path: Path) -> No
     first, second = plan(some, tmp_path, 100)
     assert "/elsewhere/data" not in first.text()
     assert "--bind=/elsewhere/data" in second.text()
+
+
+def test_a_dry_run_that_one_run_asks_for_is_meant_for_all(train: Train, tmp_path: Path) -> None:
+    assert "#!/bin/bash" in train("-m", "launch.dry_run=false,true", "tracking=off").stdout
+    assert not (tmp_path / "runs").exists()

@@ -12,7 +12,6 @@ happens then, the queue can be asked for the script.
 
 from __future__ import annotations
 
-import getpass
 import json
 import shutil
 import time
@@ -26,7 +25,7 @@ from hpctrain import provenance
 from hpctrain.config import Config, plain
 from hpctrain.errors import StorageError
 from hpctrain.launch import slurm
-from hpctrain.launch.queue import Task
+from hpctrain.launch.queue import Task, me
 from hpctrain.launch.script import sbatch_script
 from hpctrain.rundir import RunDir, sync_file_system, write_atomically
 from hpctrain.snapshot import Snapshot
@@ -119,7 +118,7 @@ class Array:
             state, submission = entry.before.get("state", "created"), None
             if entry.task:
                 script, number = entry.task
-                asked = {"script": script, "task": number, "user": getpass.getuser()}
+                asked = {"script": script, "task": number, "user": me()}
                 state, submission = "queued", {**asked, "time": time.time()}
             entry.run.freeze(
                 entry.config,

@@ -8,6 +8,8 @@ number that a rebuilt cluster gives a second time deceives nobody.
 from __future__ import annotations
 
 import logging
+import os
+import pwd
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -76,6 +78,14 @@ class Ended:
     start: str
     end: str
     nodes: str
+
+
+def me() -> str:
+    """Who submits here. `su` may leave another name in LOGNAME, which getpass would believe."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # in a container
+        return str(os.getuid())
 
 
 def queued(users: Iterable[str]) -> dict[Task, Job]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import getpass
 import logging
 import re
 import shutil
@@ -17,7 +16,7 @@ from typing import Any
 from hpctrain.config import Config
 from hpctrain.errors import LaunchError
 from hpctrain.launch.environment import clean_environment
-from hpctrain.launch.queue import UnreachableError, ask, queued
+from hpctrain.launch.queue import UnreachableError, ask, me, queued
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +73,7 @@ def _arrived(script: Path, words: str) -> str:
     for pause in _PAUSES_S:
         time.sleep(pause)
         with suppress(UnreachableError):
-            jobs = queued([getpass.getuser()])
+            jobs = queued([me()])
             ids = (job.id for (path, _), job in jobs.items() if path == str(script))
             return next(ids, "").partition("_")[0]
     raise _unreachable(words)

@@ -8,7 +8,6 @@ add() each run ── check all ── skip what is done or under way ── fre
 from __future__ import annotations
 
 import functools
-import getpass
 import json
 import os
 import shutil
@@ -29,7 +28,7 @@ from hpctrain.freeze import check, freeze
 from hpctrain.launch import arrays, local, slurm, wait
 from hpctrain.launch.alone import LOCK, alone
 from hpctrain.launch.arrays import Entry
-from hpctrain.launch.queue import Job, Task, UnreachableError, queued
+from hpctrain.launch.queue import Job, Task, UnreachableError, me, queued
 from hpctrain.launch.table import say, show
 from hpctrain.rundir import write_atomically
 from hpctrain.tracking import store
@@ -162,7 +161,7 @@ class Sweep:
             for entry in entries:
                 entry.before = entry.run.read()
             asked = [entry.before.get("submission") or {} for entry in entries]
-            users = {getpass.getuser(), *(str(one["user"]) for one in asked if one)}
+            users = {me(), *(str(one["user"]) for one in asked if one)}
             try:
                 jobs = queued(users) if cluster else {}
             except UnreachableError:

@@ -354,3 +354,14 @@ def test_a_container_is_given_the_data_of_each_of_its_runs(tmp_path: Path) -> No
 def test_a_dry_run_that_one_run_asks_for_is_meant_for_all(train: Train, tmp_path: Path) -> None:
     assert "#!/bin/bash" in train("-m", "launch.dry_run=false,true", "tracking=off").stdout
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_and_a_link_to_it_are_one(
+    train: Train, tmp_path: Path, no_sbatch: dict[str, str]
+) -> None:
+    (tmp_path / "link").symlink_to("runs")
+    places = f"output_dir={tmp_path}/runs,{tmp_path}/link"
+    done = train("-m", "tracking=off", "train.max_steps=2", places, **no_sbatch)
+    assert "the same run as" in done.stderr
+    (run,) = runs(tmp_path / "runs")
+    assert len(run_json(run)["attempts"]) == 1

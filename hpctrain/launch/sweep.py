@@ -178,14 +178,15 @@ class Sweep:
 
     def _mark(self, entries: list[Entry], jobs: dict[Task, Job]) -> None:
         """Give a state to what need not be done: finished, under way, or here twice."""
-        seen: set[Path] = set()
+        seen: set[str] = set()
         for entry in entries:
             entry.state = ""
+            place = os.path.realpath(entry.run.path)
             known = entry.before
             asked = known.get("submission") or {}
             job = jobs.get((asked.get("script", ""), asked.get("task", -1)))
             state, rerun = known.get("state", ""), entry.config.launch.rerun
-            if entry.run.path in seen:
+            if place in seen:
                 entry.state = "the same run as above"
             elif state == "finished" and rerun != "all":
                 entry.state = "finished before"
@@ -199,7 +200,7 @@ class Sweep:
                 entry.again = True
             elif rerun == "none" and known.get("attempts"):
                 entry.state = f"{state} before"
-            seen.add(entry.run.path)
+            seen.add(place)
 
     def _start(self, todo: list[Entry], cluster: bool, here: set[str]) -> list[Entry]:
         """Freeze and submit; give what there is no room for now.

@@ -32,19 +32,25 @@ class Repo:
         """Paths, relative to the root, of what the code consists of.
 
         Tracked files, whatever their state; new ones that are not ignored; and ignored modules
-        beside them (`_version.py`, compiled extensions), without which imports would fail.
+        beside them (`_version.py`, compiled extensions), without which imports would fail. The same
+        of the repositories inside: submodules, and clones that are not ignored.
         """
         folders = [os.path.relpath(folder, self.root) for folder in self.used]
         others = ("ls-files", "-z", "--others", "--exclude-standard")
         modules = [f":(glob){folder}/**/*.{end}" for folder in folders for end in ("py", "so")]
-        listed = (
-            self._git("ls-files", "-z", "--cached", "--recurse-submodules"),
-            self._git(*others, "--", *folders),
-            self._git(*others, "--ignored", "--directory", "--", *modules),
-        )
-        names = {name for text in listed for name in text.split("\0")}
-        # A folder with a bar at its end is ignored as a whole, or another repository.
-        return sorted(name for name in names if name and not name.endswith("/"))
+        tracked = self._git("ls-files", "-z", "--cached")
+        new = self._git(*others, "--", *folders)
+        ignored = self._git(*others, "--ignored", "--directory", "--", *modules)
+        # What has a bar at its end is a folder that is ignored as a whole.
+        names = {name for name in ignored.split("\0") if not name.endswith("/")}
+        for name in {*tracked.split("\0"), *new.split("\0")} - {""}:
+            inner = self.root / name
+            if inner.is_symlink() or not (inner / ".git").exists():
+                names.add(name)
+                continue
+            used = [folder for folder in self.used if folder.is_relative_to(inner)]
+            names |= {os.path.join(name, path) for path in Repo(inner, used or [inner]).files()}
+        return sorted(names - {""})
 
     def facts(self) -> dict[str, Any]:
         """Commit, branch and what differs from them, for `git.json`."""

@@ -137,8 +137,10 @@ def take(config: Config) -> Snapshot | None:
             outside += repo.used
             log.warning("%s", error)
             continue
-        has_package |= PACKAGE.is_relative_to(repo.root)
         room.read(name, repo.root, paths)
+        # Not in an ignored .venv, which may well lie in there.
+        if PACKAGE.is_relative_to(repo.root):
+            has_package |= f"{name}/{PACKAGE.relative_to(repo.root)}/__init__.py" in room.files
         inside = [os.path.relpath(folder, repo.root) for folder in repo.used]
         folders += [os.path.normpath(os.path.join(name, folder)) for folder in inside]
     if not has_package:
@@ -146,19 +148,20 @@ def take(config: Config) -> Snapshot | None:
         room.read("installed", PACKAGE.parent, modules)
         folders.append("installed")
     room.check()
-    digest = _digest(room.files)
-    place = Path(config.output_dir) / "code" / digest
     has = {folder for path in room.files for folder in _parents(path)}
-    copied = [place / folder for folder in dict.fromkeys(folders) if folder in has]
+    copied = [folder for folder in dict.fromkeys(folders) if folder in has]
     # The copy is all that is imported, but for a folder that could not be copied.
     here = [folder for folder in outside if folder == Path.cwd()]
+    digest = _digest(room.files, [*copied, *map(str, here)])
+    place = Path(config.output_dir) / "code" / digest
     # A folder without modules has nothing to freeze.
     unfrozen = (f for f in outside if any(f.glob("*.py")) or any(f.glob("*/__init__.py")))
-    return Snapshot(digest, place, (*copied, *here), tuple(unfrozen), room.files)
+    imported = (*(place / folder for folder in copied), *here)
+    return Snapshot(digest, place, imported, tuple(unfrozen), room.files)
 
 
-def _digest(files: dict[str, _File]) -> str:
-    hashed = xxhash.xxh3_128()
+def _digest(files: dict[str, _File], imported: list[str]) -> str:
+    hashed = xxhash.xxh3_128("\0".join(imported).encode("utf-8", "surrogateescape"))
     for path, file in sorted(files.items()):
         for part in (os.fsencode(path), str(file.mode).encode(), file.content):
             hashed.update(len(part).to_bytes(8, "little") + part)
@@ -196,17 +199,23 @@ class _Room:
                 first, *rest = full.relative_to(self._output).parts
                 if rest and self._is_result(first, rest[0]):
                     continue
+            if any(f"{name}/{folder}" in self.files for folder in _parents(path)):
+                continue  # tracked, but its folder is a link now
             try:
-                self._read(full, f"{name}/{path}")
-            except FileNotFoundError:
+                self._read(full, f"{name}/{path}", root)
+            except (FileNotFoundError, NotADirectoryError):
                 continue  # tracked, but deleted
             except OSError as error:
                 raise StorageError(f"launch.snapshot: {full}: {error.strerror}") from error
 
-    def _read(self, full: Path, path: str) -> None:
+    def _read(self, full: Path, path: str, root: Path) -> None:
         facts = full.lstat()
         if stat.S_ISLNK(facts.st_mode):
-            self.files[path] = _File(os.fsencode(os.readlink(full)), stat.S_IFLNK)
+            target = os.readlink(full)
+            end = os.path.normpath(full.parent / target)
+            # From the copy a relative way out would lead elsewhere.
+            target = target if Path(end).is_relative_to(root) else end
+            self.files[path] = _File(os.fsencode(target), stat.S_IFLNK)
         elif stat.S_ISREG(facts.st_mode):
             self._sizes[str(full)] = facts.st_size
             self._total += facts.st_size
@@ -235,8 +244,9 @@ def _named(repos: list[Repo]) -> Iterator[tuple[str, Repo]]:
     """Each working tree with a name of its own."""
     seen: dict[str, int] = {}
     for repo in repos:
-        count = seen[repo.root.name] = seen.get(repo.root.name, 0) + 1
-        yield repo.root.name if count == 1 else f"{repo.root.name}.{count}", repo
+        name = repo.root.name or "root"
+        count = seen[name] = seen.get(name, 0) + 1
+        yield name if count == 1 else f"{name}.{count}", repo
 
 
 def _parents(path: str) -> Iterator[str]:

@@ -125,3 +125,17 @@ def test_failed_runs_keep_their_code_unless_todays_is_asked_for(
     assert {run_json(run)["state"] for run in runs(tmp_path / "runs")} == {"finished"}
     assert not {run_json(run)["code"] for run in runs(tmp_path / "runs")} & first
     assert os.path.isdir(runs(tmp_path / "runs")[0] / "provenance")
+
+
+def test_code_that_is_gone_is_not_replaced_in_silence(
+    digits: Path, tmp_path: Path, no_sbatch: dict[str, str]
+) -> None:
+    run = interrupt(digits, tmp_path)
+    record = run_json(run) | {"code": "0123456789abcdef"}
+    (run / "run.json").write_text(json.dumps(record))
+    done = run_module("hpctrain", "resume", run.name, code=2, cwd=tmp_path, **no_sbatch)
+    assert "0123456789abcdef, the copy of the code" in done.stderr
+    assert "--code current" in done.stderr
+    assert run_json(run) == record
+    run_module("hpctrain", "resume", run.name, "--code", "current", cwd=tmp_path, **no_sbatch)
+    assert run_json(run)["state"] == "finished"

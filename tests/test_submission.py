@@ -171,6 +171,99 @@ def test_a_controller_that_does_not_answer_stops_before_anything_is_written(
     assert not cluster.queue()
 
 
+def test_a_second_look_is_taken_before_a_job_is_sent_again(
+    train: Train, tmp_path: Path, wrapper: Callable[[str, str], str]
+) -> None:
+    """Where sbatch and then squeue time out, nobody knows yet whether the job is there."""
+    wrapper("sbatch", f'"$real" "$@" >/dev/null; echo "{TIMED_OUT}" >&2; touch mute; exit 1')
+    path = wrapper("squeue", '[[ -e mute ]] || exec "$real" "$@"; rm mute; exit 1')
+    done = train("-m", "seed=1,2", "tracking=off", HELD, PATH=path)
+    assert "queued" in done.stderr
+    assert len(cluster.queue()) == 2
+
+
+def test_how_people_look_at_the_queue_hides_no_job(train: Train) -> None:
+    look = {"SQUEUE_STATES": "RUNNING", "SQUEUE_PARTITION": "none", "SLURM_CLUSTERS": "other"}
+    look["LOGNAME"] = "nobody"  # after `su`
+    train("-m", "tracking=off", HELD, **look)
+    assert "pending already" in train("-m", "tracking=off", HELD, **look).stderr
+    assert len(cluster.queue()) == 1
+
+
+def test_a_job_that_is_being_requeued_is_not_doubled(
+    train: Train, wrapper: Callable[[str, str], str]
+) -> None:
+    """Until the old start is cleaned up Slurm shows it as any other that ends."""
+    train("-m", "tracking=off", HELD)
+    path = wrapper("squeue", '"$real" "$@" | sed "s/|PENDING|/|COMPLETING|/"')
+    assert "completing already" in train("-m", "tracking=off", HELD, PATH=path).stderr
+    assert len(cluster.queue()) == 1
+
+
+def test_what_is_submitted_later_keeps_to_max_running_too(train: Train, tmp_path: Path) -> None:
+    limit = ("tracking=off", "launch.max_running=1", HELD)
+    train("-m", "seed=1,2", *limit)
+    train("-m", "seed=1,2,3", *limit)
+    first, second = sorted({job.partition("_")[0] for job in cluster.job_ids(tmp_path / "runs")})
+    shown = cluster.slurm("scontrol", "show", "job", second)
+    assert f"Dependency=afterany:{first}_*" in shown
+
+
+def test_a_run_that_ends_while_we_look_is_not_done_again(
+    train: Train, tmp_path: Path, wrapper: Callable[[str, str], str]
+) -> None:
+    common = ("-m", "tracking=off", "train.max_steps=2")
+    train(*common)
+    ended = f"grep -q finished {tmp_path}/runs/*/run.json && [[ -z $($real -h --me) ]]"
+    path = wrapper("squeue", f'until {ended}; do sleep 0.2; done; exec "$real" "$@"')
+    assert "finished before" in train(*common, PATH=path).stderr
+    assert not cluster.queue()
+
+
+def test_a_refusal_leaves_the_finished_run_that_was_to_be_made_again(
+    train: Train, tmp_path: Path
+) -> None:
+    common = ("tracking=off", "train.max_steps=2")
+    train(*common)
+    (run,) = runs(tmp_path / "runs")
+    before = run_json(run)
+    train("-m", *common, "launch.rerun=all", "site.partition=none", code=4)
+    assert runs(tmp_path / "runs") == [run]
+    assert run_json(run) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
+def test_a_full_disk_leaves_nothing_behind(digits: Path, tmp_path: Path) -> None:
+    (tmp_path / "small").mkdir()
+    sweep = f"experiment=digits seed=range(0,200) data.path={digits} output_dir=small/runs {HELD}"
+    program = (
+        "mount -t tmpfs -o size=1m tmpfs small; "
+        f"{sys.executable} -m hpctrain -m '{sweep.replace(' ', chr(39) + ' ' + chr(39))}' "
+        "launch.snapshot=off; echo $?; find small"
+    )
+    done = subprocess.run(
+        ["unshare", "--mount", "bash", "-c", program], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.stdout.split() == ["6", "small"], done.stderr
+    assert "No space left on device" in done.stderr
+    assert not cluster.queue()
+
+
+def test_a_preemption_before_python_has_begun_loses_nothing(train: Train, tmp_path: Path) -> None:
+    slow = tmp_path / "slow"
+    slow.mkdir()
+    (slow / "sitecustomize.py").write_text(
+        "import os, time\nif os.environ.get('SLURM_STEP_ID', '').isdigit(): time.sleep(12)\n"
+    )
+    path = f"{os.environ.get('PYTHONPATH', '')}:{slow}"
+    train("-m", "tracking=off", "train.max_steps=2", "site.partition=preemptible", PYTHONPATH=path)
+    (job,) = cluster.job_ids(tmp_path / "runs")
+    cluster.wait_for(lambda: cluster.job_state(job) == "RUNNING", 60, "the job's start")
+    time.sleep(3)
+    cluster.tool("preempt", job)
+    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 60, "the requeue")
+
+
 def test_data_that_was_exchanged_meanwhile_is_refused(
     train: Train, digits: Path, tmp_path: Path
 ) -> None:
@@ -291,3 +384,16 @@ def test_arrays_keep_to_the_clusters_limits(
     done = train("-m", *common, "launch.wait=true", "launch.max_running=3", **strict)
     assert {run_json(run)["state"] for run in runs(tmp_path / "runs")} == {"finished"}
     assert len({cluster.job_id(run) for run in runs(tmp_path / "runs")}) == 9
+
+
+def test_another_limit_than_that_of_jobs_is_no_reason_to_wait(
+    train: Train, tmp_path: Path, strict: dict[str, str]
+) -> None:
+    qos = ("sacctmgr", "-in", "modify", "qos", "normal", "set")
+    env = os.environ | strict
+    cluster.slurm(*qos, "MaxWall=5", "Flags=DenyOnLimit", env=env)
+    done = train("-m", "seed=1,2", "tracking=off", "launch.wait=true", code=4, **strict)
+    assert "launch.time_min=60: sbatch refused the job" in done.stderr
+    assert "QOSMaxWall" in done.stderr
+    assert not (tmp_path / "runs").exists()
+    cluster.slurm(*qos, "MaxWall=-1", "Flags=-1", env=env)

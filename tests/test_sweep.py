@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.launch.arrays import Entry, plan
 from hpctrain.launch.compose import Composer
 from hpctrain.rundir import RunDir
+from hpctrain.snapshot import Snapshot
 from tests.conftest import Completed, run_json, run_module, runs
 
 Train = Callable[..., Completed]
@@ -254,3 +257,111 @@ def test_bad_launch_values(digits: Path, tmp_path: Path) -> None:
         assert message in done.stderr
     assert not (tmp_path / "runs").exists()
     assert os.listdir(tmp_path) == []
+
+
+def test_a_batch_is_refused_for_a_sweep_is_checked_whole(train: Train, tmp_path: Path) -> None:
+    wrong = ("-m", "seed=1,2,-1", "hydra.sweeper.max_batch_size=2", "launch.dry_run=true")
+    assert "launch.max_running=2" in train(*wrong, code=2).stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def commit(folder: Path) -> None:
+    shell = "git init -q . && git add . && git -c user.name=me -c user.email=me@x commit -qm one"
+    subprocess.run(shell, shell=True, check=True, cwd=folder)
+
+
+def test_code_imported_from_elsewhere_is_another_copy(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two folders that git does not know, one output_dir: each keeps its own."""
+    copies = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        taken = snapshot.take(configured(tmp_path))
+        assert taken is not None
+        taken.write()
+        copies.append(Snapshot.load(taken.path))
+        assert copies[-1] is not None
+        assert copies[-1].pythonpath == taken.pythonpath
+        assert tmp_path / name in taken.pythonpath
+    assert copies[0] != copies[1]
+
+
+def test_an_installed_package_inside_the_repository_is_copied(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`.venv` lies in the project, ignored: then git does not list what is installed there."""
+    place = project / "ignored" / "site-packages" / "hpctrain"
+    place.mkdir(parents=True)
+    (place / "__init__.py").write_text("")
+    monkeypatch.setattr(snapshot, "PACKAGE", place)
+    monkeypatch.setattr(git, "_editable", lambda: iter(()))
+    monkeypatch.setattr(sys, "path", [str(place.parent)])
+    assert (taken := snapshot.take(configured(tmp_path))) is not None
+    assert taken.pythonpath == (taken.path / "project", taken.path / "installed")
+    assert "installed/hpctrain/__init__.py" in taken._files
+
+
+def test_repositories_inside_and_links_are_copied_as_they_are(
+    project: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "__init__.py").write_text("")
+    commit(other)
+    allow = ["git", "-c", "protocol.file.allow=always"]
+    subprocess.run([*allow, "submodule", "add", "-q", str(other), "sub"], check=True, cwd=project)
+    subprocess.run(["git", "clone", "-q", str(other), "clone"], check=True, cwd=project)
+    for folder in ("sub", "clone"):
+        (project / folder / "new.py").write_text("")
+    # Packages that were tracked, and are now a link, a file.
+    for name in ("linked", "filed"):
+        (project / name).mkdir()
+        (project / name / "x.py").write_text("")
+    subprocess.run(["git", "add", "linked", "filed"], check=True, cwd=project)
+    shutil.rmtree(project / "filed")
+    (project / "filed").write_text("")
+    (project / "linked").rename(project / "moved")
+    (project / "linked").symlink_to("moved")
+    (project / "outside").symlink_to("../other")
+    (project / "a b\nü.py").write_text("")
+    taken = snapshot.take(configured(tmp_path))
+    assert taken is not None
+    assert taken.write()
+    copy = taken.path / "project"
+    for name in ("sub/__init__.py", "sub/new.py", "clone/__init__.py", "clone/new.py"):
+        assert (copy / name).is_file()
+    assert os.readlink(copy / "linked") == "moved"
+    assert (copy / "linked" / "x.py").is_file()
+    assert (copy / "filed").is_file()
+    assert (copy / "outside").resolve() == other
+    assert (copy / "a b\nü.py").is_file()
+
+
+def test_a_container_is_given_the_data_of_each_of_its_runs(tmp_path: Path) -> None:
+    some = entries(tmp_path, 2)
+    some[1].config.data.path = "/elsewhere/data"
+    assert len(plan(some, tmp_path, 100)) == 1
+    for entry in some:
+        entry.config.site.container.runtime = "apptainer"
+        entry.config.site.container.image = "x.sif"
+    first, second = plan(some, tmp_path, 100)
+    assert "/elsewhere/data" not in first.text()
+    assert "--bind=/elsewhere/data" in second.text()
+
+
+def test_a_dry_run_that_one_run_asks_for_is_meant_for_all(train: Train, tmp_path: Path) -> None:
+    assert "#!/bin/bash" in train("-m", "launch.dry_run=false,true", "tracking=off").stdout
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_and_a_link_to_it_are_one(
+    train: Train, tmp_path: Path, no_sbatch: dict[str, str]
+) -> None:
+    (tmp_path / "link").symlink_to("runs")
+    places = f"output_dir={tmp_path}/runs,{tmp_path}/link"
+    done = train("-m", "tracking=off", "train.max_steps=2", places, **no_sbatch)
+    assert "the same run as" in done.stderr
+    (run,) = runs(tmp_path / "runs")
+    assert len(run_json(run)["attempts"]) == 1

@@ -20,6 +20,7 @@ from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import UNDER_WAY, State, judge
 from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.launch.environment import clean_environment
 
 # What `scancel` says of a job that has ended since we looked: then all is as it was asked for.
 _GONE = ("Invalid job id specified", "already completing or completed")
@@ -148,7 +149,12 @@ def _scancel(*arguments: str) -> None:
     if not jobs:
         return
     done = subprocess.run(
-        ["scancel", *arguments], capture_output=True, text=True, timeout=60, check=False
+        ["scancel", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=clean_environment(),
     )
     said = [line for line in done.stderr.splitlines() if not any(word in line for word in _GONE)]
     if said:

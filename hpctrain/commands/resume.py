@@ -95,7 +95,13 @@ def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
     directory = RunDir(run.path, str(run.record["data_digest"]))
     kept = None
     if code == "kept" and (digest := run.record.get("code")):
-        kept = Snapshot.load(run.path.parent / "code" / str(digest))
+        copy = run.path.parent / "code" / str(digest)
+        kept = Snapshot.load(copy)
+        if kept is None:
+            raise ConfigError(
+                f"{run.name}: {copy}, the copy of the code that it was submitted with, is gone; "
+                "--code current runs it from today's code"
+            )
     return Entry(overrides, config, directory, kept, keeps_code=kept is not None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -35,8 +36,9 @@ def alone(folders: Iterable[Path]) -> Iterator[list[int]]:
 
     with ExitStack() as stack:
         held = []
-        # In one order, or two sweeps over several folders could wait for each other.
-        for folder in sorted(folders):
+        # In one order, or two sweeps over several folders could wait for each other; and each once,
+        # or a folder and a link to it would wait for themselves.
+        for folder in sorted({Path(os.path.realpath(folder)) for folder in folders}):
             path = folder / LOCK
             try:
                 folder.mkdir(parents=True, exist_ok=True)

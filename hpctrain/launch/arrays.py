@@ -12,7 +12,6 @@ happens then, the queue can be asked for the script.
 
 from __future__ import annotations
 
-import getpass
 import json
 import shutil
 import time
@@ -24,8 +23,9 @@ from typing import Any
 
 from hpctrain import provenance
 from hpctrain.config import Config, plain
+from hpctrain.errors import StorageError
 from hpctrain.launch import slurm
-from hpctrain.launch.queue import Task
+from hpctrain.launch.queue import Task, me
 from hpctrain.launch.script import sbatch_script
 from hpctrain.rundir import RunDir, sync_file_system, write_atomically
 from hpctrain.snapshot import Snapshot
@@ -95,14 +95,21 @@ class Array:
         )
 
     def write(self, sweep: dict[str, str] | None) -> None:
-        """Write the folder, and freeze the runs into their directories as queued."""
-        (self.folder / "tasks").mkdir(parents=True)
-        (self.folder / "batch").mkdir()
-        self.script.write_text(self.text())
-        for number, entry in enumerate(self.entries):
-            entry.task = str(self.script), number
-            (self.folder / "tasks" / str(number)).symlink_to(entry.run.path)
-        self.freeze(sweep)
+        """Write the folder, and freeze the runs into their directories as queued.
+
+        Raises:
+            StorageError: no permission or no space.
+        """
+        try:
+            (self.folder / "tasks").mkdir(parents=True)
+            (self.folder / "batch").mkdir()
+            self.script.write_text(self.text())
+            for number, entry in enumerate(self.entries):
+                entry.task = str(self.script), number
+                (self.folder / "tasks" / str(number)).symlink_to(entry.run.path)
+            self.freeze(sweep)
+        except OSError as error:
+            raise StorageError(f"{self.folder}: cannot be written ({error.strerror})") from error
 
     def freeze(self, sweep: dict[str, str] | None) -> None:
         """Write the run directories: as queued, those that have a task."""
@@ -111,7 +118,7 @@ class Array:
             state, submission = entry.before.get("state", "created"), None
             if entry.task:
                 script, number = entry.task
-                asked = {"script": script, "task": number, "user": getpass.getuser()}
+                asked = {"script": script, "task": number, "user": me()}
                 state, submission = "queued", {**asked, "time": time.time()}
             entry.run.freeze(
                 entry.config,
@@ -141,12 +148,14 @@ class Array:
     def queued(self, job: str) -> None:
         """Note the scheduler's number."""
         self.job = job
-        write_atomically(self.folder / "job_id", job + "\n")
         for number, entry in enumerate(self.entries):
             entry.state, entry.job = "queued", f"{job}_{number}"
+        write_atomically(self.folder / "job_id", job + "\n")
 
 
-def plan(entries: Iterable[Entry], folder: Path, max_size: int) -> list[Array]:
+def plan(
+    entries: Iterable[Entry], folder: Path, max_size: int, here: Iterable[str] = ()
+) -> list[Array]:
     """Arrays of runs that ask for the same resources, of at most `max_size` tasks.
 
     With `launch.max_running` the arrays share that number by their sizes, so that all of them
@@ -156,12 +165,16 @@ def plan(entries: Iterable[Entry], folder: Path, max_size: int) -> list[Array]:
         entries: in the order of the sweep, which each array keeps.
         folder: the sweep's; `array-N` are made in it, by `Array.write`.
         max_size: of one array.
+        here: job ids of the sweep's arrays that are in the queue: with `launch.max_running` what is
+            planned follows them.
     """
     first = 1 + max(map(_number, folder.glob("array-*")), default=-1)
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         config = entry.config
         key = [plain(config.launch), plain(config.site), config.name]
+        if config.site.container.runtime is not None:  # these are bound, by the script
+            key += [config.output_dir, config.data.path]
         groups.setdefault(json.dumps([*key, str(entry.code and entry.code.path)]), []).append(entry)
     arrays: list[Array] = []
     for group in groups.values():
@@ -175,6 +188,7 @@ def plan(entries: Iterable[Entry], folder: Path, max_size: int) -> list[Array]:
             arrays, _shares([len(a.entries) for a in arrays], limit), strict=True
         ):
             array.max_running = share
+            array.after = Array(folder, [], job=":".join(sorted(here))) if here else None
         for number in range(limit, len(arrays)):
             arrays[number].after = arrays[number - limit]
     return arrays

@@ -17,6 +17,7 @@ _FOREIGN = re.compile(
     r"|(PMI|PMI2|PMIX|OMPI|PRTE|PALS|HYDI|MV2_COMM|SUBMITIT|TORCHELASTIC)_\w*|MPI_LOCAL\w*"
     r"|MASTER_(ADDR|PORT)|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME"  # its ranks
     r"|(CUDA|HIP|ROCR|NVIDIA)_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_AFFINITY_MASK"  # its GPUs
+    r"|(SQUEUE|SACCT|SCANCEL|SCONTROL|SINFO)_\w*"  # how people like to see the queue
     r"|OMP_NUM_THREADS|HPCTRAIN_(LAUNCHER|REQUEUE_NOTE)"
 )
 # How Slurm's own commands find and convince the controller.

@@ -8,11 +8,14 @@ number that a rebuilt cluster gives a second time deceives nobody.
 from __future__ import annotations
 
 import logging
+import os
+import pwd
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hpctrain.errors import LaunchError
+from hpctrain.launch.environment import clean_environment
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +80,14 @@ class Ended:
     nodes: str
 
 
+def me() -> str:
+    """Who submits here. `su` may leave another name in LOGNAME, which getpass would believe."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # in a container
+        return str(os.getuid())
+
+
 def queued(users: Iterable[str]) -> dict[Task, Job]:
     """The jobs of these users that wait, run or end, by script and array task.
 
@@ -115,7 +126,15 @@ def ended(arrays: Iterable[str]) -> dict[str, Ended] | None:
 def ask(*command: str, quiet: bool = False) -> str | None:
     """What a command of the scheduler prints; None if it fails, with the reason logged."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        # SQUEUE_STATES, SLURM_CLUSTERS and the like would hide jobs from us.
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+            env=clean_environment(),
+        )
     except subprocess.CalledProcessError as error:
         said = (error.stderr or error.stdout).strip()
     except (OSError, subprocess.TimeoutExpired) as error:

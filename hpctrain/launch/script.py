@@ -30,6 +30,11 @@ checked() {
 }"""
 
 
+# Python takes a while to begin, on a busy file system minutes, and would die of a preemption then:
+# Slurm requeues what still runs when the grace time ends, not what has died in it.
+_PATIENT = """sh -c 'trap "" TERM USR2; exec "$@"' rank"""
+
+
 def sbatch_script(
     config: Config,
     folder: Path,
@@ -145,7 +150,7 @@ def _srun(config: Config, folder: Path, pythonpath: Sequence[Path]) -> Iterator[
         '--output="$run"/logs/%A_%a.rank%t.log',
         shlex.join(arguments),
         *([shlex.join(container)] if container else []),
-        f'{shlex.quote(python)} -u -m hpctrain run "$run"',
+        f'{_PATIENT} {shlex.quote(python)} -u -m hpctrain run "$run"',
     ]
     if site.container.runtime is not None:
         yield f"\n{REQUEUE_ON_NOTE}"

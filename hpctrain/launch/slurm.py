@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import getpass
 import logging
 import re
 import shutil
@@ -17,7 +16,7 @@ from typing import Any
 from hpctrain.config import Config
 from hpctrain.errors import LaunchError
 from hpctrain.launch.environment import clean_environment
-from hpctrain.launch.queue import UnreachableError, ask, queued
+from hpctrain.launch.queue import UnreachableError, ask, me, queued
 
 log = logging.getLogger(__name__)
 
@@ -47,29 +46,49 @@ def sbatch(script: Path, config: Config, inherit: Sequence[int] = ()) -> str:
         SubmitLimitError: there are too many of them.
         UnreachableError: the controller does not answer; the job may be queued or not.
     """
-    for pause in (1, 5, 15, 0):
+    timed_out = False
+    for _ in _PAUSES_S:
         # Ctrl-C must not reach it: half a submission is what the lock is there to prevent.
         done = _run_sbatch("--parsable", str(script), pass_fds=inherit, start_new_session=True)
         if not done.returncode:
             return done.stdout.strip().partition(";")[0]
         words = " ".join(done.stderr.split())
+        timed_out |= _UNREACHABLE.search(words) is not None
+        # What timed out may have arrived all the same, and be what the limit is reached by.
+        if timed_out and (job := _arrived(script, words)):
+            return job
         if _LIMIT.search(words):
             raise SubmitLimitError(_refusal(words, config))
         if not _UNREACHABLE.search(words):
             raise LaunchError(_refusal(words, config))
-        # What timed out may have arrived all the same.
+    raise _unreachable(words)
+
+
+def _arrived(script: Path, words: str) -> str:
+    """The array job of this script; "" when the controller answers that it has none.
+
+    Raises:
+        UnreachableError: it does not answer, so that a second `sbatch` might be one too many.
+    """
+    for pause in _PAUSES_S:
         time.sleep(pause)
         with suppress(UnreachableError):
-            for (path, _), job in queued([getpass.getuser()]).items():
-                if path == str(script):
-                    return job.id.partition("_")[0]
-    raise UnreachableError(
+            jobs = queued([me()])
+            ids = (job.id for (path, _), job in jobs.items() if path == str(script))
+            return next(ids, "").partition("_")[0]
+    raise _unreachable(words)
+
+
+def _unreachable(words: str) -> UnreachableError:
+    return UnreachableError(
         f"the controller does not answer ({words}); the same command looks whether the job has "
         "arrived, and goes on"
     )
 
 
-_LIMIT = re.compile(r"Submit\w*Limit|job submit limit", re.I)
+_PAUSES_S = (1, 5, 15)
+# The general message names this limit whichever it is; the particular one stands before it.
+_LIMIT = re.compile(r"Submit\w*Limit|^(?!.*\b(QOS|Assoc)\w+).*job submit limit", re.I)
 _UNREACHABLE = re.compile(r"timed out|unable to contact|connection (refused|reset)|try again", re.I)
 
 
@@ -102,8 +121,9 @@ def _run_sbatch(*arguments: str, **options: Any) -> subprocess.CompletedProcess[
 @functools.cache
 def max_array_size() -> int:
     """The largest number of tasks of one array here."""
-    found = re.search(r"MaxArraySize\s*=\s*(\d+)", ask("scontrol", "show", "config") or "")
-    return max(1, int(found[1])) if found else 1000
+    config = ask("scontrol", "show", "config") or ""
+    limits = re.findall(r"(?:MaxArraySize|max_array_tasks)\s*=\s*(\d+)", config)
+    return max(1, min(map(int, limits))) if limits else 1000
 
 
 def _refusal(words: str, config: Config) -> str:

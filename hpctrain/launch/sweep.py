@@ -8,7 +8,6 @@ add() each run ── check all ── skip what is done or under way ── fre
 from __future__ import annotations
 
 import functools
-import getpass
 import json
 import os
 import shutil
@@ -23,13 +22,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain import secrets, snapshot
 from hpctrain.config import from_omegaconf, known_keys
-from hpctrain.errors import ConfigError, HpctrainError, LaunchError
+from hpctrain.errors import ConfigError, HpctrainError, LaunchError, StorageError
 from hpctrain.explain import explain
 from hpctrain.freeze import check, freeze
 from hpctrain.launch import arrays, local, slurm, wait
 from hpctrain.launch.alone import LOCK, alone
 from hpctrain.launch.arrays import Entry
-from hpctrain.launch.queue import Job, Task, UnreachableError, queued
+from hpctrain.launch.queue import Job, Task, UnreachableError, me, queued
 from hpctrain.launch.table import say, show
 from hpctrain.rundir import write_atomically
 from hpctrain.tracking import store
@@ -82,20 +81,19 @@ class Sweep:
         cluster = slurm.available()
         try:
             self._refuse_wrong()
-            launch = self.entries[0].config.launch
             self._take_code()
             # What is wrong with one script shows here, before anything is written.
             texts = [array.text() for array in self._arrays(self.entries, cluster)]
-            for entry in self.entries if not (cluster or launch.dry_run) else ():
+            for entry in self.entries if not (cluster or self._any("dry_run")) else ():
                 local.check(entry.config)
-            if launch.check and cluster:
+            if self._any("check") and cluster:
                 for text, array in zip(texts, self._arrays(self.entries, cluster), strict=True):
                     start = slurm.expected_start(text, array.entries[0].config)
                     say(f"{len(array.entries)} runs like {array.entries[0].run.name}: {start}")
         except HpctrainError:
             self._discard()
             raise
-        if launch.dry_run:
+        if self._any("dry_run"):
             show(self.entries)
             print("\n".join(texts), end="")
             self._discard()
@@ -106,7 +104,7 @@ class Sweep:
             self._run_here([entry for entry in self.entries if entry.state == "frozen"])
         show(self.entries)
         self._say_code()
-        if cluster and launch.wait:
+        if cluster and self._any("wait"):
             wait.wait(self.entries, functools.partial(self._queue, cluster=True), left)
             show(self.entries)
         elif left:
@@ -117,7 +115,12 @@ class Sweep:
             )
         elif cluster:
             say(f"They run without this terminal: `python -m hpctrain status {self.folder.name}`")
-        return [_outcome(e) if launch.wait or not cluster else None for e in self.entries]
+        waited = self._any("wait") or not cluster
+        return [_outcome(entry) if waited else None for entry in self.entries]
+
+    def _any(self, key: str) -> bool:
+        """Whether one of the runs asks for `launch.KEY`: then it is meant for all."""
+        return any(getattr(entry.config.launch, key) for entry in self.entries)
 
     def _refuse_wrong(self) -> None:
         if not self._wrong:
@@ -158,78 +161,103 @@ class Sweep:
             for entry in entries:
                 entry.before = entry.run.read()
             asked = [entry.before.get("submission") or {} for entry in entries]
-            users = {getpass.getuser(), *(str(one["user"]) for one in asked if one)}
+            users = {me(), *(str(one["user"]) for one in asked if one)}
             try:
-                self._mark(entries, queued(users) if cluster else {})
+                jobs = queued(users) if cluster else {}
             except UnreachableError:
                 self._discard()
                 raise
-            return self._start([entry for entry in entries if not entry.state], cluster)
+            for entry in entries:
+                # It may have ended between our two looks: then run.json says so by now.
+                if entry.before.get("submission"):
+                    entry.before = entry.run.read()
+            self._mark(entries, jobs)
+            here = {job.id.partition("_")[0] for job in jobs.values()}
+            here &= {entry.job.partition("_")[0] for entry in self.entries}
+            return self._start([entry for entry in entries if not entry.state], cluster, here)
 
     def _mark(self, entries: list[Entry], jobs: dict[Task, Job]) -> None:
         """Give a state to what need not be done: finished, under way, or here twice."""
-        seen: set[Path] = set()
+        seen: set[str] = set()
         for entry in entries:
             entry.state = ""
+            place = os.path.realpath(entry.run.path)
             known = entry.before
             asked = known.get("submission") or {}
             job = jobs.get((asked.get("script", ""), asked.get("task", -1)))
             state, rerun = known.get("state", ""), entry.config.launch.rerun
-            if entry.run.path in seen:
+            if place in seen:
                 entry.state = "the same run as above"
-            elif state == "finished":
-                entry.again = rerun == "all"
-                entry.state = "" if entry.again else "finished before"
-            elif job and not job.is_ending:
+            elif state == "finished" and rerun != "all":
+                entry.state = "finished before"
+            # One that Slurm has requeued looks as if it ended, until it waits again.
+            elif job and not (job.is_ending and state in ("failed", "finished")):
                 entry.state, entry.job = f"{job.state.lower()} already", job.id
                 entry.task = asked["script"], asked["task"]
             elif entry.run.is_locked():
                 entry.state = "running elsewhere"
+            elif state == "finished":
+                entry.again = True
             elif rerun == "none" and known.get("attempts"):
                 entry.state = f"{state} before"
-            seen.add(entry.run.path)
+            seen.add(place)
 
-    def _start(self, todo: list[Entry], cluster: bool) -> list[Entry]:
-        """Freeze and submit; give what there is no room for now."""
+    def _start(self, todo: list[Entry], cluster: bool, here: set[str]) -> list[Entry]:
+        """Freeze and submit; give what there is no room for now.
+
+        Args:
+            todo: what is missing.
+            cluster: whether there is one.
+            here: arrays of this sweep that are in the queue.
+        """
         if not todo:
             return []
         self._initialise_tracking(todo)
-        for entry in todo:
-            if entry.again:
-                entry.run.archive()
-                entry.before, entry.again = {}, False
-        for code in {entry.code.path: entry.code for entry in todo if entry.code}.values():
-            if code.write():
-                self._new_code.append(code.path)
         sweep = self.parent or (self._fresh if len(self.entries) > 1 else None)
-        if not cluster:
+        kept: dict[Path, Path] = {}
+        try:
+            for code in {entry.code.path: entry.code for entry in todo if entry.code}.values():
+                if code.write():
+                    self._new_code.append(code.path)
+            for entry in todo:
+                if entry.again:
+                    kept[entry.run.path] = entry.run.archive()
+                    entry.before, entry.again = {}, False
+            if cluster:
+                planned = arrays.plan(todo, self.folder, slurm.max_array_size(), here)
+                return arrays.submit(planned, sweep, self._locks, self._write_list)
             for entry in todo:
                 freeze(entry.config, entry.run)
                 entry.state = "frozen"
                 if sweep and "sweep" not in entry.before:
                     entry.run.update(sweep=sweep)
             return []
-        try:
-            return arrays.submit(
-                self._arrays(todo),
-                sweep,
-                self._locks,
-                self._write_list,
-            )
         except UnreachableError:
             raise
-        except LaunchError:
+        except (LaunchError, StorageError):
             # What was not queued leaves no trace; what was, stays listed.
             for entry in todo:
-                if entry.task and not entry.job and not entry.before:
-                    shutil.rmtree(entry.run.path)
-                elif entry.task and not entry.job:
-                    entry.run.update(state=entry.before["state"], submission=None)
+                self._withdraw(entry, kept.get(entry.run.path))
             self._discard()
             raise
         finally:
-            if self.folder.exists():
-                self._write_list()
+            # Where the disk is full the links in the folder still tell the runs.
+            with suppress(OSError):
+                if self.folder.exists() and cluster:
+                    self._write_list()
+
+    def _withdraw(self, entry: Entry, kept: Path | None) -> None:
+        """Leave a run as it was; `kept` is where the finished one is that it was to replace."""
+        if entry.job:
+            return
+        if entry.task and entry.before:
+            # Where that cannot be written: the queue does not have it, so it counts as before.
+            with suppress(OSError):
+                entry.run.update(state=entry.before["state"], submission=None)
+        elif entry.task:
+            shutil.rmtree(entry.run.path, ignore_errors=True)
+        if kept is not None:
+            kept.rename(entry.run.path)
 
     def _run_here(self, todo: list[Entry]) -> None:
         for entry in todo:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import sys
 import time
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hpctrain.launch.arrays import Entry
-from hpctrain.launch.queue import UnreachableError, queued
+from hpctrain.launch.queue import UnreachableError, me, queued
 from hpctrain.launch.table import say
 
 POLL_S = (2.0, 30.0)
@@ -30,7 +29,7 @@ def wait(
     """
     jobs = {entry.task for entry in entries if entry.task}
     asked = [entry.run.read().get("submission") or {} for entry in entries]
-    users = {getpass.getuser(), *(str(one["user"]) for one in asked if one)}
+    users = {me(), *(str(one["user"]) for one in asked if one)}
     pause, most, ended = POLL_S[0], len(jobs), -1
     with Progress(
         TextColumn("waiting for"),

@@ -13,6 +13,23 @@ from hydra_plugins.hydra_submitit_launcher.submitit_launcher import SlurmLaunche
 class HpctrainSweeper(BasicSweeper):
     """Hydra's own, less its check that stops at the first wrong run: the launcher tells all."""
 
+    def sweep(self, arguments: list[str]) -> None:
+        """Launch all runs in one batch.
+
+        Raises:
+            ConfigError: several batches are asked for; the first would be queued before the
+                others are checked.
+        """
+        from hpctrain.errors import ConfigError
+
+        if self.max_batch_size is not None:
+            raise ConfigError(
+                f"hydra.sweeper.max_batch_size={self.max_batch_size}: a sweep is checked and "
+                f"submitted whole; launch.max_running={self.max_batch_size} has so many runs at a "
+                "time"
+            )
+        super().sweep(arguments)
+
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
         """Do nothing: the launcher composes every run, once, before any is submitted."""
 

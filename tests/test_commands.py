@@ -355,7 +355,7 @@ def failed_run(folder: Path, logs: dict[int, str], batch: str = "") -> Facts:
     )
     (folder / "sweeps" / "a" / "batch").mkdir(parents=True)
     (folder / "sweeps" / "a" / "job_id").write_text("7\n")
-    (folder / "sweeps" / "a" / "batch" / "7_0_0_log.out").write_text(batch)
+    (folder / "sweeps" / "a" / "batch" / "7_0.log").write_text(batch)
     for place, (rank, text) in enumerate(logs.items()):
         path = run / "logs" / f"7_0.rank{rank}.log"
         path.write_text(text)

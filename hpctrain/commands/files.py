@@ -1,6 +1,6 @@
 """Where a run's output is: the ranks' logs, and what its batch script printed.
 
-    Slurm             RUN/logs/123_4.rank0.log, and array-N/batch/123_4_*_log.out of its sweep
+    Slurm             RUN/logs/123_4.rank0.log, and array-N/batch/123_4.log of its sweep
     submitit's local  RUN/logs/JOB_0_log.out
     in a terminal     nowhere
 

@@ -6,9 +6,12 @@ Heavy imports happen inside the functions: the login node never pays for torch o
 
 from __future__ import annotations
 
+import difflib
+import io
 import logging
 import os
 import re
+import select
 import sys
 import traceback
 from collections.abc import Callable
@@ -60,6 +63,9 @@ HPCTRAIN_DEBUG=1 shows tracebacks.
 def main() -> None:
     """Run the command line and exit with its code."""
     debug = bool(os.environ.get("HPCTRAIN_DEBUG"))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a letter that the locale lacks is no error
+            stream.reconfigure(errors="backslashreplace")
     code = 1
     try:
         os.umask(_umask())
@@ -72,12 +78,23 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted: the same command goes on where it stopped", file=sys.stderr)
         code = 130
-    except Exception:
+    except Exception as error:
         # submitit and Hydra would hide it: the log must show it and the job must fail.
-        _print_traceback()
+        if not (isinstance(error, BrokenPipeError) and _nobody_reads()):
+            _print_traceback()
+    if _nobody_reads():
+        # Python flushes once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.stdout.flush()
     sys.stderr.flush()
     sys.exit(code)
+
+
+def _nobody_reads() -> bool:
+    """Whether what we print goes nowhere any more, as with `| head`."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _umask() -> int:
@@ -114,8 +131,10 @@ def _dispatch(argv: list[str]) -> int:
     if first in commands:
         return commands[first](argv[1:])
     if not first.startswith(("-", "+", "~")) and "=" not in first:
+        near = difflib.get_close_matches(first, commands, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
         raise ConfigError(
-            f"{first}: no such command; commands are {', '.join(commands)}, "
+            f"{first}: no such command; {hint}commands are {', '.join(commands)}, "
             "and a training takes KEY=VALUE arguments (--help shows both)"
         )
     return _train(argv)

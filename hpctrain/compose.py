@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import NoReturn
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import DictConfig
@@ -41,6 +43,7 @@ def compose(argv: list[str]) -> Config | None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     # Hydra's parser takes overrides in one go only: `experiment=digits -m seed=1,2` is fine here.
     flags, overrides = _split(argv)
+    _check(flags)
     sys.argv = [typed[0], *flags, *overrides]
     try:
         hydra.main(config_path=str(conf_dir()), config_name="config", **base)(composed.append)()
@@ -56,6 +59,17 @@ def compose(argv: list[str]) -> Config | None:
         del os.environ["HYDRA_FULL_ERROR"]
         sys.argv = typed
     return from_omegaconf(composed[0]) if composed else None
+
+
+def _check(flags: list[str]) -> None:
+    """Refuse options that Hydra does not know, in our words."""
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError(f"{message}; --help shows what there is, --hydra-help Hydra's own")
+
+    parser = get_args_parser()
+    parser.error = refuse  # type: ignore[method-assign]
+    parser.parse_args(flags)
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:

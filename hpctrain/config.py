@@ -257,10 +257,14 @@ def load(path: Path) -> Config:
     try:
         node = OmegaConf.load(path)
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: cannot be read as a frozen config ({error})") from error
+        said = " ".join(str(error).split())
+        raise ConfigError(f"{path}: cannot be read as a frozen config ({said})") from error
     if not isinstance(node, DictConfig):
         raise ConfigError(f"{path}: cannot be read as a frozen config (it has no keys)")
-    return from_omegaconf(node)
+    try:
+        return from_omegaconf(node)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def dump(config: Config) -> str:

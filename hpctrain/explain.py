@@ -16,7 +16,10 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
     """
     text = str(error)
     if override := getattr(error, "override", None):
-        return f"{override}: not of the form KEY=VALUE ({text.splitlines()[0]}); quote strings"
+        return (
+            f"{override}: not of the form KEY=VALUE ({text.splitlines()[0]}); quote what is no "
+            "plain word for the shell and for Hydra: 'KEY=\"VALUE\"'"
+        )
     while (cause := error.__cause__) is not None:
         error = cause
         text += "\n" + str(error)
@@ -48,5 +51,8 @@ def unknown_key(key: str, keys: list[str]) -> str:
     near = difflib.get_close_matches(key, keys, n=1, cutoff=0.7)
     hint = f"did you mean {near[0]}? " if near else ""
     siblings = [k.rpartition(".")[2] for k in keys if k.rpartition(".")[0] == section]
-    has = f"{section or 'the top level'} has {', '.join(siblings)}; " if siblings else ""
-    return f"unknown key {key}: {hint}{has}+{key}=VALUE adds one where keys are free"
+    if section.startswith("hydra"):
+        return f"unknown key {key}: `--cfg hydra` shows those of Hydra"
+    if siblings:
+        return f"unknown key {key}: {hint}{section or 'the top level'} has {', '.join(siblings)}"
+    return f"unknown key {key}: {hint}+{key}=VALUE adds it"

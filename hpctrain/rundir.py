@@ -57,12 +57,15 @@ class RunDir:
         """An existing directory.
 
         Raises:
-            StorageError: it was never frozen, or not to the end.
+            StorageError: it was never frozen, not to the end, or is damaged.
         """
         run = cls(Path(os.path.realpath(path)))
         for name in ("config.yaml", "run.json"):
             if not (run.path / name).is_file():
                 raise StorageError(f"{path}: no run directory ({name} is missing)")
+        for key in ("signature", "data_digest"):
+            if key not in run.read():
+                raise StorageError(f"{run.path}/run.json is damaged (it has no {key!r})")
         return run
 
     @property
@@ -128,11 +131,16 @@ class RunDir:
         """The content of run.json; empty when there is none yet."""
         try:
             content = json.loads((self.path / "run.json").read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         except ValueError as error:
             raise StorageError(f"{self.path}/run.json is damaged ({error})") from error
-        assert isinstance(content, dict)
+        except OSError as error:
+            raise StorageError(
+                f"{self.path}/run.json: cannot be read ({error.strerror})"
+            ) from error
+        if not isinstance(content, dict):
+            raise StorageError(f"{self.path}/run.json is damaged (it has no keys)")
         return content
 
     def update(self, **values: Any) -> None:

@@ -1,6 +1,7 @@
 """status, logs, cancel, gc: what needs no cluster."""
 
 import argparse
+import io
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from hpctrain import stopfile
 from hpctrain.commands import gc
@@ -20,7 +22,8 @@ from hpctrain.commands.cancel import jobs_of
 from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.fault import find_fault, tail
 from hpctrain.commands.select import select
-from hpctrain.commands.state import duration, eta_s, judge
+from hpctrain.commands.state import State, duration, eta_s, judge
+from hpctrain.commands.status import Row, _table
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.launch.queue import Ended, Job
 from hpctrain.rundir import RunDir
@@ -413,6 +416,80 @@ def test_logs_shows_the_error_where_it_stands(tmp_path: Path, no_slurm: None) ->
     assert run_module("hpctrain", *where, "--rank", "0", "--lines", "4").stdout == RANK_DIED
     wrong = run_module("hpctrain", *where, "--rank", "7", code=6)
     assert "no rank 7; there are 0 to 3" in wrong.stderr
+
+
+DAMAGED_CONFIGS = {
+    "": "config.yaml: data.path is missing",
+    "[]": "cannot be read as a frozen config (it has no keys)",
+    "launch: [": "cannot be read as a frozen config (while parsing a flow node",
+    "garbage: 1": "config.yaml: unknown key garbage",
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED_CONFIGS)
+def test_a_damaged_config_is_named_in_one_line(
+    tmp_path: Path, no_slurm: None, content: str
+) -> None:
+    facts = {"signature": "00000001", "data_digest": "x", "state": "interrupted"}
+    run = make_run(tmp_path, **facts)
+    (run / "config.yaml").write_text(content)
+    for command in (["resume", "--dir", str(tmp_path)], ["run", str(run)]):
+        done = run_module("hpctrain", *command, code=2)
+        assert f"error: {run}/config.yaml: " in done.stderr
+        assert DAMAGED_CONFIGS[content] in done.stderr
+        assert done.stderr.count("\n") == 1
+    (run / "config.yaml").unlink()
+    done = run_module("hpctrain", "resume", "--dir", str(tmp_path), code=6)
+    assert done.stderr == f"error: {run}: no run directory (config.yaml is missing)\n"
+
+
+def test_a_damaged_run_json_hides_no_other_run(tmp_path: Path, no_slurm: None) -> None:
+    good = make_run(tmp_path, "digits-00000001", state="finished")
+    run = make_run(tmp_path, "digits-00000002")
+    (run / "run.json").write_text("[]")
+    where = ("--dir", str(tmp_path))
+    rows = {row["run"]: row["state"] for row in status(tmp_path)}
+    assert rows == {str(good): "finished", str(run): "damaged"}
+    assert "scancel ends it" in run_module("hpctrain", "cancel", run.name, *where).stdout
+    assert "no keys" in run_module("hpctrain", "run", str(run), code=6).stderr
+    (run / "run.json").write_text('{"state": "interrupted", "attempts": []}')
+    for command in (["resume", *where], ["run", str(run)]):
+        assert "it has no 'signature'" in run_module("hpctrain", *command, code=6).stderr
+
+
+def test_a_folder_without_runs(tmp_path: Path, no_slurm: None) -> None:
+    shown = run_module("hpctrain", "status", "--dir", str(tmp_path)).stdout
+    assert shown.startswith(f"0 runs in {tmp_path}, ")
+    assert status(tmp_path) == []
+
+
+def test_names_are_whole_on_a_narrow_terminal() -> None:
+    name = "digits-with-a-name-00000001"
+    facts = Facts(Path(name), {"state": "failed"}, BEAT, job_id="7_0")
+    row = Row(facts, State("failed", "ValueError: " + "word " * 20), NOW)
+    for width in (60, 80, 120):
+        console = Console(width=width, file=io.StringIO())
+        console.print(_table([row], " in runs", width, everything=False))
+        assert isinstance(console.file, io.StringIO)
+        lines = console.file.getvalue().splitlines()
+        assert max(map(len, lines)) <= width
+        assert any(f"│ {name} │ failed │ ValueError" in line for line in lines)
+        assert ("50/100" in console.file.getvalue()) == (width > 60)
+
+
+def test_what_is_printed_may_go_nowhere_or_to_an_old_terminal(
+    tmp_path: Path, no_slurm: None
+) -> None:
+    make_run(tmp_path, state="failed", attempts=[{"error": "Fehler: über"}])
+    old = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    shown = run_module("hpctrain", "status", "--dir", str(tmp_path), **old).stdout
+    assert "\\xfcber" in shown
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "hpctrain", "--help"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_line_numbers_of_a_huge_log(tmp_path: Path) -> None:

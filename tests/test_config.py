@@ -39,6 +39,10 @@ def test_the_experiment_composes_to_typed_values(compose: Compose, tmp_path: Pat
     ("override", "message"),
     [
         ("optimizer.lrr=1", "unknown key optimizer.lrr: did you mean optimizer.lr"),
+        ("hydra.sweeper.n_job=1", "unknown key hydra.sweeper.n_job: `--cfg hydra` shows"),
+        ("model.widht=1", "unknown key model.widht: +model.widht=VALUE adds it"),
+        ("name=über", "quote what is no plain word"),
+        ("--watch", "unrecognized arguments: --watch; --help shows"),
         ("+train.stepz=1", "unknown key train.stepz: did you mean train.max_steps"),
         ("trainn=1", "unknown key trainn: did you mean train?"),
         ("optimizer.lr=abc", "optimizer.lr=abc: it must be of type float"),

@@ -1,6 +1,7 @@
 """Submitting on a real Slurm: what is queued is what was typed, once, whatever happens."""
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -295,10 +296,29 @@ def test_failed_runs_are_done_again_and_resume(train: Train, tmp_path: Path) -> 
     record = run_json(run)
     assert record["state"] == "finished"
     assert len(record["attempts"]) == 2
+    # Nothing to do: nothing is said to run, and the sweep still names its runs.
+    idle = train("-m", *common).stderr
+    assert idle.startswith("1 run: sbatch")
+    assert "without this terminal" not in idle
+    newest = max((tmp_path / "runs" / "sweeps").iterdir())
+    assert run.name in run_module("hpctrain", "status", str(newest)).stdout
     again = train("-m", *common, "launch.rerun=all", HELD)
     assert "queued" in again.stderr
     assert run_json(run.with_name(run.name + ".1"))["uid"] == record["uid"]
     assert run_json(run)["attempts"] == []
+
+
+def test_the_command_that_is_told_shows_the_runs(train: Train, tmp_path: Path) -> None:
+    for folder in ("runs", "other runs"):
+        told = train("-m", "seed=1,2", f"output_dir='{tmp_path}/{folder}'", HELD).stderr
+        command = told.partition("`python -m hpctrain ")[2].partition("`")[0]
+        shown = run_module("hpctrain", *shlex.split(command), cwd=tmp_path).stdout
+        assert shown.startswith("2 runs, ")
+        assert shown.count("digits-") == 2
+    again = train("-m", "seed=1,2", HELD).stderr
+    assert again.count("pending already") == 2
+    assert "without this terminal" in again
+    assert "code: a copy" not in again
 
 
 def test_checking_asks_the_scheduler_and_shows_the_start(train: Train, tmp_path: Path) -> None:

@@ -127,6 +127,9 @@ def jobs_of(ids: Iterable[str]) -> list[str]:
 
 def _step(run: Facts, state: State, *, save: bool) -> Step:
     attempt = run.attempt
+    if state.name == "damaged":
+        told = f"left: {state.reason}; if it has a job, squeue shows it and scancel ends it"
+        return Step(run, state, "skip", told)
     if state.name not in UNDER_WAY:
         return Step(run, state, "skip", f"{state.name}, nothing to do")
     # A job of slurm/train.sbatch has no submission of ours: its attempt names it.

@@ -65,7 +65,8 @@ def _log_file(run: Facts, state: State, rank: int | None) -> Path:
     if (rank or 0) in logs:
         return logs[rank or 0]
     if logs and rank is not None:
-        raise StorageError(f"{run.name}: no rank {rank}; there are {min(logs)} to {max(logs)}")
+        there = f"there are {min(logs)} to {max(logs)}" if len(logs) > 1 else f"only {min(logs)}"
+        raise StorageError(f"{run.name}: no rank {rank}; {there}")
     if (batch := batch_log(run)) is not None:
         return batch
     if _in_terminal(run):

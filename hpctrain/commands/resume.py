@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import State, judge
-from hpctrain.config import NOT_IN_SIGNATURE, Config, from_omegaconf
+from hpctrain.config import NOT_IN_SIGNATURE, Config, from_omegaconf, known_keys, load
 from hpctrain.errors import ConfigError
 from hpctrain.freeze import check
 from hpctrain.launch.arrays import Entry
@@ -80,7 +80,7 @@ def _is_meant(run: Facts, state: State, named: bool) -> bool:
 
 
 def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
-    config = _changed(run.path, overrides)
+    config = _changed(RunDir.open(run.path), overrides)
     # The new submission is not to do again what the old one was told to do but once.
     asked = {text.partition("=")[0] for text in overrides}
     for key in ("wait", "check", "dry_run", "rerun"):
@@ -105,18 +105,26 @@ def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
     return Entry(overrides, config, directory, kept, keeps_code=kept is not None)
 
 
-def _changed(path: Path, overrides: list[str]) -> Config:
+def _changed(run: RunDir, overrides: list[str]) -> Config:
     """The frozen config with the overrides.
 
     Raises:
-        ConfigError: a key is unknown, fixed, or its value of another type.
+        ConfigError: a key is unknown, fixed, or its value of another type; the file is damaged.
     """
     for text in overrides:
-        if text.partition("=")[0] in _FIXED:
+        key = text.partition("=")[0]
+        if key in _FIXED:
             raise ConfigError(f"{text}: a run that exists keeps its name and its place")
-    node = OmegaConf.load(path / "config.yaml")
-    merged = OmegaConf.merge(node, OmegaConf.from_dotlist(overrides))
-    config = from_omegaconf(DictConfig(merged))
+        if any(known.startswith(f"{key}.") for known in known_keys()):
+            raise ConfigError(
+                f"{text}: resume changes single values, {key}.KEY=VALUE; a choice for all of "
+                f"{key} is made when a run is first asked for"
+            )
+    config = load(run.config_file)
+    if overrides:
+        node = OmegaConf.load(run.config_file)
+        merged = OmegaConf.merge(node, OmegaConf.from_dotlist(overrides))
+        config = from_omegaconf(DictConfig(merged))
     # The folder may have been moved since.
-    config.output_dir = str(path.parent)
+    config.output_dir = str(run.path.parent)
     return config

@@ -8,12 +8,11 @@ import math
 import time
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from hpctrain.commands.facts import Facts, gather
@@ -21,6 +20,8 @@ from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import STATES, UNDER_WAY, State, duration, eta_s, judge, metric, step
 
 _ROWS = 40
+_COLUMNS = ("run", "state", "reason", "node", "restarts", "step", "ETA", "metric")
+_REASON_LEAST = 20  # it is folded, to no less
 _REASON = 100  # characters; --json has all of it, and logs more
 _COLOURS = {
     "finished": "green",
@@ -145,7 +146,8 @@ def _watch(options: argparse.Namespace) -> None:
     with Live(console=console, auto_refresh=False) as live:
         while True:
             rows = look(options)
-            live.update(_table(rows, options.dir, everything=options.all), refresh=True)
+            table = _table(rows, _where(options), console.width, everything=options.all)
+            live.update(table, refresh=True)
             if not any(row.state.name in UNDER_WAY for row in rows):
                 return
             time.sleep(options.watch)
@@ -155,23 +157,47 @@ def _show(options: argparse.Namespace, rows: list[Row]) -> None:
     if options.json:
         print(json.dumps([row.facts() for row in rows]), flush=True)
     else:
-        _console().print(_table(rows, options.dir, everything=options.all))
+        console = _console()
+        console.print(_table(rows, _where(options), console.width, everything=options.all))
 
 
-def _table(rows: list[Row], folder: Path, *, everything: bool) -> Group:
+def _table(rows: list[Row], where: str, width: int, *, everything: bool) -> Group:
     counts = Counter(row.state.name for row in rows)
     told = ", ".join(f"{counts[name]} {name}" for name in STATES if counts[name])
     clock = time.strftime("%H:%M:%S")
-    head = Text(f"{len(rows)} runs in {folder}, {clock}" + (f": {told}" if told else ""))
+    many = "run" if len(rows) == 1 else "runs"
+    head = Text(f"{len(rows)} {many}{where}, {clock}" + (f": {told}" if told else ""))
     shown, note = rows, Text("")
     if len(rows) > _ROWS and not everything:
         order = {name: place for place, name in enumerate(STATES)}
         shown = sorted(rows, key=lambda row: order[row.state.name])[:_ROWS]
         note = Text(f"… {len(rows) - _ROWS} more (--all, --json)")
-    table = Table("run", "state", "reason", "node", "restarts", "step", "ETA", "metric")
-    for row in shown:
-        table.add_row(*row.cells())
+    cells = [row.cells() for row in shown]
+    kept, reason = _fitting(cells, width), _COLUMNS.index("reason")
+    table = Table(*(Column(_COLUMNS[n], no_wrap=n != reason, overflow="fold") for n in kept))
+    for row in cells:
+        table.add_row(*(row[n] for n in kept))
     return Group(head, *([table] if shown else []), *([note] if note else []))
+
+
+def _where(options: argparse.Namespace) -> str:
+    # Those that are named may lie anywhere.
+    return "" if options.runs else f" in {options.dir}"
+
+
+def _fitting(rows: list[list[Text]], width: int) -> list[int]:
+    """The columns that a terminal has room for: names are there to be copied, so never cut."""
+    widths = [
+        max([len(title), *(row[n].cell_len for row in rows)]) for n, title in enumerate(_COLUMNS)
+    ]
+    reason = _COLUMNS.index("reason")
+    widths[reason] = min(widths[reason], _REASON_LEAST)
+    kept = list(range(len(_COLUMNS)))
+    # --json has all of them.
+    for title in ("restarts", "node", "metric", "ETA", "step"):
+        if 1 + sum(widths[n] + 3 for n in kept) > width:
+            kept.remove(_COLUMNS.index(title))
+    return kept
 
 
 def _console() -> Console:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 import shutil
 import uuid
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from hpctrain.launch import arrays, local, slurm, wait
 from hpctrain.launch.alone import LOCK, alone
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.queue import Job, Task, UnreachableError, me, queued
-from hpctrain.launch.table import say, show
+from hpctrain.launch.table import runs, say, show
 from hpctrain.rundir import write_atomically
 from hpctrain.tracking import store
 
@@ -89,7 +90,7 @@ class Sweep:
             if self._any("check") and cluster:
                 for text, array in zip(texts, self._arrays(self.entries, cluster), strict=True):
                     start = slurm.expected_start(text, array.entries[0].config)
-                    say(f"{len(array.entries)} runs like {array.entries[0].run.name}: {start}")
+                    say(f"{runs(len(array.entries))} like {array.entries[0].run.name}: {start}")
         except HpctrainError:
             self._discard()
             raise
@@ -98,14 +99,19 @@ class Sweep:
             print("\n".join(texts), end="")
             self._discard()
             return [None] * len(self.entries)
-        say(f"{len(self.entries)} runs: {_WHERE[cluster]}")
+        say(f"{runs(len(self.entries))}: {_WHERE[cluster]}")
         left = self._queue(self.entries, cluster)
+        self._write_list()
         if not cluster:
             self._run_here([entry for entry in self.entries if entry.state == "frozen"])
         show(self.entries)
         self._say_code()
         if cluster and self._any("wait"):
-            wait.wait(self.entries, functools.partial(self._queue, cluster=True), left)
+            try:
+                wait.wait(self.entries, functools.partial(self._queue, cluster=True), left)
+            except KeyboardInterrupt:
+                self._say_they_run()
+                raise
             show(self.entries)
         elif left:
             raise LaunchError(
@@ -113,14 +119,20 @@ class Sweep:
                 "for more jobs of yours now. The same command submits the rest later; with "
                 "launch.wait=true it does so as room comes"
             )
-        elif cluster:
-            say(f"They run without this terminal: `python -m hpctrain status {self.folder.name}`")
+        elif cluster and any(entry.job for entry in self.entries):
+            self._say_they_run()
         waited = self._any("wait") or not cluster
         return [_outcome(entry) if waited else None for entry in self.entries]
 
     def _any(self, key: str) -> bool:
         """Whether one of the runs asks for `launch.KEY`: then it is meant for all."""
         return any(getattr(entry.config.launch, key) for entry in self.entries)
+
+    def _say_they_run(self) -> None:
+        # As the commands around the runs take it, here.
+        usual = self.folder.parent == Path.cwd() / "runs" / "sweeps"
+        name = self.folder.name if usual else shlex.quote(str(self.folder))
+        say(f"They run without this terminal: `python -m hpctrain status {name}`")
 
     def _refuse_wrong(self) -> None:
         if not self._wrong:
@@ -134,8 +146,8 @@ class Sweep:
             for problem in str(error).splitlines():
                 having.setdefault(problem, []).append(" ".join(overrides))
         lines = [f"{len(self._wrong)} of {total} runs are wrong; nothing was queued"]
-        for problem, runs in having.items():
-            lines.append(f"  {problem}  [{len(runs)} runs, first: {runs[0]}]")
+        for problem, having_it in having.items():
+            lines.append(f"  {problem}  [{runs(len(having_it))}, first: {having_it[0]}]")
         raise type(self._wrong[0][1])("\n".join(lines))
 
     def _take_code(self) -> None:
@@ -279,7 +291,8 @@ class Sweep:
                 store.initialise(uri, experiment)
 
     def _say_code(self) -> None:
-        codes = {entry.code.path: entry.code for entry in self.entries if entry.code and entry.job}
+        made = (e for e in self.entries if e.job and not e.state.endswith("already"))
+        codes = {entry.code.path: entry.code for entry in made if entry.code}
         for code in codes.values():
             say(f"code: a copy, {code.path}")
             for folder in code.unfrozen:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from hpctrain.launch.arrays import Entry
@@ -24,11 +24,16 @@ def say(text: str, style: str = "") -> None:
     Console(stderr=True, soft_wrap=True).print(Text(text, style))
 
 
-def progress(runs: Sequence[T]) -> Iterable[T]:
+def runs(count: int) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{count:,} run" + ("s" if count != 1 else "")
+
+
+def progress(asked: Sequence[T]) -> Iterable[T]:
     """The runs, with a bar on a terminal when there are many."""
-    hidden = len(runs) <= ROWS or not sys.stderr.isatty()
+    hidden = len(asked) <= ROWS or not sys.stderr.isatty()
     console = Console(stderr=True)
-    return track(runs, "checking", console=console, disable=hidden, transient=True)
+    return track(asked, "checking", console=console, disable=hidden, transient=True)
 
 
 def show(entries: list[Entry]) -> None:
@@ -39,7 +44,9 @@ def show(entries: list[Entry]) -> None:
         for entry, value in zip(entries, metrics, strict=True)
         if value is not None
     )
-    table = Table("run", "overrides", "state", "job", *names)
+    # A name is there to be copied: where there is no room, the overrides are folded.
+    run, state, job = (Column(title, no_wrap=True) for title in ("run", "state", "job"))
+    table = Table(run, Column("overrides", overflow="fold"), state, job, *names)
     common = set.intersection(*(set(entry.overrides) for entry in entries))
     for entry, metric in list(zip(entries, metrics, strict=True))[:ROWS]:
         own = [text for text in entry.overrides if text not in common or len(entries) == 1]

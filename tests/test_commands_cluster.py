@@ -255,8 +255,8 @@ def test_why_runs_failed(
     assert "Connection" in run_json(killed)["attempts"][-1].get("error", "Connection")
     assert "task 1: Killed" in error(killed, "failed")["summary"]
     assert "No module named 'no_such_module'" in error(imports, "failed")["summary"]
-    assert f"execve(): {python}: No such file" in error(missing, "lost")["summary"]
-    assert "FAILED, exit code 2:0" in status(folder)[missing.name]["reason"]
+    assert f"exec: {python}: not found" in error(missing, "lost")["summary"]
+    assert "FAILED, exit code 127:0" in status(folder)[missing.name]["reason"]
     alone = status(folder, **no_accounting)[missing.name]
     assert (alone["state"], alone["reason"]) == ("lost", "no longer in the queue")
 

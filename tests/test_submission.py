@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import cluster
-from tests.conftest import Completed, linked_python, run_json, run_module, runs
+from tests.conftest import ROOT, Completed, linked_python, run_json, run_module, runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
 Train = Callable[..., Completed]
@@ -417,3 +417,21 @@ def test_another_limit_than_that_of_jobs_is_no_reason_to_wait(
     assert "QOSMaxWall" in done.stderr
     assert not (tmp_path / "runs").exists()
     cluster.slurm(*qos, "MaxWall=-1", "Flags=-1", env=env)
+
+
+def test_a_run_of_the_template_that_waits_for_its_restart_is_not_doubled(
+    train: Train, digits: Path, tmp_path: Path
+) -> None:
+    size = ["tracking=off", "train.max_epochs=400", "checkpoint.every_steps=20"]
+    where = ["experiment=digits", f"data.path={digits}", f"output_dir={tmp_path}/runs"]
+    options = [f"--chdir={tmp_path}", f"--output={tmp_path}/out"]
+    options += [f"--export=ALL,HPCTRAIN_PYTHON={sys.executable}"]
+    template = str(ROOT / "slurm" / "train.sbatch")
+    job = cluster.slurm("sbatch", "--parsable", *options, template, *where, *size)
+    (run,) = cluster.wait_for(lambda: runs(tmp_path / "runs"), 60, "the run directory")
+    cluster.wait_for_step(run, 20)
+    assert "running already" in train("-m", *size).stderr
+    cluster.slurm("scancel", "--signal=USR2", job)
+    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 60, "the requeue")
+    assert "pending already" in train("-m", *size).stderr
+    assert cluster.queue() == [job]

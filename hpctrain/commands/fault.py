@@ -20,7 +20,10 @@ _READ = 4 << 20  # bytes of a log's end
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch's, before the lines of an uncaught exception
 _TRACEBACK = "Traceback (most recent call last):"
 _OWN = re.compile(r"error: \S")  # how hpctrain tells what the user can mend
-_CRASH = re.compile(r"Fatal Python error|terminate called|.*(Segmentation fault|Bus error)")
+_CRASH = re.compile(
+    r"Fatal Python error|terminate called|.*(Segmentation fault|Bus error)"
+    r"|.*sh: .*exec: .*(not found|denied|cannot)"  # there is no such python
+)
 # A collective that timed out is a cause: then some rank hangs, and none has died.
 _NOISE = re.compile(
     r"Connection (closed|reset|refused)|Broken ?pipe|(remote|peer).* (closed|exited|disconnected)"

@@ -15,8 +15,9 @@ from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import State, judge
 from hpctrain.config import NOT_IN_SIGNATURE, Config, from_omegaconf, known_keys, load
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.freeze import check
+from hpctrain.launch import slurm
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.sweep import Sweep
 from hpctrain.rundir import RunDir
@@ -50,6 +51,11 @@ def main(argv: list[str]) -> int:
         (run, judge(run, now)) for run in gather(select(options.dir, names))
     ]
     chosen = [run for run, state in told if _is_meant(run, state, bool(names))]
+    if away := [run for run in chosen if run.submission and not slurm.available()]:
+        raise LaunchError(
+            f"{away[0].name} was submitted to Slurm, but sbatch is not on the PATH: resume it "
+            "where it is, or let its own command (without -m) train it here"
+        )
     entries = [_entry(run, overrides, options.code) for run in chosen]
     if entries:
         stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f")

@@ -91,6 +91,8 @@ def me() -> str:
 def queued(users: Iterable[str]) -> dict[Task, Job]:
     """The jobs of these users that wait, run or end, by script and array task.
 
+    One that is no array stands under `job ID`.
+
     Raises:
         UnreachableError: what the controller does not tell might be queued.
     """
@@ -101,8 +103,10 @@ def queued(users: Iterable[str]) -> dict[Task, Job]:
     jobs = {}
     for line in answer.splitlines():
         task, *facts, script = line.split("|", 8)
-        if task.isdigit():  # the others are no arrays, so not ours
-            jobs[script, int(task)] = Job(*facts)
+        job = Job(*facts)
+        # A job that is no array is not of a sweep of ours; a template may have started it.
+        key = (script, int(task)) if task.isdigit() else (f"job {job.id}", 0)
+        jobs[key] = job
     return jobs
 
 

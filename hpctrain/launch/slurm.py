@@ -120,8 +120,14 @@ def _run_sbatch(*arguments: str, **options: Any) -> subprocess.CompletedProcess[
 
 @functools.cache
 def max_array_size() -> int:
-    """The largest number of tasks of one array here."""
-    config = ask("scontrol", "show", "config") or ""
+    """The largest number of tasks of one array here.
+
+    Raises:
+        UnreachableError: the controller does not answer.
+    """
+    config = ask("scontrol", "show", "config")
+    if config is None:
+        raise UnreachableError("scontrol does not answer: is the controller up (scontrol ping)?")
     limits = re.findall(r"(?:MaxArraySize|max_array_tasks)\s*=\s*(\d+)", config)
     return max(1, min(map(int, limits))) if limits else 1000
 

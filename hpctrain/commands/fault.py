@@ -22,7 +22,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 _OWN = re.compile(r"error: \S")  # how hpctrain tells what the user can mend
 _CRASH = re.compile(
     r"Fatal Python error|terminate called|.*(Segmentation fault|Bus error)"
-    r"|.*sh: .*exec: .*(not found|denied|cannot)"  # there is no such python
+    r"|rank: (line )?\d+: exec: "  # there is no such python; the shell is called so
 )
 # A collective that timed out is a cause: then some rank hangs, and none has died.
 _NOISE = re.compile(

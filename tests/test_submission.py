@@ -254,7 +254,7 @@ def test_a_preemption_before_python_has_begun_loses_nothing(train: Train, tmp_pa
     slow = tmp_path / "slow"
     slow.mkdir()
     (slow / "sitecustomize.py").write_text(
-        "import os, time\nif os.environ.get('SLURM_STEP_ID', '').isdigit(): time.sleep(12)\n"
+        "import os, time\nif os.environ.get('SLURM_STEP_ID', '').isdigit(): time.sleep(40)\n"
     )
     path = f"{os.environ.get('PYTHONPATH', '')}:{slow}"
     train("-m", "tracking=off", "train.max_steps=2", "site.partition=preemptible", PYTHONPATH=path)

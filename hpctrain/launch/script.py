@@ -32,7 +32,7 @@ checked() {
 
 # Python takes a while to begin, on a busy file system minutes, and would die of a preemption then:
 # Slurm requeues what still runs when the grace time ends, not what has died in it.
-_PATIENT = """sh -c 'trap "" TERM USR2; exec "$@"' rank"""
+_PATIENT = """/bin/sh -c 'trap "" TERM USR2; exec "$@"' rank"""
 
 
 def sbatch_script(

@@ -29,7 +29,8 @@ from hpctrain.freeze import check, freeze
 from hpctrain.launch import arrays, local, slurm, wait
 from hpctrain.launch.alone import LOCK, alone
 from hpctrain.launch.arrays import Entry
-from hpctrain.launch.queue import Job, Task, UnreachableError, me, queued
+from hpctrain.launch.queue import UnreachableError, me, queued
+from hpctrain.launch.standing import mark
 from hpctrain.launch.table import runs, say, show
 from hpctrain.rundir import write_atomically
 from hpctrain.tracking import store
@@ -183,41 +184,10 @@ class Sweep:
                 # It may have ended between our two looks: then run.json says so by now.
                 if entry.before.get("submission"):
                     entry.before = entry.run.read()
-            self._mark(entries, jobs)
+            mark(entries, jobs)
             here = {job.id.partition("_")[0] for job in jobs.values()}
             here &= {entry.job.partition("_")[0] for entry in self.entries}
             return self._start([entry for entry in entries if not entry.state], cluster, here)
-
-    def _mark(self, entries: list[Entry], jobs: dict[Task, Job]) -> None:
-        """Give a state to what need not be done: finished, under way, or here twice."""
-        seen: set[str] = set()
-        by_id = {job.id: task for task, job in jobs.items()}
-        for entry in entries:
-            entry.state = ""
-            place = os.path.realpath(entry.run.path)
-            known = entry.before
-            asked = known.get("submission") or {}
-            task: Task | None = (asked.get("script", ""), asked.get("task", -1))
-            state, rerun = known.get("state", ""), entry.config.launch.rerun
-            # A job of slurm/train.sbatch is known by its number, once it has begun.
-            if task not in jobs and state in ("running", "interrupted"):
-                task = by_id.get(known["attempts"][-1].get("job_id", ""))
-            job = jobs.get(task) if task else None
-            if place in seen:
-                entry.state = "the same run as above"
-            elif state == "finished" and rerun != "all":
-                entry.state = "finished before"
-            # One that Slurm has requeued looks as if it ended, until it waits again.
-            elif job and not (job.is_ending and state in ("failed", "finished")):
-                entry.state, entry.job = f"{job.state.lower()} already", job.id
-                entry.task = task
-            elif entry.run.is_locked():
-                entry.state = "running elsewhere"
-            elif state == "finished":
-                entry.again = True
-            elif rerun == "none" and known.get("attempts"):
-                entry.state = f"{state} before"
-            seen.add(place)
 
     def _start(self, todo: list[Entry], cluster: bool, here: set[str]) -> list[Entry]:
         """Freeze and submit; give what there is no room for now.
@@ -229,7 +199,7 @@ class Sweep:
         """
         if not todo:
             return []
-        self._initialise_tracking(todo)
+        _prepare_tracking(todo)
         sweep = self.parent or (self._fresh if len(self.entries) > 1 else None)
         kept: dict[Path, Path] = {}
         try:
@@ -281,20 +251,6 @@ class Sweep:
             entry.state, entry.job = local.run(entry.config, entry.run, entry.code)
         self._write_list()
 
-    def _initialise_tracking(self, todo: list[Entry]) -> None:
-        """Find out now what is wrong with a store; a new one is made by the first job.
-
-        Making it takes seconds, which nobody needs to wait for here.
-        """
-        targets = {
-            (entry.config.tracking.uri, entry.config.tracking.experiment)
-            for entry in todo
-            if entry.config.tracking.enabled and entry.config.tracking.upload
-        }
-        for uri, experiment in targets:
-            if uri and (store.is_server(uri) or store.sqlite_path(uri).exists()):
-                store.initialise(uri, experiment)
-
     def _say_code(self) -> None:
         made = (e for e in self.entries if e.job and not e.state.endswith("already"))
         codes = {entry.code.path: entry.code for entry in made if entry.code}
@@ -329,6 +285,21 @@ class Sweep:
             for e in self.entries
         ]
         write_atomically(self.folder / "sweep.json", json.dumps(content, indent=1) + "\n")
+
+
+def _prepare_tracking(todo: list[Entry]) -> None:
+    """Find out now what is wrong with a store; making a new one takes seconds, for the first job.
+
+    Raises:
+        TrackingError: it is unusable.
+    """
+    for uri, experiment in {
+        (str(entry.config.tracking.uri), entry.config.tracking.experiment)
+        for entry in todo
+        if entry.config.tracking.enabled and entry.config.tracking.upload
+    }:
+        if store.is_server(uri) or store.sqlite_path(uri).exists():
+            store.initialise(uri, experiment)
 
 
 def _outcome(entry: Entry) -> float | Exception | None:

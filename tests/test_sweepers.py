@@ -73,15 +73,6 @@ def test_an_experiment_of_ones_own_is_globbed_too(digits: Path, tmp_path: Path) 
     assert done.stdout.count("--array=0-1") == 2
 
 
-@pytest.mark.slow
-def test_batches_of_the_basic_sweeper(
-    train: Train, tmp_path: Path, no_sbatch: dict[str, str]
-) -> None:
-    train("-m", "seed=range(0,3)", "hydra.sweeper.max_batch_size=2", *SMALL, **no_sbatch)
-    assert [run_json(run)["state"] for run in runs(tmp_path / "runs")] == ["finished"] * 3
-    assert len(list(tmp_path.glob("runs/sweeps/*/sweep.json"))) == 2
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

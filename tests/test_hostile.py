@@ -170,6 +170,7 @@ def test_nothing_happens_but_srun_with_the_right_words(
         f"--container-image={image}",
         "--container-mounts=" + ",".join(b if ":" in b else f"{b}:{b}" for b in binds),
         argument,
+        *("/bin/sh", "-c", 'trap "" TERM USR2; exec "$@"', "rank"),
         *("python", "-u", "-m", "hpctrain", "run", f"{array}/tasks/7"),
     ]
     assert env.items() <= seen.items()

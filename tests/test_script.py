@@ -245,7 +245,7 @@ def test_apptainer_stands_between_srun_and_python() -> None:
     command = " ".join(srun_words(text))
     # The sweep's folder and what else lies in output_dir are there by way of output_dir.
     binds = "--bind=/runs --bind=/data/digits --bind=/scratch:/tmp"
-    assert f"apptainer exec --nv {binds} '/my image.sif' sh -c" in command
+    assert f"apptainer exec --nv {binds} '/my image.sif' /bin/sh -c" in command
     assert "scontrol requeue" in text
     assert "--nv" not in script(SiteConfig(container=container))
     with pytest.raises(ConfigError, match="apptainer takes the ',' for the end of a path"):

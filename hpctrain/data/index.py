@@ -179,7 +179,7 @@ class Index:
             DataError: A shard is missing, truncated or longer than listed.
         """
         for shard in self.shards:
-            check_shard(folder, shard)
+            check_shard(Path(folder) / shard.path, shard)
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -274,13 +274,12 @@ class Index:
         return index
 
 
-def check_shard(folder: Path, shard: Shard) -> None:
-    """Compare the size of one shard on disk with the index.
+def check_shard(path: Path, shard: Shard) -> None:
+    """Compare the size of a shard's file with the index.
 
     Raises:
         DataError: It is missing, truncated or longer than listed.
     """
-    path = Path(folder) / shard.path
     try:
         size = os.stat(path).st_size
     except FileNotFoundError:

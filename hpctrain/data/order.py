@@ -18,6 +18,7 @@ golden ones.
 """
 
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,32 @@ _MASK = 2**64 - 1
 _GAMMA = 0x9E3779B97F4A7C15
 _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _SHIFT = np.uint64(32)
+
+
+class Sampler(Protocol):
+    """Which sample stands at a position: a pure function, the same on every rank.
+
+    So the global batch of a step, which is that of its positions, is the same whatever the
+    ranks, workers and restarts. The time of a call is in its positions: ask for thousands.
+    """
+
+    @property
+    def count(self) -> int:
+        """Positions in one epoch."""
+
+    def __call__(self, epoch: int, positions: Int64s) -> Int64s:
+        """Return the samples at `positions` of `epoch`.
+
+        Args:
+            epoch: 0 or more.
+            positions: int64 (n,), each in [0, count), in any order.
+
+        Returns:
+            Indices of samples, int64 (n,).
+
+        Raises:
+            IndexError: A position is out of range.
+        """
 
 
 class Order:

@@ -123,6 +123,51 @@ class Reader:
                 found[part] = stops - starts
         return found
 
+    def spans(self, name: str, shards: Int64s, starts: Int64s, length: int, out: Array) -> None:
+        """Read spans of a variable-length field's values, whatever samples they belong to.
+
+        Args:
+            name: The field.
+            shards: Of each span, int64 (n,), by its place in `self.shards`.
+            starts: Its first element in the shard's values, int64 (n,).
+            length: Elements of every span; each lies within its shard.
+            out: (n, length, *shape), to fill.
+        """
+        opened = self.opened
+        for part in _parts(len(starts), opened.at_once):
+            with opened.held(shards[part]):
+                opened.spans(f"{name}/values", shards[part], starts[part], length, out[part])
+
+    def elements(self, name: str) -> Int64s:
+        """Return the elements of a variable-length field in each shard, int64 (shards,).
+
+        The index has them; where it was written without, each shard is opened.
+        """
+        found = [shard.elements.get(name, -1) for shard in self.shards]
+        for i, known in enumerate(found):
+            if known < 0:
+                with self.opened.held(np.array([i])):
+                    found[i] = int(self.opened.totals(f"{name}/values", np.array([i]))[0])
+        return np.array(found, np.int64)
+
+    def offsets(self, name: str, shard: int) -> Int64s:
+        """Return where the samples of a variable-length field begin in a shard, and the end."""
+        count = self.shards[shard].count + 1
+        found: Int64s = np.empty(count, np.int64)
+        which = np.array([shard])
+        with self.opened.held(which):
+            self.opened.spans(f"{name}/offsets", which, np.array([0]), count, found[None])
+        return found
+
+    def prepare(self, indices: Int64s) -> None:
+        """These samples are read soon: what their shards need first may begin."""
+        self.prepare_shards(self.locate(indices)[0])
+
+    def prepare_shards(self, shards: Int64s) -> None:
+        """These shards, by their places in `self.shards`, are read soon, in this order."""
+        unique, first = np.unique(shards, return_index=True)
+        self._place.plan([self.shards[i] for i in unique[np.argsort(first)].tolist()])
+
     def locate(self, indices: Int64s) -> tuple[Int64s, Int64s]:
         """Return the shard of each index, and its row there: int64 (n,) each.
 

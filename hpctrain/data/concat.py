@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -60,37 +61,36 @@ class Concat:
         for number, rows in groups(numbers):
             source = self._sources[number]
             parts.append((rows, source.read(indices[rows] - (self._ends[number] - len(source)))))
-        if len(parts) > 1:
-            return {name: _join(name, parts, indices.size) for name in self.fields}
-        rows_of = parts[0][1] if parts else self._sources[0].read(indices)
-        return {name: rows_of[name] for name in self.fields}
+        if len(parts) < 2:  # as it is, without a copy; without samples, of the first source
+            found = parts[0][1] if parts else self._sources[0].read(indices)
+            return {name: found[name] for name in self.fields}
+        return {
+            name: (_join_ragged if field.variable else _join)(
+                [(rows, part[name]) for rows, part in parts], indices.size
+            )
+            for name, field in self.fields.items()
+        }
 
 
-Parts = Sequence[tuple[slice | Int64s, Mapping[str, Array | Ragged]]]  # rows of the result, fields
+Parts = Sequence[tuple[slice | Int64s, Any]]  # rows of the result, the samples that go there
 
 
-def _join(name: str, parts: Parts, count: int) -> Array | Ragged:
-    """One field of all parts, each in its rows."""
-    ragged = [(rows, part[name]) for rows, part in parts]
-    arrays = [(rows, value) for rows, value in ragged if not isinstance(value, Ragged)]
-    if not arrays:
-        return _join_ragged(
-            [(rows, value) for rows, value in ragged if isinstance(value, Ragged)], count
-        )
-    joined = np.empty((count, *arrays[0][1].shape[1:]), arrays[0][1].dtype)
-    for rows, value in arrays:
-        joined[rows] = value
+def _join(parts: Parts, count: int) -> Array:
+    like = parts[0][1]
+    joined = np.empty((count, *like.shape[1:]), like.dtype)
+    for rows, part in parts:
+        joined[rows] = part
     return joined
 
 
-def _join_ragged(parts: Sequence[tuple[slice | Int64s, Ragged]], count: int) -> Ragged:
+def _join_ragged(parts: Parts, count: int) -> Ragged:
     offsets = np.zeros(count + 1, np.int64)
     for rows, part in parts:
         offsets[1:][rows] = part.lengths
     np.cumsum(offsets, out=offsets)
     like = parts[0][1].values
     values = np.empty((int(offsets[-1]), *like.shape[1:]), like.dtype)
-    for rows, part in parts:
+    for rows, part in parts:  # each element moves as far as its sample
         moves = np.repeat(offsets[:-1][rows] - part.offsets[:-1], part.lengths)
         values[moves + np.arange(len(part.values))] = part.values
     return Ragged(values, offsets)
@@ -102,7 +102,7 @@ def _check(
     for name in (*fields, *others):
         if fields.get(name) != others.get(name):
             one, other = (
-                f"{data_set!r} has {known[name] if name in known else 'none'}"
+                f"{data_set!r} has {known.get(name, 'none')}"
                 for data_set, known in ((first, fields), (second, others))
             )
             raise DataError(

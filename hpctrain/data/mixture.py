@@ -2,7 +2,7 @@
 
     counts    web 1000, books 100, code 50          index space: web 0-999, books 1000-1099, code …
     weights   web 0.5,  books 0.25, code 0.25
-    positions web books web code web books web code …        each at an even distance
+    positions web code web books web code web books …        each at an even distance
 
 Every position belongs to a data set, and is a draw of it: draw k of a data set of n is position
 k % n of its own epoch k // n. Which one is a table of `period` positions that comes again and

@@ -41,11 +41,12 @@ class Mixture:
         counts: The number of samples of each data set, by name. They lie end to end in this
             order in one index space, as in `Concat`.
         weights: Of each data set, by name; only ratios count. One without a weight has 0.
-            Without `weights` they are counts ** (1 / temperature).
+            Without `weights` they are count ** (1 / temperature).
         seed: Any integer; each data set's order has its own, of this and its name.
         temperature: 1: in proportion to the counts; more: nearer to equal; inf: equal.
         samplers: Of the samples [0, count) of some of the data sets, by name; the others are
-            shuffled by an `Order`.
+            shuffled by an `Order`. For the weights, the count of a sampler is that of its data
+            set: a subset's is less, a repeated one's more.
         count: Positions in an epoch of the mixture; the sum of the counts without it. Where one
             ends, the data sets go on: their own epochs know nothing of it.
         period: Weights are rounded to multiples of 1 / period. Memory: 8 bytes times it.
@@ -74,14 +75,15 @@ class Mixture:
         samplers = samplers or {}
         _check_names(counts, weights or {}, "weight")
         _check_names(counts, samplers, "sampler")
+        sizes = dict(counts) | {name: sampler.count for name, sampler in samplers.items()}
         if weights is None:
-            weights = temper(counts, temperature)
-        quotas = _quotas(counts, weights, period)
-        self.count = sum(counts.values()) if count is None else count
+            weights = temper(sizes, temperature)
+        quotas = _quotas(sizes, weights, period)
+        self.count = sum(sizes.values()) if count is None else count
         if self.count < 1:
             raise DataError(f"an epoch of {self.count} draws: it is 1 or more")
         self.shares = {name: quota / period for name, quota in quotas.items()}
-        self._counts, self._quotas = dict(counts), np.array(list(quotas.values()))
+        self._names, self._quotas = tuple(counts), np.array(list(quotas.values()))
         self._firsts = [sum(list(counts.values())[:i]) for i in range(len(counts))]
         self._samplers = [
             samplers.get(name) or Order(max(size, 1), make_key(seed, _number(name)))
@@ -105,7 +107,7 @@ class Mixture:
         whole, rest = divmod(consumed, len(self._sets))
         drawn = whole * self._quotas + np.bincount(self._sets[:rest], minlength=len(self._quotas))
         sizes = [sampler.count for sampler in self._samplers]
-        return dict(zip(self._counts, (drawn / sizes).tolist(), strict=True))
+        return dict(zip(self._names, (drawn / sizes).tolist(), strict=True))
 
 
 def temper(counts: Mapping[str, int], temperature: float) -> dict[str, float]:

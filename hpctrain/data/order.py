@@ -22,7 +22,8 @@ class Sampler(Protocol):
     """Which sample stands at a position: a pure function, the same on every rank.
 
     So the global batch of a step, which is that of its positions, is the same whatever the
-    ranks, workers and restarts. The time of a call is in its positions: ask for thousands.
+    ranks, workers and restarts. A call costs some tenths of a millisecond however few its
+    positions are: ask for thousands.
     """
 
     @property

@@ -105,7 +105,7 @@ def select(
     Raises:
         DataError: The predicate returned something else.
     """
-    found = []
+    found = [_compact(np.empty(0), len(source))]
     for start, rows in _scan(source, chunk):
         count, true = len(next(iter(rows.values()))), np.asarray(predicate(rows))
         if true.dtype != np.bool_ or true.shape != (count,):

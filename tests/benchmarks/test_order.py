@@ -98,7 +98,7 @@ def test_quality(benchmark: Any, name: str) -> None:
     measures = {
         "imbalance": ((held - expected) ** 2).sum() / expected / (classes - 1) / len(batches),
         "neighbours": float((np.diff(np.sort(batches, axis=1), axis=1) == 1).mean()),
-        "together": (np.diff(again, axis=1) == 0).mean() * count / batch / batch,
+        "together": (np.diff(again, axis=1) == 0).mean() * 2 * count / batch**2,
         "distance": np.abs(np.diff(first)).mean() / (count / 3),
     }
     benchmark.extra_info.update(measures)

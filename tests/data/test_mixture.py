@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hpctrain.data.blocks import BlockOrder
 from hpctrain.data.mixture import Mixture, temper
 from hpctrain.data.order import Order
+from hpctrain.data.subset import Subset
 from hpctrain.errors import ConfigError, DataError
 from tests.data.samplers import check_pure, everything
 
@@ -119,6 +120,15 @@ def test_inner_samplers_are_any():
     assert np.array_equal(samples[samples < 1000], everything(blocks))
     own = samples[(samples >= 1000) & (samples < 1050)]
     assert np.array_equal(own, 1000 + np.arange(500) % 50)
+
+
+def test_a_part_of_a_data_set_weighs_as_a_part():
+    tenth = Subset(Order(100, 0), np.arange(0, 1000, 10), of=1000)
+    mixture = Mixture({"a": 300, "b": 1000}, samplers={"b": tenth})
+    assert mixture.shares == {"a": 0.75, "b": 0.25}
+    samples = everything(mixture)
+    assert len(samples) == 400
+    assert np.array_equal(np.sort(samples), [*range(300), *range(300, 1300, 10)])
 
 
 def test_data_sets_of_one_size_have_orders_of_their_own_that_stay():

@@ -13,8 +13,9 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
 from hpctrain.config import Config
-from hpctrain.data.loader import Loader, Tail
+from hpctrain.data.loader import Loader
 from hpctrain.data.reader import Reader
+from hpctrain.data.steps import Tail
 from hpctrain.distributed.slurm import RankInfo
 from hpctrain.errors import ConfigError
 from hpctrain.parallel import parallelize

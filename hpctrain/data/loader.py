@@ -1,19 +1,10 @@
 """Batches for one data-parallel rank: exact, elastic, read ahead by threads.
 
-The data state is one integer: `consumed`, the samples that the training has been given, counted
-globally over all epochs. Everything else follows from it:
-
-    count 10, global batch 4, 2 ranks          epoch 0              epoch 1
-    positions                                  0 1 2 3 4 5 6 7 8 9  0 1 2 3 …
-    step 0: rank 0 reads 0 1, rank 1 2 3       └─0─┘ └─1─┘
-    step 1: consumed 4 → 8                             └─0─┘ └─1─┘
-    tail "drop": 8 9 are left out, consumed becomes 10: the next epoch begins
-    tail "pad":  a third step 8 9 8' 8', whose last two are masked, then the next epoch
-
-A sampler (`hpctrain.data.order` and its neighbours) says which sample stands at a position. So
-the global batch of a step is the same, in the same order, for every number of ranks, and a run
-resumed with other ranks or another batch size continues the same sequence. Every rank makes the
-same steps.
+The data state is one integer, the samples that the training has been given, over all ranks and
+epochs; `hpctrain.data.steps` has what follows from it. A sampler (`hpctrain.data.order` and its
+neighbours) says which sample stands at a position. So the global batch of a step is the same, in
+the same order, for every number of ranks, and a run resumed with other ranks or another batch
+size continues the same sequence.
 
     >>> loader = Loader(Reader(folder, "train"), global_batch_size=64, dp_rank=0, dp_size=2)
     >>> for batch in loader:                 # for ever, or max_epochs
@@ -35,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from math import prod
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -45,11 +36,11 @@ from hpctrain.data.buffers import Buffers
 from hpctrain.data.index import Field
 from hpctrain.data.order import Order, Sampler
 from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.steps import Steps, Stretch, Tail
 from hpctrain.data.threads import pool
 from hpctrain.errors import ConfigError, DataError
 
 Batch = dict[str, torch.Tensor]
-Tail = Literal["drop", "pad"]
 Int64s = NDArray[np.int64]
 
 MASK = "mask"
@@ -59,7 +50,6 @@ WIDER = {"uint16": "int32", "uint32": "int64"}
 
 GROUP = 2**23  # bytes that are read at once: they stay in the cache on their way
 MAX_GROUP = 64  # steps
-STRETCH = 16_384  # positions that a sampler is asked for at once
 
 
 class Source(Protocol):
@@ -132,35 +122,57 @@ class Loader:
         pin_memory: bool = False,
     ) -> None:
         self._sampler = sampler or Order(len(source), seed, shuffle)
-        count = self._sampler.count
-        _check(count, global_batch_size, dp_rank, dp_size, tail, max_epochs)
+        self._steps = Steps(
+            self._sampler.count,
+            global_batch_size,
+            dp_rank=dp_rank,
+            dp_size=dp_size,
+            tail=tail,
+            max_epochs=max_epochs,
+        )
         if threads < 0 or prefetch_bytes < 0:
             raise ConfigError(
                 f"threads {threads} and prefetch_bytes {prefetch_bytes} cannot be negative"
             )
         _check_names(source.fields)
-        self._source, self._count = source, count
-        self._batch_size, self._dp_rank, self._dp_size = global_batch_size, dp_rank, dp_size
-        self._tail, self._max_epochs = tail, max_epochs
+        self._source = source
         self._threads, self._prefetch_bytes = threads, prefetch_bytes
+        # While the training has nothing to do but wait, and a core of its own.
         self._helps = 0 < threads < len(os.sched_getaffinity(0))
-        self._share = global_batch_size // dp_size
         self._pin = pin_memory and torch.cuda.is_available()
         self._buffers = Buffers(self._pin)
         fixed = [field for field in source.fields.values() if not field.variable]
         # What a variable-length field adds is known after the first batches.
         self._sample_bytes = sum(np.dtype(f.dtype).itemsize * prod(f.shape) for f in fixed)
         self._bytes_known = len(fixed) == len(source.fields)
-        self._consumed = 0
-        self._iteration = 0
+        self._consumed = self._iteration = 0
+        self._here: deque[Batch] = deque()
+        self._ahead: deque[_Ahead] = deque()
+        self._last: tuple[_Group | None, int] = (None, 0)
         self.wait_s = 0.0
-        whole, rest = divmod(count, global_batch_size)
-        self.steps_per_epoch = whole + (rest > 0 and tail == "pad")
+        self.steps_per_epoch = self._steps.steps_per_epoch
 
     @property
     def epoch(self) -> int:
         """Whole epochs consumed: after the last batch of the first one it is 1."""
-        return self._consumed // self._count
+        return self._consumed // self._steps.count
+
+    @property
+    def where(self) -> tuple[int, Int64s]:
+        """Epoch, and positions in it, int64 (b,), of the batch handed out last.
+
+        Raises:
+            RuntimeError: There was none.
+        """
+        group, step = self._last
+        if group is None:
+            raise RuntimeError("the loader has not handed out a batch yet")
+        return group.epoch, group.planned.result().positions[group.first + step]
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next batch is there: `next()` would not wait."""
+        return bool(self._here) or bool(self._ahead and self._ahead[0][1].done())
 
     def state_dict(self) -> dict[str, int]:
         """The samples handed out (not those read ahead), over all ranks and epochs."""
@@ -187,8 +199,8 @@ class Loader:
 
     def _batches(self, iteration: int) -> Iterator[Batch]:
         readers, planner = pool(self._threads), pool(min(1, self._threads))
-        ahead: deque[_Ahead] = deque()
-        groups = self._groups(self._stretches(self._consumed), planner)
+        groups = self._groups(planner)
+        ahead = self._ahead = deque()
         try:
             while True:
                 while len(ahead) < self._depth() and (group := next(groups, None)):
@@ -198,8 +210,9 @@ class Loader:
                 start = time.perf_counter()
                 group, batches = self._next(ahead)
                 self.wait_s += time.perf_counter() - start
-                for consumed in group.consumed:
-                    self._consumed = consumed
+                self._here = batches
+                for step, consumed in enumerate(group.consumed):
+                    self._consumed, self._last = consumed, (group, step)
                     yield batches.popleft()
                     if iteration != self._iteration:
                         raise RuntimeError(
@@ -226,65 +239,41 @@ class Loader:
         """Groups that are read, or wait to be handed out."""
         if not self._threads:
             return 1
-        group = max(GROUP, self._share * self._sample_bytes)
+        group = max(GROUP, self._steps.share * self._sample_bytes)
         return max(self._threads + 1, self._prefetch_bytes // group)
 
-    def _stretches(self, consumed: int) -> Iterator["_Stretch"]:
-        """The steps from `consumed` on."""
-        while True:
-            consumed = self._settle(consumed)
-            epoch, offset = divmod(consumed, self._count)
-            if self._max_epochs is not None and epoch >= self._max_epochs:
-                return
-            whole = (self._count - offset) // self._batch_size
-            steps = max(1, min(whole, STRETCH // self._share))
-            ends = [min(offset + n * self._batch_size, self._count) for n in range(1, steps + 1)]
-            begin = consumed - offset
-            stretch = _Stretch(epoch, offset, [self._settle(begin + end) for end in ends])
-            yield stretch
-            consumed = stretch.consumed[-1]
-
-    def _settle(self, consumed: int) -> int:
-        """Leave out a tail that is too short for a batch."""
-        left = self._count - consumed % self._count
-        return consumed + left if self._tail == "drop" and left < self._batch_size else consumed
-
-    def _groups(self, stretches: Iterator["_Stretch"], planner: Executor) -> Iterator["_Group"]:
+    def _groups(self, planner: Executor) -> Iterator["_Group"]:
         """Steps that are read at once, with the samples of the next stretch on their way."""
-        planned = ((s, planner.submit(self._indices, s)) for s in stretches)
+        stretches = self._steps.stretches(self._consumed)
+        planned = ((stretch, planner.submit(self._plan, stretch)) for stretch in stretches)
         current = next(planned, None)
         while current is not None:
-            stretch, samples = current
+            stretch, plan = current
             current = next(planned, None)
             first = 0
             while first < len(stretch.consumed):
                 last = first + self._group_steps()
-                yield _Group(samples, first, stretch.consumed[first:last])
+                yield _Group(stretch.epoch, plan, first, stretch.consumed[first:last])
                 first = last
 
     def _group_steps(self) -> int:
         if not self._bytes_known:
             return 1
-        return min(MAX_GROUP, max(1, GROUP // max(1, self._share * self._sample_bytes)))
+        size = max(1, self._steps.share * self._sample_bytes)
+        return min(MAX_GROUP, max(1, GROUP // size))
 
-    def _indices(self, stretch: "_Stretch") -> tuple[Int64s, NDArray[np.bool_]]:
-        """This rank's samples of a stretch, and whether they count: (steps, b) each."""
-        steps = np.arange(len(stretch.consumed))[:, None] * self._batch_size
-        first = stretch.offset + self._dp_rank * self._share
-        positions = first + steps + np.arange(self._share)
-        mask = positions < self._count
-        positions = np.minimum(positions, self._count - 1)
+    def _plan(self, stretch: Stretch) -> "_Plan":
+        positions, mask = self._steps.positions(stretch)
         samples = self._sampler(stretch.epoch, positions.reshape(-1))
-        return samples.reshape(positions.shape), mask
+        return _Plan(positions, samples.reshape(positions.shape), mask)
 
     def _read(self, group: "_Group") -> deque[Batch]:
         """Read a group's batches.
 
         Few of torch's operations: each gives way to other threads, and waits for its turn.
         """
-        samples, mask = group.samples.result()
-        chosen = slice(group.first, group.first + len(group.consumed))
-        samples, mask = samples[chosen], mask[chosen]
+        plan, last = group.planned.result(), group.first + len(group.consumed)
+        samples, mask = plan.samples[group.first : last], plan.mask[group.first : last]
         steps, share = samples.shape
         fields = self._source.fields
         rows = self._source.read(
@@ -326,18 +315,19 @@ class Loader:
         return tensor.pin_memory() if self._pin and not tensor.is_pinned() else tensor
 
 
-class _Stretch(NamedTuple):
-    """Steps of one epoch: where the first begins, and `consumed` after each."""
+class _Plan(NamedTuple):
+    """The steps of a stretch on this rank: (steps, share) each."""
 
-    epoch: int
-    offset: int
-    consumed: list[int]
+    positions: Int64s
+    samples: Int64s
+    mask: NDArray[np.bool_]
 
 
 class _Group(NamedTuple):
-    """Some steps of a stretch, read at once."""
+    """Some steps of a stretch that are read at once, and `consumed` after each."""
 
-    samples: Future[tuple[Int64s, NDArray[np.bool_]]]
+    epoch: int
+    planned: Future[_Plan]
     first: int
     consumed: list[int]
 
@@ -353,32 +343,6 @@ def _done(read: Callable[[_Group], deque[Batch]], group: _Group) -> Future[deque
     except Exception as error:
         future.set_exception(error)
     return future
-
-
-def _check(
-    count: int,
-    batch: int,
-    dp_rank: int,
-    dp_size: int,
-    tail: str,
-    max_epochs: int | None,
-) -> None:
-    if not 0 <= dp_rank < dp_size:
-        raise ConfigError(f"data-parallel rank {dp_rank} of {dp_size}: it is 0 to {dp_size - 1}")
-    if batch < 1 or batch % dp_size:
-        raise ConfigError(
-            f"global batch size {batch} cannot be divided among {dp_size} data-parallel ranks; "
-            f"it must be a positive multiple of {dp_size}"
-        )
-    if tail not in ("drop", "pad"):
-        raise ConfigError(f"tail {tail!r}: it is 'drop' or 'pad'")
-    if max_epochs is not None and max_epochs < 0:
-        raise ConfigError(f"max_epochs {max_epochs} cannot be negative")
-    if batch > count and tail == "drop":
-        raise DataError(
-            f"global batch size {batch} is larger than the data set, {count} samples: no batch "
-            "is ever full. Use a smaller one, or tail 'pad'"
-        )
 
 
 def _check_names(fields: Mapping[str, Field]) -> None:

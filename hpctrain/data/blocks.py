@@ -81,17 +81,14 @@ class BlockOrder:
         """Return the windows in which `positions` of `epoch` lie, counted from 0."""
         return self._locate(epoch, check_positions(positions, self.count))[0]
 
-    def blocks(self, epoch: int, start: int, stop: int) -> Int64s:
-        """Return what the positions `start` to `stop` need, to be read ahead.
+    def blocks(self, epoch: int, positions: Int64s) -> Int64s:
+        """Return what these positions need, to be read ahead.
 
         Returns:
             Ranges of indices [first, end), int64 (k, 2): window by window in the order of need,
             in a window in the order of the disk.
         """
-        if start >= stop:
-            return np.empty((0, 2), np.int64)
-        first, last = self.window_of(epoch, np.array([start, stop - 1])).tolist()
-        return self.ranges(epoch, np.arange(first, last + 1))
+        return self.ranges(epoch, _in_order(self.window_of(epoch, positions)))
 
     def ranges(self, epoch: int, windows: Int64s) -> Int64s:
         """Return the ranges of indices of these windows; see `blocks`."""
@@ -176,8 +173,12 @@ class Lanes:
         inner = (lanes * self._rounds + rounds) * self.run + within
         return np.where(rounds < self._rounds, inner, positions)
 
-    def blocks(self, epoch: int, start: int, stop: int) -> Int64s:
-        """Return what the positions `start` to `stop` need; see `BlockOrder.blocks`."""
-        windows = self.sampler.window_of(epoch, self.inner(np.arange(start, stop)))
-        unique, first = np.unique(windows, return_index=True)
-        return self.sampler.ranges(epoch, unique[np.argsort(first)])
+    def blocks(self, epoch: int, positions: Int64s) -> Int64s:
+        """Return what these positions need; see `BlockOrder.blocks`."""
+        return self.sampler.blocks(epoch, self.inner(positions))
+
+
+def _in_order(values: Int64s) -> Int64s:
+    """Each value once, in the order of the first."""
+    unique, first = np.unique(values, return_index=True)
+    return unique[np.argsort(first)]

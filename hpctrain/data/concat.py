@@ -6,15 +6,15 @@
 `hpctrain.data.mixture` draws from such an index space by weights.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from hpctrain.data.index import Field
-from hpctrain.data.loader import Source
 from hpctrain.data.permutation import Int64s, groups
 from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.source import Prepares, Source
 from hpctrain.errors import DataError
 
 
@@ -44,11 +44,14 @@ class Concat:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def read(self, indices: Int64s) -> Mapping[str, Array | Ragged]:
+    def read(
+        self, indices: Int64s, out: Mapping[str, Array] | None = None
+    ) -> Mapping[str, Array | Ragged]:
         """Return samples in the order asked: one read of each source that has some.
 
         Args:
             indices: int64 (n,), each in [0, len); repeats are allowed.
+            out: Arrays (n, *shape) to fill, for any of the fixed-size fields.
 
         Raises:
             IndexError: An index is out of range.
@@ -56,31 +59,41 @@ class Concat:
         indices = np.asarray(indices, dtype=np.int64)
         if indices.size and not (indices.min() >= 0 and indices.max() < len(self)):
             raise IndexError(f"indices {indices.min()} to {indices.max()} of {len(self)} samples")
+        parts = list(self._parts(indices))
+        if len(parts) < 2:  # as it is, without a copy; without samples, of the first source
+            source, own, _ = parts[0] if parts else (self._sources[0], indices, slice(0))
+            found = source.read(own, out)
+            return {name: found[name] for name in self.fields}
+        read = [(rows, source.read(own)) for source, own, rows in parts]
+        joined: dict[str, Array | Ragged] = {}
+        for name, field in self.fields.items():
+            pieces = [(rows, part[name]) for rows, part in read]
+            if field.variable:
+                joined[name] = _join_ragged(pieces, indices.size)
+                continue
+            array = (out or {}).get(name)
+            if array is None:
+                array = np.empty((indices.size, *field.shape), field.dtype)
+            for rows, piece in pieces:
+                array[rows] = piece
+            joined[name] = array
+        return joined
+
+    def prepare(self, indices: Int64s, blocks: Int64s | None = None) -> None:
+        """See `hpctrain.data.source.Prepares`; an order of blocks is not passed on."""
+        for source, own, _ in self._parts(indices):
+            if isinstance(source, Prepares):
+                source.prepare(own)
+
+    def _parts(self, indices: Int64s) -> Iterator[tuple[Source, Int64s, slice | Int64s]]:
+        """The sources that have some: their own indices, and their rows of the result."""
         numbers = np.searchsorted(self._ends, indices, side="right")
-        parts = []
         for number, rows in groups(numbers):
             source = self._sources[number]
-            parts.append((rows, source.read(indices[rows] - (self._ends[number] - len(source)))))
-        if len(parts) < 2:  # as it is, without a copy; without samples, of the first source
-            found = parts[0][1] if parts else self._sources[0].read(indices)
-            return {name: found[name] for name in self.fields}
-        return {
-            name: (_join_ragged if field.variable else _join)(
-                [(rows, part[name]) for rows, part in parts], indices.size
-            )
-            for name, field in self.fields.items()
-        }
+            yield source, indices[rows] - (self._ends[number] - len(source)), rows
 
 
 Parts = Sequence[tuple[slice | Int64s, Any]]  # rows of the result, the samples that go there
-
-
-def _join(parts: Parts, count: int) -> Array:
-    like = parts[0][1]
-    joined = np.empty((count, *like.shape[1:]), like.dtype)
-    for rows, part in parts:
-        joined[rows] = part
-    return joined
 
 
 def _join_ragged(parts: Parts, count: int) -> Ragged:

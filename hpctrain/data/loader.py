@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from math import prod
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from hpctrain.data.buffers import Buffers
 from hpctrain.data.index import Field
 from hpctrain.data.order import Order, Sampler
 from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.source import InBlocks, Prepares, Source
 from hpctrain.data.steps import Steps, Stretch, Tail
 from hpctrain.data.threads import pool
 from hpctrain.errors import ConfigError, DataError
@@ -50,24 +51,6 @@ WIDER = {"uint16": "int32", "uint32": "int64"}
 
 GROUP = 2**23  # bytes that are read at once: they stay in the cache on their way
 MAX_GROUP = 64  # steps
-
-
-class Source(Protocol):
-    """What a loader reads from: a `Reader`, or anything with the same three."""
-
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        """The schema of what `read` returns."""
-
-    def __len__(self) -> int: ...
-
-    def read(
-        self, indices: Int64s, out: Mapping[str, Array] | None = None
-    ) -> Mapping[str, Array | Ragged]:
-        """Return the samples `indices`, in that order, in arrays that belong to the caller.
-
-        `out` may have arrays (n, *shape) to fill, for some of the fixed-size fields.
-        """
 
 
 class Loader:
@@ -264,7 +247,13 @@ class Loader:
 
     def _plan(self, stretch: Stretch) -> "_Plan":
         positions, mask = self._steps.positions(stretch)
-        samples = self._sampler(stretch.epoch, positions.reshape(-1))
+        flat = positions.reshape(-1)
+        samples = self._sampler(stretch.epoch, flat)
+        if isinstance(self._source, Prepares):
+            blocks = None
+            if isinstance(self._sampler, InBlocks):
+                blocks = self._sampler.blocks(stretch.epoch, flat)
+            self._source.prepare(samples, blocks)
         return _Plan(positions, samples.reshape(positions.shape), mask)
 
     def _read(self, group: "_Group") -> deque[Batch]:

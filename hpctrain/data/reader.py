@@ -66,6 +66,7 @@ class Reader:
         counts = np.array([shard.count for shard in chosen.shards], np.int64)
         self._ends: Int64s = np.cumsum(counts)
         self._firsts: Int64s = self._ends - counts
+        self._announced: set[tuple[int, ...]] = set()
         self._forget()
 
     def _forget(self) -> None:
@@ -159,9 +160,13 @@ class Reader:
             self.opened.spans(f"{name}/offsets", which, np.array([0]), count, found[None])
         return found
 
-    def prepare(self, indices: Int64s) -> None:
-        """These samples are read soon: what their shards need first may begin."""
+    def prepare(self, indices: Int64s, blocks: Int64s | None = None) -> None:
+        """See `hpctrain.data.source.Prepares`."""
         self.prepare_shards(self.locate(indices)[0])
+        for start, stop in [] if blocks is None else blocks.tolist():
+            if (start, stop) not in self._announced:
+                self._will_need(start, stop)
+        self._announced = set() if blocks is None else set(map(tuple, blocks.tolist()))
 
     def prepare_shards(self, shards: Int64s) -> None:
         """These shards, by their places in `self.shards`, are read soon, in this order."""
@@ -183,7 +188,7 @@ class Reader:
         shards = np.searchsorted(self._ends, indices, side="right")
         return shards, indices - self._firsts[shards]
 
-    def will_need(self, start: int, stop: int) -> None:
+    def _will_need(self, start: int, stop: int) -> None:
         """Have the samples `start` to `stop` read ahead, where the system can."""
         first, last = np.searchsorted(self._ends, (start, stop - 1), side="right").tolist()
         for shard in range(first, last + 1):

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data.loader import Source
 from hpctrain.data.order import Sampler
 from hpctrain.data.permutation import Int64s
 from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.source import Source
 from hpctrain.errors import ConfigError, DataError
 
 CHUNK = 65_536  # samples read at a time

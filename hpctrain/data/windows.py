@@ -100,8 +100,8 @@ class Windows:
             self._number(shards, starts, found[self._field + DOCUMENT])
         return found
 
-    def prepare(self, indices: Int64s) -> None:
-        """These windows are read soon; see `Reader.prepare`."""
+    def prepare(self, indices: Int64s, blocks: Int64s | None = None) -> None:
+        """See `hpctrain.data.source.Prepares`."""
         self._reader.prepare_shards(np.searchsorted(self._ends, indices, side="right"))
 
     def _number(self, shards: Int64s, starts: Int64s, out: Array) -> None:

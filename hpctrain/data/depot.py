@@ -20,6 +20,7 @@ Locks only save work. Were they lost (someone empties /tmp), a shard would be co
 into a name of its own, and renamed into place whole: never a wrong byte.
 """
 
+import errno
 import fcntl
 import os
 import re
@@ -187,8 +188,7 @@ class Depot:
             seen.write_text(boot)
 
     def _make_room(self, size: int, keep: Collection[str]) -> bool:
-        if not os.path.samestat(os.fstat(self._lock), os.stat(self.folder / _LOCK)):
-            raise FileNotFoundError(2, "the staging folder was emptied", str(self.folder))
+        self._check_lock()
         self._clean()
         entries = self._entries()
         over = sum(entry.size for entry in entries) + size - self.budget_bytes
@@ -202,6 +202,12 @@ class Depot:
             if self._evict(entry):
                 short -= entry.size
         return short <= 0
+
+    def _check_lock(self) -> None:
+        """Notice that somebody has emptied the folder: what we lock is another file then."""
+        lock = self.folder / _LOCK
+        if not lock.exists() or not os.path.samestat(os.fstat(self._lock), lock.stat()):
+            raise FileNotFoundError(errno.ENOENT, "the staging folder was emptied", str(lock))
 
     def _evict(self, entry: "_Entry") -> bool:
         """Remove a file, if no other process uses it."""

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hpctrain.data.index import Shard
+from hpctrain.data.index import FILE, Shard
 from hpctrain.data.origin import FolderOrigin, Origin, WrongShard, open_origin, pour
 from hpctrain.data.places import Place
 from hpctrain.data.progress import Progress
@@ -114,7 +114,7 @@ class Verified:
                 self._start()
             with self._locks.setdefault(shard.digest, threading.Lock()):
                 if key not in self._right:
-                    pour(FolderOrigin(path.parent), replace(shard, path=path.name), _nothing)
+                    _check(path, shard)
                     self._right.add(key)
         return path
 
@@ -146,12 +146,17 @@ def _problem(
     try:
         pour(origin, shard, lambda block: progress.add(len(block)))
     except WrongShard as error:
-        other = names.get(error.found)
-        return f"{error}, which is that of {other}" if other else str(error)
+        if other := names.get(error.found):
+            return f"shard {origin.name}/{shard.path} holds what {FILE} lists as {other}"
+        return str(error)
     except DataError as error:
         return str(error)
     return None
 
 
-def _nothing(block: memoryview) -> None:
-    pass
+def _check(path: Path, shard: Shard) -> None:
+    """Compare a file, whatever its name, with the index."""
+    try:
+        pour(FolderOrigin(path.parent), replace(shard, path=path.name), lambda block: None)
+    except DataError as error:  # a copy has another name
+        raise error if path.match(shard.path) else DataError(f"{shard.path}: {error}") from None

@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from hpctrain.errors import StorageError
 log = logging.getLogger(__name__)
 
 _NAP_S = 0.05  # between two looks at what another process copies
+_FULL_S = 5.0  # between two tries to find room
 _SAY_S = 60.0
 
 _State = Literal["staged", "busy", "no room"]
@@ -48,14 +49,15 @@ class Copier:
         self._origin, self._wanted_threads = origin, threads
         self._changed = threading.Condition()  # holds for all that follows
         self._locks: dict[str, threading.Lock] = {}  # one thread for each shard
-        self._held: set[str] = set()  # staged, and kept by us from eviction
+        self._planned: dict[str, Shard] = {}
         self._asked: set[str] = set()  # handed out by `path`
-        self._queue: deque[Shard] = deque()
+        self._queue: OrderedDict[str, Shard] = OrderedDict()  # planned, not begun
+        self._copying: set[str] = set()
+        self._held: dict[str, Shard] = {}  # staged; a lock of ours keeps them from eviction
         self._threads: list[threading.Thread] = []
         self._progress = Progress("staging", 0)
         self._full = self._warned = self._stopped = False
         self._failure = ""
-        self._active = 0  # threads inside `_obtain`
 
     def path(self, shard: Shard) -> Path:
         """See `Stage.path`."""
@@ -69,6 +71,7 @@ class Copier:
             f"the staging budget of {self.depot.budget_bytes / 1e9:.3g} GB, or the disk, is full "
             "of shards in use"
         )
+        self.release(shard)
         if self._origin.folder is None:
             raise StorageError(
                 f"{shard.path} cannot be staged in {self.depot.folder}: {reason}; and "
@@ -80,22 +83,30 @@ class Copier:
     def plan(self, shards: Sequence[Shard]) -> None:
         """See `Stage.plan`."""
         with self._changed:
-            self._queue = deque(shard for shard in shards if digest_of(shard) not in self._held)
-            self._progress = Progress("staging", sum(shard.bytes for shard in self._queue))
-            self._full = False
+            self._planned = {digest_of(shard): shard for shard in shards}
+            for digest in self._held.keys() - self._planned.keys() - self._asked:
+                self.depot.drop(self._held.pop(digest))
+            self._queue = OrderedDict(
+                (digest, shard)
+                for digest, shard in self._planned.items()
+                if digest not in self._held
+            )
+            self._progress = Progress("staging", sum(s.bytes for s in self._queue.values()))
             while self._queue and len(self._threads) < self._wanted_threads:
                 name = f"hpctrain-stage-{len(self._threads)}"
                 self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
                 self._threads[-1].start()
+            self._full = False
             self._changed.notify_all()
 
     def release(self, shard: Shard) -> None:
         """See `Stage.release`."""
         digest = digest_of(shard)
-        with self._lock(shard), self._changed:
+        with self._changed:
             self._asked.discard(digest)
-            if digest in self._held:
-                self._held.remove(digest)
+            self._planned.pop(digest, None)
+            self._queue.pop(digest, None)
+            if self._held.pop(digest, None):
                 self.depot.drop(shard)
             self._full = False
             self._changed.notify_all()
@@ -106,7 +117,7 @@ class Copier:
             self._stopped = True
             self._changed.notify_all()
             # A read that hangs (a dead server) must not keep the process from ending.
-            idle = self._changed.wait_for(lambda: self._active == 0, timeout=5)
+            idle = self._changed.wait_for(lambda: not self._copying, timeout=5)
         for thread in self._threads if idle else ():
             thread.join(timeout=5)
         if idle:
@@ -127,45 +138,43 @@ class Copier:
                 continue
             finally:
                 lock.release()
+            digest = digest_of(shard)
             with self._changed:
-                if state == "no room":
-                    self._queue.appendleft(shard)
-                    self._full = True  # until something is released or planned
-                elif state == "busy":
-                    self._queue.append(shard)
+                if state == "staged" or digest not in self._planned:
+                    continue
+                self._queue[digest] = shard
+                if state == "busy":  # others first
                     self._changed.wait(_NAP_S)
+                else:
+                    self._queue.move_to_end(digest, last=False)
+                    self._full = True
 
     def _next(self) -> Shard | None:
         with self._changed:
             while not self._stopped and (self._full or not self._queue):
-                self._changed.wait()
-            return None if self._stopped else self._queue.popleft()
+                # Until something is released or planned here, or, who knows, elsewhere.
+                if not self._changed.wait(_FULL_S if self._full else None):
+                    self._full = False
+            return None if self._stopped else self._queue.popitem(last=False)[1]
 
     def _obtain(self, shard: Shard, *, ahead: bool) -> _State:
         """Have a shard staged and held."""
-        with self._changed:
-            self._active += 1
-        try:
-            return self._claim(shard, ahead=ahead)
-        finally:
-            with self._changed:
-                self._active -= 1
-                self._changed.notify_all()
-
-    def _claim(self, shard: Shard, *, ahead: bool) -> _State:
         digest, said = digest_of(shard), time.monotonic()
         while True:
             with self._changed:
                 if self._stopped:
                     raise _Stopped("the stage is closed")
+                if ahead and digest not in self._planned:
+                    return "staged"  # and released already
                 if self.depot.hold(shard):
                     if digest not in self._held:
-                        self._held.add(digest)
+                        self._held[digest] = shard
                         self._progress.add(shard.bytes)
                     return "staged"
                 if self._failure:
                     return "no room"
                 if self.depot.claim(shard):
+                    self._copying.add(digest)
                     break
             if ahead:
                 return "busy"
@@ -173,16 +182,21 @@ class Copier:
             if time.monotonic() - said > _SAY_S:
                 said = time.monotonic()
                 log.warning("%s: another process of this node still copies it", shard.path)
+        copied = False
         try:
-            if self._copy(shard, ahead=ahead) and self.depot.hold(shard):
-                with self._changed:
-                    self._held.add(digest)
-                return "staged"
-        except BaseException:
-            self.depot.drop(shard)
-            raise
-        self.depot.drop(shard)
-        return "no room"
+            copied = self._copy(shard, ahead=ahead)
+        finally:
+            with self._changed:
+                self._copying.remove(digest)
+                wanted = digest in self._asked or digest in self._planned
+                if copied and wanted:
+                    copied = self.depot.hold(shard)
+                if copied and wanted:
+                    self._held[digest] = shard
+                else:
+                    self.depot.drop(shard)
+                self._changed.notify_all()
+        return "staged" if copied else "no room"
 
     def _copy(self, shard: Shard, *, ahead: bool) -> bool:
         """Copy a claimed shard; False when there is no room, or the folder fails."""
@@ -192,7 +206,8 @@ class Copier:
             with self._changed:  # or `path` would hand out what is being evicted
                 # What was copied ahead gives way only where nothing else helps.
                 spare = not ahead and self._origin.folder is None
-                made = self.depot.create(shard, set(self._asked if spare else self._held))
+                keep = self._copying | (self._asked if spare else self._held.keys())
+                made = self.depot.create(shard, keep)
         except OSError as error:
             self._fail(error)
             return False

@@ -160,7 +160,7 @@ class Depot:
 
     def close(self) -> None:
         """Drop everything; in memory, remove what no other process uses."""
-        if self.in_memory:
+        if self.in_memory and self._lock >= 0:
             self._flock(fcntl.F_UNLCK, 1, 0)
             with suppress(OSError), self._accounts():
                 for entry in self._entries():
@@ -168,8 +168,10 @@ class Depot:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close the descriptor, as a forked child does with its parent's, who keeps the locks."""
-        os.close(self._lock)
+        """Only close the descriptor: a forked child does it, and its parent keeps the locks."""
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
 
     def _clean(self) -> None:
         """Remove what dead processes left, and all that an earlier boot may have left half."""

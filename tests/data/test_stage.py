@@ -5,6 +5,7 @@ import logging
 import os
 import pickle
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -269,6 +270,45 @@ def test_what_a_live_process_uses_stays_and_what_a_dead_one_used_gives_way(sourc
         assert len(staged(stage.folder)) == 8
 
 
+CHAOS = """
+    import random, sys, time
+    from pathlib import Path
+    import xxhash
+    from hpctrain.data.origin import load_index
+    from hpctrain.data.stage import Stage
+    source, base, seed = sys.argv[1:]
+    shards, rng = load_index(source).shards, random.Random(int(seed))
+    stage = Stage(source, Path(base), budget_bytes=3 * shards[0].bytes)
+    end, count = time.monotonic() + 3, 0
+    while time.monotonic() < end:
+        window = rng.sample(shards, 3)
+        stage.plan(window)
+        for shard in window[: rng.randint(1, 3)]:
+            found = xxhash.xxh3_128_hexdigest(stage.path(shard).read_bytes())
+            assert "xxh3_128:" + found == shard.digest, shard
+            count += 1
+        for shard in window:
+            stage.release(shard)
+    assert count > 10
+"""
+
+
+def test_chaos(source, shards, base):
+    """Processes that use a budget of three shards against each other, and get killed."""
+    several = [python(CHAOS, source, base, seed) for seed in range(4)]
+    for seed, process in enumerate(several[:2]):
+        time.sleep(0.5)
+        process.kill()
+        several.append(python(CHAOS, source, base, 10 + seed))
+    ends = [process.wait(timeout=60) for process in several]
+    for process in several:
+        process.stdout.close()
+    assert ends == [-signal.SIGKILL] * 2 + [0] * 4
+    with closing(Stage(source, base, budget_bytes=3 * shards[0].bytes)) as stage:
+        assert len(staged(stage.folder)) <= 3
+        assert not [name for name in staged(stage.folder) if "." in name]
+
+
 def test_a_process_ends_at_once_while_it_copies(source, base):
     code = SLOW.replace("Stage(source, Path(base)).path(shard)", "s = Stage(source, Path(base))\n"
                         "    s.plan([shard])\n    time.sleep(0.5)")  # fmt: skip
@@ -288,6 +328,16 @@ def test_no_thread_is_left_after_close(source, shards, base):
     assert not [t.name for t in threading.enumerate() if t.name.startswith("hpctrain-stage")]
     with pytest.raises(RuntimeError, match="closed"):
         stage.path(shards[0])
+
+
+def test_no_descriptor_is_left(source, shards, base):
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        with closing(Stage(source, base)) as stage:
+            stage.plan(shards)
+            stage.path(shards[0])
+            assert len(os.listdir("/proc/self/fd")) < before + 20
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_stage_that_is_dropped_ends_its_threads(source, shards, base):

@@ -107,7 +107,8 @@ def _loader(
         seed=config.seed,
         tail=tail,
         max_epochs=max_epochs,
-        prefetch=config.data.prefetch,
+        threads=config.data.threads,
+        prefetch_bytes=int(config.data.prefetch_mb * 1e6),
         pin_memory=device.type == "cuda",
     )
 

@@ -36,7 +36,8 @@ class DataConfig:
     val_split: str | None = "val"  # null: no evaluation
     shuffle: bool = True
     tail: str = "drop"  # what becomes of an incomplete last batch: drop | pad (with a mask)
-    prefetch: int = 2  # batches read ahead
+    threads: int = 1  # that read ahead; 0: read when asked
+    prefetch_mb: float = 64.0  # how much each rank reads ahead
 
 
 @dataclass
@@ -196,7 +197,7 @@ class Config:
 # `data.path` is replaced by the data set's digest: a copy elsewhere is the same data.
 NOT_IN_SIGNATURE = (
     "name", "output_dir", "metric", "parallel", "checkpoint", "tracking", "launch", "site",
-    "data.path", "data.prefetch", "train.log_every",
+    "data.path", "data.threads", "data.prefetch_mb", "train.log_every",
 )  # fmt: skip
 
 

@@ -27,7 +27,8 @@ _CHOICES = {
 _AT_LEAST = {
     "optimizer.weight_decay": 0,
     "scheduler.warmup_steps": 0,
-    "data.prefetch": 0,
+    "data.threads": 0,
+    "data.prefetch_mb": 0,
     "train.global_batch_size": 1,
     "train.accumulate": 1,
     "train.max_epochs": 1,

@@ -86,7 +86,7 @@ def test_batch_that_does_not_divide_shows_the_equation(compose: Compose) -> None
 
 def test_all_that_is_wrong_is_said_at_once(compose: Compose) -> None:
     with pytest.raises(ConfigError) as caught:
-        validate(compose("experiment=digits", "seed=-1", "optimizer.lr=0", "data.prefetch=-2"))
+        validate(compose("experiment=digits", "seed=-1", "optimizer.lr=0", "data.threads=-2"))
     assert len(str(caught.value).splitlines()) == 3
 
 

@@ -20,7 +20,7 @@ RANK = """
     from pathlib import Path
     from hpctrain.data.broadcast import broadcast
     from hpctrain.data.origin import load_index
-    from hpctrain.data.places import open_place
+    from hpctrain.data.placement import open_place
     from hpctrain.data.verify import verified
 
     source, out, mode = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]

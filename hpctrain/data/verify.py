@@ -20,7 +20,7 @@ from typing import Any
 
 from hpctrain.data.index import FILE, Shard
 from hpctrain.data.origin import FolderOrigin, Origin, WrongShard, open_origin, pour
-from hpctrain.data.places import Place
+from hpctrain.data.place import Place
 from hpctrain.data.progress import Progress
 from hpctrain.errors import ConfigError, DataError
 

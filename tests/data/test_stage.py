@@ -29,6 +29,7 @@ from hpctrain.data.filesystem import job_memory
 from hpctrain.data.format import write_shards
 from hpctrain.data.index import Shard
 from hpctrain.data.origin import load_index
+from hpctrain.data.reader import Reader
 from hpctrain.data.stage import Stage
 from hpctrain.errors import DataError, LaunchError, StorageError
 from tests.data.store import FaultyStore
@@ -124,6 +125,16 @@ def test_a_plan_is_copied_ahead(source, shards, base):
         for shard in shards[2:5]:
             assert right(stage.path(shard), shard)
         assert stage.copied_bytes == sum(shard.bytes for shard in shards[2:5])
+
+
+@pytest.mark.parametrize("budget", [3, 100])
+def test_a_reader_of_copies_reads_the_same(source, shards, base, budget):
+    plain = Reader(source, "train")
+    with closing(Stage(source, base, budget_bytes=budget * shards[0].bytes)) as stage:
+        copies = Reader(source, "train", place=stage)
+        indices = np.random.default_rng(0).permutation(64)
+        assert np.array_equal(copies.read(indices)["x"], plain.read(indices)["x"])
+        assert len(staged(stage.folder)) == min(budget, 8)
 
 
 def test_threads_that_want_the_same_shard_copy_it_once(source, shards, base):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hpctrain.data import verify as module
 from hpctrain.data.format import write_shards
 from hpctrain.data.index import Index
-from hpctrain.data.places import Folder
+from hpctrain.data.place import Folder
 from hpctrain.data.stage import Stage
 from hpctrain.data.verify import Verified, verified, verify
 from hpctrain.errors import ConfigError, DataError

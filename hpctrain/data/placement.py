@@ -16,57 +16,17 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from hpctrain.data.filesystem import kind_of
 from hpctrain.data.index import Shard
 from hpctrain.data.origin import is_url
+from hpctrain.data.place import Folder, Place
 from hpctrain.data.stage import Stage
 from hpctrain.errors import ConfigError, StorageError
 
 log = logging.getLogger(__name__)
 
 MODES = ("none", "node", "auto")
-
-
-class Place(Protocol):
-    """Gives the file of a shard. Threads may share it; a fork gets its own state."""
-
-    def path(self, shard: Shard) -> Path:
-        """Return a file to open now, which stays until `release`; may wait for a copy of it.
-
-        Raises:
-            DataError: The shard is missing or not what the index lists, as far as this looks.
-            StorageError: It cannot be had in any way.
-        """
-
-    def plan(self, shards: Sequence[Shard]) -> None:
-        """Say what will be used next, in this order; returns at once, and forgets other plans."""
-
-    def release(self, shard: Shard) -> None:
-        """Say that a shard is not needed for now; a file that is still mapped stays readable."""
-
-    def close(self) -> None:
-        """End what works in the background."""
-
-
-class Folder:
-    """Shards read where the data set lies."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def path(self, shard: Shard) -> Path:  # noqa: D102
-        return self._folder / shard.path
-
-    def plan(self, shards: Sequence[Shard]) -> None:  # noqa: D102
-        pass
-
-    def release(self, shard: Shard) -> None:  # noqa: D102
-        pass
-
-    def close(self) -> None:  # noqa: D102
-        pass
 
 
 def open_place(

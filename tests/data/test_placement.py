@@ -14,7 +14,8 @@ from hpctrain.data.filesystem import job_memory, kind_of
 from hpctrain.data.format import write_shards
 from hpctrain.data.index import Index
 from hpctrain.data.origin import load_index
-from hpctrain.data.places import Folder, open_place
+from hpctrain.data.place import Folder
+from hpctrain.data.placement import open_place
 from hpctrain.data.stage import Stage
 from hpctrain.errors import ConfigError, DataError, StorageError
 
@@ -73,7 +74,7 @@ def test_node_without_a_usable_folder_says_why(source, shards, tmp_path):
 
 
 def test_auto_falls_back_to_the_network(source, shards, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("hpctrain.data.places.kind_of", lambda folder: "network")
+    monkeypatch.setattr("hpctrain.data.placement.kind_of", lambda folder: "network")
     with closing(open_place(source, "auto", shards, folder=tmp_path)) as place:
         assert isinstance(place, Stage)
     assert not caplog.records
@@ -142,7 +143,7 @@ def test_a_protocol_whose_package_is_missing():
 def test_fsspec_is_imported_for_urls_only(source):
     code = (
         "import sys; from hpctrain.data.origin import load_index\n"
-        f"import hpctrain.data.places, hpctrain.data.verify; load_index('{source}')\n"
+        f"import hpctrain.data.placement, hpctrain.data.verify; load_index('{source}')\n"
         "sys.exit(bool({'fsspec', 'torch', 'h5py'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -196,7 +196,7 @@ class Index:
         """
         path = Path(folder) / FILE
         try:
-            return cls._parse(json.loads(path.read_bytes()))
+            content = path.read_bytes()
         except FileNotFoundError:
             if not path.parent.exists():
                 raise DataError(f"the data folder {path.parent} does not exist") from None
@@ -208,14 +208,25 @@ class Index:
             raise DataError(f"{path.parent} is a file; a data set is a folder") from None
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        return cls.loads(content, str(path))
+
+    @classmethod
+    def loads(cls, content: bytes, where: str) -> Self:
+        """Parse an `index.json`; `where` names it in messages.
+
+        Raises:
+            DataError: It is not an index that this version can read.
+        """
+        try:
+            return cls._parse(json.loads(content))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise DataError(f"{path}: not valid JSON ({error})") from None
+            raise DataError(f"{where}: not valid JSON ({error})") from None
         except KeyError as error:
-            raise DataError(f"{path}: damaged: the key {error} is missing") from None
+            raise DataError(f"{where}: damaged: the key {error} is missing") from None
         except (TypeError, ValueError, AttributeError) as error:
-            raise DataError(f"{path}: damaged: {error}") from None
+            raise DataError(f"{where}: damaged: {error}") from None
         except DataError as error:
-            raise DataError(f"{path}: {error}") from None
+            raise DataError(f"{where}: {error}") from None
 
     def save(self, folder: Path) -> None:
         """Write `folder/index.json` whole or not at all (temporary name, fsync, rename).

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -74,9 +75,18 @@ class OpenShards:
             return
         needed = np.unique(shards)
         with self._changed:
-            self._open_all(needed)
+            self._changed.wait_for(lambda: self._room_for(needed))
             self._users[needed] += 1
+            self._clock += 1
+            self._used[needed] = self._clock
         try:
+            missing = needed[~self._open[needed]].tolist()
+            # Outside the lock: it may wait for a copy.
+            paths = [self._place.path(self._shards[shard]) for shard in missing]
+            with self._changed:
+                for shard, path in zip(missing, paths, strict=True):
+                    if not self._open[shard]:
+                        self._open_one(shard, path)
             yield
         finally:
             with self._changed:
@@ -87,6 +97,10 @@ class OpenShards:
     def at_once(self) -> int:
         """Spans, each in another shard, that one of several threads may hold at a time."""
         return 2**62 if self._limit >= len(self._shards) else max(1, self._limit // 8)
+
+    def path(self, shard: int) -> Path:
+        """The file of a held shard, for messages."""
+        return self._layouts[shard].path
 
     def totals(self, name: str, shards: Int64s) -> Int64s:
         """Elements of the dataset in each of the held `shards`, int64 (n,)."""
@@ -176,23 +190,15 @@ class OpenShards:
 
     # Opening and closing: under the lock.
 
-    def _open_all(self, needed: Int64s) -> None:
-        self._changed.wait_for(lambda: self._room_for(needed))
-        self._clock += 1
-        self._used[needed] = self._clock  # before one of them gives way to another
-        for shard in needed[~self._open[needed]].tolist():
-            idle = np.flatnonzero(self._open & (self._users == 0) & (self._used < self._clock))
-            if len(self._layouts) >= self._limit and len(idle):
-                self._close(int(idle[np.argmin(self._used[idle])]))
-            self._open_one(shard)
-
     def _room_for(self, needed: Int64s) -> bool:
         others = np.count_nonzero(self._users) - np.count_nonzero(self._users[needed])
         return not others or int(others) + len(needed) <= self._limit
 
-    def _open_one(self, shard: int) -> None:
-        listed = self._shards[shard]
-        layout = Layout(self._place.path(listed), listed, self._fields)
+    def _open_one(self, shard: int, path: Path) -> None:
+        idle = np.flatnonzero(self._open & (self._users == 0))
+        if len(self._layouts) >= self._limit and len(idle):
+            self._close(int(idle[np.argmin(self._used[idle])]))
+        layout = Layout(path, self._shards[shard], self._fields)
         if layout.rows:
             self._all_mapped = False
             # They keep a descriptor, of which a process has few.
@@ -214,6 +220,7 @@ class OpenShards:
             bases[shard] = -1
         if shard in self._slots:
             self._free.append(self._slots.pop(shard))
+        self._place.release(self._shards[shard])
 
 
 def _elements(fields: Mapping[str, Field]) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:

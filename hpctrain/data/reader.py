@@ -21,9 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data.index import Field, Index, Shard
+from hpctrain.data.index import Field, Shard
 from hpctrain.data.opened import OpenShards
-from hpctrain.data.place import Folder, Place
+from hpctrain.data.origin import is_url, load_index
+from hpctrain.data.place import Place
+from hpctrain.data.placement import open_place
 from hpctrain.data.ragged import Array, Ragged
 from hpctrain.errors import DataError
 
@@ -34,7 +36,7 @@ class Reader:
     """The samples of one split, 0 to len(reader) - 1.
 
     Args:
-        folder: Of the data set (with its index.json).
+        folder: Of the data set (with its index.json), or its URL.
         split: Name of the split.
         fields: The fields to read, in this order; all by default.
         place: Where the shards' files are, if not in `folder`.
@@ -50,18 +52,18 @@ class Reader:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | str,
         split: str,
         fields: Iterable[str] | None = None,
         *,
         place: Place | None = None,
     ) -> None:
-        self.folder, self.split = Path(folder), split
-        self.index = Index.load(self.folder)
+        self.folder = folder if is_url(folder) else Path(folder)
+        self.split, self.index = split, load_index(folder)
         self.fields: Mapping[str, Field] = self._select(fields)
         chosen = self.index.split(split)
         self.shards: tuple[Shard, ...] = chosen.shards
-        self._place = place or Folder(self.folder)
+        self._place = place or open_place(folder, "none", self.shards)
         self._count = chosen.count
         counts = np.array([shard.count for shard in chosen.shards], np.int64)
         self._ends: Int64s = np.cumsum(counts)
@@ -160,6 +162,10 @@ class Reader:
             self.opened.spans(f"{name}/offsets", which, np.array([0]), count, found[None])
         return found
 
+    def close(self) -> None:
+        """Nothing more is read: staged shards may give way."""
+        self._place.close()
+
     def prepare(self, indices: Int64s, blocks: Int64s | None = None) -> None:
         """See `hpctrain.data.source.Prepares`."""
         self.prepare_shards(self.locate(indices)[0])
@@ -229,10 +235,8 @@ class Reader:
         totals = self.opened.totals(f"{name}/values", shards)
         wrong = (starts < 0) | (starts > stops) | (stops > totals)
         if wrong.any():
-            shard = self.shards[int(shards[wrong][0])]
-            raise DataError(
-                f"shard {self._place.path(shard)} is damaged: the offsets of {name!r} go back"
-            )
+            path = self.opened.path(int(shards[wrong][0]))
+            raise DataError(f"shard {path} is damaged: the offsets of {name!r} go back")
         return starts, stops
 
     def _read_ragged(self, name: str, shards: Int64s, rows: Int64s) -> Ragged:

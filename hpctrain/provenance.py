@@ -9,7 +9,6 @@ packages.txt     Python and the installed packages, as `pip freeze` writes them
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import os
 import platform
@@ -17,6 +16,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from hpctrain.disk import set_aside
 from hpctrain.errors import ConfigError
 from hpctrain.git import code_folders, repositories
 
@@ -52,8 +52,7 @@ def store(folder: Path, content: Mapping[str, str], twin: Path | None = None) ->
     if folder.is_dir():
         if all(_text(folder / name) == text for name, text in content.items()):
             return
-        numbers = itertools.count(1)
-        folder.rename(next(p for n in numbers if not (p := Path(f"{folder}.{n}")).exists()))
+        set_aside(folder)
     folder.mkdir(parents=True)
     for name, text in content.items():
         try:

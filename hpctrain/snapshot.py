@@ -17,7 +17,6 @@ import logging
 import os
 import re
 import shutil
-import socket
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from pathlib import Path
 import xxhash
 
 from hpctrain.config import Config
+from hpctrain.disk import temporary
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.git import Repo, code_folders, repositories
 
@@ -74,7 +74,7 @@ class Snapshot:
         if self.path.is_dir():
             self.path.touch()  # `gc` spares what is young
             return False
-        unfinished = self.path.with_name(f".{self.digest}.{socket.gethostname()}.{os.getpid()}")
+        unfinished = temporary(self.path)
         try:
             for name, file in self._files.items():
                 file.write(unfinished / name)

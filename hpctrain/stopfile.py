@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import getpass
 import json
-import os
-import socket
 import time
 from pathlib import Path
 from typing import Any
+
+from hpctrain.disk import write_atomically
 
 
 def stop_file(run: Path) -> Path:
@@ -26,10 +26,8 @@ def stop_file(run: Path) -> Path:
 
 def write(run: Path) -> None:
     """Ask this run to save, to stop and not to come back."""
-    file = stop_file(run)
-    temporary = file.with_name(f".{file.name}.{socket.gethostname()}.{os.getpid()}")
-    temporary.write_text(json.dumps({"by": getpass.getuser(), "time": time.time()}) + "\n")
-    temporary.replace(file)
+    wish = {"by": getpass.getuser(), "time": time.time()}
+    write_atomically(stop_file(run), json.dumps(wish) + "\n", sync=False)
 
 
 def read(run: Path, since: float = 0.0) -> dict[str, Any] | None:

@@ -31,12 +31,12 @@ from pathlib import Path
 from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.select import all_runs, is_archived, runs_of
 from hpctrain.commands.state import UNDER_WAY, State, judge
+from hpctrain.disk import TEMPORARY
 from hpctrain.errors import StorageError
 from hpctrain.rundir import RunDir
 
 # What is younger may belong to a submission that goes on, or to a sweep that runs here.
 _YOUNG_S, _YOUNG_SWEEP_S = 3600.0, 7 * 86400.0
-_TEMPORARY = re.compile(r"\..+\.(?P<host>[^.]+)\.(?P<pid>\d+)$")  # as write_atomically names it
 _DOOMED = ".gc-"  # renamed first: what is half removed must look like nothing else
 
 
@@ -142,7 +142,7 @@ def _temporary(folder: Path, rest: list[Facts], now: float) -> Iterator[Item]:
     inside = [(place, run.path) for run in rest for place in (run.path, run.path / "checkpoints")]
     for place, run in [*places, *inside]:
         for entry in _entries(place):
-            match = _TEMPORARY.match(entry.name)
+            match = TEMPORARY.match(entry.name)
             if entry.name.startswith(_DOOMED):
                 yield Item("temporary", Path(entry.path), "half removed by gc", run)
             elif match and _age(entry, now) > _YOUNG_S:

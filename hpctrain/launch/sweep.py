@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain import secrets, snapshot
 from hpctrain.config import from_omegaconf, known_keys
+from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError, StorageError
 from hpctrain.explain import explain
 from hpctrain.freeze import check, freeze
@@ -32,7 +33,6 @@ from hpctrain.launch.arrays import Entry
 from hpctrain.launch.queue import UnreachableError, me, queued
 from hpctrain.launch.standing import mark
 from hpctrain.launch.table import runs, say, show
-from hpctrain.rundir import write_atomically
 from hpctrain.tracking import store
 
 _WHERE = {

@@ -1,9 +1,9 @@
 """Where a run comes from, kept in its directory: commits, changes, installed packages.
 
 provenance/
-git.json         one entry a working tree: path, commit, branch, dirty, remote
-NAME.diff        its changes since the commit; `git apply` takes them
-packages.txt     Python and the installed packages, as `pip freeze` writes them
+    git.json         one entry a working tree: path, commit, branch, dirty, remote
+    NAME.diff        its changes since the commit; `git apply` takes them
+    packages.txt     Python and the installed packages, as `pip freeze` writes them
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from hpctrain.disk import set_aside
 from hpctrain.errors import ConfigError
 from hpctrain.git import code_folders, repositories
 
-FOLDER = "provenance"
-
 
 @functools.cache
 def collect() -> Mapping[str, str]:
@@ -29,15 +27,14 @@ def collect() -> Mapping[str, str]:
     content = {"packages.txt": packages()}
     facts = []
     repos, _ = repositories(code_folders())
-    for number, repo in enumerate(repos):
+    for repo in repos:
         try:
             facts.append(repo.facts())
             changes = repo.diff()
         except ConfigError:
             continue  # no git here, or it refuses (safe.directory): nothing to know
-        name = repo.root.name if number == 0 else f"{repo.root.name}.{number + 1}"
         if changes:
-            content[f"{name}.diff"] = changes
+            content[f"{repo.name}.diff"] = changes
     return content | {"git.json": json.dumps(facts, indent=1) + "\n"}
 
 

@@ -27,7 +27,7 @@ import xxhash
 from hpctrain.config import Config
 from hpctrain.disk import temporary
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.git import Repo, code_folders, repositories
+from hpctrain.git import code_folders, repositories
 
 log = logging.getLogger(__name__)
 _PATHS = "pythonpath.json"
@@ -128,7 +128,7 @@ def take(config: Config) -> Snapshot | None:
     room = _Room(config, [folder for repo in repos for folder in repo.used])
     folders: list[str] = []
     has_package = False
-    for name, repo in _named(repos):
+    for repo in repos:
         try:
             paths = repo.files()
         except ConfigError as error:
@@ -137,12 +137,12 @@ def take(config: Config) -> Snapshot | None:
             outside += repo.used
             log.warning("%s", error)
             continue
-        room.read(name, repo.root, paths)
+        room.read(repo.name, repo.root, paths)
         # Not in an ignored .venv, which may well lie in there.
         if PACKAGE.is_relative_to(repo.root):
-            has_package |= f"{name}/{PACKAGE.relative_to(repo.root)}/__init__.py" in room.files
+            has_package |= f"{repo.name}/{PACKAGE.relative_to(repo.root)}/__init__.py" in room.files
         inside = [os.path.relpath(folder, repo.root) for folder in repo.used]
-        folders += [os.path.normpath(os.path.join(name, folder)) for folder in inside]
+        folders += [os.path.normpath(os.path.join(repo.name, folder)) for folder in inside]
     if not has_package:
         modules = [str(path.relative_to(PACKAGE.parent)) for path in sorted(PACKAGE.rglob("*.py"))]
         room.read("installed", PACKAGE.parent, modules)
@@ -238,15 +238,6 @@ class _Room:
             f"files of {self._total / 1e6:,.0f} MB (largest: {shown}); name what is no code in "
             ".gitignore, raise the limit, or launch.snapshot=off"
         )
-
-
-def _named(repos: list[Repo]) -> Iterator[tuple[str, Repo]]:
-    """Each working tree with a name of its own."""
-    seen: dict[str, int] = {}
-    for repo in repos:
-        name = repo.root.name or "root"
-        count = seen[name] = seen.get(name, 0) + 1
-        yield name if count == 1 else f"{name}.{count}", repo
 
 
 def _parents(path: str) -> Iterator[str]:

@@ -231,6 +231,18 @@ def test_working_folders_are_those_that_nobody_installed(project: Path) -> None:
     assert not any("site-packages" in folder.parts for folder in folders)
 
 
+def test_repositories_have_names_of_their_own(tmp_path: Path) -> None:
+    folders = [tmp_path / place for place in ("a/net", "a/net/src", "b/net", "tools", "none")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        if folder.name in ("net", "tools"):
+            (folder / ".git").mkdir()
+    repos, outside = git.repositories(folders)
+    assert [repo.name for repo in repos] == ["net", "net.2", "tools"]
+    assert repos[0].used == folders[:2]
+    assert outside == folders[-1:]
+
+
 def test_rerun(train: Train, tmp_path: Path) -> None:
     common = ("train.max_steps=2", "tracking=off")
     train(*common)

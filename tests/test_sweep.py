@@ -64,8 +64,11 @@ def test_composing_fast_is_composing_as_hydra_does(
 @pytest.mark.parametrize("wrong", ["optimizer.lrr=1", "optimizer.lr=abc", "model=none_such", "a=["])
 def test_composing_fast_refuses_what_hydra_refuses(loader: ConfigLoaderImpl, wrong: str) -> None:
     master = loader.load_configuration("config", [], run_mode=RunMode.MULTIRUN)
+    composer = Composer(loader, master)
     with pytest.raises(HydraException):
-        Composer(loader, master)(["experiment=digits", wrong])
+        composer(["experiment=digits", wrong])
+    with pytest.raises(ConfigError, match=wrong.partition("=")[0]):
+        composer.typed(["experiment=digits", wrong])
 
 
 def entries(folder: Path, count: int, **launch: object) -> list[Entry]:

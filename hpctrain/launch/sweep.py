@@ -17,15 +17,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from hydra.errors import HydraException
-from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
-
 from hpctrain import secrets, snapshot
-from hpctrain.config import from_omegaconf, known_keys
+from hpctrain.config import Config
 from hpctrain.disk import write_atomically
-from hpctrain.errors import ConfigError, HpctrainError, LaunchError, StorageError
-from hpctrain.explain import explain
+from hpctrain.errors import HpctrainError, LaunchError, StorageError
 from hpctrain.freeze import check, freeze
 from hpctrain.launch import arrays, local, slurm, wait
 from hpctrain.launch.alone import LOCK, alone
@@ -59,13 +54,11 @@ class Sweep:
         self._locks: list[int] = []
         self._new_code: list[Path] = []
 
-    def add(self, overrides: list[str], compose: Callable[[list[str]], DictConfig]) -> None:
+    def add(self, overrides: list[str], compose: Callable[[list[str]], Config]) -> None:
         """Compose and check one run; what is wrong is kept for `submit` to tell."""
         try:
-            config = from_omegaconf(compose(overrides))
+            config = compose(overrides)
             self.entries.append(Entry(overrides, config, check(config)))
-        except (HydraException, OmegaConfBaseException) as error:
-            self._wrong.append((overrides, ConfigError(explain(error, known_keys()))))
         except HpctrainError as error:
             self._wrong.append((overrides, error))
 

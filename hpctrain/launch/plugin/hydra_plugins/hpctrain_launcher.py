@@ -75,9 +75,9 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
         if note.exists():  # what was typed, and the shell may have put a secret into it
             write_atomically(note, reference(note.read_text()))
         sweep = Sweep(folder, self.parent)
-        compose = Composer(self.hydra_context.config_loader, self.config)
+        composer = Composer(self.hydra_context.config_loader, self.config)
         for overrides in progress(job_overrides):
-            sweep.add(list(overrides), compose)
+            sweep.add(list(overrides), composer.typed)
         metrics = sweep.submit()
         returns = []
         for overrides, metric in zip(job_overrides, metrics, strict=True):

@@ -60,6 +60,11 @@ class Entry:
     job: str = ""
     task: Task | None = None
 
+    def metric(self) -> float | None:
+        """What the run has reached in `config.metric`; None while there is no result."""
+        value = (self.run.read().get("result") or {}).get(self.config.metric)
+        return None if value is None else float(value)
+
 
 @dataclass
 class Array:

@@ -82,10 +82,12 @@ def main() -> None:
         # submitit and Hydra would hide it: the log must show it and the job must fail.
         if not (isinstance(error, BrokenPipeError) and _nobody_reads()):
             _print_traceback()
-    if _nobody_reads():
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
         # Python flushes once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.stdout.flush()
+        code = code or 1
     sys.stderr.flush()
     sys.exit(code)
 

@@ -489,7 +489,7 @@ def test_what_is_printed_may_go_nowhere_or_to_an_old_terminal(
     command = [sys.executable, "-m", "hpctrain", "--help"]
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_line_numbers_of_a_huge_log(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ answered. So a restart by Slurm keeps it, and only a new start by a person takes
 
 from __future__ import annotations
 
-import getpass
 import json
 import time
 from pathlib import Path
@@ -24,9 +23,9 @@ def stop_file(run: Path) -> Path:
     return run / "stop"
 
 
-def write(run: Path) -> None:
-    """Ask this run to save, to stop and not to come back."""
-    wish = {"by": getpass.getuser(), "time": time.time()}
+def write(run: Path, by: str) -> None:
+    """Ask this run to save, to stop and not to come back; `by` is who asks."""
+    wish = {"by": by, "time": time.time()}
     write_atomically(stop_file(run), json.dumps(wish) + "\n", sync=False)
 
 

@@ -28,6 +28,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.filesize import decimal
+
 from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.select import all_runs, is_archived, runs_of
 from hpctrain.commands.state import UNDER_WAY, State, judge
@@ -256,16 +258,16 @@ def _size(path: Path) -> int:
 
 def _print(items: list[Item], sizes: list[int], problems: list[str], *, deleted: bool) -> None:
     for item, size, problem in zip(items, sizes, problems, strict=True):
-        print(f"{item.kind:<11}{human(size):>9}  {os.path.relpath(item.path)}  ({item.why})")
+        print(f"{item.kind:<11}{decimal(size):>9}  {os.path.relpath(item.path)}  ({item.why})")
         if problem:
             print(f"  not deleted: {problem}", file=sys.stderr)
     done = [size for size, problem in zip(sizes, problems, strict=True) if not problem]
     if not items:
         print("nothing to delete")
     elif deleted:
-        print(f"deleted: {len(done)}, {human(sum(done))} freed")
+        print(f"deleted: {len(done)}, {decimal(sum(done))} freed")
     else:
-        print(f"{len(items)}, {human(sum(sizes))} in all; nothing was deleted: add --delete")
+        print(f"{len(items)}, {decimal(sum(sizes))} in all; nothing was deleted: add --delete")
 
 
 def _print_json(items: list[Item], sizes: list[int], problems: list[str], *, deleted: bool) -> None:
@@ -281,15 +283,6 @@ def _print_json(items: list[Item], sizes: list[int], problems: list[str], *, del
         for item, size, problem in zip(items, sizes, problems, strict=True)
     ]
     print(json.dumps(rows))
-
-
-def human(size: int) -> str:
-    """`312 B`, `4.2 MB`, ..."""
-    value, units = float(size), ["B", "kB", "MB", "GB", "TB", "PB"]
-    while value >= 1000 and len(units) > 1:
-        value /= 1000
-        units.pop(0)
-    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"
 
 
 def _at_least_one(text: str) -> int:

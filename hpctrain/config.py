@@ -281,6 +281,15 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mi
         super().__init__(*args, **options)
         self.secrets = secrets.known()
 
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> Any:
+        """Mark the keys, which OmegaConf reads as they are."""
+        marked = {_Key(k) if isinstance(k, str) else k: value for k, value in mapping.items()}
+        return super().represent_mapping(tag, marked, flow_style)
+
+
+class _Key(str):
+    pass
+
 
 def _escape(text: str) -> str:
     # `${` in a resolved value is no interpolation.
@@ -288,13 +297,15 @@ def _escape(text: str) -> str:
 
 
 def _as_yaml(dumper: Any, text: str) -> Any:
-    escaped = secrets.reference(text, _escape, dumper.secrets)
+    escape = str if isinstance(text, _Key) else _escape
+    escaped = secrets.reference(text, escape, dumper.secrets)
     # 1e-3 is a number to OmegaConf, not to YAML.
     style = '"' if re.fullmatch(r"[-+.\d].*|nan|inf", text, re.I | re.S) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", escaped, style=style)
 
 
 _Dumper.add_representer(str, _as_yaml)
+_Dumper.add_representer(_Key, _as_yaml)
 
 
 def plain(section: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hpctrain.compose import compose as compose_config
@@ -134,6 +134,8 @@ def test_every_choice_of_conf_fits_the_schema(compose: Compose) -> None:
 HOSTILE = ["1e-3", "0x1f", "nan", "${oc.env:HOME}", "\\\\${x}", "yes", "null", "a: b", "\n", " "]
 
 
+@settings(deadline=None)
+@example({"\\${": ""})
 @given(st.dictionaries(st.text(), st.one_of(st.text(), st.sampled_from(HOSTILE), st.floats(-1, 1))))
 def test_a_frozen_config_reads_back_unchanged(
     tmp_path_factory: pytest.TempPathFactory, options: dict[str, object]

@@ -84,9 +84,7 @@ def main(connection: int, payload: int, parent: int) -> None:
             return
 
 
-def _transform(
-    task: Task, segment: Segment, transform: Transform, random: SampleRandom
-) -> Reply:
+def _transform(task: Task, segment: Segment, transform: Transform, random: SampleRandom) -> Reply:
     segment.reserve(task.size)
     memory = segment.bytes()
     rows: dict[str, Array | Ragged] = {}

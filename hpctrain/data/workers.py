@@ -21,6 +21,7 @@ the job and never outlive the trainer, whatever it dies of. The transform is pic
 a module, or in a script below whose `if __name__ == "__main__":` the training starts.
 """
 
+import itertools
 import os
 import pickle
 import signal
@@ -40,6 +41,7 @@ from typing import BinaryIO, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from hpctrain.data.index import Field
 from hpctrain.data.ragged import Array, Ragged
 from hpctrain.data.samples import SampleRandom, Transform, apply
 from hpctrain.data.shared import Block, Segment, place, view
@@ -53,11 +55,17 @@ Rows = dict[str, Array]
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
-class Readable(Protocol):
-    """Where the samples come from: a `Reader`, or another source of a loader."""
+class Source(Protocol):
+    """What the samples come from: a `Reader`, or another source of a loader."""
 
-    def read(self, indices: Int64s) -> Mapping[str, Array | Ragged]:
-        """Return the samples `indices`, in that order."""
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """The schema of what `read` returns."""
+
+    def read(
+        self, indices: Int64s, out: Mapping[str, Array] | None = None
+    ) -> Mapping[str, Array | Ragged]:
+        """Return the samples `indices`; `out` has arrays that may be filled."""
 
 
 class Workers:
@@ -74,7 +82,7 @@ class Workers:
         ConfigError: A negative count, or a transform that cannot be pickled.
     """
 
-    def __init__(self, source: Readable, transform: Transform, count: int) -> None:
+    def __init__(self, source: Source, transform: Transform, count: int) -> None:
         if count < 0:
             raise ConfigError(f"workers {count}: it is the number of processes, 0 or more")
         if VARIABLE in os.environ:
@@ -86,7 +94,7 @@ class Workers:
         self._free: SimpleQueue[Segment] = SimpleQueue()
         self._lock = threading.Lock()
         self._failure: str | None = None
-        self._submitted = 0
+        self._numbers = itertools.count()
         self._workers: list[_Worker] = []
         if count:
             payload = _pickled(transform)
@@ -115,32 +123,20 @@ class Workers:
         Raises:
             DataError: The source cannot be read, or there is no memory.
         """
-        rows = self._source.read(indices)
         future: Future[Rows] = Future()
         future.set_running_or_notify_cancel()  # it cannot be taken back
         if not self._workers:
-            return self._transform_here(future, rows, key, positions, indices)
-        blocks, fields, size = _place(rows, positions, indices)
+            return self._transform_here(future, key, positions, indices)
         segment = self._take_segment()
         try:
-            segment.reserve(size)
-        except OSError as error:
+            task = self._read(segment, key, positions, indices)
+        except BaseException:
             self._free.put(segment)
-            raise DataError(
-                f"no memory to share a batch of {size} bytes with a worker: {error.strerror}"
-            ) from None
-        memory = segment.bytes()
-        for block, array in blocks:
-            np.copyto(view(memory, block), array)
+            raise
         with self._lock:
             if self._failure is not None:
-                self._free.put(segment)
                 raise DataError(self._failure)
-            self._submitted += 1
             worker = min(self._workers, key=lambda worker: len(worker.tasks))
-            task = Task(
-                *(self._submitted, id(segment), size, key, blocks[0][0], blocks[1][0], fields)
-            )
             worker.tasks[task.number] = _Batch(segment, future, indices)
         worker.send(task, segment)
         return future
@@ -163,14 +159,55 @@ class Workers:
         except Empty:
             return Segment()
 
+    def _read(
+        self, segment: Segment, key: tuple[int, int], positions: Int64s, indices: Int64s
+    ) -> Task:
+        """Read samples into a segment: fields of fixed size to where they stay."""
+        blocks: dict[str, Block] = {}
+        count, size = len(positions), 0
+        fixed = {name: field for name, field in self._source.fields.items() if not field.variable}
+        for name, field in fixed.items():
+            blocks[name] = place(field.dtype, (count, *field.shape), size)
+            size = blocks[name].end
+        self._reserve(segment, size)
+        memory = segment.bytes()
+        out = {name: view(memory, block) for name, block in blocks.items()}
+        rows = self._source.read(indices, out)
+        rest: list[tuple[Block, Array]] = []
+
+        def add(array: Array) -> Block:
+            nonlocal size
+            block = place(array.dtype.str, array.shape, size)
+            rest.append((block, array))
+            size = block.end
+            return block
+
+        fields: dict[str, Block | tuple[Block, Block]] = {}
+        for name, value in rows.items():
+            if isinstance(value, Ragged):
+                fields[name] = add(value.values), add(value.offsets)
+            else:
+                fields[name] = blocks[name] if value is out.get(name) else add(value)
+        where = add(positions), add(indices)
+        self._reserve(segment, size)
+        memory = segment.bytes()
+        for block, array in rest:
+            np.copyto(view(memory, block), array)
+        return Task(next(self._numbers), id(segment), size, key, *where, fields)
+
+    def _reserve(self, segment: Segment, size: int) -> None:
+        try:
+            segment.reserve(size)
+        except OSError as error:
+            raise DataError(
+                f"there is no memory to share a batch of {size} bytes with a worker process: "
+                f"{error.strerror}"
+            ) from None
+
     def _transform_here(
-        self,
-        future: "Future[Rows]",
-        rows: Mapping[str, Array | Ragged],
-        key: tuple[int, int],
-        positions: Int64s,
-        indices: Int64s,
+        self, future: "Future[Rows]", key: tuple[int, int], positions: Int64s, indices: Int64s
     ) -> "Future[Rows]":
+        rows = self._source.read(indices)
         result: Rows = {}
 
         def allocate(first: Mapping[str, Array]) -> Rows:
@@ -332,31 +369,6 @@ def _pickled(transform: Transform) -> BinaryIO:
     file.write(pickle.dumps((preparation, content)))
     file.flush()
     return file
-
-
-def _place(
-    rows: Mapping[str, Array | Ragged], positions: Int64s, indices: Int64s
-) -> tuple[list[tuple[Block, Array]], dict[str, Block | tuple[Block, Block]], int]:
-    """Where everything goes: blocks with their arrays, positions and indices first."""
-    placed: list[tuple[Block, Array]] = []
-    size = 0
-
-    def add(array: Array) -> Block:
-        nonlocal size
-        block = place(array.dtype.str, array.shape, size)
-        placed.append((block, array))
-        size = block.end
-        return block
-
-    add(positions)
-    add(indices)
-    fields: dict[str, Block | tuple[Block, Block]] = {}
-    for name, value in rows.items():
-        if isinstance(value, Ragged):
-            fields[name] = add(value.values), add(value.offsets)
-        else:
-            fields[name] = add(value)
-    return placed, fields, size
 
 
 def _exception(error: bytes, text: str) -> BaseException:

@@ -79,6 +79,11 @@ def apply(
         sample = {name: value[i] for name, value in rows.items()}
         try:
             result = transform(sample, random.at(seed, epoch, position))
+            if not isinstance(result, Mapping):
+                raise DataError(
+                    f"the transform returned {type(result).__name__} for sample {indices[i]}; it "
+                    "must return a dict of fields"
+                )
             arrays = {name: np.asarray(value) for name, value in result.items()}
         except Exception as error:
             error.add_note(

@@ -25,7 +25,7 @@ from hpctrain.errors import ConfigError, DataError
 Batch = dict[str, torch.Tensor]
 Names = str | Sequence[str]
 
-DTYPES = {
+DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in ("uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 }

@@ -15,9 +15,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from multiprocessing import spawn
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from hpctrain.data.ragged import Array, Ragged
 from hpctrain.data.samples import SampleRandom, Transform, apply

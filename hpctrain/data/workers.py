@@ -163,35 +163,39 @@ class Workers:
         self, segment: Segment, key: tuple[int, int], positions: Int64s, indices: Int64s
     ) -> Task:
         """Read samples into a segment: fields of fixed size to where they stay."""
-        blocks: dict[str, Block] = {}
-        count, size = len(positions), 0
-        fixed = {name: field for name, field in self._source.fields.items() if not field.variable}
-        for name, field in fixed.items():
-            blocks[name] = place(field.dtype, (count, *field.shape), size)
-            size = blocks[name].end
-        self._reserve(segment, size)
-        memory = segment.bytes()
-        out = {name: view(memory, block) for name, block in blocks.items()}
-        rows = self._source.read(indices, out)
-        rest: list[tuple[Block, Array]] = []
+        size = 0
 
-        def add(array: Array) -> Block:
+        def add(dtype: str, shape: tuple[int, ...]) -> Block:
             nonlocal size
-            block = place(array.dtype.str, array.shape, size)
-            rest.append((block, array))
+            block = place(dtype, shape, size)
             size = block.end
             return block
 
-        fields: dict[str, Block | tuple[Block, Block]] = {}
-        for name, value in rows.items():
-            if isinstance(value, Ragged):
-                fields[name] = add(value.values), add(value.offsets)
-            else:
-                fields[name] = blocks[name] if value is out.get(name) else add(value)
-        where = add(positions), add(indices)
+        where = add("int64", positions.shape), add("int64", indices.shape)
+        fixed = {
+            name: add(field.dtype, (len(positions), *field.shape))
+            for name, field in self._source.fields.items()
+            if not field.variable
+        }
         self._reserve(segment, size)
         memory = segment.bytes()
-        for block, array in rest:
+        out = {name: view(memory, block) for name, block in fixed.items()}
+        rows = self._source.read(indices, out)
+        fields: dict[str, Block | tuple[Block, Block]] = {}
+        copies = list(zip(where, (positions, indices), strict=True))
+        for name, value in rows.items():
+            if isinstance(value, Ragged):
+                parts = value.values, value.offsets
+                blocks = tuple(add(part.dtype.str, part.shape) for part in parts)
+                copies.extend(zip(blocks, parts, strict=True))
+                fields[name] = blocks[0], blocks[1]
+            else:
+                fields[name] = fixed[name]
+                if value is not out[name]:
+                    copies.append((fixed[name], value))
+        self._reserve(segment, size)
+        memory = segment.bytes()
+        for block, array in copies:
             np.copyto(view(memory, block), array)
         return Task(next(self._numbers), id(segment), size, key, *where, fields)
 

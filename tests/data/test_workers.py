@@ -11,68 +11,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sample_transforms
 import torch
+import worker_parts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worker_parts import FIXED, IMAGES, TEXTS, Source, children, run
 
-from hpctrain.data.index import Field
-from hpctrain.data.ragged import Ragged
 from hpctrain.data.samples import SampleRandom
 from hpctrain.data.shared import Segment, place, view
 from hpctrain.data.workers import Workers
 from hpctrain.errors import ConfigError, DataError
-
-COUNT = 100
-IMAGES = np.random.default_rng(0).integers(0, 255, (COUNT, 2, 3, 4), dtype=np.uint8)
-TEXTS = [np.arange(i % 5, dtype=np.uint16) for i in range(COUNT)]
-
-
-class Source:
-    """Images, labels and texts, read into what is given (or not)."""
-
-    def __init__(self, fields=("image", "label", "text"), into=True):
-        everything = {
-            "image": Field("uint8", (2, 3, 4)),
-            "label": Field("int64"),
-            "text": Field("uint16", variable=True),
-        }
-        self.fields = {name: everything[name] for name in fields}
-        self.into = into
-
-    def read(self, indices, out=None):
-        rows = {
-            "image": IMAGES[indices],
-            "label": np.asarray(indices),
-            "text": Ragged.of([TEXTS[i] for i in indices]),
-        }
-        rows = {name: rows[name] for name in self.fields}
-        for name, array in (out or {}).items():
-            if self.into:
-                array[...] = rows[name]
-                rows[name] = array
-        return rows
-
-
-FIXED = Source(("image", "label"))
-
-
-def run(workers, start, stop, key=(0, 0), shift=0):
-    positions = np.arange(start, stop)
-    return workers.submit(key, positions, (positions + shift) % COUNT)
 
 
 def equal(a, b):
     return a.keys() == b.keys() and all(
         a[name].dtype == b[name].dtype and np.array_equal(a[name], b[name]) for name in a
     )
-
-
-def children():
-    """The processes that this one started and that still are."""
-    path = Path(f"/proc/{os.getpid()}/task")
-    found = [task.joinpath("children").read_text().split() for task in path.iterdir()]
-    return sorted(int(pid) for pids in found for pid in pids)
 
 
 def alive(pid):
@@ -92,10 +46,10 @@ def wait_for(condition, what, seconds=20):
 @pytest.mark.parametrize("into", [True, False])
 def test_the_result_is_that_of_a_loop(into):
     random = np.random.Generator(np.random.Philox(key=[5, 2], counter=[0, 30, 0, 0]))
-    expected = sample_transforms.augment(
+    expected = worker_parts.augment(
         {"image": IMAGES[33].copy(), "label": np.int64(33), "text": TEXTS[33]}, random
     )
-    with Workers(Source(into=into), sample_transforms.augment, 2) as workers:
+    with Workers(Source(into=into), worker_parts.augment, 2) as workers:
         batch = run(workers, 30, 40, (5, 2), shift=3).result(20)
     assert {name: value[0].tolist() for name, value in batch.items()} == {
         name: np.asarray(value).tolist() for name, value in expected.items()
@@ -108,7 +62,7 @@ def test_the_result_is_that_of_a_loop(into):
 
 def test_the_same_for_every_number_of_workers_and_size_of_batch():
     def everything(count, size):
-        with Workers(Source(), sample_transforms.augment, count) as workers:
+        with Workers(Source(), worker_parts.augment, count) as workers:
             futures = [run(workers, i, min(i + size, 90), (-1, 7)) for i in range(0, 90, size)]
             batches = [future.result(20) for future in futures]
             return {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
@@ -145,7 +99,7 @@ def test_streams_of_neighbours_are_independent():
 
 
 def test_batches_keep_their_values_while_they_are_held():
-    with Workers(FIXED, sample_transforms.same, 2) as workers:
+    with Workers(FIXED, worker_parts.same, 2) as workers:
         held = [run(workers, i, i + 10).result(20)["label"] for i in range(0, 90, 10)]
         again = [run(workers, i, i + 10).result(20)["label"] for i in range(0, 90, 10)]
     del workers
@@ -154,7 +108,7 @@ def test_batches_keep_their_values_while_they_are_held():
 
 
 def test_memory_is_used_again_when_the_last_array_is_gone():
-    with Workers(FIXED, sample_transforms.same, 1) as workers:
+    with Workers(FIXED, worker_parts.same, 1) as workers:
         run(workers, 0, 10).result(20)
         descriptors = len(os.listdir("/proc/self/fd"))
         for i in range(50):
@@ -168,7 +122,7 @@ def test_memory_is_used_again_when_the_last_array_is_gone():
 
 
 def test_results_larger_than_their_samples():
-    with Workers(FIXED, sample_transforms.repeat, 1) as workers:
+    with Workers(FIXED, worker_parts.repeat, 1) as workers:
         for size in (1, 50, 7, 100):
             batch = run(workers, 0, size).result(20)
             assert batch["image"].shape == (size, 2000, 3, 4)
@@ -176,13 +130,13 @@ def test_results_larger_than_their_samples():
 
 
 def test_threads_may_share_them():
-    with Workers(FIXED, sample_transforms.same, 2) as workers, ThreadPoolExecutor(8) as pool:
+    with Workers(FIXED, worker_parts.same, 2) as workers, ThreadPoolExecutor(8) as pool:
         labels = pool.map(lambda i: run(workers, i, i + 9).result(20)["label"].tolist(), range(90))
         assert list(labels) == [list(range(i, i + 9)) for i in range(90)]
 
 
 def test_the_process_of_a_worker():
-    with Workers(FIXED, sample_transforms.report, 2) as workers:
+    with Workers(FIXED, worker_parts.report, 2) as workers:
         batches = [run(workers, i, i + 1).result(20) for i in range(6)]
         first = batches[0]
         assert {int(batch["pid"][0]) for batch in batches} <= set(children())
@@ -199,7 +153,7 @@ def test_the_process_of_a_worker():
 
 
 def test_closing_ends_a_worker_in_mid_transform():
-    workers = Workers(FIXED, sample_transforms.sleep_for_ever, 2)
+    workers = Workers(FIXED, worker_parts.sleep_for_ever, 2)
     futures = [run(workers, 0, 2) for _ in range(5)]
     wait_for(lambda: len(children()) == 2, "the workers start")
     start = time.monotonic()
@@ -216,7 +170,7 @@ def test_closing_ends_a_worker_in_mid_transform():
 
 def test_closing_at_once():
     for _ in range(5):
-        Workers(FIXED, sample_transforms.same, 2).close()
+        Workers(FIXED, worker_parts.same, 2).close()
     assert children() == []
 
 
@@ -228,7 +182,7 @@ def test_closing_at_once():
     ],
 )
 def test_a_worker_that_dies_is_named_at_once(how, words):
-    with Workers(FIXED, partial(sample_transforms.end, how=how), 2) as workers:
+    with Workers(FIXED, partial(worker_parts.end, how=how), 2) as workers:
         run(workers, 0, 2).result(20)
         futures = [run(workers, 10, 20) for _ in range(4)]
         start = time.monotonic()
@@ -244,7 +198,7 @@ def test_a_worker_that_dies_is_named_at_once(how, words):
 
 
 def test_an_idle_worker_that_dies():
-    with Workers(FIXED, sample_transforms.same, 1) as workers:
+    with Workers(FIXED, worker_parts.same, 1) as workers:
         run(workers, 0, 2).result(20)
         os.kill(children()[0], signal.SIGKILL)
         wait_for(lambda: workers._failure is not None, "it is noticed")
@@ -254,8 +208,8 @@ def test_an_idle_worker_that_dies():
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_an_exception_of_the_transform_keeps_its_type(count):
-    with Workers(FIXED, partial(sample_transforms.end, how="kept"), count) as workers:
-        with pytest.raises(sample_transforms.Kept) as error:
+    with Workers(FIXED, partial(worker_parts.end, how="kept"), count) as workers:
+        with pytest.raises(worker_parts.Kept) as error:
             run(workers, 5, 9, (0, 3), shift=6).result(20)
         notes = "\n".join(error.value.__notes__)
         assert (
@@ -263,14 +217,14 @@ def test_an_exception_of_the_transform_keeps_its_type(count):
             "image uint8[2, 3, 4], label int64" in notes
         )
         if count:
-            assert 'sample_transforms.py", line' in notes
+            assert 'worker_parts.py", line' in notes
             assert "In worker process" in notes
         assert run(workers, 0, 2).result(20)["label"].tolist() == [0, 1]  # the others go on
 
 
 @pytest.mark.parametrize("how", ["odd", "huge"])
 def test_an_exception_that_cannot_be_sent(how):
-    with Workers(FIXED, partial(sample_transforms.end, how=how), 1) as workers:
+    with Workers(FIXED, partial(worker_parts.end, how=how), 1) as workers:
         with pytest.raises(RuntimeError, match="in a worker process") as error:
             run(workers, 10, 20).result(20)
         assert "in the transform of sample 13" in str(error.value)
@@ -290,7 +244,7 @@ def test_an_exception_that_cannot_be_sent(how):
     ],
 )
 def test_results_that_do_not_fit(count, how, words):
-    with Workers(FIXED, partial(sample_transforms.end, how=how), count) as workers:
+    with Workers(FIXED, partial(worker_parts.end, how=how), count) as workers:
         start = 13 if how in ("text", "nothing", "none") else 10
         with pytest.raises(DataError) as error:
             run(workers, start, 20).result(20)
@@ -302,7 +256,7 @@ def test_a_source_that_fails():
         def read(self, indices, out=None):
             raise DataError("shard s.h5 is gone")
 
-    with Workers(Broken(), sample_transforms.same, 1) as workers:
+    with Workers(Broken(), worker_parts.same, 1) as workers:
         with pytest.raises(DataError, match=r"s\.h5 is gone"):
             run(workers, 0, 2)
         assert workers._free.qsize() == 1
@@ -317,7 +271,7 @@ def test_a_transform_that_cannot_be_pickled(transform):
 
 def test_a_negative_number():
     with pytest.raises(ConfigError, match="workers -1"):
-        Workers(FIXED, sample_transforms.same, -1)
+        Workers(FIXED, worker_parts.same, -1)
 
 
 def test_a_transform_whose_module_is_not_there(tmp_path, monkeypatch):
@@ -337,7 +291,7 @@ def test_memory_that_is_not_there(monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    with Workers(FIXED, sample_transforms.same, 1) as workers:
+    with Workers(FIXED, worker_parts.same, 1) as workers:
         monkeypatch.setattr(os, "posix_fallocate", full)
         with pytest.raises(DataError, match=r"no memory to share a batch of .* No space left"):
             run(workers, 0, 2)
@@ -347,15 +301,15 @@ SCRIPT = """
 import sys, time
 sys.path.insert(0, {folder!r})
 import numpy as np
-import test_workers
+import worker_parts
 from hpctrain.data.workers import Workers
 
 def double(sample, random):
     return {{"label": 2 * sample["label"]}}
 
 {guard}
-    workers = Workers(test_workers.FIXED, double, 2)
-    print(test_workers.run(workers, 0, 3).result(20)["label"].tolist(), flush=True)
+    workers = Workers(worker_parts.FIXED, double, 2)
+    print(worker_parts.run(workers, 0, 3).result(20)["label"].tolist(), flush=True)
 """
 
 
@@ -388,11 +342,11 @@ def test_a_script_without_a_guard(tmp_path):
 def test_a_transform_of_a_notebook():
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import test_workers\n"
+        "import worker_parts\n"
         "from hpctrain.data.workers import Workers\n"
         "def double(sample, random): return sample\n"
-        "with Workers(test_workers.FIXED, double, 1) as workers:\n"
-        "    test_workers.run(workers, 0, 3).result(20)\n"
+        "with Workers(worker_parts.FIXED, double, 1) as workers:\n"
+        "    worker_parts.run(workers, 0, 3).result(20)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(Path(__file__).parent)],
@@ -407,11 +361,10 @@ def test_a_transform_of_a_notebook():
 @pytest.mark.parametrize("transform", ["same", "sleep_for_ever"])
 def test_a_killed_trainer_leaves_nothing(tmp_path, transform):
     more = f"""
-    import sample_transforms
-    busy = Workers(test_workers.FIXED, sample_transforms.{transform}, 2)
-    futures = [test_workers.run(busy, 0, 50) for _ in range(10)]
+    busy = Workers(worker_parts.FIXED, worker_parts.{transform}, 2)
+    futures = [worker_parts.run(busy, 0, 50) for _ in range(10)]
     time.sleep(1)
-    print(*test_workers.children(), flush=True)
+    print(*worker_parts.children(), flush=True)
     time.sleep(100)
 """
     before = set(os.listdir("/dev/shm"))

@@ -1,10 +1,59 @@
-"""What the tests of worker processes apply: these import no test module, nor torch."""
+"""What the tests of worker processes read and apply: imported by workers, so without torch."""
 
 import os
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
+
+from hpctrain.data.index import Field
+from hpctrain.data.ragged import Ragged
+
+COUNT = 100
+IMAGES = np.random.default_rng(0).integers(0, 255, (COUNT, 2, 3, 4), dtype=np.uint8)
+TEXTS = [np.arange(i % 5, dtype=np.uint16) for i in range(COUNT)]
+
+
+class Source:
+    """Images, labels and texts, read into what is given (or not)."""
+
+    def __init__(self, fields=("image", "label", "text"), into=True):
+        everything = {
+            "image": Field("uint8", (2, 3, 4)),
+            "label": Field("int64"),
+            "text": Field("uint16", variable=True),
+        }
+        self.fields = {name: everything[name] for name in fields}
+        self.into = into
+
+    def read(self, indices, out=None):
+        rows = {
+            "image": IMAGES[indices],
+            "label": np.asarray(indices),
+            "text": Ragged.of([TEXTS[i] for i in indices]),
+        }
+        rows = {name: rows[name] for name in self.fields}
+        for name, array in (out or {}).items():
+            if self.into:
+                array[...] = rows[name]
+                rows[name] = array
+        return rows
+
+
+FIXED = Source(("image", "label"))
+
+
+def run(workers, start, stop, key=(0, 0), shift=0):
+    positions = np.arange(start, stop)
+    return workers.submit(key, positions, (positions + shift) % COUNT)
+
+
+def children():
+    """The processes that this one started and that still are."""
+    path = Path(f"/proc/{os.getpid()}/task")
+    found = [task.joinpath("children").read_text().split() for task in path.iterdir()]
+    return sorted(int(pid) for pids in found for pid in pids)
 
 
 def augment(sample, random):

@@ -89,7 +89,7 @@ def test_sizes(kind, shape):
     assert np.abs(cropped[1] - 255 * x).mean() < 4
 
 
-PNG, JPEG = encoded(PIXELS[0]), encoded(np.tile(PIXELS[0], (8, 8, 1)), "JPEG")
+PNG, JPEG = encoded(PIXELS[0]), encoded(PIXELS[0], "JPEG")
 GREAT = encoded(np.zeros((100, 200, 3), np.uint8))
 
 

@@ -11,7 +11,6 @@ import os
 import pickle
 import signal
 import socket
-import sys
 import traceback
 from collections.abc import Mapping
 from multiprocessing import spawn
@@ -117,14 +116,12 @@ def _die_with(parent: int) -> None:
 
 
 def _load(payload: int) -> Transform:
-    """Unpickle the transform; `__main__` is imported only when it lies there."""
+    """Unpickle the transform, with the modules of the trainer at hand."""
     size = os.fstat(payload).st_size
     with mmap.mmap(payload, size, access=mmap.ACCESS_READ) as content:
         os.close(payload)
         preparation, transform = pickle.loads(content)
-    sys.path[:] = preparation["sys_path"]
-    if b"__main__" in transform:
-        spawn.prepare(preparation)
+    spawn.prepare(preparation)
     try:
         return pickle.loads(transform)  # type: ignore[no-any-return]
     except AttributeError as error:
@@ -136,7 +133,7 @@ def _load(payload: int) -> Transform:
 
 def _pickled(error: Exception) -> tuple[bytes, str]:
     """The exception, empty where it cannot be sent, and its traceback (the end of a long one)."""
-    text = "".join(traceback.format_exception(error))[-MESSAGE // 8 :]
+    text = "".join(traceback.format_exception(error))[-MESSAGE // 16 :]
     if not isinstance(error, ConfigError | DataError):
         error.add_note(f"\nIn worker process {os.getpid()}:\n{text}")
     try:

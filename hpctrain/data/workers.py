@@ -33,10 +33,9 @@ import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from multiprocessing import spawn
 from queue import Empty, SimpleQueue
 from selectors import EVENT_READ, DefaultSelector
-from typing import BinaryIO, NamedTuple, Protocol, Self
+from typing import Any, BinaryIO, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -241,8 +240,8 @@ class Workers:
                 while self._failure is None:
                     for key, _ in selector.select():
                         self._hear(key.data)
-        except OSError as error:
-            self._fail(f"the worker processes of the data cannot be started: {error}")
+        except Exception as error:  # whatever it is, nobody may wait for ever
+            self._fail(f"the worker processes of the data cannot be served: {error!r}")
         finally:
             for worker in self._workers:
                 worker.end()
@@ -341,6 +340,9 @@ class _Worker:
     def obituary(self) -> str:
         """Say how it ended, and over which samples; it has closed its end."""
         assert self._process is not None
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        self._process.kill()
         code = self._process.wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited ({code})"
         what = "had nothing to do"
@@ -367,12 +369,22 @@ def _pickled(transform: Transform) -> BinaryIO:
             "by name at the top of a module (no lambda, no function within a function); "
             "functools.partial of one, and objects of a class, are fine"
         ) from None
-    preparation = spawn.get_preparation_data("hpctrain-data-worker")
-    del preparation["authkey"]  # not needed, and not to be pickled
+    preparation: dict[str, Any] = {"sys_path": sys.path, "sys_argv": sys.argv}
+    if b"__main__" in content:  # the script is imported only when the transform lies in it
+        preparation |= _main()
     file = os.fdopen(os.memfd_create("hpctrain-transform"), "w+b")
     file.write(pickle.dumps((preparation, content)))
     file.flush()
     return file
+
+
+def _main() -> dict[str, str]:
+    """How a fresh process imports this one's script, for `multiprocessing.spawn.prepare`."""
+    main = sys.modules["__main__"]
+    if main.__spec__ is not None:  # python -m
+        return {"init_main_from_name": main.__spec__.name}
+    path = getattr(main, "__file__", None)  # none in an interactive session
+    return {} if path is None else {"init_main_from_path": os.path.abspath(path)}
 
 
 def _exception(error: bytes, text: str) -> BaseException:

@@ -3,9 +3,12 @@ import os
 import pickle
 import sys
 import threading
+from contextlib import suppress
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hpctrain.data.format import write_shards
 from hpctrain.data.images import Decoded, decode
@@ -113,6 +116,21 @@ def test_bad_images_are_named(file, words):
         decode(files, samples=[3, 123_456], max_pixels=9999)
     assert str(error.value).startswith("the image of sample 123456")
     assert words in str(error.value)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    kind=st.sampled_from(["PNG", "JPEG", "WEBP"]),
+    changes=st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), max_size=4),
+    cut=st.floats(0, 1),
+)
+def test_any_damage_is_a_data_error(kind, changes, cut):
+    file = encoded(PIXELS[0], kind).copy()
+    for place, byte in changes:
+        file[int(place * len(file))] = byte
+    with suppress(DataError):
+        found = decode(ragged(file[: int(cut * len(file)) + 1]), size=(8, 12), fit="stretch")
+        assert found.shape == (1, 3, 8, 12)
 
 
 def test_a_bomb_is_not_decoded():

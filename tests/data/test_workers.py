@@ -339,6 +339,21 @@ def test_a_script_without_a_guard(tmp_path):
     assert 'put what it does below `if __name__ == "__main__":`' in done.stderr
 
 
+def test_a_transform_of_a_module_that_was_run(tmp_path):
+    """python -m; and the start method of multiprocessing stays the script's to choose."""
+    more = "    import multiprocessing; multiprocessing.set_start_method('spawn')\n"
+    script(tmp_path, "if __name__ == '__main__':", more)
+    done = subprocess.run(
+        [sys.executable, "-m", "training"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 2, 4]\n", "")
+
+
 def test_a_transform_of_a_notebook():
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"

@@ -22,9 +22,9 @@ from hpctrain.errors import ConfigError, DataError, HpctrainError
 from hpctrain.secrets import mask, mask_logging
 
 if TYPE_CHECKING:
-    from hpctrain.config import Config
     from hpctrain.distributed.slurm import RankInfo
     from hpctrain.rundir import RunDir
+    from hpctrain.schema import Config
 
 HELP = """\
 hpctrain: from a config to finished, trustworthy training runs on a SLURM cluster

@@ -14,9 +14,10 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.conf_groups import conf_dir
-from hpctrain.config import Config, from_omegaconf, known_keys
+from hpctrain.config import from_omegaconf, known_keys
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.explain import explain
+from hpctrain.schema import Config
 
 
 def compose(argv: list[str]) -> Config | None:

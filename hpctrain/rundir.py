@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain import config as config_module
-from hpctrain.config import Config
 from hpctrain.disk import set_aside, write_atomically
 from hpctrain.errors import StorageError
+from hpctrain.schema import Config
 
 
 class RunDir:

@@ -24,10 +24,10 @@ from pathlib import Path
 
 import xxhash
 
-from hpctrain.config import Config
 from hpctrain.disk import temporary
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.git import Repo, code_folders, repositories
+from hpctrain.schema import Config
 
 log = logging.getLogger(__name__)
 _PATHS = "pythonpath.json"

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from hpctrain.compose import compose as compose_config
 from hpctrain.conf_groups import conf_dir
-from hpctrain.config import Config, dump, identity, load
+from hpctrain.config import dump, identity, load
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.freeze import check, freeze
+from hpctrain.schema import Config
 from hpctrain.validate import validate
 
 Compose = Callable[..., Config]

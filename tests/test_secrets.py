@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from hpctrain import secrets
 from hpctrain.compose import compose as compose_config
-from hpctrain.config import Config, dump, identity, load
+from hpctrain.config import dump, identity, load
 from hpctrain.errors import ConfigError
 from hpctrain.launch.script import sbatch_script
+from hpctrain.schema import Config
 from hpctrain.tracking.meta import Meta
 from hpctrain.validate import validate
 from tests import cluster

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from hpctrain.compose import compose as compose_config
-from hpctrain.config import Config, DataConfig, SiteConfig
 from hpctrain.launch.script import sbatch_script
+from hpctrain.schema import Config, DataConfig, SiteConfig
 from tests import cluster
 from tests.conftest import ROOT, Completed, run_json, run_module, runs
 

@@ -18,11 +18,11 @@ from omegaconf import OmegaConf
 
 from hpctrain import git, provenance, snapshot
 from hpctrain.conf_groups import conf_dir
-from hpctrain.config import Config
 from hpctrain.errors import ConfigError
 from hpctrain.launch.arrays import Entry, plan
 from hpctrain.launch.compose import Composer
 from hpctrain.rundir import RunDir
+from hpctrain.schema import Config
 from hpctrain.snapshot import Snapshot
 from tests.conftest import Completed, run_json, run_module, runs
 

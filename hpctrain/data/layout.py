@@ -24,7 +24,9 @@ Int64s = NDArray[np.int64]
 
 
 class Rows(Protocol):
-    """A dataset that cannot be mapped."""
+    """A dataset that cannot be mapped; `chunk_rows` rows of it are stored together."""
+
+    chunk_rows: int
 
     def rows(self, rows: Int64s) -> Array:
         """Return the rows asked, in any order, repeats allowed: (n, *shape), native order."""
@@ -159,6 +161,7 @@ class _Dataset:
 
     def __init__(self, dataset: h5py.Dataset, path: Path, lock: threading.Lock) -> None:
         self._dataset, self._path, self._lock = dataset, path, lock
+        self.chunk_rows = dataset.chunks[0] if dataset.chunks else 1
 
     def rows(self, rows: Int64s) -> Array:
         unique, inverse = np.unique(rows, return_inverse=True)  # h5py wants them ascending

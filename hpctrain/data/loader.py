@@ -23,7 +23,7 @@ import operator
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from math import prod
 from typing import NamedTuple
@@ -33,21 +33,16 @@ import torch
 from numpy.typing import NDArray
 
 from hpctrain.data.buffers import Buffers
-from hpctrain.data.index import Field
+from hpctrain.data.collate import Batch, Collate, Layout
 from hpctrain.data.order import Order, Sampler
 from hpctrain.data.ragged import Array, Ragged
 from hpctrain.data.source import InBlocks, Prepares, Source
 from hpctrain.data.steps import Steps, Stretch, Tail
 from hpctrain.data.threads import pool
+from hpctrain.data.workers import Workers
 from hpctrain.errors import ConfigError, DataError
 
-Batch = dict[str, torch.Tensor]
 Int64s = NDArray[np.int64]
-
-MASK = "mask"
-LENGTH = "_length"
-# torch stores these, but hardly computes with them.
-WIDER = {"uint16": "int32", "uint32": "int64"}
 
 GROUP = 2**23  # bytes that are read at once: they stay in the cache on their way
 MAX_GROUP = 64  # steps
@@ -56,10 +51,9 @@ MAX_GROUP = 64  # steps
 class Loader:
     """Iterates over this rank's batches, continuing from the state.
 
-    A batch has for each field a tensor (b, *shape) with b = global_batch_size / dp_size: the
-    dtype of the field, but uint16 becomes int32 and uint32 int64. A variable-length field is
-    padded with zeros to the longest of the batch, (b, longest, *shape), and FIELD_length is
-    int64 (b,). "mask" is bool (b,): False for a repeated sample that only fills up the tail.
+    A batch has b = global_batch_size / dp_size samples of each field, and a mask: see
+    `hpctrain.data.collate`. Its dtypes are those of the fields, but uint16 becomes int32 and
+    uint32 int64.
 
     A batch is the consumer's as long as it is kept. One iterator at a time: a new one, or
     `load_state_dict`, ends the one before.
@@ -76,8 +70,10 @@ class Loader:
         max_epochs: After these the iterator ends, also when it was resumed; None: never.
         threads: That read ahead; 0 reads when asked.
         prefetch_bytes: Read ahead about so many, and at least one group for each thread.
+        collate: What becomes of variable-length fields: "pad" or "pack".
         pin_memory: In page-locked memory, for asynchronous copies to the GPU; nothing without
             CUDA.
+        workers: Transform the samples; a batch then has the fields that they return.
 
     Attributes:
         steps_per_epoch: Batches of a whole epoch.
@@ -102,7 +98,9 @@ class Loader:
         max_epochs: int | None = None,
         threads: int = 1,
         prefetch_bytes: int = 64 * 2**20,
+        collate: Layout = "pad",
         pin_memory: bool = False,
+        workers: Workers | None = None,
     ) -> None:
         self._sampler = sampler or Order(len(source), seed, shuffle)
         self._steps = Steps(
@@ -117,13 +115,15 @@ class Loader:
             raise ConfigError(
                 f"threads {threads} and prefetch_bytes {prefetch_bytes} cannot be negative"
             )
-        _check_names(source.fields)
-        self._source = source
+        self._source, self._workers, self._seed = source, workers, seed
+        if workers is not None and threads:  # a thread waits while its batch is transformed
+            threads = max(threads, 2 * workers.count)
         self._threads, self._prefetch_bytes = threads, prefetch_bytes
         # While the training has nothing to do but wait, and a core of its own.
         self._helps = 0 < threads < len(os.sched_getaffinity(0))
-        self._pin = pin_memory and torch.cuda.is_available()
-        self._buffers = Buffers(self._pin)
+        pin = pin_memory and torch.cuda.is_available()
+        self._buffers = Buffers(pin)
+        self._collate = Collate(source.fields, collate, self._buffers, pin=pin)
         fixed = [field for field in source.fields.values() if not field.variable]
         # What a variable-length field adds is known after the first batches.
         self._sample_bytes = sum(np.dtype(f.dtype).itemsize * prod(f.shape) for f in fixed)
@@ -134,6 +134,11 @@ class Loader:
         self._last: tuple[_Group | None, int] = (None, 0)
         self.wait_s = 0.0
         self.steps_per_epoch = self._steps.steps_per_epoch
+
+    @property
+    def count(self) -> int:
+        """Positions in an epoch: samples, unless the sampler repeats or leaves out some."""
+        return self._steps.count
 
     @property
     def epoch(self) -> int:
@@ -257,51 +262,29 @@ class Loader:
         return _Plan(positions, samples.reshape(positions.shape), mask)
 
     def _read(self, group: "_Group") -> deque[Batch]:
-        """Read a group's batches.
-
-        Few of torch's operations: each gives way to other threads, and waits for its turn.
-        """
+        """Read a group's batches."""
         plan, last = group.planned.result(), group.first + len(group.consumed)
-        samples, mask = plan.samples[group.first : last], plan.mask[group.first : last]
-        steps, share = samples.shape
-        fields = self._source.fields
-        rows = self._source.read(
-            samples.reshape(-1),
+        chosen = slice(group.first, last)
+        rows = self._rows(group.epoch, plan.positions[chosen], plan.samples[chosen].reshape(-1))
+        batches = self._collate(rows, plan.mask[chosen])
+        if not self._bytes_known:
+            nbytes = sum(value.nbytes for value in batches[0].values())
+            self._sample_bytes, self._bytes_known = nbytes // self._steps.share, True
+        return batches
+
+    def _rows(self, epoch: int, positions: Int64s, samples: Int64s) -> Mapping[str, Array | Ragged]:
+        if self._workers is not None:
+            return self._workers.submit(
+                (self._seed, epoch), positions.reshape(-1), samples
+            ).result()
+        fixed = {name: field for name, field in self._source.fields.items() if not field.variable}
+        return self._source.read(
+            samples,
             {
-                name: self._buffers.take((steps * share, *field.shape), field.dtype)
-                for name, field in fields.items()
-                if not field.variable
+                name: self._buffers.take((len(samples), *field.shape), field.dtype)
+                for name, field in fixed.items()
             },
         )
-        columns: dict[str, Sequence[torch.Tensor]] = {MASK: self._split(mask.copy())}
-        for name, field in fields.items():
-            value = rows[name]
-            if isinstance(value, Ragged):
-                parts = [value.rows(i * share, (i + 1) * share) for i in range(steps)]
-                columns[name] = [self._tensor(part.pad(), field) for part in parts]
-                columns[name + LENGTH] = self._split(value.lengths.reshape(steps, share))
-            else:
-                array = value.reshape(steps, share, *field.shape)
-                columns[name] = self._tensor(array, field).unbind()
-        if not self._bytes_known:
-            self._sample_bytes = sum(column[0].nbytes for column in columns.values()) // share
-            self._bytes_known = True
-        batches = zip(*columns.values(), strict=True)
-        return deque(dict(zip(columns, batch, strict=True)) for batch in batches)
-
-    def _tensor(self, array: Array, field: Field) -> torch.Tensor:
-        """In the dtype and memory that the consumer gets."""
-        tensor = torch.from_numpy(array)
-        if field.dtype in WIDER:
-            wide = self._buffers.take(array.shape, WIDER[field.dtype])
-            tensor = torch.from_numpy(wide).copy_(tensor)
-        return self._pinned(tensor)
-
-    def _split(self, array: Array) -> tuple[torch.Tensor, ...]:
-        return self._pinned(torch.from_numpy(array)).unbind()
-
-    def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.pin_memory() if self._pin and not tensor.is_pinned() else tensor
 
 
 class _Plan(NamedTuple):
@@ -332,10 +315,3 @@ def _done(read: Callable[[_Group], deque[Batch]], group: _Group) -> Future[deque
     except Exception as error:
         future.set_exception(error)
     return future
-
-
-def _check_names(fields: Mapping[str, Field]) -> None:
-    lengths = {name + LENGTH for name, field in fields.items() if field.variable}
-    taken = sorted(set(fields) & (lengths | {MASK}))
-    if taken:
-        raise DataError(f"the loader needs the name {taken[0]!r} itself; rename that field")

@@ -102,6 +102,10 @@ class OpenShards:
         """The file of a held shard, for messages."""
         return self._layouts[shard].path
 
+    def chunk_rows(self, shard: int) -> int:
+        """Samples that a held shard stores, and reads, together."""
+        return max((rows.chunk_rows for rows in self._layouts[shard].rows.values()), default=1)
+
     def totals(self, name: str, shards: Int64s) -> Int64s:
         """Elements of the dataset in each of the held `shards`, int64 (n,)."""
         found: Int64s = self._totals[name][shards]

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data.index import Field, Shard
+from hpctrain.data.index import Field, Index, Shard
 from hpctrain.data.opened import OpenShards
 from hpctrain.data.origin import is_url, load_index
 from hpctrain.data.place import Place
@@ -30,6 +30,8 @@ from hpctrain.data.ragged import Array, Ragged
 from hpctrain.errors import DataError
 
 Int64s = NDArray[np.int64]
+
+BLOCK_BYTES = 2**20  # a stripe of most parallel file systems
 
 
 class Reader:
@@ -40,6 +42,7 @@ class Reader:
         split: Name of the split.
         fields: The fields to read, in this order; all by default.
         place: Where the shards' files are, if not in `folder`.
+        index: Of the data set, where it has been read already.
 
     Attributes:
         index: The data set's index.
@@ -57,9 +60,10 @@ class Reader:
         fields: Iterable[str] | None = None,
         *,
         place: Place | None = None,
+        index: Index | None = None,
     ) -> None:
         self.folder = folder if is_url(folder) else Path(folder)
-        self.split, self.index = split, load_index(folder)
+        self.split, self.index = split, index or load_index(folder)
         self.fields: Mapping[str, Field] = self._select(fields)
         chosen = self.index.split(split)
         self.shards: tuple[Shard, ...] = chosen.shards
@@ -161,6 +165,14 @@ class Reader:
         with self.opened.held(which):
             self.opened.spans(f"{name}/offsets", which, np.array([0]), count, found[None])
         return found
+
+    def block_size(self) -> int:
+        """Return how many samples make a good run: whole chunks, of about BLOCK_BYTES."""
+        first = np.zeros(1, np.int64)
+        with self.opened.held(first):
+            chunk = self.opened.chunk_rows(0)
+        size = max(1, self.shards[0].bytes // self.shards[0].count)
+        return chunk * max(1, BLOCK_BYTES // (size * chunk))
 
     def close(self) -> None:
         """Nothing more is read: staged shards may give way."""

@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain import provenance
-from hpctrain.config import Config, plain
+from hpctrain.config import plain
 from hpctrain.disk import sync_file_system, write_atomically
 from hpctrain.errors import StorageError
 from hpctrain.launch import slurm
 from hpctrain.launch.queue import Task, me
 from hpctrain.launch.script import sbatch_script
 from hpctrain.rundir import RunDir
+from hpctrain.schema import Config
 from hpctrain.snapshot import Snapshot
 
 

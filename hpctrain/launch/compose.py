@@ -20,9 +20,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hpctrain.config import Config, from_omegaconf, known_keys
+from hpctrain.config import from_omegaconf, known_keys
 from hpctrain.errors import ConfigError
 from hpctrain.explain import explain
+from hpctrain.schema import Config
 
 
 class Composer:

@@ -18,7 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpctrain import secrets, snapshot
-from hpctrain.config import Config
 from hpctrain.disk import write_atomically
 from hpctrain.errors import HpctrainError, LaunchError, StorageError
 from hpctrain.freeze import check, freeze
@@ -28,6 +27,7 @@ from hpctrain.launch.arrays import Entry
 from hpctrain.launch.queue import UnreachableError
 from hpctrain.launch.standing import mark, queue_of
 from hpctrain.launch.table import runs, say, show
+from hpctrain.schema import Config
 from hpctrain.tracking import store
 
 _WHERE = {

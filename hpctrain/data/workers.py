@@ -69,6 +69,7 @@ class Workers:
 
     Raises:
         ConfigError: A negative count, or a transform that cannot be pickled.
+        DataError: The processes cannot be started.
     """
 
     def __init__(self, source: Source, transform: Transform, count: int) -> None:
@@ -90,11 +91,16 @@ class Workers:
             payload = _pickled(transform)
             self._workers = [_Worker(number) for number in range(count)]
             # The kernel kills a worker when the thread that started it ends: this one serves
-            # until `close`.
+            # until `close`. It is waited for, as a fork by this thread in the meantime would keep
+            # the pipes open by which `subprocess` hears that a process has started.
+            started = threading.Event()
             self._thread = threading.Thread(
-                target=self._serve, args=(payload,), name="hpctrain-workers", daemon=True
+                target=self._serve, args=(payload, started), name="hpctrain-workers", daemon=True
             )
             self._thread.start()
+            started.wait()
+            if self._failure is not None:
+                raise DataError(self._failure)
 
     def submit(self, key: tuple[int, int], positions: Int64s, indices: Int64s) -> "Future[Rows]":
         """Read samples and have them transformed.
@@ -218,13 +224,14 @@ class Workers:
 
     # The thread: starts the processes and hears from them.
 
-    def _serve(self, payload: BinaryIO) -> None:
+    def _serve(self, payload: BinaryIO, started: threading.Event) -> None:
         # The processes inherit the mask, so that no signal meets them before they ignore it.
         signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)
         try:
             with payload:
                 for worker in self._workers:
                     worker.start(payload.fileno())
+            started.set()
             with DefaultSelector() as selector:
                 for worker in self._workers:
                     selector.register(worker.socket, EVENT_READ, worker)
@@ -232,8 +239,9 @@ class Workers:
                     for key, _ in selector.select():
                         self._hear(key.data)
         except Exception as error:  # whatever it is, nobody may wait for ever
-            self._fail(f"the worker processes of the data cannot be served: {error!r}")
+            self._fail(f"the worker processes of the data cannot be started or heard: {error!r}")
         finally:
+            started.set()
             for worker in self._workers:
                 worker.end()
 

@@ -269,6 +269,12 @@ def test_a_transform_that_cannot_be_pickled(transform):
     Workers(FIXED, transform, 0).close()
 
 
+def test_processes_that_cannot_be_started(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/no/python")
+    with pytest.raises(DataError, match=r"cannot be started.*No such file"):
+        Workers(FIXED, worker_parts.same, 2)
+
+
 def test_a_negative_number():
     with pytest.raises(ConfigError, match="workers -1"):
         Workers(FIXED, worker_parts.same, -1)

@@ -21,32 +21,19 @@ registered filter plugins of the HDF Group (LZ4's numbers are big-endian), and c
 README_CHUNK_FORMAT.rst and README_CFRAME_FORMAT.rst.
 """
 
-import ctypes
-import importlib
-import math
 import struct
 import threading
 import zlib
 from collections.abc import Callable, Sequence
-from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Bytes = NDArray[np.uint8]
+from hpctrain.data import blosc
+from hpctrain.data.blosc import Bytes, Damaged, Undecodable, load
 
 DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
 LZ4, ZSTD, BLOSC, BLOSC2 = 32004, 32015, 32001, 32026
-
-
-class Undecodable(Exception):
-    """Only HDF5 itself can undo this pipeline; the message says why."""
-
-
-class Damaged(Exception):
-    """The stored bytes are not what the filters have written; the message says which, and how."""
 
 
 class Filter(NamedTuple):
@@ -60,6 +47,7 @@ class Filter(NamedTuple):
 
 # (stored bytes, size of what comes out, where to write it if there) -> what comes out
 Stage = Callable[[Bytes, int, Bytes | None], Bytes]
+Errors = tuple[type[Exception], ...]  # what a library raises on bytes that it cannot decode
 
 
 class Pipeline:
@@ -76,57 +64,55 @@ class Pipeline:
     def __init__(self, filters: Sequence[Filter], nbytes: int) -> None:
         self.nbytes = nbytes
         self._filters = tuple(filters)
-        self._stages: list[tuple[Stage, tuple[type[Exception], ...]]] = []
+        self._stages: list[tuple[Stage, Errors]] = []
         for each in self._filters:
             if each.id not in _STAGES:
-                raise Undecodable(f"filter {_name(each)} is decoded by HDF5 only")
-            self._stages.append(_STAGES[each.id](each.values))
+                raise Undecodable(f"filter {describe(each)} is decoded by HDF5 only")
+            stage, errors = _STAGES[each.id](each.values)
+            self._stages.append((stage, (Damaged, struct.error, *errors)))
         if sum(each.id not in (SHUFFLE, FLETCHER32) for each in self._filters) > 1:
             raise Undecodable("several compressors one after the other are decoded by HDF5 only")
+
+    def applied(self, mask: int) -> list[int]:
+        """Return the numbers of the filters that a chunk went through."""
+        return [i for i in range(len(self._filters)) if not mask >> i & 1]
 
     def decode(self, stored: Bytes, mask: int, out: Bytes) -> None:
         """Undo the filters of one chunk.
 
         Args:
-            stored: Its bytes in the file.
+            stored: uint8, its bytes in the file; they may be changed.
             mask: Bit i is set where filter i was left out for this chunk.
             out: uint8 (nbytes,), filled.
 
         Raises:
             Damaged: The bytes cannot be decoded, or a checksum does not match.
         """
-        applied = [i for i in range(len(self._filters)) if not mask >> i & 1]
-        data = stored
+        applied, data = self.applied(mask), stored
         for i in reversed(applied):
             checksums = sum(self._filters[j].id == FLETCHER32 for j in applied if j < i)
             stage, errors = self._stages[i]
             try:
                 data = stage(data, self.nbytes + 4 * checksums, out if i == applied[0] else None)
-            except (Damaged, struct.error, *errors) as error:
-                raise Damaged(f"{_name(self._filters[i])}: {error}") from None
+            except errors as error:
+                raise Damaged(f"{describe(self._filters[i])}: {error}") from None
         if len(data) != self.nbytes:
             raise Damaged(f"it holds {len(data)} bytes, not {self.nbytes}")
         if data is not out:
             out[:] = data
 
 
-def _name(filter: Filter) -> str:
+def describe(filter: Filter) -> str:
+    """Return its name and number."""
     return f"{filter.name.decode(errors='replace').split(';')[0] or 'without a name'} ({filter.id})"
-
-
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise Undecodable(f"the Python package {name.split('.')[0]} is not installed") from None
 
 
 # Each makes the stage of a filter with the given parameters, and says what its library raises.
 
 
-def _deflate(_: tuple[int, ...]) -> tuple[Stage, tuple[type[Exception], ...]]:
+def _deflate(_: tuple[int, ...]) -> tuple[Stage, Errors]:
     try:
-        library = _library("isal.isal_zlib")  # twice as fast as zlib
+        library = load("isal.isal_zlib")  # twice as fast as zlib
     except Undecodable:
         library = zlib
 
@@ -136,9 +122,9 @@ def _deflate(_: tuple[int, ...]) -> tuple[Stage, tuple[type[Exception], ...]]:
     return stage, (library.error,)
 
 
-def _shuffle(values: tuple[int, ...]) -> tuple[Stage, tuple[type[Exception], ...]]:
+def _shuffle(values: tuple[int, ...]) -> tuple[Stage, Errors]:
     (width,) = values
-    fast = _blosc2_unshuffle()
+    fast = blosc.unshuffle()
 
     def stage(data: Bytes, _: int, out: Bytes | None) -> Bytes:
         if width == 1:
@@ -156,22 +142,7 @@ def _shuffle(values: tuple[int, ...]) -> tuple[Stage, tuple[type[Exception], ...
     return stage, ()
 
 
-@cache
-def _blosc2_unshuffle() -> Callable[[int, int, int, int], int] | None:
-    """The vectorised one of c-blosc2, which its Python package does not export; or None.
-
-    The GIL is released by ctypes. numpy's strided copies run at a tenth of its speed.
-    """
-    try:
-        folder = Path(_library("blosc2").__file__).parent
-        function = ctypes.CDLL(str(folder / "lib" / "libblosc2.so")).blosc2_unshuffle
-    except (Undecodable, OSError, AttributeError):
-        return None
-    function.argtypes = (ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
-    return function  # type: ignore[no-any-return]
-
-
-def _fletcher32(_: tuple[int, ...]) -> tuple[Stage, tuple[type[Exception], ...]]:
+def _fletcher32(_: tuple[int, ...]) -> tuple[Stage, Errors]:
     def stage(data: Bytes, _: int, __: Bytes | None) -> Bytes:
         if len(data) < 4:
             raise Damaged("the checksum is missing")
@@ -204,18 +175,18 @@ def fletcher32(data: Bytes) -> int:
     return second << 16 | first
 
 
-def _lz4(_: tuple[int, ...]) -> tuple[Stage, tuple[type[Exception], ...]]:
-    library = _library("lz4.block")
+def _lz4(_: tuple[int, ...]) -> tuple[Stage, Errors]:
+    library = load("lz4.block")
 
     def stage(data: Bytes, size: int, out: Bytes | None) -> Bytes:
-        total, step = struct.unpack_from(">QI", data)
+        total, step = struct.unpack_from(">QI", data.data)
         if total != size or not step:
             raise Damaged(f"it holds {total} bytes, not {size}")
         target = out if out is not None else np.empty(size, np.uint8)
         at = 12
         for start in range(0, size, step):
             wanted = target[start : start + step]
-            (length,) = struct.unpack_from(">I", data, at)
+            (length,) = struct.unpack_from(">I", data.data, at)
             block = data[at + 4 : at + 4 + length]
             at += 4 + length
             if len(block) != len(wanted):  # else it is stored as it is
@@ -229,8 +200,8 @@ def _lz4(_: tuple[int, ...]) -> tuple[Stage, tuple[type[Exception], ...]]:
     return stage, (library.LZ4BlockError,)
 
 
-def _zstd(_: tuple[int, ...]) -> tuple[Stage, tuple[type[Exception], ...]]:
-    library, local = _library("zstandard"), threading.local()
+def _zstd(_: tuple[int, ...]) -> tuple[Stage, Errors]:
+    library, local = load("zstandard"), threading.local()
 
     def stage(data: Bytes, size: int, out: Bytes | None) -> Bytes:
         if not hasattr(local, "context"):
@@ -245,85 +216,16 @@ def _zstd(_: tuple[int, ...]) -> tuple[Stage, tuple[type[Exception], ...]]:
     return stage, (library.ZstdError,)
 
 
-def _blosc(values: tuple[int, ...]) -> tuple[Stage, tuple[type[Exception], ...]]:
-    library = _blosc2_library()
+def _blosc(values: tuple[int, ...]) -> tuple[Stage, Errors]:
+    blosc.library()
     if len(values) > 6 and values[6] == 3:
         raise Undecodable("Snappy inside Blosc is decoded by HDF5 only")
-
-    def stage(data: Bytes, size: int, out: Bytes | None) -> Bytes:
-        target = out if out is not None else np.empty(size, np.uint8)
-        _blosc_chunk(library, data, target)
-        return target
-
-    return stage, (ValueError, RuntimeError)
+    return blosc.decode_chunk, (ValueError, RuntimeError)
 
 
-def _blosc2(_: tuple[int, ...]) -> tuple[Stage, tuple[type[Exception], ...]]:
-    library = _blosc2_library()
-
-    def stage(data: Bytes, size: int, out: Bytes | None) -> Bytes:
-        header, total = struct.unpack_from(">iQ", data, 11)[0], len(data)
-        if struct.unpack_from(">Q", data, 16)[0] != total:
-            raise Damaged(f"the frame is cut at {total} bytes")
-        raw_size, raw_stored = struct.unpack_from(">q", data, 30)[0], 0
-        raw_stored = struct.unpack_from(">q", data, 39)[0]
-        frame = library.schunk_from_cframe(data)
-        grid = frame.meta["b2nd"] if "b2nd" in frame.meta else None
-        whole = out if grid is None and raw_size == size else None
-        raw = whole if whole is not None else np.empty(raw_size, np.uint8)
-        if raw_stored:
-            _blosc_chunk(library, data[header:], raw)
-        else:  # one value all over: there is no chunk in the frame
-            frame.decompress_chunk(0, raw)
-        if grid is None:
-            return raw
-        target = out if out is not None else np.empty(size, np.uint8)
-        _from_blocks(raw, grid[3], grid[4], target)
-        return target
-
-    return stage, (ValueError, RuntimeError, KeyError)
-
-
-def _blosc2_library() -> Any:
-    library = _library("blosc2")
-    library.set_releasegil(True)  # for the process: it is off by default
-    return library
-
-
-def _blosc_chunk(library: Any, chunk: Bytes, out: Bytes) -> None:
-    """Decode a Blosc or Blosc2 chunk; the sizes are checked first, for the library trusts them."""
-    size, _, stored = struct.unpack_from("<iii", chunk, 4)
-    if size != len(out) or not 16 <= stored <= len(chunk):
-        raise Damaged(f"{stored} bytes that hold {size}; there are {len(chunk)} for {len(out)}")
-    library.decompress2(chunk, out, nthreads=1)
-
-
-def _from_blocks(raw: Bytes, shape: Sequence[int], blocks: Sequence[int], out: Bytes) -> None:
-    """Put Blosc2's n-dimensional blocks, each padded to the same size, in the order of C.
-
-    Args:
-        raw: The blocks one after the other, in C order, and C order within each.
-        shape: Of the chunk, in elements.
-        blocks: Shape of a block.
-        out: The elements of the chunk.
-    """
-    counts = [-(-size // block) for size, block in zip(shape, blocks, strict=True)]
-    padded = [count * block for count, block in zip(counts, blocks, strict=True)]
-    width, rest = divmod(len(out), math.prod(shape))
-    if rest or len(raw) != width * math.prod(padded):
-        raise Damaged(f"blocks {list(blocks)} of a chunk {list(shape)} do not fill it")
-    # A row of a block is one element: numpy then copies whole rows.
-    row = np.dtype((np.void, width * blocks[-1]))
-    rows = [*counts, *blocks[:-1]]
-    axes = [axis for i in range(len(shape) - 1) for axis in (i, i + len(shape))]
-    ordered = raw.view(row).reshape(rows).transpose([*axes, len(shape) - 1])
-    if list(shape) == padded:
-        out.view(row).reshape(ordered.shape)[...] = ordered
-        return
-    whole = np.ascontiguousarray(ordered).reshape(-1).view(np.uint8)
-    whole = whole.reshape([*padded[:-1], padded[-1] * width])
-    inside = tuple(slice(size) for size in shape[:-1])
-    out.reshape([*shape[:-1], shape[-1] * width])[...] = whole[(*inside, slice(shape[-1] * width))]
+def _blosc2(_: tuple[int, ...]) -> tuple[Stage, Errors]:
+    blosc.library()
+    return blosc.decode_frame, (ValueError, RuntimeError, KeyError)
 
 
 _STAGES = {

@@ -1,0 +1,145 @@
+"""Blosc's containers, as HDF5's filters 32001 and 32026 store them, by the Python package blosc2.
+
+Its ready-made readers hold the GIL while they decode a frame; this goes to the chunk inside, whose
+decoder releases it, with one thread for each call. The formats: c-blosc2's
+README_CHUNK_FORMAT.rst, README_CFRAME_FORMAT.rst and README_B2ND_METALAYER.rst.
+"""
+
+import ctypes
+import importlib
+import math
+import struct
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+
+
+class Undecodable(Exception):
+    """Only HDF5 itself can decode this; the message says why."""
+
+
+class Damaged(Exception):
+    """The stored bytes are not what was written; the message says how."""
+
+
+def load(name: str) -> Any:
+    """Import a library, or raise Undecodable."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise Undecodable(f"the Python package {name.split('.')[0]} is not installed") from None
+
+
+@cache
+def library() -> Any:
+    """Return the package, which releases the GIL from now on in this process.
+
+    Raises:
+        Undecodable: It is not installed.
+    """
+    package = load("blosc2")
+    package.set_releasegil(True)
+    return package
+
+
+@cache
+def unshuffle() -> Callable[[int, int, int, int], int] | None:
+    """Return c-blosc2's vectorised `blosc2_unshuffle(width, nbytes, source, target)`, if there.
+
+    Its Python package carries the library without exporting it. The GIL is released by ctypes.
+    """
+    try:
+        folder = Path(library().__file__).parent
+        function = ctypes.CDLL(str(folder / "lib" / "libblosc2.so")).blosc2_unshuffle
+    except (Undecodable, OSError, AttributeError):
+        return None
+    function.argtypes = (ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
+    return function
+
+
+def decode_chunk(chunk: Bytes, size: int, out: Bytes | None) -> Bytes:
+    """Decode a Blosc or Blosc2 chunk.
+
+    Args:
+        chunk: uint8; may be changed.
+        size: Of what it holds.
+        out: uint8 (size,), filled and returned; None: a new one.
+
+    Raises:
+        Damaged, ValueError, RuntimeError: It cannot be decoded.
+    """
+    found, _, stored = struct.unpack_from("<iii", chunk.data, 4)
+    if found != size or not 16 <= stored <= len(chunk):  # the library trusts both
+        raise Damaged(f"{stored} bytes that hold {found}; there are {len(chunk)} for {size}")
+    flags, width = int(chunk[2]), int(chunk[3])
+    if width == 1 and flags & 1:
+        # To shuffle single bytes is to leave them, at a third of the speed: say that none were.
+        chunk = chunk if chunk.flags.writeable else chunk.copy()
+        if flags & 4 and stored >= 32:  # the longer header of Blosc2, with its list of filters
+            filters = chunk[16:22]
+            filters[filters == 1] = 0
+        else:
+            chunk[2] = flags & ~1
+    target = out if out is not None else np.empty(size, np.uint8)
+    library().decompress2(chunk, target, nthreads=1)
+    return target
+
+
+def decode_frame(frame: Bytes, size: int, out: Bytes | None) -> Bytes:
+    """Decode a contiguous frame of one chunk, flat or in n-dimensional blocks; see above.
+
+    Raises:
+        Damaged, ValueError, RuntimeError, KeyError: It cannot be decoded.
+    """
+    (header,) = struct.unpack_from(">i", frame.data, 11)
+    (total,) = struct.unpack_from(">Q", frame.data, 16)
+    (found,) = struct.unpack_from(">q", frame.data, 30)
+    (stored,) = struct.unpack_from(">q", frame.data, 39)
+    if total != len(frame) or not 0 < header < total or not size <= found < 2**31:
+        raise Damaged(f"{total} bytes that hold {found}; there are {len(frame)} for {size}")
+    opened = library().schunk_from_cframe(frame)
+    grid = opened.meta["b2nd"] if "b2nd" in opened.meta else None  # noqa: SIM401
+    raw = out if out is not None and grid is None and found == size else np.empty(found, np.uint8)
+    if stored:
+        decode_chunk(frame[header:], found, raw)
+    else:  # one value all over: there is no chunk in the frame
+        opened.decompress_chunk(0, raw)
+    if grid is None:
+        return raw
+    target = out if out is not None else np.empty(size, np.uint8)
+    _from_blocks(raw, grid[3], grid[4], target)
+    return target
+
+
+def _from_blocks(raw: Bytes, shape: Sequence[int], blocks: Sequence[int], out: Bytes) -> None:
+    """Put Blosc2's n-dimensional blocks, each padded to the same size, in the order of C.
+
+    Args:
+        raw: The blocks one after the other, in C order, and C order within each.
+        shape: Of the chunk, in elements.
+        blocks: Shape of a block.
+        out: The elements of the chunk.
+    """
+    counts = [-(-size // block) for size, block in zip(shape, blocks, strict=True)]
+    padded = [count * block for count, block in zip(counts, blocks, strict=True)]
+    width, rest = divmod(len(out), math.prod(shape))
+    if rest or len(raw) != width * math.prod(padded):
+        raise Damaged(f"blocks {list(blocks)} of a chunk {list(shape)} do not fill it")
+    # A row of a block is one element: numpy then copies whole rows.
+    row = np.dtype((np.void, width * blocks[-1]))
+    rows = [*counts, *blocks[:-1]]
+    axes = [axis for i in range(len(shape) - 1) for axis in (i, i + len(shape))]
+    ordered = raw.view(row).reshape(rows).transpose([*axes, len(shape) - 1])
+    if list(shape) == padded:
+        out.view(row).reshape(ordered.shape)[...] = ordered
+        return
+    whole = np.ascontiguousarray(ordered).reshape(-1).view(np.uint8)
+    whole = whole.reshape([*padded[:-1], padded[-1] * width])
+    inside = tuple(slice(size) for size in shape[:-1])
+    out.reshape([*shape[:-1], shape[-1] * width])[...] = whole[(*inside, slice(shape[-1] * width))]

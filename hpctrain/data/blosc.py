@@ -6,7 +6,6 @@ README_CHUNK_FORMAT.rst, README_CFRAME_FORMAT.rst and README_B2ND_METALAYER.rst.
 """
 
 import ctypes
-import importlib
 import math
 import struct
 from collections.abc import Callable, Sequence
@@ -15,25 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Bytes = NDArray[np.uint8]
-
-
-class Undecodable(Exception):
-    """Only HDF5 itself can decode this; the message says why."""
-
-
-class Damaged(Exception):
-    """The stored bytes are not what was written; the message says how."""
-
-
-def load(name: str) -> Any:
-    """Import a library, or raise Undecodable."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise Undecodable(f"the Python package {name.split('.')[0]} is not installed") from None
+from hpctrain.data.stage import Bytes, Damaged, Undecodable, load, scratch
 
 
 @cache
@@ -69,7 +51,7 @@ def decode_chunk(chunk: Bytes, size: int, out: Bytes | None) -> Bytes:
     Args:
         chunk: uint8; may be changed.
         size: Of what it holds.
-        out: uint8 (size,), filled and returned; None: a new one.
+        out: uint8 (size,), filled and returned; None: this thread's scratch.
 
     Raises:
         Damaged, ValueError, RuntimeError: It cannot be decoded.
@@ -86,7 +68,7 @@ def decode_chunk(chunk: Bytes, size: int, out: Bytes | None) -> Bytes:
             filters[filters == 1] = 0
         else:
             chunk[2] = flags & ~1
-    target = out if out is not None else np.empty(size, np.uint8)
+    target = out if out is not None else scratch("decoded", size)
     library().decompress2(chunk, target, nthreads=1)
     return target
 
@@ -105,14 +87,14 @@ def decode_frame(frame: Bytes, size: int, out: Bytes | None) -> Bytes:
         raise Damaged(f"{total} bytes that hold {found}; there are {len(frame)} for {size}")
     opened = library().schunk_from_cframe(frame)
     grid = opened.meta["b2nd"] if "b2nd" in opened.meta else None  # noqa: SIM401
-    raw = out if out is not None and grid is None and found == size else np.empty(found, np.uint8)
+    raw = out if out is not None and grid is None and found == size else scratch("raw", found)
     if stored:
         decode_chunk(frame[header:], found, raw)
     else:  # one value all over: there is no chunk in the frame
         opened.decompress_chunk(0, raw)
     if grid is None:
         return raw
-    target = out if out is not None else np.empty(size, np.uint8)
+    target = out if out is not None else scratch("decoded", size)
     _from_blocks(raw, grid[3], grid[4], target)
     return target
 

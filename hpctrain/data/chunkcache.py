@@ -3,27 +3,36 @@
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 
-from hpctrain.data.ragged import Array
+import numpy as np
+
+from hpctrain.data.stage import Bytes
 from hpctrain.errors import DataError
 
 MAX_BYTES = 2**30
 
+Load = Callable[[Bytes], None]
+
 
 class ChunkCache:
-    """Arrays by key, the least recently used ones leave first; a fork begins with an empty one.
+    """Buffers by key; the least recently used one gives its memory to the next.
 
-    Threads share it. Two that want the same chunk decode it once: the second waits for the first.
+    Fresh memory comes at about 1 GB/s, a page fault at a time, which is slower than what LZ4
+    decodes: so a buffer that leaves is filled again, and none is handed out beyond `use`.
+
+    Threads share it. Two that want the same chunk decode it once: the second waits for the
+    first. A fork begins with an empty one.
 
     Args:
-        max_bytes: Of what it keeps. A chunk larger than that is kept alone.
+        max_bytes: Of all buffers. What is in use at the same time may exceed it.
 
     Attributes:
         max_bytes: May be changed; counts from the next chunk on.
-        nbytes: Kept now.
-        decoded: Arrays that were made, so far.
+        nbytes: Of all buffers, now.
+        decoded: Chunks that were loaded, so far.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -32,33 +41,39 @@ class ChunkCache:
 
     def __contains__(self, key: Hashable) -> bool:
         slot = self._slots.get(key)
-        return slot is not None and slot.array is not None
+        return slot is not None and slot.ready
 
-    def get(self, key: Hashable, load: Callable[[], Array]) -> Array:
-        """Return the array of `key`, not to be written to; made by `load` if it is not there."""
-        slot = self._slot(key)
-        if slot.array is None:
-            with slot.lock:
-                if slot.array is None:
-                    self._load(key, slot, load)
-        assert slot.array is not None
-        return slot.array
+    @contextmanager
+    def use(self, key: Hashable, nbytes: int, load: Load) -> Iterator[Bytes]:
+        """Give uint8 (nbytes,), not to be written to; filled by `load` if it is not there."""
+        slot = self._take(key)
+        try:
+            if not slot.ready:
+                with slot.lock:
+                    if not slot.ready:
+                        self._fill(slot, nbytes, load)
+            yield slot.buffer
+        finally:
+            self._leave(key, slot)
 
-    def start(self, key: Hashable, load: Callable[[], Array], pool: Executor) -> None:
-        """Have `pool` make the array of `key`, unless it is there; `get` meets the errors."""
+    def start(self, key: Hashable, nbytes: int, load: Load, pool: Executor) -> None:
+        """Have `pool` load a chunk, unless it is there; `use` meets the errors."""
 
         def work() -> None:
-            slot = self._slot(key)
-            # Nobody waits for the pool's queue: `get` makes what the pool has not begun, and the
-            # pool leaves what `get` has begun. So threads of the pool may call `get` as well.
-            if slot.array is None and slot.lock.acquire(blocking=False):
-                try:
-                    if slot.array is None:
-                        self._load(key, slot, load)
-                except DataError:
-                    pass
-                finally:
-                    slot.lock.release()
+            slot = self._take(key)
+            try:
+                # Nobody waits for the pool's queue: `use` loads what the pool has not begun, and
+                # the pool leaves what `use` has begun. So threads of the pool may call it as well.
+                if not slot.ready and slot.lock.acquire(blocking=False):
+                    try:
+                        if not slot.ready:
+                            self._fill(slot, nbytes, load)
+                    except DataError:
+                        pass
+                    finally:
+                        slot.lock.release()
+            finally:
+                self._leave(key, slot)
 
         if key in self:
             return
@@ -73,7 +88,7 @@ class ChunkCache:
         self.nbytes = self.decoded = 0
         self._pid = os.getpid()
 
-    def _slot(self, key: Hashable) -> "_Slot":
+    def _take(self, key: Hashable) -> "_Slot":
         if self._pid != os.getpid():  # forked: a thread of the parent may have held a lock
             self._start()
         with self._lock:
@@ -81,45 +96,55 @@ class ChunkCache:
             if slot is None:
                 slot = self._slots[key] = _Slot()
             self._slots.move_to_end(key)
+            slot.users += 1
             return slot
 
-    def _load(self, key: Hashable, slot: "_Slot", load: Callable[[], Array]) -> None:
-        """Fill a slot, whose lock is held, and make room."""
+    def _leave(self, key: Hashable, slot: "_Slot") -> None:
+        with self._lock:
+            slot.users -= 1
+            if not slot.users and not slot.ready:  # its loading failed
+                del self._slots[key]
+
+    def _fill(self, slot: "_Slot", nbytes: int, load: Load) -> None:
+        """Load a slot, whose lock is held."""
         try:
-            array = load()
+            buffer = self._buffer(nbytes)
+            load(buffer)
         except BaseException:
             with self._lock:
-                self._slots.pop(key, None)
+                self.nbytes -= nbytes
             raise
-        array.flags.writeable = False
         with self._lock:
-            self._drop(key)  # that of another thread, where this one came after an error
-            slot.array = array
-            self._slots[key] = slot
-            self.nbytes += array.nbytes
             self.decoded += 1
-            while self.nbytes > self.max_bytes:
-                # Those without an array are being made.
-                full = (k for k, s in self._slots.items() if s.array is not None and s is not slot)
-                oldest = next(full, None)
-                if oldest is None:
-                    return
-                self._drop(oldest)
+            slot.buffer, slot.ready = buffer, True
 
-    def _drop(self, key: Hashable) -> None:
-        slot = self._slots.pop(key, None)
-        if slot is not None and slot.array is not None:
-            self.nbytes -= slot.array.nbytes
+    def _buffer(self, nbytes: int) -> Bytes:
+        """Take the memory of chunks that leave, or more."""
+        buffer = None
+        with self._lock:
+            self.nbytes += nbytes
+            while self.nbytes > self.max_bytes:
+                idle = (k for k, s in self._slots.items() if s.ready and not s.users)
+                oldest = next(idle, None)
+                if oldest is None:
+                    break
+                left = self._slots.pop(oldest).buffer
+                self.nbytes -= len(left)
+                if len(left) == nbytes:
+                    buffer = left
+        return buffer if buffer is not None else np.empty(nbytes, np.uint8)
 
 
 class _Slot:
-    """A chunk, or one that is being made by whoever holds the lock."""
+    """A chunk; when not `ready`, one that whoever holds the lock is loading."""
 
-    __slots__ = ("array", "lock")
+    __slots__ = ("buffer", "lock", "ready", "users")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.array: Array | None = None
+        self.buffer: Bytes = np.empty(0, np.uint8)
+        self.ready = False
+        self.users = 0
 
 
 CACHE = ChunkCache()

@@ -24,7 +24,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
@@ -35,11 +35,11 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data.blosc import Damaged, Undecodable
-from hpctrain.data.chunkcache import CACHE, ChunkCache
+from hpctrain.data.chunkcache import CACHE, ChunkCache, Load
 from hpctrain.data.chunktable import ChunkTable, filters, patiently
 from hpctrain.data.codecs import describe
 from hpctrain.data.ragged import Array
+from hpctrain.data.stage import Bytes, Damaged, Undecodable
 from hpctrain.errors import DataError
 
 Int64s = NDArray[np.int64]
@@ -107,15 +107,17 @@ class Chunked:
         self.chunk_rows = chunk[0]
         self._row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         self._tiles = _tiles(self.shape[1:], chunk[1:])
-        self.chunk_bytes = len(self._tiles) * math.prod(chunk) * self.dtype.itemsize
+        self._chunk_bytes = math.prod(chunk) * self.dtype.itemsize
+        self.chunk_bytes = len(self._tiles) * self._chunk_bytes
         status = os.stat(path)  # another file of that name has another key
         self._key = (status.st_dev, status.st_ino, status.st_mtime_ns, self.name)
 
-    def rows(self, rows: Int64s) -> Array:
+    def rows(self, rows: Int64s, out: Array | None = None) -> Array:
         """Return samples in the order asked.
 
         Args:
             rows: int64 (n,), each in [0, shape[0]); repeats are allowed.
+            out: (n, *shape[1:]) of `dtype`, C-contiguous, filled and returned; None: a new one.
 
         Returns:
             (n, *shape[1:]), which belongs to the caller.
@@ -123,21 +125,24 @@ class Chunked:
         Raises:
             DataError: They cannot be read or are damaged; it names the file and the samples.
         """
+        if out is None:
+            out = np.empty((len(rows), *self.shape[1:]), self.dtype)
         if self._chunks is None:
+            if not len(rows):
+                return out
             unique, inverse = np.unique(rows, return_inverse=True)  # h5py wants them ascending
-            found = self._select(unique, rows.min(initial=0), rows.max(initial=0))
-            return found[inverse]
+            found = np.empty((len(unique), *self.shape[1:]), self.dtype)
+            self._select(unique, found)
+            return found.take(inverse, axis=0, out=out, mode="clip")
         visits = self._visits(rows)
-        if len(visits) > 1:
-            self._ahead(visits[1:])
-        out = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        self._ahead(visits[1:])
         for number, where, local in visits:
             if self._single(number, local):
                 self._read_rows(number, where, local, out)
                 continue
             for tile, inside, used in self._tiles:
-                chunk = self._chunk(number, tile)
-                out[where, *inside] = chunk[local, *used]
+                with self._chunk(number, tile) as chunk:
+                    out[where, *inside] = chunk[local, *used]
         return out
 
     def copy(self, start: int, stop: int, out: Array) -> None:
@@ -147,7 +152,7 @@ class Chunked:
             DataError: See `rows`.
         """
         if self._chunks is None:
-            out[:] = self._select(slice(start, stop), start, stop - 1)
+            self._select(slice(start, stop), out)
             return
         size = self.chunk_rows
         numbers = range(start // size, -(-stop // size))
@@ -156,9 +161,9 @@ class Chunked:
         for number, (tile, inside, used) in itertools.product(numbers, self._tiles):
             first = number * size
             begin, end = max(start, first), min(stop, first + size)
-            chunk = self._chunk(number, tile)
             here, there = slice(begin - start, end - start), slice(begin - first, end - first)
-            out[here, *inside] = chunk[there, *used]
+            with self._chunk(number, tile) as chunk:
+                out[here, *inside] = chunk[there, *used]
 
     def prefetch(self, rows: Int64s) -> None:
         """Have the pool decode the chunks of samples that will be asked for, and return at once.
@@ -187,20 +192,28 @@ class Chunked:
 
     def _start(self, number: int, tile: int) -> None:
         if self._pool is not None:
-            chunk = number * len(self._tiles) + tile
-            self._cache.start((self._key, chunk), partial(self._load, number, tile), self._pool)
+            self._cache.start(*self._wanted(number, tile), self._pool)
 
-    def _chunk(self, number: int, tile: int) -> Array:
+    @contextmanager
+    def _chunk(self, number: int, tile: int) -> Iterator[Array]:
+        with self._cache.use(*self._wanted(number, tile)) as buffer:
+            yield buffer.view(self.dtype).reshape(self._chunks)
+
+    def _wanted(self, number: int, tile: int) -> tuple[Hashable, int, Load]:
+        """What the cache asks for."""
         chunk = number * len(self._tiles) + tile
-        return self._cache.get((self._key, chunk), partial(self._load, number, tile))
+        return (self._key, chunk), self._chunk_bytes, partial(self._load, number, tile)
 
-    def _load(self, number: int, tile: int) -> Array:
+    def _load(self, number: int, tile: int, out: Bytes) -> None:
         """Read and decode a chunk, at least that part of it which lies inside the dataset."""
         start, stop = self._range(number)
         if self._stored is None:
-            return self._select((slice(start, stop), *self._tiles[tile][1]), start, stop - 1)
+            _, inside, used = self._tiles[tile]
+            chunk = out.view(self.dtype).reshape(self._chunks)
+            self._select((slice(start, stop), *inside), chunk[: stop - start, *used])
+            return
         with self._reading(start, stop - 1):
-            return self._stored.read(number * len(self._tiles) + tile)
+            self._stored.read(number * len(self._tiles) + tile, out)
 
     def _range(self, number: int) -> tuple[int, int]:
         start = number * self.chunk_rows
@@ -226,12 +239,13 @@ class Chunked:
             for target, row in zip(targets, local.tolist(), strict=True):
                 self._stored.read_part(number, row * self._row_bytes, flat[target])
 
-    def _select(self, selection: Any, first: int, last: int) -> Array:
-        dataset = self._dataset
+    def _select(self, selection: Any, out: Array) -> None:
+        """Read what HDF5 has to: rows, a slice of them, or a slice for each axis."""
+        dataset, rows = self._dataset, selection[0] if isinstance(selection, tuple) else selection
         assert dataset is not None
+        first, last = (rows.start, rows.stop - 1) if isinstance(rows, slice) else rows[[0, -1]]
         with self._reading(first, last), self._lock:
-            found: Array = patiently(lambda: dataset[selection])
-            return found
+            out[...] = patiently(lambda: dataset[selection])
 
     @contextmanager
     def _reading(self, first: int, last: int) -> Iterator[None]:

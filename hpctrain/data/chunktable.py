@@ -14,9 +14,8 @@ from weakref import WeakValueDictionary
 import h5py
 import numpy as np
 
-from hpctrain.data.blosc import Bytes, Damaged, Undecodable
 from hpctrain.data.codecs import Filter, Pipeline
-from hpctrain.data.ragged import Array
+from hpctrain.data.stage import Bytes, Damaged, Undecodable, scratch
 
 T = TypeVar("T")
 
@@ -57,19 +56,16 @@ class ChunkTable:
         if end > self._file.size:
             raise Damaged(f"its chunks reach to byte {end}, the file ends at {self._file.size}")
 
-    def read(self, chunk: int) -> Array:
-        """Return a whole chunk; one that was never written is the fill value."""
+    def read(self, chunk: int, out: Bytes) -> None:
+        """Fill `out` with a whole chunk; one that was never written is the fill value."""
         if self._offsets[chunk] < 0:
-            return np.broadcast_to(np.asarray(self._fill, self._dtype), self._shape)
-        out = np.empty(self._shape, self._dtype)
-        flat = out.reshape(-1).view(np.uint8)
-        if self.is_plain(chunk):
-            self.read_part(chunk, 0, flat)
+            out.view(self._dtype)[:] = self._fill
+        elif self.is_plain(chunk):
+            self.read_part(chunk, 0, out)
         else:
-            stored = np.empty(int(self._sizes[chunk]), np.uint8)
+            stored = scratch("stored", int(self._sizes[chunk]))
             self._file.read(int(self._offsets[chunk]), stored)
-            self._pipeline.decode(stored, int(self._masks[chunk]), flat)
-        return out
+            self._pipeline.decode(stored, int(self._masks[chunk]), out)
 
     def is_plain(self, chunk: int) -> bool:
         """Whether a chunk lies in the file, and as it is."""

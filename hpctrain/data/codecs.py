@@ -24,13 +24,13 @@ README_CHUNK_FORMAT.rst and README_CFRAME_FORMAT.rst.
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from hpctrain.data import blosc
-from hpctrain.data.blosc import Bytes, Damaged, Undecodable, load
+from hpctrain.data.stage import Bytes, Damaged, Errors, Stage, Undecodable, load, scratch
 
 DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
 LZ4, ZSTD, BLOSC, BLOSC2 = 32004, 32015, 32001, 32026
@@ -43,11 +43,6 @@ class Filter(NamedTuple):
     flags: int
     values: tuple[int, ...]
     name: bytes
-
-
-# (stored bytes, size of what comes out, where to write it if there) -> what comes out
-Stage = Callable[[Bytes, int, Bytes | None], Bytes]
-Errors = tuple[type[Exception], ...]  # what a library raises on bytes that it cannot decode
 
 
 class Pipeline:
@@ -70,7 +65,8 @@ class Pipeline:
                 raise Undecodable(f"filter {describe(each)} is decoded by HDF5 only")
             stage, errors = _STAGES[each.id](each.values)
             self._stages.append((stage, (Damaged, struct.error, *errors)))
-        if sum(each.id not in (SHUFFLE, FLETCHER32) for each in self._filters) > 1:
+        numbers = [each.id for each in self._filters]
+        if len(set(numbers)) < len(numbers) or len(set(numbers) - {SHUFFLE, FLETCHER32}) > 1:
             raise Undecodable("several compressors one after the other are decoded by HDF5 only")
 
     def applied(self, mask: int) -> list[int]:
@@ -129,7 +125,9 @@ def _shuffle(values: tuple[int, ...]) -> tuple[Stage, Errors]:
     def stage(data: Bytes, _: int, out: Bytes | None) -> Bytes:
         if width == 1:
             return data
-        target = out if out is not None and len(out) == len(data) else np.empty_like(data)
+        target = out
+        if target is None or len(target) != len(data):  # a checksum is still there
+            target = scratch("unshuffled", len(data))
         if fast is not None and len(data) < 2**31:
             fast(width, len(data), data.ctypes.data, target.ctypes.data)
             return target
@@ -182,7 +180,7 @@ def _lz4(_: tuple[int, ...]) -> tuple[Stage, Errors]:
         total, step = struct.unpack_from(">QI", data.data)
         if total != size or not step:
             raise Damaged(f"it holds {total} bytes, not {size}")
-        target = out if out is not None else np.empty(size, np.uint8)
+        target = out if out is not None else scratch("decoded", size)
         at = 12
         for start in range(0, size, step):
             wanted = target[start : start + step]
@@ -206,7 +204,7 @@ def _zstd(_: tuple[int, ...]) -> tuple[Stage, Errors]:
     def stage(data: Bytes, size: int, out: Bytes | None) -> Bytes:
         if not hasattr(local, "context"):
             local.context = library.ZstdDecompressor()
-        target = out if out is not None else np.empty(size, np.uint8)
+        target = out if out is not None else scratch("decoded", size)
         with local.context.stream_reader(data) as frame:
             count = frame.readinto(target)
             if count != size or frame.read(1):  # reads to the end: the frame's checksum

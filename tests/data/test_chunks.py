@@ -80,6 +80,9 @@ def compare(chunked, expected, rows):
     rows = np.array(rows, dtype=np.int64)
     found = chunked.rows(rows)
     assert found.dtype == expected.dtype
+    out = np.empty_like(found)
+    assert chunked.rows(rows, out) is out
+    np.testing.assert_array_equal(out, expected[rows])
     np.testing.assert_array_equal(found, expected[rows])
     found[...] = 0  # it belongs to us
     np.testing.assert_array_equal(chunked.rows(rows), expected[rows])
@@ -355,18 +358,38 @@ def test_each_chunk_is_decoded_once(tmp_path):
 def test_two_threads_that_want_the_same_chunk():
     cache, calls, begun = ChunkCache(), [], threading.Event()
 
-    def load():
+    def load(buffer):
         calls.append(1)
         begun.wait(10)
-        return np.zeros(10)
+        buffer[:] = 3
+
+    def use():
+        with cache.use("key", 80, load) as buffer:
+            return buffer.tolist()
 
     with ThreadPoolExecutor(4) as pool:
-        found = [pool.submit(cache.get, "key", load) for _ in range(3)]
-        cache.start("key", load, pool)
+        found = [pool.submit(use) for _ in range(3)]
+        cache.start("key", 80, load, pool)
         begun.set()
-        assert len({id(each.result()) for each in found}) == 1
+        assert [each.result() for each in found] == [[3] * 80] * 3
     assert len(calls) == 1
     assert cache.nbytes == 80
+
+
+def test_a_chunk_in_use_stays():
+    cache = ChunkCache(20)
+    fill = {key: lambda buffer, key=key: buffer.fill(key) for key in range(9)}
+    with cache.use(0, 10, fill[0]) as kept:
+        for key in range(1, 9):
+            with cache.use(key, 10, fill[key]) as buffer:
+                assert buffer.tolist() == [key] * 10
+        assert kept.tolist() == [0] * 10
+        assert cache.nbytes == 20
+        assert 0 in cache
+    with pytest.raises(ZeroDivisionError), cache.use(9, 10, lambda _: 1 / 0):
+        pass
+    assert 9 not in cache
+    assert cache.nbytes <= 20
 
 
 def test_memory_is_bounded(tmp_path):
@@ -380,7 +403,7 @@ def test_memory_is_bounded(tmp_path):
                 rows = np.random.default_rng(seed).integers(0, 50, 30)
                 chunked.prefetch(rows)
                 compare(chunked, IMAGES, rows)
-                assert cache.nbytes <= max(room, size)
+                assert cache.nbytes <= max(room, 3 * size)  # in use: the pool's and ours
 
 
 def test_a_reader_inside_the_pool(tmp_path):

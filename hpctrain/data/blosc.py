@@ -31,18 +31,23 @@ def library() -> Any:
 
 
 @cache
-def unshuffle() -> Callable[[int, int, int, int], int] | None:
-    """Return c-blosc2's vectorised `blosc2_unshuffle(width, nbytes, source, target)`, if there.
+def native(name: str, *arguments: Any) -> Callable[..., int] | None:
+    """Return a function of the C library that the package carries; None where it cannot be had.
 
-    Its Python package carries the library without exporting it. The GIL is released by ctypes.
+    It takes addresses, and ctypes releases the GIL. c-blosc2 documents `blosc2_unshuffle`; LZ4 it
+    carries inside.
+
+    Args:
+        name: Of the function.
+        arguments: Their ctypes.
     """
     try:
         folder = Path(library().__file__).parent
-        function = ctypes.CDLL(str(folder / "lib" / "libblosc2.so")).blosc2_unshuffle
+        function = getattr(ctypes.CDLL(str(folder / "lib" / "libblosc2.so")), name)
     except (Undecodable, OSError, AttributeError):
         return None
-    function.argtypes = (ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
-    return function
+    function.argtypes = arguments
+    return function  # type: ignore[no-any-return]
 
 
 def decode_chunk(chunk: Bytes, size: int, out: Bytes | None) -> Bytes:
@@ -109,19 +114,19 @@ def _from_blocks(raw: Bytes, shape: Sequence[int], blocks: Sequence[int], out: B
         out: The elements of the chunk.
     """
     counts = [-(-size // block) for size, block in zip(shape, blocks, strict=True)]
-    padded = [count * block for count, block in zip(counts, blocks, strict=True)]
     width, rest = divmod(len(out), math.prod(shape))
-    if rest or len(raw) != width * math.prod(padded):
+    if rest or len(raw) != width * math.prod(counts) * math.prod(blocks):
         raise Damaged(f"blocks {list(blocks)} of a chunk {list(shape)} do not fill it")
-    # A row of a block is one element: numpy then copies whole rows.
-    row = np.dtype((np.void, width * blocks[-1]))
-    rows = [*counts, *blocks[:-1]]
-    axes = [axis for i in range(len(shape) - 1) for axis in (i, i + len(shape))]
-    ordered = raw.view(row).reshape(rows).transpose([*axes, len(shape) - 1])
-    if list(shape) == padded:
+    if all(size % block == 0 for size, block in zip(shape, blocks, strict=True)):
+        row = np.dtype((np.void, width * blocks[-1]))  # one element: numpy copies it at once
+        axes = [axis for i in range(len(shape) - 1) for axis in (i, i + len(shape))]
+        ordered = raw.view(row).reshape([*counts, *blocks[:-1]])
+        ordered = ordered.transpose([*axes, len(shape) - 1])
         out.view(row).reshape(ordered.shape)[...] = ordered
         return
-    whole = np.ascontiguousarray(ordered).reshape(-1).view(np.uint8)
-    whole = whole.reshape([*padded[:-1], padded[-1] * width])
-    inside = tuple(slice(size) for size in shape[:-1])
-    out.reshape([*shape[:-1], shape[-1] * width])[...] = whole[(*inside, slice(shape[-1] * width))]
+    # In bytes from here on: the last axis is `width` times as long.
+    sizes, steps = [*shape[:-1], shape[-1] * width], [*blocks[:-1], blocks[-1] * width]
+    target = out.reshape(sizes)
+    for block, place in zip(raw.reshape(-1, *steps), np.ndindex(*counts), strict=True):
+        part = target[tuple(slice(i * n, (i + 1) * n) for i, n in zip(place, steps, strict=True))]
+        part[...] = block[tuple(slice(n) for n in part.shape)]

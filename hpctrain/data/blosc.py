@@ -10,12 +10,12 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
-from hpctrain.data.stage import Bytes, Damaged, Undecodable, load, scratch
+from hpctrain.data.stage import Bytes, Damaged, load, scratch
 
 
 @cache
@@ -42,9 +42,10 @@ def native(name: str, *arguments: Any) -> Callable[..., int] | None:
         arguments: Their ctypes.
     """
     try:
-        folder = Path(library().__file__).parent
-        function = getattr(ctypes.CDLL(str(folder / "lib" / "libblosc2.so")), name)
-    except (Undecodable, OSError, AttributeError):
+        spec = find_spec("blosc2")  # not imported: that takes half a second
+        folder = ((spec and spec.submodule_search_locations) or [""])[0]
+        function = getattr(ctypes.CDLL(f"{folder}/lib/libblosc2.so"), name)
+    except (ValueError, OSError, AttributeError):
         return None
     function.argtypes = arguments
     return function  # type: ignore[no-any-return]
@@ -82,7 +83,7 @@ def decode_frame(frame: Bytes, size: int, out: Bytes | None) -> Bytes:
     """Decode a contiguous frame of one chunk, flat or in n-dimensional blocks; see above.
 
     Raises:
-        Damaged, ValueError, RuntimeError, KeyError: It cannot be decoded.
+        Damaged, ValueError, RuntimeError, LookupError, TypeError: It cannot be decoded.
     """
     (header,) = struct.unpack_from(">i", frame.data, 11)
     (total,) = struct.unpack_from(">Q", frame.data, 16)
@@ -113,6 +114,8 @@ def _from_blocks(raw: Bytes, shape: Sequence[int], blocks: Sequence[int], out: B
         blocks: Shape of a block.
         out: The elements of the chunk.
     """
+    if min(*shape, *blocks) < 1:
+        raise Damaged(f"blocks {list(blocks)} of a chunk {list(shape)}")
     counts = [-(-size // block) for size, block in zip(shape, blocks, strict=True)]
     width, rest = divmod(len(out), math.prod(shape))
     if rest or len(raw) != width * math.prod(counts) * math.prod(blocks):

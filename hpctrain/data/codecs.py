@@ -33,7 +33,7 @@ import numpy as np
 from hpctrain.data import blosc
 from hpctrain.data.stage import Bytes, Damaged, Errors, Stage, Undecodable, load, scratch
 
-PIECE = 16_384  # bytes of a zlib stream
+PIECE = 65_536  # bytes of a zlib stream
 
 DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
 LZ4, ZSTD, BLOSC, BLOSC2 = 32004, 32015, 32001, 32026
@@ -244,7 +244,7 @@ def _blosc(values: tuple[int, ...]) -> tuple[Stage, Errors]:
 
 def _blosc2(_: tuple[int, ...]) -> tuple[Stage, Errors]:
     blosc.library()
-    return blosc.decode_frame, (ValueError, RuntimeError, KeyError)
+    return blosc.decode_frame, (ValueError, RuntimeError, LookupError, TypeError)
 
 
 _STAGES = {

@@ -39,7 +39,7 @@ from hpctrain.data.chunkcache import CACHE, ChunkCache, Load
 from hpctrain.data.chunktable import ChunkTable, filters, patiently
 from hpctrain.data.codecs import describe
 from hpctrain.data.ragged import Array
-from hpctrain.data.stage import Bytes, Damaged, Undecodable
+from hpctrain.data.scratch import Bytes, Damaged, Undecodable
 from hpctrain.errors import DataError
 
 Int64s = NDArray[np.int64]

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 
 from hpctrain.data.codecs import Filter, Pipeline
-from hpctrain.data.stage import Bytes, Damaged, Undecodable, scratch
+from hpctrain.data.scratch import Bytes, Damaged, Undecodable, scratch
 
 T = TypeVar("T")
 

@@ -1,0 +1,296 @@
+"""Rows of an HDF5 dataset that is stored in chunks, compressed or not, read without HDF5.
+
+HDF5 decodes one chunk at a time, under one lock, and again for each row that is asked for later.
+Here the table of chunks (offset, size and filter mask of each) is taken from the file once;
+afterwards bytes come by `preadv` and are decoded by `hpctrain.data.codecs` in as many threads as
+ask. Decoded chunks stay in one cache of the process, so that an order that goes through the file
+in blocks decodes each chunk once an epoch:
+
+    rows ──► which chunks ──► in the cache? ──► gather
+                  └── no: preadv ── codecs ──► cache       here, or in the pool by `prefetch`
+
+    >>> chunked = Chunked(file["image"], path, pool=ThreadPoolExecutor(2))
+    >>> chunked.prefetch(np.arange(512, 1024))
+    >>> chunked.rows(np.array([600, 513, 600])).shape
+    (3, 3, 64, 64)
+
+What cannot be read this way is read by h5py under a lock: chunk by chunk into the same cache with
+filters that codecs.py does not know, by selection where there are no chunks (virtual, external).
+"""
+
+import importlib
+import itertools
+import logging
+import math
+import os
+import threading
+from collections.abc import Hashable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager, suppress
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.data.chunkcache import CACHE, ChunkCache, Load
+from hpctrain.data.chunktable import ChunkTable, filters, patiently
+from hpctrain.data.codecs import describe
+from hpctrain.data.ragged import Array
+from hpctrain.data.scratch import Bytes, Damaged, Undecodable
+from hpctrain.errors import DataError
+
+Int64s = NDArray[np.int64]
+Slices = tuple[slice, ...]
+Visit = tuple[int, Any, Any]  # chunk, rows of the result that it fills, rows of it
+
+# Of an uncompressed chunk, rows of at least so many bytes are read alone when they are less than
+# this part of it.
+SINGLE_BYTES, SINGLE_PART = 4096, 8
+
+log = logging.getLogger(__name__)
+
+
+class Chunked:
+    """One chunked, compressed or otherwise oddly stored dataset; the first axis is the sample.
+
+    Threads may share it. In a forked child it is only to be dropped, and made again.
+
+    Args:
+        dataset: Of a file opened for reading; when `direct`, that file may be closed afterwards.
+        path: Of the file.
+        pool: Decodes ahead; without one, chunks are decoded when asked for.
+        cache: Where decoded chunks stay.
+
+    Attributes:
+        path: Of the file.
+        name: Of the dataset.
+        shape: Of the dataset.
+        dtype: Of the dataset, and of what is returned.
+        direct: Whether it is read without HDF5.
+        chunk_rows: Samples in a chunk; 1 where there are no chunks.
+        chunk_bytes: Of so many samples, decoded.
+
+    Raises:
+        DataError: A filter that nothing installed can undo, or chunks beyond the file's end.
+    """
+
+    def __init__(
+        self,
+        dataset: h5py.Dataset,
+        path: Path,
+        *,
+        pool: Executor | None = None,
+        cache: ChunkCache = CACHE,
+    ) -> None:
+        self.path, self.name = path, dataset.name.lstrip("/")
+        self.shape: tuple[int, ...] = dataset.shape
+        self.dtype: np.dtype[Any] = dataset.dtype
+        self._pool, self._cache = pool, cache
+        self._lock = threading.Lock()
+        self._dataset: h5py.Dataset | None = None
+        self._stored: ChunkTable | None = None
+        self._chunks: tuple[int, ...] | None = dataset.chunks
+        try:
+            self._stored = ChunkTable(dataset, path)
+        except Undecodable as reason:
+            _check_filters(dataset, path)
+            if self._chunks:
+                _say_once(f"{path.parent}: {self.name!r} is decoded by HDF5, slowly: {reason}")
+            self._dataset = dataset
+        except Damaged as error:
+            raise DataError(f"shard {path}: {self.name!r} is damaged: {error}") from None
+        self.direct = self._stored is not None
+        chunk = self._chunks or (1, *self.shape[1:])
+        self.chunk_rows = chunk[0]
+        self._row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        self._tiles = _tiles(self.shape[1:], chunk[1:])
+        self._chunk_bytes = math.prod(chunk) * self.dtype.itemsize
+        self.chunk_bytes = len(self._tiles) * self._chunk_bytes
+        status = os.stat(path)  # another file of that name has another key
+        self._key = (status.st_dev, status.st_ino, status.st_mtime_ns, self.name)
+
+    def rows(self, rows: Int64s, out: Array | None = None) -> Array:
+        """Return samples in the order asked.
+
+        Args:
+            rows: int64 (n,), each in [0, shape[0]); repeats are allowed.
+            out: (n, *shape[1:]) of `dtype`, C-contiguous, filled and returned; None: a new one.
+
+        Returns:
+            (n, *shape[1:]), which belongs to the caller.
+
+        Raises:
+            DataError: They cannot be read or are damaged; it names the file and the samples.
+        """
+        if out is None:
+            out = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        if self._chunks is None:
+            if not len(rows):
+                return out
+            unique, inverse = np.unique(rows, return_inverse=True)  # h5py wants them ascending
+            found = np.empty((len(unique), *self.shape[1:]), self.dtype)
+            self._select(unique, found)
+            return found.take(inverse, axis=0, out=out, mode="clip")
+        visits = self._visits(rows)
+        self._ahead(visits[1:])
+        for number, where, local in visits:
+            if self._single(number, local):
+                self._read_rows(number, where, local, out)
+                continue
+            for tile, inside, used in self._tiles:
+                with self._chunk(number, tile) as chunk:
+                    out[where, *inside] = chunk[local, *used]
+        return out
+
+    def copy(self, start: int, stop: int, out: Array) -> None:
+        """Copy samples `start` to `stop` into `out`, (stop - start, *shape[1:]).
+
+        Raises:
+            DataError: See `rows`.
+        """
+        if self._chunks is None:
+            self._select(slice(start, stop), out)
+            return
+        size = self.chunk_rows
+        numbers = range(start // size, -(-stop // size))
+        for number, (tile, _, _) in itertools.product(numbers[1:], self._tiles):
+            self._start(number, tile)
+        for number, (tile, inside, used) in itertools.product(numbers, self._tiles):
+            first = number * size
+            begin, end = max(start, first), min(stop, first + size)
+            here, there = slice(begin - start, end - start), slice(begin - first, end - first)
+            with self._chunk(number, tile) as chunk:
+                out[here, *inside] = chunk[there, *used]
+
+    def prefetch(self, rows: Int64s) -> None:
+        """Have the pool decode the chunks of samples that will be asked for, and return at once.
+
+        They fill at most half of the cache, so that what is in use meanwhile stays.
+        """
+        if self._chunks is not None:
+            room = self._cache.max_bytes // 2 // max(1, self.chunk_bytes)
+            self._ahead(self._visits(rows)[:room])
+
+    def _visits(self, rows: Int64s) -> list[Visit]:
+        numbers, local = np.divmod(rows, self.chunk_rows)
+        if not len(rows):
+            return []
+        if (numbers == numbers[0]).all():
+            return [(int(numbers[0]), slice(None), local)]
+        order = np.argsort(numbers, kind="stable")
+        parts = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+        return [(int(numbers[part[0]]), part, local[part]) for part in parts]
+
+    def _ahead(self, visits: list[Visit]) -> None:
+        for number, _, local in visits:
+            if not self._single(number, local):
+                for tile, _, _ in self._tiles:
+                    self._start(number, tile)
+
+    def _start(self, number: int, tile: int) -> None:
+        if self._pool is not None:
+            self._cache.start(*self._wanted(number, tile), self._pool)
+
+    @contextmanager
+    def _chunk(self, number: int, tile: int) -> Iterator[Array]:
+        with self._cache.use(*self._wanted(number, tile)) as buffer:
+            yield buffer.view(self.dtype).reshape(self._chunks)
+
+    def _wanted(self, number: int, tile: int) -> tuple[Hashable, int, Load]:
+        """What the cache asks for."""
+        chunk = number * len(self._tiles) + tile
+        return (self._key, chunk), self._chunk_bytes, partial(self._load, number, tile)
+
+    def _load(self, number: int, tile: int, out: Bytes) -> None:
+        """Read and decode a chunk, at least that part of it which lies inside the dataset."""
+        start, stop = self._range(number)
+        if self._stored is None:
+            _, inside, used = self._tiles[tile]
+            chunk = out.view(self.dtype).reshape(self._chunks)
+            self._select((slice(start, stop), *inside), chunk[: stop - start, *used])
+            return
+        with self._reading(start, stop - 1):
+            self._stored.read(number * len(self._tiles) + tile, out)
+
+    def _range(self, number: int) -> tuple[int, int]:
+        start = number * self.chunk_rows
+        return start, min(start + self.chunk_rows, self.shape[0])
+
+    def _single(self, number: int, local: Int64s) -> bool:
+        """Whether rows are better read alone than with their chunk."""
+        return (
+            self._stored is not None
+            and self._tiles == [(0, (), ())]
+            and self._row_bytes >= SINGLE_BYTES
+            and len(local) * SINGLE_PART < self.chunk_rows
+            and self._stored.is_plain(number)
+            and (self._key, number) not in self._cache
+        )
+
+    def _read_rows(self, number: int, where: Any, local: Int64s, out: Array) -> None:
+        assert self._stored is not None
+        start, stop = self._range(number)
+        flat = out.reshape(len(out), -1).view(np.uint8)
+        targets = range(len(out)) if isinstance(where, slice) else where.tolist()
+        with self._reading(start, stop - 1):
+            for target, row in zip(targets, local.tolist(), strict=True):
+                self._stored.read_part(number, row * self._row_bytes, flat[target])
+
+    def _select(self, selection: Any, out: Array) -> None:
+        """Read what HDF5 has to: rows, a slice of them, or a slice for each axis."""
+        dataset, rows = self._dataset, selection[0] if isinstance(selection, tuple) else selection
+        assert dataset is not None
+        first, last = (rows.start, rows.stop - 1) if isinstance(rows, slice) else rows[[0, -1]]
+        with self._reading(first, last), self._lock:
+            out[...] = patiently(lambda: dataset[selection])
+
+    @contextmanager
+    def _reading(self, first: int, last: int) -> Iterator[None]:
+        """Errors name the file and the samples."""
+        try:
+            yield
+        except Damaged as error:
+            raise DataError(
+                f"shard {self.path}: {self.name!r} is damaged in samples {first} to {last}: {error}"
+            ) from None
+        except (OSError, RuntimeError, ValueError) as error:
+            raise DataError(
+                f"shard {self.path}: {self.name!r} cannot be read in samples {first} to {last}: "
+                f"{error}"
+            ) from None
+
+
+def _tiles(shape: tuple[int, ...], chunk: tuple[int, ...]) -> list[tuple[int, Slices, Slices]]:
+    """The chunks that hold a sample: number, its part of the sample, the part used of the chunk."""
+    if shape == chunk:
+        return [(0, (), ())]
+    tiles = []
+    grid = [-(-n // size) for n, size in zip(shape, chunk, strict=True)]
+    for number, place in enumerate(np.ndindex(*grid)):
+        starts = [i * size for i, size in zip(place, chunk, strict=True)]
+        lengths = [min(size, n - at) for n, size, at in zip(shape, chunk, starts, strict=True)]
+        inside = tuple(slice(at, at + size) for at, size in zip(starts, lengths, strict=True))
+        tiles.append((number, inside, tuple(slice(size) for size in lengths)))
+    return tiles
+
+
+def _check_filters(dataset: h5py.Dataset, path: Path) -> None:
+    """See that HDF5 can decode a dataset, with hdf5plugin's help."""
+    for each in filters(dataset):
+        if not h5py.h5z.filter_avail(each.id):
+            with suppress(ImportError):
+                importlib.import_module("hdf5plugin")
+        if not h5py.h5z.filter_avail(each.id):
+            raise DataError(
+                f"shard {path}: {dataset.name.lstrip('/')!r} is compressed by the filter "
+                f"{describe(each)}, which nothing installed can undo: "
+                "pip install 'hpctrain[codecs]'"
+            )
+
+
+@lru_cache(maxsize=1024)
+def _say_once(message: str) -> None:
+    log.warning("%s", message)

@@ -1,0 +1,258 @@
+"""HDF5's filters undone outside HDF5, whose library decodes one chunk at a time under its lock.
+
+A chunk was written through a pipeline of filters; its stored bytes go back through it in reverse:
+
+    filter          id     undone by           layout of the stored bytes
+    deflate (gzip)  1      isal, or zlib       a zlib stream
+    shuffle         2      blosc2, or numpy    all first bytes, all second bytes, …
+    fletcher32      3      numpy               the data, then its checksum: verified
+    LZ4             32004  lz4                 size u64, block size u32, {length u32, block}
+    Zstd            32015  zstandard           a Zstandard frame
+    Blosc           32001  blosc2              a Blosc chunk
+    Blosc2          32026  blosc2              a contiguous frame of one chunk, in n-d blocks
+
+All of them release the GIL, so that threads decode side by side; what cannot be shared between
+threads (a Zstandard context) each thread has its own. Libraries are imported when a data set
+needs them. Filters that are not in the table, or whose library is missing, are HDF5's business:
+`Undecodable` says so.
+
+The formats: HDF5 File Format Specification 3.0 (shuffle, Fletcher 32 as in H5checksum.c), the
+registered filter plugins of the HDF Group (LZ4's numbers are big-endian), and c-blosc2's
+README_CHUNK_FORMAT.rst and README_CFRAME_FORMAT.rst.
+"""
+
+import struct
+import threading
+import zlib
+from collections.abc import Sequence
+from ctypes import c_int32, c_void_p
+from typing import NamedTuple
+
+import numpy as np
+
+from hpctrain.data import blosc
+from hpctrain.data.scratch import Bytes, Damaged, Errors, Stage, Undecodable, load, scratch
+
+PIECE = 65_536  # bytes of a zlib stream
+
+DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
+LZ4, ZSTD, BLOSC, BLOSC2 = 32004, 32015, 32001, 32026
+
+
+class Filter(NamedTuple):
+    """A filter of a dataset's pipeline, as `h5py.h5p.PropDCID.get_filter` describes it."""
+
+    id: int
+    flags: int
+    values: tuple[int, ...]
+    name: bytes
+
+
+class Pipeline:
+    """Undoes the filters of one dataset; threads may share it.
+
+    Args:
+        filters: In the order in which they were applied.
+        nbytes: Of a whole chunk, decoded.
+
+    Raises:
+        Undecodable: A filter is unknown here or its library is missing.
+    """
+
+    def __init__(self, filters: Sequence[Filter], nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._filters = tuple(filters)
+        self._stages: list[tuple[Stage, Errors]] = []
+        for each in self._filters:
+            if each.id not in _STAGES:
+                raise Undecodable(f"filter {describe(each)} is decoded by HDF5 only")
+            stage, errors = _STAGES[each.id](each.values)
+            self._stages.append((stage, (Damaged, struct.error, *errors)))
+        numbers = [each.id for each in self._filters]
+        if len(set(numbers)) < len(numbers) or len(set(numbers) - {SHUFFLE, FLETCHER32}) > 1:
+            raise Undecodable("several compressors one after the other are decoded by HDF5 only")
+
+    def applied(self, mask: int) -> list[int]:
+        """Return the numbers of the filters that a chunk went through."""
+        return [i for i in range(len(self._filters)) if not mask >> i & 1]
+
+    def decode(self, stored: Bytes, mask: int, out: Bytes) -> None:
+        """Undo the filters of one chunk.
+
+        Args:
+            stored: uint8, its bytes in the file; they may be changed.
+            mask: Bit i is set where filter i was left out for this chunk.
+            out: uint8 (nbytes,), filled.
+
+        Raises:
+            Damaged: The bytes cannot be decoded, or a checksum does not match.
+        """
+        applied, data = self.applied(mask), stored
+        for i in reversed(applied):
+            checksums = sum(self._filters[j].id == FLETCHER32 for j in applied if j < i)
+            stage, errors = self._stages[i]
+            try:
+                data = stage(data, self.nbytes + 4 * checksums, out if i == applied[0] else None)
+            except errors as error:
+                raise Damaged(f"{describe(self._filters[i])}: {error}") from None
+        if len(data) != self.nbytes:
+            raise Damaged(f"it holds {len(data)} bytes, not {self.nbytes}")
+        if data is not out:
+            out[:] = data
+
+
+def describe(filter: Filter) -> str:
+    """Return its name and number."""
+    return f"{filter.name.decode(errors='replace').split(';')[0] or 'without a name'} ({filter.id})"
+
+
+# Each makes the stage of a filter with the given parameters, and says what its library raises.
+
+
+def _deflate(_: tuple[int, ...]) -> tuple[Stage, Errors]:
+    try:
+        library = load("isal.isal_zlib")  # twice as fast as zlib
+    except Undecodable:
+        library = zlib
+
+    def stage(data: Bytes, size: int, out: Bytes | None) -> Bytes:
+        target = out if out is not None else scratch("decoded", size)
+        # In pieces that stay in the processor's cache: one of the whole size is fresh memory.
+        stream, at = library.decompressobj(), 0
+        for start in range(0, len(data), PIECE):
+            piece = np.frombuffer(stream.decompress(data[start : start + PIECE]), np.uint8)
+            if len(piece) > size - at:
+                raise Damaged(f"it holds more than {size} bytes")
+            target[at : at + len(piece)] = piece
+            at += len(piece)
+        if not stream.eof or at < size:
+            raise Damaged(f"it ends after {at} bytes of {size}")
+        return target
+
+    return stage, (library.error,)
+
+
+def _shuffle(values: tuple[int, ...]) -> tuple[Stage, Errors]:
+    (width,) = values
+    fast = blosc.native("blosc2_unshuffle", c_int32, c_int32, c_void_p, c_void_p)
+
+    def stage(data: Bytes, _: int, out: Bytes | None) -> Bytes:
+        if width == 1:
+            return data
+        target = out
+        if target is None or len(target) != len(data):  # a checksum is still there
+            target = scratch("unshuffled", len(data))
+        if fast is not None and len(data) < 2**31:
+            fast(width, len(data), data.ctypes.data, target.ctypes.data)
+            return target
+        count = len(data) // width
+        for i in range(width):  # what is left of a last element stays in its place
+            target[i : count * width : width] = data[i * count : (i + 1) * count]
+        target[count * width :] = data[count * width :]
+        return target
+
+    return stage, ()
+
+
+def _fletcher32(_: tuple[int, ...]) -> tuple[Stage, Errors]:
+    def stage(data: Bytes, _: int, __: Bytes | None) -> Bytes:
+        if len(data) < 4:
+            raise Damaged("the checksum is missing")
+        stored, found = int.from_bytes(data[-4:].tobytes(), "little"), fletcher32(data[:-4])
+        if stored != found:
+            raise Damaged(f"the checksum is {stored:08x} in the file, {found:08x} of its data")
+        return data[:-4]
+
+    return stage, ()
+
+
+def fletcher32(data: Bytes) -> int:
+    """Return HDF5's checksum: two sums modulo 65535 over big-endian 16-bit words.
+
+    Fletcher, "An arithmetic checksum for serial transmissions", IEEE Trans. Commun. 30(1), 1982.
+    """
+    block = 2**16  # words: the products below stay exact in float64, which BLAS sums
+    length = -(-len(data) // 2) * 2
+    words = np.zeros(max(1, -(-length // (2 * block))) * block, ">u2")
+    # Zeros in front leave both sums as they are; an odd last byte is the high one of its word.
+    words.view(np.uint8)[words.nbytes - length :][: len(data)] = data
+    low = high = 0
+    weights = np.arange(block, 0, -1, dtype=np.float64)
+    for part in words.reshape(-1, block):
+        values = part.astype(np.float64)
+        high += block * low + int(values @ weights)
+        low += int(values.sum())
+    # Ones' complement: what is not zero never folds to zero.
+    first, second = (value % 65535 or (65535 if value else 0) for value in (low, high))
+    return second << 16 | first
+
+
+def _lz4(_: tuple[int, ...]) -> tuple[Stage, Errors]:
+    library = load("lz4.block")
+    # Into the buffer, where the package makes new bytes.
+    fast = blosc.native("LZ4_decompress_safe", c_void_p, c_void_p, c_int32, c_int32)
+
+    def stage(data: Bytes, size: int, out: Bytes | None) -> Bytes:
+        total, step = struct.unpack_from(">QI", data.data)
+        if total != size or not step:
+            raise Damaged(f"it holds {total} bytes, not {size}")
+        target = out if out is not None else scratch("decoded", size)
+        at = 12
+        for start in range(0, size, step):
+            wanted = target[start : start + step]
+            (length,) = struct.unpack_from(">I", data.data, at)
+            block = data[at + 4 : at + 4 + length]
+            at += 4 + length
+            if len(block) == len(wanted):  # stored as it is
+                wanted[:] = block
+                continue
+            if fast is not None:
+                found = fast(block.ctypes.data, wanted.ctypes.data, len(block), len(wanted))
+            else:
+                raw = library.decompress(block, uncompressed_size=len(wanted))
+                found = len(raw)
+                wanted[:found] = np.frombuffer(raw, np.uint8)
+            if found != len(wanted):
+                raise Damaged(f"a block holds {found} bytes, not {len(wanted)}")
+        return target
+
+    return stage, (library.LZ4BlockError,)
+
+
+def _zstd(_: tuple[int, ...]) -> tuple[Stage, Errors]:
+    library, local = load("zstandard"), threading.local()
+
+    def stage(data: Bytes, size: int, out: Bytes | None) -> Bytes:
+        if not hasattr(local, "context"):
+            local.context = library.ZstdDecompressor()
+        target = out if out is not None else scratch("decoded", size)
+        with local.context.stream_reader(data) as frame:
+            count = frame.readinto(target)
+            if count != size or frame.read(1):  # reads to the end: the frame's checksum
+                raise Damaged(f"it does not hold {size} bytes")
+        return target
+
+    return stage, (library.ZstdError,)
+
+
+def _blosc(values: tuple[int, ...]) -> tuple[Stage, Errors]:
+    blosc.library()
+    if len(values) > 6 and values[6] == 3:
+        raise Undecodable("Snappy inside Blosc is decoded by HDF5 only")
+    return blosc.decode_chunk, (ValueError, RuntimeError)
+
+
+def _blosc2(_: tuple[int, ...]) -> tuple[Stage, Errors]:
+    blosc.library()
+    return blosc.decode_frame, (ValueError, RuntimeError, LookupError, TypeError)
+
+
+_STAGES = {
+    DEFLATE: _deflate,
+    SHUFFLE: _shuffle,
+    FLETCHER32: _fletcher32,
+    LZ4: _lz4,
+    ZSTD: _zstd,
+    BLOSC: _blosc,
+    BLOSC2: _blosc2,
+}

@@ -77,22 +77,13 @@ class Sweep:
         try:
             self._refuse_wrong()
             self._take_code()
-            # What is wrong with one script shows here, before anything is written.
-            size = slurm.max_array_size() if cluster else 1000
-            planned = arrays.plan(self.entries, self.folder, size)
-            texts = [array.text() for array in planned]
-            for entry in self.entries if not (cluster or self._any("dry_run")) else ():
-                local.check(entry.config)
-            if self._any("check") and cluster:
-                for text, array in zip(texts, planned, strict=True):
-                    start = slurm.expected_start(text, array.entries[0].config)
-                    say(f"{runs(len(array.entries))} like {array.entries[0].run.name}: {start}")
+            scripts = self._scripts(cluster)
         except HpctrainError:
             self._discard()
             raise
         if self._any("dry_run"):
             show(self.entries)
-            print("\n".join(texts), end="")
+            print("\n".join(scripts), end="")
             self._discard()
             return [None] * len(self.entries)
         say(f"{runs(len(self.entries))}: {_WHERE[cluster]}")
@@ -158,6 +149,21 @@ class Sweep:
             if key not in taken:
                 taken[key] = snapshot.take(entry.config)
             entry.code, entry.keeps_code = taken[key], False
+
+    def _scripts(self, cluster: bool) -> list[str]:
+        """The scripts as they would be sent: what is wrong shows before anything is written."""
+        size = slurm.max_array_size() if cluster else 1000
+        planned = arrays.plan(self.entries, self.folder, size)
+        texts = [array.text() for array in planned]
+        if not (cluster or self._any("dry_run")):
+            for entry in self.entries:
+                local.check(entry.config)
+        if cluster and self._any("check"):
+            for text, array in zip(texts, planned, strict=True):
+                first = array.entries[0]
+                start = slurm.expected_start(text, first.config)
+                say(f"{runs(len(array.entries))} like {first.run.name}: {start}")
+        return texts
 
     def _queue(self, entries: list[Entry], cluster: bool) -> list[Entry]:
         """Submit what is missing of these; give what there is no room for now."""

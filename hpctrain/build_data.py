@@ -16,26 +16,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpctrain.data.blocks import BlockOrder, Lanes
-from hpctrain.data.buckets import Buckets
 from hpctrain.data.concat import Concat
 from hpctrain.data.feed import Feed
 from hpctrain.data.images import Decoded
 from hpctrain.data.loader import Loader
-from hpctrain.data.mixture import Mixture
-from hpctrain.data.order import Order, Repeat, Sampler
-from hpctrain.data.origin import load_index
-from hpctrain.data.placement import open_place
+from hpctrain.data.places.origin import load_index
+from hpctrain.data.places.placement import open_place
+from hpctrain.data.places.verify import verified
 from hpctrain.data.reader import Reader
-from hpctrain.data.samples import Sample, Transform
+from hpctrain.data.samplers.blocks import BlockOrder, Lanes
+from hpctrain.data.samplers.buckets import Buckets
+from hpctrain.data.samplers.mixture import Mixture
+from hpctrain.data.samplers.order import Order, Repeat, Sampler
+from hpctrain.data.samplers.subset import Subset, column, parse_slice
+from hpctrain.data.samplers.weighted import Balanced, Weighted
 from hpctrain.data.source import Source
 from hpctrain.data.steps import Tail
-from hpctrain.data.subset import Subset, column, parse_slice
 from hpctrain.data.transforms import Compose, bind
-from hpctrain.data.verify import verified
-from hpctrain.data.weighted import Balanced, Weighted
 from hpctrain.data.windows import Windows
-from hpctrain.data.workers import Workers
+from hpctrain.data.workers.pool import Workers
+from hpctrain.data.workers.samples import Sample, Transform
 from hpctrain.distributed.slurm import RankInfo
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.schema import Config
@@ -241,7 +241,7 @@ class OneByOne:
         self.transforms = list(transforms)
 
     def __call__(self, sample: Sample, random: np.random.Generator) -> Sample:
-        """See `hpctrain.data.samples`."""
+        """See `hpctrain.data.workers.samples`."""
         for transform in self.transforms:
             sample = dict(transform(sample, random))
         return sample

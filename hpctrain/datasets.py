@@ -10,7 +10,7 @@ from pathlib import Path
 import xxhash
 
 from hpctrain.data.index import FILE, Index
-from hpctrain.data.origin import is_url, load_index
+from hpctrain.data.places.origin import is_url, load_index
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.schema import Config, DataConfig
 

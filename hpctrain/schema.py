@@ -67,7 +67,7 @@ class DataConfig:
     collate: str = "pad"  # variable-length fields: pad | pack (end to end, with offsets)
     tail: str = "drop"  # what becomes of an incomplete last batch: drop | pad (with a mask)
 
-    # Lists of {_target_: ..., ...}: hpctrain.data.samples and hpctrain.data.transforms say what.
+    # Lists of {_target_: ...}: see hpctrain.data.workers.samples and hpctrain.data.transforms.
     transforms: list[dict[str, Any]] = field(default_factory=list)  # of a sample, on the CPU
     batch_transforms: list[dict[str, Any]] = field(default_factory=list)  # on the device
     # In evaluation; null: those of training that are not random.

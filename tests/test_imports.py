@@ -11,14 +11,15 @@ from tests.conftest import ROOT
 PACKAGE = ROOT / "hpctrain"
 # Each may import itself and what stands in its set, of our own.
 LEAVES = {"errors", "explain", "secrets", "__init__"}
-CONFIG = LEAVES | {"config"}
+CONFIG = LEAVES | {"config", "schema"}
 RANKS = {"distributed.slurm", "distributed.port", "distributed.hostlist"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "explain": set(),
     "secrets": set(),
     "disk": set(),
-    "config": LEAVES,
+    "schema": set(),
+    "config": LEAVES | {"schema"},
     "conf_groups": CONFIG,
     "compose": CONFIG | {"conf_groups"},
     "validate": CONFIG,
@@ -36,7 +37,8 @@ ALLOWED: dict[str, set[str]] = {
     "rundir": CONFIG | {"disk"},
     "signals": set(),
     "stopfile": {"disk"},
-    "freeze": CONFIG | {"data.index", "provenance", "rundir", "tracking.store", "validate"},
+    "datasets": CONFIG | {"data.index", "data.places.origin"},
+    "freeze": CONFIG | {"datasets", "provenance", "rundir", "tracking.store", "validate"},
     "launch": CONFIG
     | {"disk", "freeze", "lock", "provenance", "rundir", "snapshot", "tracking.store", "validate"},
     "commands": CONFIG
@@ -49,7 +51,8 @@ ALLOWED: dict[str, set[str]] = {
     "attempt": CONFIG
     | RANKS
     | {"launch.container", "launch.slurm", "provenance", "rundir", "stopfile", "tracking", "train"},
-    "build": CONFIG | RANKS | {"data", "parallel", "rundir", "tracking", "train"},
+    "build_data": CONFIG | RANKS | {"data"},
+    "build": CONFIG | RANKS | {"build_data", "data", "parallel", "rundir", "tracking", "train"},
     "job": CONFIG
     | RANKS
     | {"attempt", "build", "distributed.group", "rundir", "stopfile", "train"},
@@ -62,6 +65,8 @@ NO_TORCH = (
         "errors",
         "explain",
         "config",
+        "schema",
+        "datasets",
         "conf_groups",
         "compose",
         "distributed.slurm",

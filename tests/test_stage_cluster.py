@@ -18,10 +18,10 @@ NODES = 3
 RANK = """
     import json, os, sys, time
     from pathlib import Path
-    from hpctrain.data.broadcast import broadcast
-    from hpctrain.data.origin import load_index
-    from hpctrain.data.placement import open_place
-    from hpctrain.data.verify import verified
+    from hpctrain.data.places.broadcast import broadcast
+    from hpctrain.data.places.origin import load_index
+    from hpctrain.data.places.placement import open_place
+    from hpctrain.data.places.verify import verified
 
     source, out, mode = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     rank, ranks = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])

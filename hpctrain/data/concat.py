@@ -3,7 +3,7 @@
     >>> both = Concat({"old": Reader(old, "train"), "new": Reader(new, "train")})
     >>> both.read(np.array([0, len(both) - 1]))          # the first of old, the last of new
 
-`hpctrain.data.mixture` draws from such an index space by weights.
+`hpctrain.data.samplers.mixture` draws from such an index space by weights.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from hpctrain.data.index import Field
-from hpctrain.data.permutation import Int64s, groups
 from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.samplers.permutation import Int64s, groups
 from hpctrain.data.source import Prepares, Source
 from hpctrain.errors import DataError
 

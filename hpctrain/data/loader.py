@@ -1,10 +1,10 @@
 """Batches for one data-parallel rank: exact, elastic, read ahead by threads.
 
 The data state is one integer, the samples that the training has been given, over all ranks and
-epochs; `hpctrain.data.steps` has what follows from it. A sampler (`hpctrain.data.order` and its
-neighbours) says which sample stands at a position. So the global batch of a step is the same, in
-the same order, for every number of ranks, and a run resumed with other ranks or another batch
-size continues the same sequence.
+epochs; `hpctrain.data.steps` has what follows from it. A sampler (`hpctrain.data.samplers`) says
+which sample stands at a position. So the global batch of a step is the same, in the same order,
+for every number of ranks, and a run resumed with other ranks or another batch size continues the
+same sequence.
 
     >>> loader = Loader(Reader(folder, "train"), global_batch_size=64, dp_rank=0, dp_size=2)
     >>> for batch in loader:                 # for ever, or max_epochs
@@ -34,12 +34,12 @@ from numpy.typing import NDArray
 
 from hpctrain.data.buffers import Buffers
 from hpctrain.data.collate import Batch, Collate, Layout
-from hpctrain.data.order import Order, Sampler
 from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.samplers.order import Order, Sampler
 from hpctrain.data.source import InBlocks, Prepares, Source
 from hpctrain.data.steps import Steps, Stretch, Tail
 from hpctrain.data.threads import pool
-from hpctrain.data.workers import Workers
+from hpctrain.data.workers.pool import Workers
 from hpctrain.errors import ConfigError, DataError
 
 Int64s = NDArray[np.int64]

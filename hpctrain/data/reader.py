@@ -2,7 +2,7 @@
 
 A contiguous, uncompressed dataset (what `data_prep` writes) has an offset in its file: the shard
 is mapped, and the samples of a batch, from any shards, are one gather without HDF5 in the way.
-Any other layout is read by `hpctrain.data.layout`.
+Any other layout is read by `hpctrain.data.storage.layout`.
 
     >>> reader = Reader(Path("data/digits"), "train")
     >>> reader.read(np.array([5, 0, 5]))["image"].shape
@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.data.index import Field, Index, Shard
-from hpctrain.data.opened import OpenShards
-from hpctrain.data.origin import is_url, load_index
-from hpctrain.data.place import Place
-from hpctrain.data.placement import open_place
+from hpctrain.data.places.origin import is_url, load_index
+from hpctrain.data.places.place import Place
+from hpctrain.data.places.placement import open_place
 from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.storage.opened import OpenShards
 from hpctrain.errors import DataError
 
 Int64s = NDArray[np.int64]

@@ -23,8 +23,8 @@ import hdf5plugin
 import numpy as np
 import pytest
 
-from hpctrain.data.chunkcache import ChunkCache
-from hpctrain.data.chunks import Chunked
+from hpctrain.data.storage.cache import ChunkCache
+from hpctrain.data.storage.chunks import Chunked
 
 ROUNDS = 7
 CALL = 2**20  # bytes: a loader asks for several small batches at once

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpctrain.data.blocks import BlockOrder, Lanes
-from hpctrain.data.buckets import Buckets
-from hpctrain.data.mixture import Mixture
-from hpctrain.data.order import Order, Repeat, Sampler
-from hpctrain.data.subset import Subset
-from hpctrain.data.weighted import Balanced, Weighted
+from hpctrain.data.samplers.blocks import BlockOrder, Lanes
+from hpctrain.data.samplers.buckets import Buckets
+from hpctrain.data.samplers.mixture import Mixture
+from hpctrain.data.samplers.order import Order, Repeat, Sampler
+from hpctrain.data.samplers.subset import Subset
+from hpctrain.data.samplers.weighted import Balanced, Weighted
 
 COUNT = 10**10
 MILLION = np.arange(10**6)

@@ -14,8 +14,8 @@ import pytest
 
 from hpctrain.data.format import write_shards
 from hpctrain.data.index import Index
-from hpctrain.data.stage import Stage
-from hpctrain.data.verify import verify
+from hpctrain.data.places.stage import Stage
+from hpctrain.data.places.verify import verify
 
 SAMPLES, BYTES = 512, 2**20
 

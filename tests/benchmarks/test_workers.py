@@ -19,8 +19,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from hpctrain.data.index import Field
-from hpctrain.data.samples import Sample
-from hpctrain.data.workers import Array, Int64s, Workers
+from hpctrain.data.workers.pool import Array, Int64s, Workers
+from hpctrain.data.workers.samples import Sample
 
 COUNT, SHAPE, BATCH, WORKERS = 4_096, (3, 64, 64), 64, 2
 ROUNDS = 4

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.data.blocks import BlockOrder, Lanes
-from hpctrain.data.order import Order
+from hpctrain.data.samplers.blocks import BlockOrder, Lanes
+from hpctrain.data.samplers.order import Order
 from hpctrain.errors import DataError
 from tests.data.samplers import check_permutation, check_pure, everything
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.data.buckets import Buckets
-from hpctrain.data.order import Order, Repeat
+from hpctrain.data.samplers.buckets import Buckets
+from hpctrain.data.samplers.order import Order, Repeat
 from hpctrain.errors import ConfigError, DataError
 from tests.data.samplers import check_permutation, check_pure, everything
 

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from hpctrain.data.concat import Concat
 from hpctrain.data.format import write_shards
 from hpctrain.data.index import Field
-from hpctrain.data.mixture import Mixture
 from hpctrain.data.ragged import Ragged
 from hpctrain.data.reader import Reader
+from hpctrain.data.samplers.mixture import Mixture
 from hpctrain.errors import DataError
 
 COUNTS = (7, 1, 12)

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 from hpctrain.data.dataset import HDF5Dataset, LoaderDataset
 from hpctrain.data.format import write_shards
 from hpctrain.data.loader import Loader
-from hpctrain.data.order import Order
 from hpctrain.data.reader import Reader
+from hpctrain.data.samplers.order import Order
 from hpctrain.errors import ConfigError, DataError
 
 COUNT = 23

@@ -15,8 +15,8 @@ import hpctrain.data.loader
 from hpctrain.data.format import write_shards
 from hpctrain.data.index import Field
 from hpctrain.data.loader import GROUP, Loader
-from hpctrain.data.order import Order
 from hpctrain.data.reader import Reader
+from hpctrain.data.samplers.order import Order
 from hpctrain.errors import ConfigError, DataError
 
 

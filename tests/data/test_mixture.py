@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.data.blocks import BlockOrder
-from hpctrain.data.mixture import Mixture, temper
-from hpctrain.data.order import Order
-from hpctrain.data.subset import Subset
+from hpctrain.data.samplers.blocks import BlockOrder
+from hpctrain.data.samplers.mixture import Mixture, temper
+from hpctrain.data.samplers.order import Order
+from hpctrain.data.samplers.subset import Subset
 from hpctrain.errors import ConfigError, DataError
 from tests.data.samplers import check_pure, everything
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.data.order import Order, Repeat, draw
-from hpctrain.data.permutation import MAX_COUNT, SMALL
+from hpctrain.data.samplers.order import Order, Repeat, draw
+from hpctrain.data.samplers.permutation import MAX_COUNT, SMALL
 from hpctrain.errors import DataError
 from tests.data.samplers import check_pure, chi_square, everything
 

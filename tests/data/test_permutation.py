@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.data.permutation import (
+from hpctrain.data.samplers.permutation import (
     SMALL,
     groups,
     hashes,

@@ -10,13 +10,13 @@ import fsspec
 import numpy as np
 import pytest
 
-from hpctrain.data.filesystem import job_memory, kind_of
 from hpctrain.data.format import write_shards
 from hpctrain.data.index import Index
-from hpctrain.data.origin import load_index
-from hpctrain.data.place import Folder
-from hpctrain.data.placement import open_place
-from hpctrain.data.stage import Stage
+from hpctrain.data.places.filesystem import job_memory, kind_of
+from hpctrain.data.places.origin import load_index
+from hpctrain.data.places.place import Folder
+from hpctrain.data.places.placement import open_place
+from hpctrain.data.places.stage import Stage
 from hpctrain.errors import ConfigError, DataError, StorageError
 
 
@@ -74,7 +74,7 @@ def test_node_without_a_usable_folder_says_why(source, shards, tmp_path):
 
 
 def test_auto_falls_back_to_the_network(source, shards, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("hpctrain.data.placement.kind_of", lambda folder: "network")
+    monkeypatch.setattr("hpctrain.data.places.placement.kind_of", lambda folder: "network")
     with closing(open_place(source, "auto", shards, folder=tmp_path)) as place:
         assert isinstance(place, Stage)
     assert not caplog.records
@@ -133,7 +133,7 @@ def test_a_protocol_whose_package_is_missing():
     # In a process of its own: without s3fs, installed or not.
     code = (
         "import sys; sys.modules['s3fs'] = None\n"
-        "from hpctrain.data.origin import load_index\n"
+        "from hpctrain.data.places.origin import load_index\n"
         "load_index('s3://bucket/set')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -142,14 +142,15 @@ def test_a_protocol_whose_package_is_missing():
 
 def test_fsspec_is_imported_for_urls_only(source):
     code = (
-        "import sys; from hpctrain.data.origin import load_index\n"
-        f"import hpctrain.data.placement, hpctrain.data.verify; load_index('{source}')\n"
+        "import sys; from hpctrain.data.places.origin import load_index\n"
+        "import hpctrain.data.places.placement, hpctrain.data.places.verify\n"
+        f"load_index('{source}')\n"
         "sys.exit(bool({'fsspec', 'torch', 'h5py'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     code = (
         "import sys; sys.modules['fsspec'] = None\n"
-        "from hpctrain.data.origin import load_index\n"
+        "from hpctrain.data.places.origin import load_index\n"
         "load_index('s3://bucket/set')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -194,7 +195,7 @@ def test_the_kind_of_a_file_system(tmp_path, path, kind):
 
 
 def test_a_folder_on_the_network_is_no_folder_of_the_node(source, shards, tmp_path, monkeypatch):
-    monkeypatch.setattr("hpctrain.data.depot.kind_of", lambda folder: "network")
+    monkeypatch.setattr("hpctrain.data.places.depot.kind_of", lambda folder: "network")
     with pytest.raises(StorageError, match="is on a network file system, not of this node"):
         Stage(source, tmp_path)
 
@@ -214,5 +215,7 @@ def test_the_memory_of_the_job(tmp_path, monkeypatch):
         (groups / job / "step_0" / file).write_text("max\n")
         (groups / job / file).write_text(f"{2**30}\n")
         (tmp_path / "cgroup").write_text(f"3:cpuset:/other\n{line}\n")
-        monkeypatch.setattr("hpctrain.data.filesystem.CGROUPS", (tmp_path / "cgroup", groups))
+        monkeypatch.setattr(
+            "hpctrain.data.places.filesystem.CGROUPS", (tmp_path / "cgroup", groups)
+        )
         assert job_memory({}) == 2**30

@@ -234,7 +234,7 @@ def test_a_damaged_chunk_is_named(own):
         raw.write(b"\xff" * 8)
     with pytest.raises(DataError) as error:
         Reader(own, "train").read(np.arange(3))
-    assert re.search(r"train-00000.h5: 'image' cannot be read between 0 and 2", str(error.value))
+    assert re.search(r"train-00000.h5: 'image' is damaged in samples 0 to 3", str(error.value))
 
 
 def test_threads_share_a_reader(own):

@@ -22,15 +22,15 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.data import origin
-from hpctrain.data.broadcast import broadcast
-from hpctrain.data.depot import Depot
-from hpctrain.data.filesystem import job_memory
 from hpctrain.data.format import write_shards
 from hpctrain.data.index import Shard
-from hpctrain.data.origin import load_index
+from hpctrain.data.places import origin
+from hpctrain.data.places.broadcast import broadcast
+from hpctrain.data.places.depot import Depot
+from hpctrain.data.places.filesystem import job_memory
+from hpctrain.data.places.origin import load_index
+from hpctrain.data.places.stage import Stage
 from hpctrain.data.reader import Reader
-from hpctrain.data.stage import Stage
 from hpctrain.errors import DataError, LaunchError, StorageError
 from tests.data.store import FaultyStore
 
@@ -189,8 +189,8 @@ STAGE_ALL = """
     import sys, time
     from pathlib import Path
     import tests.data.store
-    from hpctrain.data.origin import load_index
-    from hpctrain.data.stage import Stage
+    from hpctrain.data.places.origin import load_index
+    from hpctrain.data.places.stage import Stage
     source, base = sys.argv[1:3]
     shards = load_index(source).shards
     stage = Stage(source, Path(base))
@@ -224,10 +224,10 @@ SLOW = """
     import sys, time
     from pathlib import Path
     from tests.data.store import FaultyStore
-    from hpctrain.data.origin import load_index
-    from hpctrain.data import origin
+    from hpctrain.data.places.origin import load_index
+    from hpctrain.data.places import origin
     origin.BLOCK = 2**14
-    from hpctrain.data.stage import Stage
+    from hpctrain.data.places.stage import Stage
     source, base, seconds = sys.argv[1:]
     shard = load_index(source).shards[0]
     def slow(path, position, data):
@@ -290,8 +290,8 @@ CHAOS = """
     import random, sys, time
     from pathlib import Path
     import xxhash
-    from hpctrain.data.origin import load_index
-    from hpctrain.data.stage import Stage
+    from hpctrain.data.places.origin import load_index
+    from hpctrain.data.places.stage import Stage
     source, base, seed = sys.argv[1:]
     shards, rng = load_index(source).shards, random.Random(int(seed))
     stage = Stage(source, Path(base), budget_bytes=3 * shards[0].bytes)

@@ -3,12 +3,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.data.blocks import BlockOrder
 from hpctrain.data.index import Field
-from hpctrain.data.order import Order, Repeat
 from hpctrain.data.ragged import Ragged
 from hpctrain.data.reader import Reader
-from hpctrain.data.subset import Subset, column, parse_slice, select
+from hpctrain.data.samplers.blocks import BlockOrder
+from hpctrain.data.samplers.order import Order, Repeat
+from hpctrain.data.samplers.subset import Subset, column, parse_slice, select
 from hpctrain.errors import ConfigError, DataError
 from tests.data.samplers import check_pure, everything
 

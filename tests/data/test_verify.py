@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpctrain.data import verify as module
 from hpctrain.data.format import write_shards
 from hpctrain.data.index import Index
-from hpctrain.data.place import Folder
-from hpctrain.data.stage import Stage
-from hpctrain.data.verify import Verified, verified, verify
+from hpctrain.data.places import verify as module
+from hpctrain.data.places.place import Folder
+from hpctrain.data.places.stage import Stage
+from hpctrain.data.places.verify import Verified, verified, verify
 from hpctrain.errors import ConfigError, DataError
 
 
@@ -138,7 +138,7 @@ def test_another_mode(source, shards):
 
 def test_progress_of_a_long_verification(source, shards, monkeypatch, caplog):
     caplog.set_level("INFO")
-    monkeypatch.setattr("hpctrain.data.progress.EVERY_S", 0.0)
+    monkeypatch.setattr("hpctrain.data.places.progress.EVERY_S", 0.0)
     verify(source, shards)
     assert "verifying: 0.0 of 0.0 GB, " in caplog.text
     assert caplog.text.rstrip().endswith("MB/s, 0 s left")

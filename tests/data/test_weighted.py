@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.data.weighted import Balanced, Weighted
+from hpctrain.data.samplers.weighted import Balanced, Weighted
 from hpctrain.errors import DataError
 from tests.data.samplers import check_pure, everything
 

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worker_parts import FIXED, IMAGES, TEXTS, Source, children, run
 
-from hpctrain.data.samples import SampleRandom
-from hpctrain.data.shared import Segment, place, view
-from hpctrain.data.workers import Workers
+from hpctrain.data.workers.pool import Workers
+from hpctrain.data.workers.samples import SampleRandom
+from hpctrain.data.workers.shared import Segment, place, view
 from hpctrain.errors import ConfigError, DataError
 
 
@@ -308,7 +308,7 @@ import sys, time
 sys.path.insert(0, {folder!r})
 import numpy as np
 import worker_parts
-from hpctrain.data.workers import Workers
+from hpctrain.data.workers.pool import Workers
 
 def double(sample, random):
     return {{"label": 2 * sample["label"]}}
@@ -364,7 +364,7 @@ def test_a_transform_of_a_notebook():
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import worker_parts\n"
-        "from hpctrain.data.workers import Workers\n"
+        "from hpctrain.data.workers.pool import Workers\n"
         "def double(sample, random): return sample\n"
         "with Workers(worker_parts.FIXED, double, 1) as workers:\n"
         "    worker_parts.run(workers, 0, 3).result(20)\n"

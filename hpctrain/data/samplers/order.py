@@ -1,7 +1,7 @@
 """The order of samples: a pure function of (seed, epoch, position), in O(1) memory.
 
 `torch.randperm(5e8)` takes 37 s and 4 GB on every rank, so no permutation is materialised: each
-position is mapped by itself (`hpctrain.data.permutation` says how).
+position is mapped by itself (`hpctrain.data.samplers.permutation` says how).
 
     >>> order = Order(count=10**10, seed=0)
     >>> order(epoch=3, positions=np.arange(4))      # the first four samples of epoch 3
@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from hpctrain.data.permutation import MAX_COUNT, Int64s, groups, make_key, permute
+from hpctrain.data.samplers.permutation import MAX_COUNT, Int64s, groups, make_key, permute
 from hpctrain.errors import DataError
 
 

@@ -33,9 +33,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from hpctrain.data.filesystem import free_bytes, job_memory, kind_of
 from hpctrain.data.index import Shard
-from hpctrain.data.origin import digest_of
+from hpctrain.data.places.filesystem import free_bytes, job_memory, kind_of
+from hpctrain.data.places.origin import digest_of
 from hpctrain.errors import StorageError
 
 PART, BROADCAST = ".part", ".sbcast"

@@ -5,15 +5,15 @@
 
 The trainer reads, at the speed of memory and with the shards opened once, and workers only
 transform: they hold no files and start in a tenth of a second. A message is a few hundred bytes
-each way. A batch lies in a segment of shared memory (`hpctrain.data.shared`) which is used again
-when the last array on it is gone; there are as many as the caller holds and has in flight.
+each way. A batch lies in a segment of shared memory (see `shared`) which is used again when the
+last array on it is gone; there are as many as the caller holds and has in flight.
 
     >>> with Workers(Reader(folder, "train"), transform, count=4) as workers:
     ...     future = workers.submit((seed, epoch), positions, order(epoch, positions))
     ...     batch = future.result()                     # {field: array (n, *shape)}
 
-What `transform` is, and its random numbers, are in `hpctrain.data.samples`: the result is the
-same for every number of workers. Keep two or three batches in flight for each worker. Very small
+What `transform` is, and its random numbers, are in `samples`: the result is the same for every
+number of workers. Keep two or three batches in flight for each worker. Very small
 samples go better several batches at a time: submit their rows together and slice the result.
 
 Workers are fresh processes (never forks of one with threads or CUDA). They ignore the signals of
@@ -41,10 +41,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.data.ragged import Array, Ragged
-from hpctrain.data.samples import SampleRandom, Transform, apply
-from hpctrain.data.shared import Block, Segment, place, view
 from hpctrain.data.source import Source
-from hpctrain.data.worker import JOB_SIGNALS, MESSAGE, VARIABLE, Reply, Task
+from hpctrain.data.workers.process import JOB_SIGNALS, MESSAGE, VARIABLE, Reply, Task
+from hpctrain.data.workers.samples import SampleRandom, Transform, apply
+from hpctrain.data.workers.shared import Block, Segment, place, view
 from hpctrain.errors import ConfigError, DataError
 
 Int64s = NDArray[np.int64]
@@ -61,7 +61,7 @@ class Workers:
 
     Args:
         source: Read in the threads that call `submit`.
-        transform: See `hpctrain.data.samples`.
+        transform: See `hpctrain.data.workers.samples`.
         count: Processes; 0 transforms in `submit` itself, where a debugger works.
 
     Attributes:
@@ -308,7 +308,7 @@ class _Worker:
 
     def start(self, payload: int) -> None:
         descriptors = (self._far_end.fileno(), payload)
-        code = "from hpctrain.data.worker import main; main({}, {}, {})"
+        code = "from hpctrain.data.workers.process import main; main({}, {}, {})"
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", code.format(*descriptors, os.getpid())],

@@ -26,8 +26,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from hpctrain.data.order import Order, Sampler, check_positions, draw
-from hpctrain.data.permutation import Int64s, groups, make_key
+from hpctrain.data.samplers.order import Order, Sampler, check_positions, draw
+from hpctrain.data.samplers.permutation import Int64s, groups, make_key
 from hpctrain.errors import ConfigError, DataError
 
 PERIOD = 65_536

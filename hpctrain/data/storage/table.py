@@ -14,8 +14,8 @@ from weakref import WeakValueDictionary
 import h5py
 import numpy as np
 
-from hpctrain.data.codecs import Filter, Pipeline
-from hpctrain.data.scratch import Bytes, Damaged, Undecodable, scratch
+from hpctrain.data.storage.codecs import Filter, Pipeline
+from hpctrain.data.storage.scratch import Bytes, Damaged, Undecodable, scratch
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ node   staged                         staged                     staged
 >>> place.plan(shards)                   # those of this node, in the order of use
 >>> file = open(place.path(shards[0]), "rb")
 
-`data.verify` (see `hpctrain.data.verify`) makes a place that checks what it gives.
+`data.verify` (see `hpctrain.data.places.verify`) makes a place that checks what it gives.
 """
 
 import logging
@@ -17,11 +17,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hpctrain.data.filesystem import kind_of
 from hpctrain.data.index import Shard
-from hpctrain.data.origin import is_url
-from hpctrain.data.place import Folder, Place
-from hpctrain.data.stage import Stage
+from hpctrain.data.places.filesystem import kind_of
+from hpctrain.data.places.origin import is_url
+from hpctrain.data.places.place import Folder, Place
+from hpctrain.data.places.stage import Stage
 from hpctrain.errors import ConfigError, StorageError
 
 log = logging.getLogger(__name__)

@@ -1,38 +1,24 @@
 """One shard's file, opened and checked: where its datasets lie.
 
 A contiguous, uncompressed dataset in the machine's byte order (what `data_prep` writes) has an
-offset in the file, so its rows may be mapped. Any other layout is read row by row, by h5py.
+offset in the file, so its rows may be mapped. Any other layout is read by `Chunked`.
 """
 
 import os
-import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.data import shard as shard_format
-from hpctrain.data.arena import Arena
 from hpctrain.data.index import Field, Shard, check_shard
-from hpctrain.data.ragged import Array
+from hpctrain.data.storage.arena import Arena
+from hpctrain.data.storage.chunks import Chunked, decoders
 from hpctrain.errors import DataError
 
 Int64s = NDArray[np.int64]
-
-
-class Rows(Protocol):
-    """A dataset that cannot be mapped; `chunk_rows` rows of it are stored together."""
-
-    chunk_rows: int
-
-    def rows(self, rows: Int64s) -> Array:
-        """Return the rows asked, in any order, repeats allowed: (n, *shape), native order."""
-
-    def copy(self, start: int, stop: int, out: Array) -> None:
-        """Copy rows `start` to `stop` into `out`, (stop - start, *shape)."""
 
 
 class Layout:
@@ -52,9 +38,9 @@ class Layout:
     def __init__(self, path: Path, shard: Shard, fields: Mapping[str, Field]) -> None:
         self.path, self.size = path, shard.bytes
         self.offsets: dict[str, int] = {}
-        self.rows: dict[str, Rows] = {}
+        self.rows: dict[str, Chunked] = {}
         self.totals: dict[str, int] = {}
-        self._lock = threading.Lock()
+        self._needs_hdf5 = False
         check_shard(path, shard)
         try:
             # No lock: thousands of readers, often on file systems that have none.
@@ -65,7 +51,7 @@ class Layout:
                     self._add_ragged(name, field, shard.count)
                 else:
                     self._add(name, field.dtype, (shard.count, *field.shape))
-            if not self.rows:
+            if not self._needs_hdf5:
                 self._file.close()
             stat = os.stat(path)
         except (OSError, RuntimeError, ValueError, KeyError) as error:
@@ -152,32 +138,6 @@ class Layout:
                 raise DataError(f"shard {self.path} is truncated: {name!r} goes beyond its end")
             self.offsets[name] = offset
         else:
-            self.rows[name] = _Dataset(dataset, self.path, self._lock)
+            self.rows[name] = chunked = Chunked(dataset, self.path, pool=decoders())
+            self._needs_hdf5 |= not chunked.direct
         return dataset
-
-
-class _Dataset:
-    """Rows read by h5py, one thread at a time."""
-
-    def __init__(self, dataset: h5py.Dataset, path: Path, lock: threading.Lock) -> None:
-        self._dataset, self._path, self._lock = dataset, path, lock
-        self.chunk_rows = dataset.chunks[0] if dataset.chunks else 1
-
-    def rows(self, rows: Int64s) -> Array:
-        unique, inverse = np.unique(rows, return_inverse=True)  # h5py wants them ascending
-        found = self._read(unique, int(rows.min()), int(rows.max()))
-        return found.astype(found.dtype.newbyteorder("="), copy=False)[inverse]
-
-    def copy(self, start: int, stop: int, out: Array) -> None:
-        out[:] = self._read(slice(start, stop), start, stop - 1)
-
-    def _read(self, selection: Any, first: int, last: int) -> Array:
-        try:
-            with self._lock:
-                found: Array = self._dataset[selection]
-        except (OSError, RuntimeError) as error:
-            raise DataError(
-                f"shard {self._path}: {self._dataset.name[1:]!r} cannot be read between {first} "
-                f"and {last}: {error}"
-            ) from None
-        return found

@@ -1,4 +1,4 @@
-"""What the decoders of HDF5's filters have in common; see `hpctrain.data.codecs`."""
+"""What the decoders of HDF5's filters have in common; see `hpctrain.data.storage.codecs`."""
 
 import importlib
 import threading

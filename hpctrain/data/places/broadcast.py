@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hpctrain.data.depot import BROADCAST, Depot
 from hpctrain.data.index import Shard
-from hpctrain.data.origin import FolderOrigin, WrongShard, digest_of, pour
-from hpctrain.data.progress import Progress
+from hpctrain.data.places.depot import BROADCAST, Depot
+from hpctrain.data.places.origin import FolderOrigin, WrongShard, digest_of, pour
+from hpctrain.data.places.progress import Progress
 from hpctrain.errors import LaunchError
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 Everything that is read is a *span*: `length` elements of a dataset from element `start` on. A
 sample of a fixed-size field is a span of 1, its place in a variable-length one a span of 2 of the
 offsets, a window of tokens a span of the values. The spans of a batch, from any shards, are one
-gather (see `hpctrain.data.arena`), but for those of datasets that cannot be mapped.
+gather (see `hpctrain.data.storage.arena`), but for those of datasets that cannot be mapped.
 """
 
 import resource
@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hpctrain.data.arena import Arena
 from hpctrain.data.index import Field, Shard
-from hpctrain.data.layout import Layout, Rows
-from hpctrain.data.place import Place
+from hpctrain.data.places.place import Place
 from hpctrain.data.ragged import Array
+from hpctrain.data.storage.arena import Arena
+from hpctrain.data.storage.chunks import Chunked
+from hpctrain.data.storage.layout import Layout
 
 Int64s = NDArray[np.int64]
 
@@ -175,6 +176,8 @@ class OpenShards:
         base, element = int(self._bases[name][shard]), self._elements[name]
         if base >= 0:
             self._arena.will_need(base + start * element, (stop - start) * element)
+        else:
+            self._layouts[shard].rows[name].prefetch(np.arange(start, stop))
 
     def check_unchanged(self, limit: int = 64) -> None:
         """See that nobody has written into open shards: `limit` of them, others the next time.
@@ -242,7 +245,7 @@ def _max_files() -> int:
     return max(16, descriptors // 4) if descriptors > 0 else 4096  # -1: no limit
 
 
-def _read(dataset: Rows, starts: Int64s, length: int, out: Array) -> None:
+def _read(dataset: Chunked, starts: Int64s, length: int, out: Array) -> None:
     """Fill `out`, (n, length, *shape)."""
     if length <= SHORT:
         out[:] = dataset.rows((starts[:, None] + np.arange(length)).reshape(-1)).reshape(out.shape)

@@ -24,10 +24,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpctrain.data.copier import Copier
-from hpctrain.data.depot import Depot
 from hpctrain.data.index import Shard
-from hpctrain.data.origin import open_origin
+from hpctrain.data.places.copier import Copier
+from hpctrain.data.places.depot import Depot
+from hpctrain.data.places.origin import open_origin
 
 THREADS = 4  # shards copied at once by a process: one stream does not fill a network
 

@@ -1,6 +1,6 @@
 """One worker process: takes a batch in shared memory, transforms it, answers where the result is.
 
-`hpctrain.data.workers` starts it, with a socket and a file in memory that holds the transform.
+`hpctrain.data.workers.pool` starts it, with a socket and a file in memory that holds the transform.
 It imports numpy and what the transform needs, not torch. It ignores the signals of the job, and
 ends when its parent does: with the socket when idle, by the kernel in mid-transform.
 """
@@ -17,8 +17,8 @@ from multiprocessing import spawn
 from typing import NamedTuple
 
 from hpctrain.data.ragged import Array, Ragged
-from hpctrain.data.samples import SampleRandom, Transform, apply
-from hpctrain.data.shared import Block, Segment, place, view
+from hpctrain.data.workers.samples import SampleRandom, Transform, apply
+from hpctrain.data.workers.shared import Block, Segment, place, view
 from hpctrain.errors import ConfigError, DataError
 
 # What Slurm, a terminal or a user sends to every process of a job; the trainer decides.

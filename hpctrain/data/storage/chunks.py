@@ -2,9 +2,9 @@
 
 HDF5 decodes one chunk at a time, under one lock, and again for each row that is asked for later.
 Here the table of chunks (offset, size and filter mask of each) is taken from the file once;
-afterwards bytes come by `preadv` and are decoded by `hpctrain.data.codecs` in as many threads as
-ask. Decoded chunks stay in one cache of the process, so that an order that goes through the file
-in blocks decodes each chunk once an epoch:
+afterwards bytes come by `preadv` and are decoded by `codecs` in as many threads as ask. Decoded
+chunks stay in one cache of the process, so that an order that goes through the file in blocks
+decodes each chunk once an epoch:
 
     rows ──► which chunks ──► in the cache? ──► gather
                   └── no: preadv ── codecs ──► cache       here, or in the pool by `prefetch`
@@ -15,7 +15,7 @@ in blocks decodes each chunk once an epoch:
     (3, 3, 64, 64)
 
 What cannot be read this way is read by h5py under a lock: chunk by chunk into the same cache with
-filters that codecs.py does not know, by selection where there are no chunks (virtual, external).
+filters that `codecs` does not know, by selection where there are no chunks (virtual, external).
 """
 
 import importlib
@@ -25,7 +25,7 @@ import math
 import os
 import threading
 from collections.abc import Hashable, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from pathlib import Path
@@ -35,11 +35,11 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data.chunkcache import CACHE, ChunkCache, Load
-from hpctrain.data.chunktable import ChunkTable, filters, patiently
-from hpctrain.data.codecs import describe
 from hpctrain.data.ragged import Array
-from hpctrain.data.scratch import Bytes, Damaged, Undecodable
+from hpctrain.data.storage.cache import CACHE, ChunkCache, Load
+from hpctrain.data.storage.codecs import describe
+from hpctrain.data.storage.scratch import Bytes, Damaged, Undecodable
+from hpctrain.data.storage.table import ChunkTable, filters, patiently
 from hpctrain.errors import DataError
 
 Int64s = NDArray[np.int64]
@@ -51,6 +51,16 @@ Visit = tuple[int, Any, Any]  # chunk, rows of the result that it fills, rows of
 SINGLE_BYTES, SINGLE_PART = 4096, 8
 
 log = logging.getLogger(__name__)
+
+
+def decoders() -> Executor:
+    """Return this process's threads for decoding: as many as it may use cores."""
+    return _decoders(os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _decoders(pid: int) -> Executor:  # a fork has none of its parent's threads
+    return ThreadPoolExecutor(len(os.sched_getaffinity(0)), "hpctrain-decoder")
 
 
 class Chunked:

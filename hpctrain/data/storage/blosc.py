@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hpctrain.data.scratch import Bytes, Damaged, load, scratch
+from hpctrain.data.storage.scratch import Bytes, Damaged, load, scratch
 
 
 @cache

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data.order import Sampler
-from hpctrain.data.permutation import Int64s
 from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.samplers.order import Sampler
+from hpctrain.data.samplers.permutation import Int64s
 from hpctrain.data.source import Source
 from hpctrain.errors import ConfigError, DataError
 

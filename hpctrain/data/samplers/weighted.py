@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data.order import check_positions
-from hpctrain.data.permutation import Int64s, groups, hashes, make_key, permute_each
+from hpctrain.data.samplers.order import check_positions
+from hpctrain.data.samplers.permutation import Int64s, groups, hashes, make_key, permute_each
 from hpctrain.errors import DataError
 
 

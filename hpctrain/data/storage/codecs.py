@@ -30,8 +30,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hpctrain.data import blosc
-from hpctrain.data.scratch import Bytes, Damaged, Errors, Stage, Undecodable, load, scratch
+from hpctrain.data.storage import blosc
+from hpctrain.data.storage.scratch import Bytes, Damaged, Errors, Stage, Undecodable, load, scratch
 
 PIECE = 65_536  # bytes of a zlib stream
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.data.index import FILE, Shard
-from hpctrain.data.origin import FolderOrigin, Origin, WrongShard, open_origin, pour
-from hpctrain.data.place import Place
-from hpctrain.data.progress import Progress
+from hpctrain.data.places.origin import FolderOrigin, Origin, WrongShard, open_origin, pour
+from hpctrain.data.places.place import Place
+from hpctrain.data.places.progress import Progress
 from hpctrain.errors import ConfigError, DataError
 
 MODES = ("off", "first_use", "full")

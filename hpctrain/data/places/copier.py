@@ -19,11 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from hpctrain.data.broadcast import receive
-from hpctrain.data.depot import Depot
 from hpctrain.data.index import Shard
-from hpctrain.data.origin import Origin, WrongShard, digest_of, pour
-from hpctrain.data.progress import Progress
+from hpctrain.data.places.broadcast import receive
+from hpctrain.data.places.depot import Depot
+from hpctrain.data.places.origin import Origin, WrongShard, digest_of, pour
+from hpctrain.data.places.progress import Progress
 from hpctrain.errors import StorageError
 
 log = logging.getLogger(__name__)

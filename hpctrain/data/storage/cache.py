@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from hpctrain.data.scratch import Bytes
+from hpctrain.data.storage.scratch import Bytes
 from hpctrain.errors import DataError
 
 MAX_BYTES = 2**30

@@ -1,0 +1,1 @@
+"""Python transforms of single samples, in processes that return whole batches."""

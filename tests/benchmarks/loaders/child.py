@@ -10,6 +10,7 @@ import os
 import sys
 import time
 import traceback
+import warnings
 from collections import deque
 from itertools import islice
 from pathlib import Path
@@ -80,7 +81,6 @@ class Child:
         """Milliseconds from opening to the first batch, from the beginning or from halfway."""
         if resume and self.halfway is None:
             return None
-        gc.collect()
         start = time.perf_counter()
         loader = self.kind(self.work, self.folder, workers, self.halfway if resume else None)
         batches = loader.batches()
@@ -101,6 +101,16 @@ class Child:
         _close(loader, batches)
         return count * self.work.batch * self.work.sample_bytes / took / 1e6
 
+    def epoch(self) -> float:
+        """MB/s of one epoch, opening included."""
+        start = time.perf_counter()
+        loader = self.kind(self.work, self.folder)
+        batches = loader.batches()
+        deque(islice(batches, self.work.steps), maxlen=0)
+        took = time.perf_counter() - start
+        _close(loader, batches)
+        return self.work.steps * self.work.batch * self.work.sample_bytes / took / 1e6
+
 
 def _close(loader: Competitor, batches: Any) -> None:
     """End its threads; processes and files go with the last reference."""
@@ -112,6 +122,7 @@ def main() -> None:
     # Some peers print: stdout is only for answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     child = Child(COMPETITORS[sys.argv[1]])
     for line in sys.stdin:
@@ -121,6 +132,7 @@ def main() -> None:
         except Exception as error:  # a row of the table, not the end of it
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}
+        gc.collect()  # files are closed before the next request
         print(json.dumps(answer), file=answers)
 
 

@@ -16,6 +16,7 @@ class Competitor:
     Attributes:
         package: Its name on PyPI, installed into an environment of its own; "": none is needed.
         peer: Whether it is one of the loaders that ours is held against.
+        by_hand: Whether that takes code that goes around the peer's own way to make tensors.
         shuffle: What its shuffling is.
         resumes: Whether it can; it is then checked.
         parallel: Whether two processes (for ours: two threads) make sense.
@@ -23,6 +24,7 @@ class Competitor:
 
     package: ClassVar[str] = ""
     peer: ClassVar[bool] = False
+    by_hand: ClassVar[bool] = False
     shuffle: ClassVar[str] = "full"
     resumes: ClassVar[bool] = True
     parallel: ClassVar[bool] = True

@@ -136,9 +136,10 @@ def _stack(samples: list[dict[str, Array]]) -> Batch:
 
 
 class Datasets(Peer):
-    """Hugging Face: Arrow files of fixed-size lists, whole batches by their indices."""
+    """Hugging Face: Arrow files; torch's format, and whole batches, as its documentation says."""
 
     package = "datasets"
+    format = "torch"
 
     @classmethod
     def write(cls, work: Work, folder: Path) -> None:
@@ -150,24 +151,40 @@ class Datasets(Peer):
             flat = pyarrow.array(array.reshape(-1))
             size = array[0].size
             table[name] = pyarrow.FixedSizeListArray.from_arrays(flat, size) if size > 1 else flat
+        datasets.disable_progress_bars()
         datasets.Dataset(pyarrow.table(table)).save_to_disk(folder, max_shard_size=SHARD)
 
     def __init__(self, work: Work, folder: Path, workers: int = 0, state: Any = None) -> None:
         import datasets
 
-        datasets.disable_progress_bars()
         order = Shuffle(work.count, (state or 0) * work.batch)
         self.loader = DataLoader(
-            datasets.load_from_disk(folder).with_format("arrow"),
+            datasets.load_from_disk(folder).with_format(self.format),
             batch_size=None,
             sampler=BatchSampler(order, work.batch, drop_last=True),
             num_workers=workers,
             persistent_workers=workers > 0,
-            collate_fn=partial(_from_arrow, work),
+            collate_fn=partial(_from_arrow if self.format == "arrow" else _from_torch, work),
         )
 
     def epoch(self) -> Iterable[Batch]:
         return self.loader
+
+
+class DatasetsArrow(Datasets):
+    """The same files, but the Arrow tables taken apart by hand: nobody would call it its way."""
+
+    by_hand = True
+    format = "arrow"
+
+
+def _from_torch(work: Work, batch: Batch) -> Batch:
+    """Its tensors of integers are int64, whatever was written."""
+    result = {}
+    for name, (dtype, shape) in work.fields.items():
+        wanted = torch.int32 if dtype == "uint16" else getattr(torch, dtype)
+        result[name] = batch[name].reshape(-1, *shape).to(wanted)
+    return result
 
 
 def _from_arrow(work: Work, table: Any) -> Batch:
@@ -237,8 +254,8 @@ class Litdata(Peer):
 
         cache = Cache(str(folder), chunk_bytes=SHARD, item_loader=_item_loader(work))
         for row, sample in enumerate(work.samples(folder.parent)):
-            leaves = {name: torch.from_numpy(value.copy()) for name, value in sample.items()}
-            cache[row] = leaves["tokens"] if "tokens" in leaves else leaves
+            flat = {k: v.reshape(-1) if v.shape else int(v) for k, v in sample.items()}
+            cache[row] = flat.get("tokens", flat)  # flat: no header before each
         cache.done()
         cache.merge()
 
@@ -254,7 +271,7 @@ class Litdata(Peer):
             num_workers=workers,
             persistent_workers=workers > 0,
             drop_last=True,
-            collate_fn=_stack_tensors,
+            collate_fn=partial(_stack_flat, work),
         )
         if state is not None:
             self.loader.load_state_dict(state)
@@ -272,10 +289,11 @@ def _item_loader(work: Work) -> Any:
     return TokensLoader(work.fields["tokens"].shape[0]) if work.name == "tokens" else PyTreeLoader()
 
 
-def _stack_tensors(samples: list[Any]) -> Batch:
-    if isinstance(samples[0], torch.Tensor):
-        return {"tokens": torch.stack(samples).to(torch.int32)}
-    return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
+def _stack_flat(work: Work, samples: list[Any]) -> Batch:
+    if work.name == "tokens":
+        return {"tokens": tensor(np.stack(samples))}
+    columns = {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+    return {k: tensor(v.reshape(-1, *work.fields[k].shape)) for k, v in columns.items()}
 
 
 class Lmdb(MapStyle):

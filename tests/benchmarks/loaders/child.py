@@ -23,6 +23,7 @@ from tests.benchmarks.loaders.competitors import COMPETITORS
 from tests.benchmarks.loaders.works import WORKS, Batch, tensor
 
 BLOCK = 16  # batches between two looks at the clock
+STARTS = 2
 
 
 class Child:
@@ -77,12 +78,15 @@ class Child:
                 raise ValueError(f"{name} {numbers[0]} is not what was written")
         return numbers
 
-    def start(self, workers: int = 0, resume: bool = False) -> float | None:
+    def start(self, resume: bool = False) -> float | None:
         """Milliseconds from opening to the first batch, from the beginning or from halfway."""
         if resume and self.halfway is None:
             return None
+        return min(self._start(self.halfway if resume else None) for _ in range(STARTS))
+
+    def _start(self, state: Any) -> float:
         start = time.perf_counter()
-        loader = self.kind(self.work, self.folder, workers, self.halfway if resume else None)
+        loader = self.kind(self.work, self.folder, state=state)
         batches = loader.batches()
         next(batches)
         took = time.perf_counter() - start

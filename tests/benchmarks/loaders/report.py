@@ -161,9 +161,5 @@ def _table(head: list[str], lines: list[list[str]]) -> str:
     cells = [head, *lines]
     widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
     cells.insert(1, ["-" * width for width in widths])
-    return "\n".join(
-        "| "
-        + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        + " |"
-        for line in cells
-    )
+    padded = [[cell.ljust(n) for cell, n in zip(line, widths, strict=True)] for line in cells]
+    return "\n".join(f"| {' | '.join(line)} |" for line in padded)

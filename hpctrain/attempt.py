@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from hpctrain import __version__, provenance, stopfile
-from hpctrain.config import Config
 from hpctrain.distributed.slurm import RankInfo
 from hpctrain.launch.container import leave_note, note_from_env
 from hpctrain.launch.slurm import requeue
 from hpctrain.rundir import RunDir
+from hpctrain.schema import Config
 from hpctrain.secrets import mask
 from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
 from hpctrain.train.trainer import Outcome

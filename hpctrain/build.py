@@ -5,20 +5,19 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
-from hpctrain.config import Config
-from hpctrain.data.loader import Loader, Tail
-from hpctrain.data.reader import Reader
+from hpctrain.build_data import DataBuilder
+from hpctrain.data.feed import Feed
 from hpctrain.distributed.slurm import RankInfo
 from hpctrain.errors import ConfigError
 from hpctrain.parallel import parallelize
 from hpctrain.rundir import RunDir
+from hpctrain.schema import Config
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.train.beat import Beat
 from hpctrain.train.checkpoint import Checkpointer
@@ -43,7 +42,8 @@ def build(
         ConfigError: a `_target_` cannot be imported or does not take its arguments.
         DataError: a shard is damaged.
     """
-    loader = _training(config, ranks, device)
+    data = DataBuilder(config, ranks, device, _make)
+    loader = data.training()
     max_steps = _max_steps(config, loader)
     # Alike on all ranks for the model; then apart, so that dropout differs.
     torch.manual_seed(config.seed)
@@ -71,7 +71,7 @@ def build(
         ),
         schedule=Schedule(config.optimizer.lr, config.scheduler, max_steps),
         loader=loader,
-        evaluation=_evaluation(config, ranks, device),
+        evaluation=data.evaluation(),
         checkpointer=Checkpointer(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
         tracker=tracker,
         display=_display(config, run, ranks),
@@ -87,65 +87,12 @@ def build(
     )
 
 
-def _loader(
-    config: Config,
-    ranks: RankInfo,
-    device: torch.device,
-    split: str,
-    *,
-    global_batch_size: int,
-    shuffle: bool,
-    tail: Tail,
-    max_epochs: int | None = None,
-) -> Loader:
-    return Loader(
-        Reader(Path(config.data.path), split),
-        global_batch_size=global_batch_size,
-        dp_rank=ranks.rank,
-        dp_size=ranks.world_size,
-        shuffle=shuffle,
-        seed=config.seed,
-        tail=tail,
-        max_epochs=max_epochs,
-        prefetch=config.data.prefetch,
-        pin_memory=device.type == "cuda",
-    )
-
-
-def _training(config: Config, ranks: RankInfo, device: torch.device) -> Loader:
-    return _loader(
-        config,
-        ranks,
-        device,
-        config.data.train_split,
-        global_batch_size=config.train.global_batch_size,
-        shuffle=config.data.shuffle,
-        tail="drop" if config.data.tail == "drop" else "pad",
-    )
-
-
-def _evaluation(config: Config, ranks: RankInfo, device: torch.device) -> Loader | None:
-    if config.data.val_split is None:
-        return None
-    return _loader(
-        config,
-        ranks,
-        device,
-        config.data.val_split,
-        # No gradients are kept: a larger batch fits.
-        global_batch_size=2 * config.train.global_batch_size,
-        shuffle=False,
-        tail="pad",
-        max_epochs=1,
-    )
-
-
 def _display(config: Config, run: RunDir, ranks: RankInfo) -> Display:
     display = choose_display(ranks.is_main)
     return Beat(display, run.path / "progress.json", config.metric) if ranks.is_main else display
 
 
-def _max_steps(config: Config, loader: Loader) -> int:
+def _max_steps(config: Config, loader: Feed) -> int:
     limits = [config.train.max_steps or math.inf]
     if config.train.max_epochs is not None:
         limits.append(config.train.max_epochs * loader.steps_per_epoch)

@@ -22,9 +22,9 @@ from hpctrain.errors import ConfigError, DataError, HpctrainError
 from hpctrain.secrets import mask, mask_logging
 
 if TYPE_CHECKING:
-    from hpctrain.config import Config
     from hpctrain.distributed.slurm import RankInfo
     from hpctrain.rundir import RunDir
+    from hpctrain.schema import Config
 
 HELP = """\
 hpctrain: from a config to finished, trustworthy training runs on a SLURM cluster
@@ -82,10 +82,12 @@ def main() -> None:
         # submitit and Hydra would hide it: the log must show it and the job must fail.
         if not (isinstance(error, BrokenPipeError) and _nobody_reads()):
             _print_traceback()
-    if _nobody_reads():
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
         # Python flushes once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.stdout.flush()
+        code = code or 1
     sys.stderr.flush()
     sys.exit(code)
 
@@ -194,6 +196,7 @@ def _run(argv: list[str]) -> int:
     from hpctrain.distributed.slurm import RankInfo
     from hpctrain.freeze import check
     from hpctrain.rundir import RunDir
+    from hpctrain.validate import validate
 
     if len(argv) != 1:
         raise ConfigError("run takes one argument: python -m hpctrain run RUN_DIR")
@@ -201,12 +204,15 @@ def _run(argv: list[str]) -> int:
     _log_to_stderr()
     config, ranks = load(run.config_file), RankInfo.from_env()
     _check_world(config, ranks)
-    digest = check(config, ranks.world_size).data_digest
-    if digest != run.read()["data_digest"]:
-        raise DataError(
-            f"data.path={config.data.path}: another data set ({digest}) than when this run was "
-            "asked for; ask for it again, and it will be another run"
-        )
+    validate(config, ranks.world_size)
+    # It looks at every shard: one rank does, and takes the others along if something is wrong.
+    if ranks.is_main:
+        digest = check(config, ranks.world_size).data_digest
+        if digest != run.read()["data_digest"]:
+            raise DataError(
+                f"data.path={config.data.path}: another data set ({digest}) than when this run "
+                "was asked for; ask for it again, and it will be another run"
+            )
     return _train_frozen(config, run, ranks, [])
 
 

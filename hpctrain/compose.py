@@ -14,9 +14,10 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.conf_groups import conf_dir
-from hpctrain.config import Config, from_omegaconf, known_keys
+from hpctrain.config import from_omegaconf, known_keys
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.explain import explain
+from hpctrain.schema import Config
 
 
 def compose(argv: list[str]) -> Config | None:
@@ -39,12 +40,11 @@ def compose(argv: list[str]) -> Config | None:
     base = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
     composed: list[DictConfig] = []
     typed = sys.argv
+    overrides = _overrides(argv)
     # Hydra's own report of an error is long and exits with 1: ours replaces it.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    # Hydra's parser takes overrides in one go only: `experiment=digits -m seed=1,2` is fine here.
-    flags, overrides = _split(argv)
-    _check(flags)
-    sys.argv = [typed[0], *flags, *overrides]
+    # Hydra 1.3 takes overrides in one go only: `experiment=digits -m seed=1,2` is fine here.
+    sys.argv = [typed[0], *(text for text in argv if text not in overrides), *overrides]
     try:
         hydra.main(config_path=str(conf_dir()), config_name="config", **base)(composed.append)()
     except (HydraException, OmegaConfBaseException) as error:
@@ -61,31 +61,13 @@ def compose(argv: list[str]) -> Config | None:
     return from_omegaconf(composed[0]) if composed else None
 
 
-def _check(flags: list[str]) -> None:
-    """Refuse options that Hydra does not know, in our words."""
+def _overrides(argv: list[str]) -> list[str]:
+    """What is neither a flag of Hydra's nor the value of one; flags it lacks are refused."""
 
     def refuse(message: str) -> NoReturn:
         raise ConfigError(f"{message}; --help shows what there is, --hydra-help Hydra's own")
 
     parser = get_args_parser()
     parser.error = refuse  # type: ignore[method-assign]
-    parser.parse_args(flags)
-
-
-def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Hydra's flags, with their values, and the overrides, each in their order."""
-    flags: list[str] = []
-    overrides: list[str] = []
-    value_of = ""
-    for text in argv:
-        is_override = not value_of and not text.startswith("-")
-        is_override &= "=" in text or text.startswith("~")
-        value_of = text if text in _FLAGS_WITH_VALUE and not value_of else ""
-        (overrides if is_override else flags).append(text)
-    return flags, overrides
-
-
-_FLAGS_WITH_VALUE = (
-    *("--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn"),
-    *("--package", "-p", "--cfg", "-c", "--experimental-rerun"),
-)
+    overrides: list[str] = parser.parse_intermixed_args(argv).overrides
+    return overrides

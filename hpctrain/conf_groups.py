@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from hpctrain.config import Config
+from hpctrain.schema import Config
 
 
 def conf_dir() -> Path:

@@ -1,12 +1,10 @@
-"""The schema of a run: names, types, units and defaults.
+"""From YAML and command line to the typed config of a run, and to the frozen file and back.
 
     YAML and command line ── Hydra ── from_omegaconf() ── Config (typed) ── validate() ── freeze()
                                                            ▲
     config.yaml of a run directory ──── load() ────────────┘
 
-The dataclasses own every default; `conf/` holds choices and values only. A section with a
-`_target_` (model, task, optimizer) takes anything importable. No torch here: the login node
-validates whole sweeps with it.
+`hpctrain.schema` has the keys. No torch here: the login node validates whole sweeps with it.
 """
 
 from __future__ import annotations
@@ -14,190 +12,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from hpctrain import secrets
 from hpctrain.errors import ConfigError
 from hpctrain.explain import explain, unknown_key
-
-
-@dataclass
-class DataConfig:
-    """Where the samples come from (`python -m data_prep` writes them)."""
-
-    path: str = MISSING  # folder with index.json
-    train_split: str = "train"
-    val_split: str | None = "val"  # null: no evaluation
-    shuffle: bool = True
-    tail: str = "drop"  # what becomes of an incomplete last batch: drop | pad (with a mask)
-    prefetch: int = 2  # batches read ahead
-
-
-@dataclass
-class OptimizerConfig:
-    """Any torch optimizer; `options` are its other keyword arguments."""
-
-    _target_: str = "torch.optim.AdamW"
-    lr: float = 1e-3  # peak, after warm-up
-    weight_decay: float = 0.0
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class SchedulerConfig:
-    """Learning rate over the steps: linear warm-up, then `kind` down to `final_ratio` * lr."""
-
-    kind: str = "cosine"  # constant | linear | cosine
-    warmup_steps: int = 0
-    final_ratio: float = 0.0
-
-
-@dataclass
-class TrainConfig:
-    """How long, in which portions, and what is reported."""
-
-    global_batch_size: int = 64  # samples a step, over all ranks
-    accumulate: int = 1  # micro-batches a rank's share of the batch is split into
-    max_epochs: int | None = None
-    max_steps: int | None = None  # the smaller of the two ends the run
-    clip_norm: float | None = 1.0  # of the global gradient (L2); null: no clipping
-    log_every: int = 20  # steps
-    eval_every: int | None = None  # steps; null: every epoch
-
-
-@dataclass
-class PrecisionConfig:
-    """Parameters stay float32; `compute` is what matrix products run in."""
-
-    compute: str = "fp32"  # fp32 | bf16
-
-
-@dataclass
-class ParallelConfig:
-    """Degrees of parallelism: their product is the number of ranks."""
-
-    dp: int = -1  # data parallel; -1: all ranks
-    device: str = "auto"  # auto | cpu | cuda
-    backend: str = "auto"  # auto | gloo | nccl
-    timeout_s: int = 600  # of a collective
-
-
-@dataclass
-class CheckpointConfig:
-    """Checkpoints are committed by rename; the newest that verifies is resumed."""
-
-    every_steps: int = 200
-    keep: int = 2  # older ones are removed; at least 2, so that one may be damaged
-
-
-@dataclass
-class TrackingConfig:
-    """MLflow, by way of a journal in the run directory."""
-
-    enabled: bool = True
-    uri: str | None = None  # null: sqlite:///OUTPUT_DIR/mlflow.db
-    experiment: str = "hpctrain"
-    upload: bool = True  # false: only the journal; `hpctrain sync` uploads it later
-
-
-@dataclass
-class LaunchConfig:
-    """What a job asks of the cluster, said once for every way of launching."""
-
-    nodes: int = 1
-    tasks_per_node: int = 1  # ranks a node
-    gpus_per_node: int = 0
-    cpus_per_task: int = 1
-    mem_gb: float | None = None  # a node; null: the cluster's default
-    time_min: int = 60
-    warn_s: int = 120  # how long before the time limit the job saves and requeues itself
-    max_running: int | None = None  # jobs of one sweep at a time; null: what the cluster gives
-    rerun: str = "failed"  # which runs are done again: failed | all (finished too) | none
-    snapshot: str = "auto"  # run the jobs from a copy of the code: auto | git | off
-    snapshot_max_mb: float = 50.0  # how much code may be copied
-    wait: bool = False  # wait for the jobs and return the metric (for sweepers such as Optuna)
-    check: bool = False  # ask the scheduler first whether, and when, it would run the jobs
-    dry_run: bool = False  # print the sbatch script and stop
-
-
-@dataclass
-class ContainerConfig:
-    """The image that the ranks run in; the batch script stays outside, with Slurm's commands."""
-
-    runtime: str | None = None  # apptainer | singularity | pyxis (srun's plugin); null: none
-    image: str | None = None  # FILE.sif, docker://..., or a name that enroot knows
-    python: str = "python"  # inside the image
-    binds: list[str] = field(default_factory=list)  # FROM[:TO[:OPTIONS]]; the run's folders are
-    nv: bool | None = None  # apptainer's --nv; null: when the job has GPUs
-    args: list[str] = field(default_factory=list)  # more for `apptainer exec`; pyxis: for srun
-
-
-@dataclass
-class SiteConfig:
-    """A cluster's ways: conf/site/example.yaml says which line cures which complaint."""
-
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None  # node features
-    reservation: str | None = None
-    licenses: str | None = None
-    memory_option: str = "mem"  # says launch.mem_gb: mem | mem-per-cpu | mem-per-gpu | none
-    gpu_option: str = "gpus-per-node"  # says launch.gpus_per_node: or gres | gpus-per-task | none
-    gpu_type: str | None = None  # a100: asks for gpu:a100:4 (gres) or a100:4
-    mail_user: str | None = None
-    mail_type: str | None = None  # FAIL,TIME_LIMIT...; ARRAY_TASKS: a mail for each run
-    login_shell: bool = False  # the job's script runs in `bash -l`
-    modules: list[str] = field(default_factory=list)  # module load these; first of all
-    env: dict[str, str] = field(default_factory=dict)  # exported in the job
-    setup: list[str] = field(default_factory=list)  # shell commands before srun; a failure ends it
-    teardown: list[str] = field(default_factory=list)  # after srun, however that ended
-    cpu_bind: str | None = None  # srun's: cores | none | ...
-    kill_on_bad_exit: bool = True  # a rank that fails ends the others
-    sbatch: dict[str, Any] = field(default_factory=dict)  # any other sbatch option
-    srun: list[str] = field(default_factory=list)  # further srun arguments
-    container: ContainerConfig = field(default_factory=ContainerConfig)
-
-
-@dataclass
-class Config:
-    """One training run."""
-
-    name: str = "run"  # the run directory's name begins with it
-    seed: int = 0
-    output_dir: str = "runs"
-    metric: str = "val/accuracy"  # what a sweeper gets
-    model: dict[str, Any] = field(default_factory=dict)
-    task: dict[str, Any] = field(default_factory=dict)
-    data: DataConfig = field(default_factory=DataConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    tracking: TrackingConfig = field(default_factory=TrackingConfig)
-    launch: LaunchConfig = field(default_factory=LaunchConfig)
-    site: SiteConfig = field(default_factory=SiteConfig)
-
-    @property
-    def asked_world_size(self) -> int:
-        """Ranks that `launch` asks for."""
-        return self.launch.nodes * self.launch.tasks_per_node
-
-
-# What decides neither the samples nor the mathematics is not part of a run's identity.
-# `data.path` is replaced by the data set's digest: a copy elsewhere is the same data.
-NOT_IN_SIGNATURE = (
-    "name", "output_dir", "metric", "parallel", "checkpoint", "tracking", "launch", "site",
-    "data.path", "data.prefetch", "train.log_every",
-)  # fmt: skip
+from hpctrain.schema import NOT_IN_SIGNATURE, Config, LaunchConfig
 
 
 def from_omegaconf(node: DictConfig) -> Config:
@@ -229,10 +55,18 @@ def from_omegaconf(node: DictConfig) -> Config:
     # Every value has its type from the schema by now; `+train.typo=1` got past it.
     config: Config = _typed(Config, values)
     config.output_dir = os.path.abspath(os.path.expanduser(config.output_dir))
-    config.data.path = os.path.abspath(os.path.expanduser(config.data.path))
+    config.data.path = _place(config.data.path)
+    for part in config.data.mixture.values():
+        if isinstance(part.get("path"), str):
+            part["path"] = _place(part["path"])
     if config.tracking.uri is None:
         config.tracking.uri = f"sqlite:///{config.output_dir}/mlflow.db"
     return config
+
+
+def _place(path: str) -> str:
+    """An absolute path, or a URL as it is."""
+    return path if "://" in path else os.path.abspath(os.path.expanduser(path))
 
 
 def _typed(schema: Any, values: Any, prefix: str = "") -> Any:
@@ -280,6 +114,15 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mi
         super().__init__(*args, **options)
         self.secrets = secrets.known()
 
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> Any:
+        """Mark the keys, which OmegaConf reads as they are."""
+        marked = {_Key(k) if isinstance(k, str) else k: value for k, value in mapping.items()}
+        return super().represent_mapping(tag, marked, flow_style)
+
+
+class _Key(str):
+    pass
+
 
 def _escape(text: str) -> str:
     # `${` in a resolved value is no interpolation.
@@ -287,13 +130,15 @@ def _escape(text: str) -> str:
 
 
 def _as_yaml(dumper: Any, text: str) -> Any:
-    escaped = secrets.reference(text, _escape, dumper.secrets)
+    escape = str if isinstance(text, _Key) else _escape
+    escaped = secrets.reference(text, escape, dumper.secrets)
     # 1e-3 is a number to OmegaConf, not to YAML.
     style = '"' if re.fullmatch(r"[-+.\d].*|nan|inf", text, re.I | re.S) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", escaped, style=style)
 
 
 _Dumper.add_representer(str, _as_yaml)
+_Dumper.add_representer(_Key, _as_yaml)
 
 
 def plain(section: Any) -> dict[str, Any]:
@@ -313,6 +158,10 @@ def identity(config: Config, data_digest: str) -> dict[str, Any]:
         for section in sections:
             node = node[section]
         del node[last]
+    content["data"]["mixture"] = {
+        name: {key: value for key, value in part.items() if key != "path"}
+        for name, part in content["data"]["mixture"].items()
+    }
     return {**_without_secrets(content, secrets.known()), "data_digest": data_digest}
 
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import distributions
 from pathlib import Path
@@ -23,10 +24,11 @@ class Repo:
     Args:
         root: its top folder.
         used: the folders in it that Python imports from.
+        name: what it is called beside the others.
     """
 
-    def __init__(self, root: Path, used: list[Path]) -> None:
-        self.root, self.used = root, used
+    def __init__(self, root: Path, used: list[Path], name: str = "") -> None:
+        self.root, self.used, self.name = root, used, name
 
     def files(self) -> list[str]:
         """Paths, relative to the root, of what the code consists of.
@@ -110,15 +112,23 @@ def code_folders() -> list[Path]:
 
 
 def repositories(folders: list[Path]) -> tuple[list[Repo], list[Path]]:
-    """The working trees that these folders lie in, and the folders that lie in none."""
+    """The working trees that these folders lie in, and the folders that lie in none.
+
+    A tree has the name of its folder, or where another has it already `NAME.2` and so on.
+    """
     repos: dict[Path, Repo] = {}
+    seen: Counter[str] = Counter()
     outside = []
     for folder in folders:
         root = next((p for p in (folder, *folder.parents) if (p / ".git").exists()), None)
         if root is None:
             outside.append(folder)
-        else:
-            repos.setdefault(root, Repo(root, [])).used.append(folder)
+            continue
+        if root not in repos:
+            name = root.name or "root"
+            seen[name] += 1
+            repos[root] = Repo(root, [], name if seen[name] == 1 else f"{name}.{seen[name]}")
+        repos[root].used.append(folder)
     return list(repos.values()), outside
 
 

@@ -12,10 +12,10 @@ import logging
 
 from hpctrain.attempt import Attempt, NoAttempt
 from hpctrain.build import build
-from hpctrain.config import Config
 from hpctrain.distributed.group import process_group
 from hpctrain.distributed.slurm import RankInfo
 from hpctrain.rundir import RunDir
+from hpctrain.schema import Config
 from hpctrain.stopfile import stop_file
 from hpctrain.train.stop import Stop, stop_with_launcher
 

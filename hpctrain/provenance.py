@@ -1,15 +1,14 @@
 """Where a run comes from, kept in its directory: commits, changes, installed packages.
 
 provenance/
-git.json         one entry a working tree: path, commit, branch, dirty, remote
-NAME.diff        its changes since the commit; `git apply` takes them
-packages.txt     Python and the installed packages, as `pip freeze` writes them
+    git.json         one entry a working tree: path, commit, branch, dirty, remote
+    NAME.diff        its changes since the commit; `git apply` takes them
+    packages.txt     Python and the installed packages, as `pip freeze` writes them
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import os
 import platform
@@ -17,10 +16,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from hpctrain.disk import set_aside
 from hpctrain.errors import ConfigError
 from hpctrain.git import code_folders, repositories
-
-FOLDER = "provenance"
 
 
 @functools.cache
@@ -29,15 +27,14 @@ def collect() -> Mapping[str, str]:
     content = {"packages.txt": packages()}
     facts = []
     repos, _ = repositories(code_folders())
-    for number, repo in enumerate(repos):
+    for repo in repos:
         try:
             facts.append(repo.facts())
             changes = repo.diff()
         except ConfigError:
             continue  # no git here, or it refuses (safe.directory): nothing to know
-        name = repo.root.name if number == 0 else f"{repo.root.name}.{number + 1}"
         if changes:
-            content[f"{name}.diff"] = changes
+            content[f"{repo.name}.diff"] = changes
     return content | {"git.json": json.dumps(facts, indent=1) + "\n"}
 
 
@@ -52,8 +49,7 @@ def store(folder: Path, content: Mapping[str, str], twin: Path | None = None) ->
     if folder.is_dir():
         if all(_text(folder / name) == text for name, text in content.items()):
             return
-        numbers = itertools.count(1)
-        folder.rename(next(p for n in numbers if not (p := Path(f"{folder}.{n}")).exists()))
+        set_aside(folder)
     folder.mkdir(parents=True)
     for name, text in content.items():
         try:

@@ -16,10 +16,8 @@ same command finds the same directory and continues there, and two runs never sh
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import hashlib
-import itertools
 import json
 import os
 import socket
@@ -31,8 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain import config as config_module
-from hpctrain.config import Config
+from hpctrain.disk import set_aside, write_atomically
 from hpctrain.errors import StorageError
+from hpctrain.schema import Config
 
 
 class RunDir:
@@ -94,7 +93,7 @@ class RunDir:
 
         Args:
             config: what `of` was given.
-            sync: wait for the disk; one who freezes many calls `sync_file_system` once instead.
+            sync: wait for the disk; one who freezes many calls `disk.sync_file_system` once.
             facts: further values for run.json, at the same stroke.
 
         Raises:
@@ -122,10 +121,7 @@ class RunDir:
 
     def archive(self) -> Path:
         """Keep the directory under another name, `NAME.1` and so on; the name is free then."""
-        numbers = itertools.count(1)
-        kept = next(p for n in numbers if not (p := Path(f"{self.path}.{n}")).exists())
-        self.path.rename(kept)
-        return kept
+        return set_aside(self.path)
 
     def read(self) -> dict[str, Any]:
         """The content of run.json; empty when there is none yet."""
@@ -217,23 +213,3 @@ def signature(config: Config, data_digest: str) -> str:
     """Eight hexadecimal digits of what decides the result."""
     text = json.dumps(config_module.identity(config, data_digest), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-def write_atomically(path: Path, text: str, sync: bool = True) -> None:
-    """Readers see the old content or the new, with `sync` also after a crash of the machine."""
-    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        if sync:
-            os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def sync_file_system(folder: Path) -> None:
-    """Have all that was written into this file system reach the disk, at one stroke."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        ctypes.CDLL(None).syncfs(descriptor)
-    finally:
-        os.close(descriptor)

@@ -17,7 +17,6 @@ import logging
 import os
 import re
 import shutil
-import socket
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -25,9 +24,10 @@ from pathlib import Path
 
 import xxhash
 
-from hpctrain.config import Config
+from hpctrain.disk import temporary
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.git import Repo, code_folders, repositories
+from hpctrain.schema import Config
 
 log = logging.getLogger(__name__)
 _PATHS = "pythonpath.json"
@@ -74,7 +74,7 @@ class Snapshot:
         if self.path.is_dir():
             self.path.touch()  # `gc` spares what is young
             return False
-        unfinished = self.path.with_name(f".{self.digest}.{socket.gethostname()}.{os.getpid()}")
+        unfinished = temporary(self.path)
         try:
             for name, file in self._files.items():
                 file.write(unfinished / name)
@@ -119,37 +119,25 @@ def take(config: Config) -> Snapshot | None:
     """
     if config.launch.snapshot == "off":
         return None
+    insists = config.launch.snapshot == "git"
     repos, outside = repositories(code_folders())
-    if config.launch.snapshot == "git" and Path.cwd() in outside:
+    if insists and Path.cwd() in outside:
         raise ConfigError(
             f"launch.snapshot=git: {Path.cwd()} is in no git repository (git init; or "
             "launch.snapshot=auto copies what is in one, off nothing)"
         )
     room = _Room(config, [folder for repo in repos for folder in repo.used])
-    folders: list[str] = []
-    has_package = False
-    for name, repo in _named(repos):
+    for repo in repos:
         try:
-            paths = repo.files()
+            room.read_repository(repo)
         except ConfigError as error:
-            if config.launch.snapshot == "git":
+            if insists:
                 raise
             outside += repo.used
             log.warning("%s", error)
-            continue
-        room.read(name, repo.root, paths)
-        # Not in an ignored .venv, which may well lie in there.
-        if PACKAGE.is_relative_to(repo.root):
-            has_package |= f"{name}/{PACKAGE.relative_to(repo.root)}/__init__.py" in room.files
-        inside = [os.path.relpath(folder, repo.root) for folder in repo.used]
-        folders += [os.path.normpath(os.path.join(name, folder)) for folder in inside]
-    if not has_package:
-        modules = [str(path.relative_to(PACKAGE.parent)) for path in sorted(PACKAGE.rglob("*.py"))]
-        room.read("installed", PACKAGE.parent, modules)
-        folders.append("installed")
+    room.read_package()
     room.check()
-    has = {folder for path in room.files for folder in _parents(path)}
-    copied = [folder for folder in dict.fromkeys(folders) if folder in has]
+    copied = room.imported()
     # The copy is all that is imported, but for a folder that could not be copied.
     here = [folder for folder in outside if folder == Path.cwd()]
     digest = _digest(room.files, [*copied, *map(str, here)])
@@ -177,6 +165,8 @@ class _Room:
 
     def __init__(self, config: Config, used: list[Path]) -> None:
         self.files: dict[str, _File] = {}
+        self._folders: list[str] = []
+        self._has_package = False
         self._limit = config.launch.snapshot_max_mb * 1e6
         self._sizes: dict[str, int] = {}
         self._total = 0
@@ -189,8 +179,33 @@ class _Room:
         ]
         self._is_result = functools.cache(self._is_result_folder)
 
-    def read(self, name: str, root: Path, paths: Iterable[str]) -> None:
-        """Take these files of a folder into the copy's folder `name`."""
+    def read_repository(self, repo: Repo) -> None:
+        """Take a working tree.
+
+        Raises:
+            ConfigError: git cannot tell what is in it.
+        """
+        self._read_all(repo.name, repo.root, repo.files())
+        inside = [os.path.relpath(folder, repo.root) for folder in repo.used]
+        self._folders += [os.path.normpath(os.path.join(repo.name, folder)) for folder in inside]
+        # Not in an ignored .venv, which may well lie in there.
+        if PACKAGE.is_relative_to(repo.root):
+            module = f"{repo.name}/{PACKAGE.relative_to(repo.root)}/__init__.py"
+            self._has_package |= module in self.files
+
+    def read_package(self) -> None:
+        """Take this package as it is installed, unless it was in a working tree."""
+        if not self._has_package:
+            modules = [str(path.relative_to(PACKAGE.parent)) for path in PACKAGE.rglob("*.py")]
+            self._read_all("installed", PACKAGE.parent, sorted(modules))
+            self._folders.append("installed")
+
+    def imported(self) -> list[str]:
+        """The copy's folders that Python imports from, in order."""
+        has = {folder for path in self.files for folder in _parents(path)}
+        return [folder for folder in dict.fromkeys(self._folders) if folder in has]
+
+    def _read_all(self, name: str, root: Path, paths: Iterable[str]) -> None:
         for path in paths:
             full = root / path
             if any(full.is_relative_to(folder) for folder in self._not_code):
@@ -238,15 +253,6 @@ class _Room:
             f"files of {self._total / 1e6:,.0f} MB (largest: {shown}); name what is no code in "
             ".gitignore, raise the limit, or launch.snapshot=off"
         )
-
-
-def _named(repos: list[Repo]) -> Iterator[tuple[str, Repo]]:
-    """Each working tree with a name of its own."""
-    seen: dict[str, int] = {}
-    for repo in repos:
-        name = repo.root.name or "root"
-        count = seen[name] = seen.get(name, 0) + 1
-        yield name if count == 1 else f"{name}.{count}", repo
 
 
 def _parents(path: str) -> Iterator[str]:

@@ -10,13 +10,12 @@ answered. So a restart by Slurm keeps it, and only a new start by a person takes
 
 from __future__ import annotations
 
-import getpass
 import json
-import os
-import socket
 import time
 from pathlib import Path
 from typing import Any
+
+from hpctrain.disk import write_atomically
 
 
 def stop_file(run: Path) -> Path:
@@ -24,12 +23,10 @@ def stop_file(run: Path) -> Path:
     return run / "stop"
 
 
-def write(run: Path) -> None:
-    """Ask this run to save, to stop and not to come back."""
-    file = stop_file(run)
-    temporary = file.with_name(f".{file.name}.{socket.gethostname()}.{os.getpid()}")
-    temporary.write_text(json.dumps({"by": getpass.getuser(), "time": time.time()}) + "\n")
-    temporary.replace(file)
+def write(run: Path, by: str) -> None:
+    """Ask this run to save, to stop and not to come back; `by` is who asks."""
+    wish = {"by": by, "time": time.time()}
+    write_atomically(stop_file(run), json.dumps(wish) + "\n", sync=False)
 
 
 def read(run: Path, since: float = 0.0) -> dict[str, Any] | None:

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hpctrain.config import Config
 from hpctrain.rundir import RunDir
+from hpctrain.schema import Config
 from hpctrain.secrets import mask, reference
 
 

@@ -9,11 +9,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpctrain import secrets
-from hpctrain.config import Config, plain
+from hpctrain.config import plain
 from hpctrain.errors import ConfigError
+from hpctrain.schema import Config, DataConfig
 
 _CHOICES = {
+    "data.shuffle": ("full", "block", "none"),
+    "data.collate": ("pad", "pack"),
     "data.tail": ("drop", "pad"),
+    "data.images.fit": ("exact", "crop", "stretch"),
+    "data.images.channels": (1, 3),
+    "data.stage": ("none", "node", "auto"),
+    "data.verify": ("off", "first_use", "full"),
     "scheduler.kind": ("constant", "linear", "cosine"),
     "precision.compute": ("fp32", "bf16"),
     "parallel.device": ("auto", "cpu", "cuda"),
@@ -27,7 +34,17 @@ _CHOICES = {
 _AT_LEAST = {
     "optimizer.weight_decay": 0,
     "scheduler.warmup_steps": 0,
-    "data.prefetch": 0,
+    "data.windows.length": 1,
+    "data.windows.stride": 1,
+    "data.buckets.window": 1,
+    "data.buckets.size": 1,
+    "data.block_size": 1,
+    "data.window": 1,
+    "data.lanes": 1,
+    "data.repeat": 1,
+    "data.threads": 0,
+    "data.workers": 0,
+    "data.prefetch_mb": 0,
     "train.global_batch_size": 1,
     "train.accumulate": 1,
     "train.max_epochs": 1,
@@ -46,7 +63,14 @@ _AT_LEAST = {
     "launch.max_running": 1,
 }
 _BETWEEN = {"seed": (0, 2**63 - 1), "scheduler.final_ratio": (0, 1)}
-_POSITIVE = ("optimizer.lr", "train.clip_norm", "launch.mem_gb", "launch.snapshot_max_mb")
+_POSITIVE = (
+    "data.temperature",
+    "data.stage_gb",
+    "optimizer.lr",
+    "train.clip_norm",
+    "launch.mem_gb",
+    "launch.snapshot_max_mb",
+)
 
 
 def validate(config: Config, world_size: int | None = None) -> None:
@@ -59,7 +83,7 @@ def validate(config: Config, world_size: int | None = None) -> None:
     Raises:
         ConfigError: all that is wrong, one line each, with key, value and what is allowed.
     """
-    problems = [*_names(config), *_values(config), *_secrets(config)]
+    problems = [*_names(config), *_values(config), *_mixture(config.data), *_secrets(config)]
     # Sums over wrong values would only confuse.
     problems = problems or list(_between(config, world_size or config.asked_world_size))
     if problems:
@@ -85,7 +109,7 @@ def _names(config: Config) -> Iterator[str]:
 def _values(config: Config) -> Iterator[str]:
     for key, allowed in _CHOICES.items():
         if (value := _get(config, key)) not in allowed:
-            listed = ", ".join("null" if choice is None else choice for choice in allowed)
+            listed = ", ".join("null" if choice is None else str(choice) for choice in allowed)
             yield f"{key}={value}: allowed are {listed}"
     for key, low in _AT_LEAST.items():
         value = _get(config, key)
@@ -98,6 +122,24 @@ def _values(config: Config) -> Iterator[str]:
         value = _get(config, key)
         if value is not None and not 0 < value < math.inf:
             yield f"{key}={value}: it must be greater than 0 and finite"
+
+
+def _mixture(data: DataConfig) -> Iterator[str]:
+    weights = [part.get("weight") for part in data.mixture.values() if isinstance(part, dict)]
+    for name, part in data.mixture.items():
+        key = f"data.mixture.{name}"
+        if not isinstance(part, dict) or not isinstance(part.get("path"), str):
+            yield f"{key}={part}: it must be {{path: ..., weight: ..., split: ...}}"
+            continue
+        for unknown in part.keys() - {"path", "weight", "split"}:
+            yield f"{key}.{unknown} is unknown: a part has path, weight and split"
+        weight = part.get("weight", 1)
+        if not isinstance(weight, (int, float)) or not 0 <= weight < math.inf:
+            yield f"{key}.weight={weight}: it must be a number, at least 0"
+    if None in weights and weights != [None] * len(weights):
+        yield "data.mixture: give each part a weight, or none of them"
+    elif weights and None not in weights and not any(weights):
+        yield "data.mixture: the weights are all 0; one must be greater"
 
 
 def _secrets(config: Config) -> Iterator[str]:
@@ -160,6 +202,7 @@ def _between(config: Config, world_size: int) -> Iterator[str]:
             f"{world_size} (launch.nodes={launch.nodes} x "
             f"launch.tasks_per_node={launch.tasks_per_node}); -1 takes them all"
         )
+    yield from _sampling(config, world_size)
     share = world_size * train.accumulate
     if train.global_batch_size % share:
         below = train.global_batch_size // share * share
@@ -168,6 +211,33 @@ def _between(config: Config, world_size: int) -> Iterator[str]:
             f"train.global_batch_size={train.global_batch_size} is not divisible by dp "
             f"{world_size} x train.accumulate {train.accumulate} = {share}: use {near}"
         )
+
+
+def _sampling(config: Config, world_size: int) -> Iterator[str]:
+    data, batch = config.data, config.train.global_batch_size
+    if data.balance is not None and data.weights is not None:
+        yield f"data.balance={data.balance} and data.weights={data.weights}: give one of them"
+    drawn = "data.balance" if data.balance is not None else "data.weights"
+    if (data.balance or data.weights) and data.windows.field is not None:
+        yield f"{drawn} draws samples; data.windows.field={data.windows.field} cuts them anew"
+    if (data.balance or data.weights) and data.shuffle == "block":
+        yield f"data.shuffle=block: with {drawn} samples are drawn one by one; use full"
+    if data.windows.field is not None and data.buckets.field is not None:
+        yield "data.windows and data.buckets: windows have one length, there is nothing to sort"
+    if data.lanes > 1 and data.shuffle != "block":
+        yield f"data.lanes={data.lanes}: lanes divide the blocks of data.shuffle=block"
+    if batch % data.lanes or (data.lanes > 1 and data.lanes % world_size):
+        yield (
+            f"data.lanes={data.lanes}: it must divide train.global_batch_size={batch} and be a "
+            f"multiple of the {world_size} ranks"
+        )
+    if data.collate == "pack" and config.train.accumulate > 1:
+        yield (
+            f"train.accumulate={config.train.accumulate}: a batch of data.collate=pack is one "
+            "piece; use 1"
+        )
+    if data.images.size is not None and (len(data.images.size) != 2 or min(data.images.size) < 1):
+        yield f"data.images.size={data.images.size}: it must be [height, width], at least 1 each"
 
 
 def _get(config: Config, key: str) -> Any:

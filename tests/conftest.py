@@ -18,6 +18,17 @@ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
 
 Completed = subprocess.CompletedProcess[str]
 ROOT = Path(__file__).parents[1]
+# A user's own model of the digits: `model._target_=my_net.Net` beside the command.
+NET = """\
+import torch
+
+class Net(torch.nn.Linear):
+    def __init__(self, **_):
+        super().__init__(64, 10)
+
+    def forward(self, image):
+        return super().forward(image.flatten(1).float())
+"""
 
 
 @pytest.fixture(scope="session")

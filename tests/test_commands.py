@@ -64,11 +64,11 @@ def no_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def job(state: str, reason: str = "None", start: float | None = None) -> Job:
     when = "N/A" if start is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(start))
-    return Job("7_0", state, reason, "" if state == "PENDING" else "node1", when, "1:00", "me")
+    return Job("7_0", state, reason, "" if state == "PENDING" else "node1", when)
 
 
 def ended(state: str) -> Ended:
-    return Ended(state, "1:0", "None", "Unknown", "Unknown", "node1")
+    return Ended(state, "1:0", "None", "node1")
 
 
 SUBMITTED = {"script": "/s/job.sh", "task": 0, "user": "me", "time": NOW - 1000}
@@ -489,7 +489,7 @@ def test_what_is_printed_may_go_nowhere_or_to_an_old_terminal(
     command = [sys.executable, "-m", "hpctrain", "--help"]
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_line_numbers_of_a_huge_log(tmp_path: Path) -> None:
@@ -629,7 +629,7 @@ def test_a_pulse_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
 
 
 def test_the_stop_file_is_seen(tmp_path: Path) -> None:
-    stopfile.write(tmp_path)
+    stopfile.write(tmp_path, "me")
     wish = stopfile.read(tmp_path)
     assert wish is not None
     assert time.time() - wish["time"] < 60

@@ -202,7 +202,7 @@ def test_a_wish_outlives_a_requeue(train: Train, tmp_path: Path) -> None:
     job = status(run.parent)[run.name]["job_id"]
     assert cluster.tool("preempt", job).returncode == 0
     wait_for_state(run, "requeued")
-    stopfile.write(run)
+    stopfile.write(run, "me")
     hurry(run)
     cluster.wait_for(
         lambda: run_json(run)["attempts"][-1].get("reason") == "cancel", 90, "the stop"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hpctrain.config import Config, ContainerConfig, DataConfig, SiteConfig
 from hpctrain.errors import ConfigError
 from hpctrain.launch.script import sbatch_script
+from hpctrain.schema import Config, ContainerConfig, DataConfig, SiteConfig
 
 
 def _is_printable(char: str) -> bool:

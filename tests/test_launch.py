@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Completed, run_json, runs
+from tests.conftest import NET, Completed, run_json, runs
 
 Train = Callable[..., Completed]
 
@@ -54,18 +54,6 @@ def test_without_sbatch_the_sweep_runs_here(
     done = train(*common, "optimizer.lr=1e-3,3e-3", "model.in_features=64,3", code=4, **no_sbatch)
     assert done.stderr.count("finished before") == 2
     assert "not finished: see" in done.stderr
-
-
-NET = """\
-import torch
-
-class Net(torch.nn.Linear):
-    def __init__(self, **_):
-        super().__init__(64, 10)
-
-    def forward(self, image):
-        return super().forward(image.flatten(1).float())
-"""
 
 
 @pytest.mark.slow

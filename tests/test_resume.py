@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import cluster
-from tests.conftest import Completed, run_json, run_module, runs
+from tests.conftest import NET, Completed, run_json, run_module, runs
 
 Train = Callable[..., Completed]
 pytestmark = pytest.mark.slow
@@ -82,25 +82,13 @@ def test_runs_are_private_unless_told_otherwise(train: Train, tmp_path: Path) ->
     assert "HPCTRAIN_UMASK=777: an octal number" in done.stderr
 
 
-BROKEN = """\
-import torch
-
-class Net(torch.nn.Linear):
-    def __init__(self, **_):
-        super().__init__(64, 10)
-
-    def forward(self, image):
-        raise RuntimeError("a mistake in the code")
-"""
-
-
 @pytest.mark.slurm
 def test_failed_runs_keep_their_code_unless_todays_is_asked_for(
     digits: Path, tmp_path: Path, empty_queue: None
 ) -> None:
     project = tmp_path / "project"
     project.mkdir()
-    (project / "my_net.py").write_text(BROKEN)
+    (project / "my_net.py").write_text(NET.replace("64, 10", "63, 10"))
     subprocess.run(["git", "init", "-q", "."], cwd=project, check=True)
 
     def hpctrain(*arguments: str, code: int = 0) -> Completed:
@@ -111,12 +99,7 @@ def test_failed_runs_keep_their_code_unless_todays_is_asked_for(
     hpctrain("-m", "experiment=digits", *where, *given, "launch.wait=true", code=4)
     assert {run_json(run)["state"] for run in runs(tmp_path / "runs")} == {"failed"}
     first = {run_json(run)["code"] for run in runs(tmp_path / "runs")}
-    (project / "my_net.py").write_text(
-        BROKEN.replace(
-            'raise RuntimeError("a mistake in the code")',
-            "return super().forward(image.flatten(1).float())",
-        )
-    )
+    (project / "my_net.py").write_text(NET)
     (sweep,) = (tmp_path / "runs" / "sweeps").iterdir()
     hpctrain("resume", "--dir", f"{tmp_path}/runs", sweep.name)
     assert set(cluster.wait_for_end(cluster.job_ids(tmp_path / "runs")).values()) == {"FAILED"}

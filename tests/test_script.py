@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from hpctrain.compose import compose as compose_config
-from hpctrain.config import Config, ContainerConfig, DataConfig, LaunchConfig, SiteConfig
 from hpctrain.errors import ConfigError
 from hpctrain.launch.container import leave_note
 from hpctrain.launch.environment import clean_environment
 from hpctrain.launch.script import sbatch_script
+from hpctrain.schema import Config, ContainerConfig, DataConfig, LaunchConfig, SiteConfig
 from hpctrain.validate import validate
 from tests.conftest import ROOT
 

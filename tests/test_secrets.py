@@ -11,14 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain import secrets
 from hpctrain.compose import compose as compose_config
-from hpctrain.config import Config, dump, identity, load
+from hpctrain.config import dump, identity, load
 from hpctrain.errors import ConfigError
 from hpctrain.launch.script import sbatch_script
+from hpctrain.schema import Config
 from hpctrain.tracking.meta import Meta
 from hpctrain.validate import validate
 from tests import cluster
@@ -104,6 +105,7 @@ def test_passwords_in_urls_are_masked() -> None:
     assert masked == "GET http://me:***@host:5000/x and https://host:5000/a@b"
 
 
+@settings(deadline=None)
 @given(st.text(), st.text(min_size=6).filter(lambda text: "\0" not in text), st.text())
 def test_a_reference_expands_to_what_was_there(before: str, secret: str, after: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -118,6 +120,7 @@ def test_a_reference_expands_to_what_was_there(before: str, secret: str, after: 
             assert secrets.expand(referred) == text
 
 
+@settings(deadline=None)
 @given(st.text(alphabet=st.characters(exclude_characters="\0", codec="utf-8")))
 def test_a_shell_says_it_again(text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import cluster
-from tests.conftest import ROOT, Completed, linked_python, run_json, run_module, runs
+from tests.conftest import NET, ROOT, Completed, linked_python, run_json, run_module, runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
 Train = Callable[..., Completed]
@@ -35,31 +35,17 @@ def wrapper(tmp_path: Path) -> Callable[[str, str], str]:
     return make
 
 
-MODEL = """\
-import torch
-
-class Net(torch.nn.Linear):
-    def __init__(self):
-        super().__init__(64, 10)
-        print("WIDTH", {width}, "from", __file__, flush=True)
-
-    def forward(self, image):
-        return super().forward(image.flatten(1).float())
-"""
-
-
 def test_what_is_queued_is_what_was_typed(digits: Path, tmp_path: Path) -> None:
     """The code, the configs and the environment's python change while the job waits."""
     project = tmp_path / "project"
     (project / "conf" / "experiment").mkdir(parents=True)
     model, experiment = project / "my_net.py", project / "conf" / "experiment" / "mine.yaml"
-    model.write_text(MODEL.format(width=1))
+    model.write_text(NET + 'print("WIDTH 1 from", __file__, flush=True)\n')
     experiment.write_text(
         "# @package _global_\ndefaults:\n  - digits\n  - _self_\nname: mine\n"
         "model:\n  _target_: my_net.Net\n"
         "train: {max_steps: 3}\ntracking: {enabled: false}\n"
     )
-    model.write_text(model.read_text().replace("__init__(self)", "__init__(self, **_)"))
     subprocess.run(["git", "init", "-q", "."], cwd=project, check=True)
     # An environment whose python is a link that an upgrade lets point elsewhere.
     python = linked_python(tmp_path / "env")

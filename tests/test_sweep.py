@@ -18,11 +18,11 @@ from omegaconf import OmegaConf
 
 from hpctrain import git, provenance, snapshot
 from hpctrain.conf_groups import conf_dir
-from hpctrain.config import Config
 from hpctrain.errors import ConfigError
 from hpctrain.launch.arrays import Entry, plan
 from hpctrain.launch.compose import Composer
 from hpctrain.rundir import RunDir
+from hpctrain.schema import Config
 from hpctrain.snapshot import Snapshot
 from tests.conftest import Completed, run_json, run_module, runs
 
@@ -64,8 +64,11 @@ def test_composing_fast_is_composing_as_hydra_does(
 @pytest.mark.parametrize("wrong", ["optimizer.lrr=1", "optimizer.lr=abc", "model=none_such", "a=["])
 def test_composing_fast_refuses_what_hydra_refuses(loader: ConfigLoaderImpl, wrong: str) -> None:
     master = loader.load_configuration("config", [], run_mode=RunMode.MULTIRUN)
+    composer = Composer(loader, master)
     with pytest.raises(HydraException):
-        Composer(loader, master)(["experiment=digits", wrong])
+        composer(["experiment=digits", wrong])
+    with pytest.raises(ConfigError, match=wrong.partition("=")[0]):
+        composer.typed(["experiment=digits", wrong])
 
 
 def entries(folder: Path, count: int, **launch: object) -> list[Entry]:
@@ -229,6 +232,18 @@ def test_working_folders_are_those_that_nobody_installed(project: Path) -> None:
     folders = git.code_folders()
     assert folders[0] == project
     assert not any("site-packages" in folder.parts for folder in folders)
+
+
+def test_repositories_have_names_of_their_own(tmp_path: Path) -> None:
+    folders = [tmp_path / place for place in ("a/net", "a/net/src", "b/net", "tools", "none")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        if folder.name in ("net", "tools"):
+            (folder / ".git").mkdir()
+    repos, outside = git.repositories(folders)
+    assert [repo.name for repo in repos] == ["net", "net.2", "tools"]
+    assert repos[0].used == folders[:2]
+    assert outside == folders[-1:]
 
 
 def test_rerun(train: Train, tmp_path: Path) -> None:

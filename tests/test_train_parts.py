@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.config import ParallelConfig, SchedulerConfig
 from hpctrain.distributed.group import process_group
 from hpctrain.distributed.slurm import RankInfo
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.models import MLP
+from hpctrain.schema import ParallelConfig, SchedulerConfig
 from hpctrain.tasks import Classification
 from hpctrain.train.checkpoint import Checkpointer, verify
 from hpctrain.train.schedule import Schedule

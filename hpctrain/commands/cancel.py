@@ -21,6 +21,7 @@ from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import UNDER_WAY, State, judge
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.launch.environment import clean_environment
+from hpctrain.launch.queue import me
 
 # What `scancel` says of a job that has ended since we looked: then all is as it was asked for.
 _GONE = ("Invalid job id specified", "already completing or completed")
@@ -94,7 +95,7 @@ def carry_out(plan: list[Step]) -> None:
     for step in plan:
         # First of all: a job that Slurm requeues in this moment finds it when it is back.
         if step.how != "skip":
-            stopfile.write(step.run.path)
+            stopfile.write(step.run.path, me())
     for step in plan:
         if step.how == "terminate":
             with contextlib.suppress(ProcessLookupError):  # it has ended since

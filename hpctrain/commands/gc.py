@@ -28,15 +28,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.filesize import decimal
+
 from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.select import all_runs, is_archived, runs_of
 from hpctrain.commands.state import UNDER_WAY, State, judge
+from hpctrain.disk import TEMPORARY
 from hpctrain.errors import StorageError
 from hpctrain.rundir import RunDir
 
 # What is younger may belong to a submission that goes on, or to a sweep that runs here.
 _YOUNG_S, _YOUNG_SWEEP_S = 3600.0, 7 * 86400.0
-_TEMPORARY = re.compile(r"\..+\.(?P<host>[^.]+)\.(?P<pid>\d+)$")  # as write_atomically names it
 _DOOMED = ".gc-"  # renamed first: what is half removed must look like nothing else
 
 
@@ -142,7 +144,7 @@ def _temporary(folder: Path, rest: list[Facts], now: float) -> Iterator[Item]:
     inside = [(place, run.path) for run in rest for place in (run.path, run.path / "checkpoints")]
     for place, run in [*places, *inside]:
         for entry in _entries(place):
-            match = _TEMPORARY.match(entry.name)
+            match = TEMPORARY.match(entry.name)
             if entry.name.startswith(_DOOMED):
                 yield Item("temporary", Path(entry.path), "half removed by gc", run)
             elif match and _age(entry, now) > _YOUNG_S:
@@ -256,16 +258,16 @@ def _size(path: Path) -> int:
 
 def _print(items: list[Item], sizes: list[int], problems: list[str], *, deleted: bool) -> None:
     for item, size, problem in zip(items, sizes, problems, strict=True):
-        print(f"{item.kind:<11}{human(size):>9}  {os.path.relpath(item.path)}  ({item.why})")
+        print(f"{item.kind:<11}{decimal(size):>9}  {os.path.relpath(item.path)}  ({item.why})")
         if problem:
             print(f"  not deleted: {problem}", file=sys.stderr)
     done = [size for size, problem in zip(sizes, problems, strict=True) if not problem]
     if not items:
         print("nothing to delete")
     elif deleted:
-        print(f"deleted: {len(done)}, {human(sum(done))} freed")
+        print(f"deleted: {len(done)}, {decimal(sum(done))} freed")
     else:
-        print(f"{len(items)}, {human(sum(sizes))} in all; nothing was deleted: add --delete")
+        print(f"{len(items)}, {decimal(sum(sizes))} in all; nothing was deleted: add --delete")
 
 
 def _print_json(items: list[Item], sizes: list[int], problems: list[str], *, deleted: bool) -> None:
@@ -281,15 +283,6 @@ def _print_json(items: list[Item], sizes: list[int], problems: list[str], *, del
         for item, size, problem in zip(items, sizes, problems, strict=True)
     ]
     print(json.dumps(rows))
-
-
-def human(size: int) -> str:
-    """`312 B`, `4.2 MB`, ..."""
-    value, units = float(size), ["B", "kB", "MB", "GB", "TB", "PB"]
-    while value >= 1000 and len(units) > 1:
-        value /= 1000
-        units.pop(0)
-    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"
 
 
 def _at_least_one(text: str) -> int:

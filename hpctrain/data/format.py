@@ -175,7 +175,12 @@ class ShardWriter:
                 moments = state.moments.setdefault(name, Moments())
                 for chunk in chunks:
                     moments.add(chunk)
-        state.shards.append(Shard(path.name, state.name, state.count, size, digest))
+        elements = {
+            name: sum(len(chunk.values) for chunk in chunks)
+            for name, chunks in state.chunks.items()
+            if self._fields[name].variable
+        }
+        state.shards.append(Shard(path.name, state.name, state.count, size, digest, elements))
         state.chunks, state.count, state.bytes = {}, 0, 0
 
     def _close(self) -> None:

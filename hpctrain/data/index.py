@@ -18,7 +18,8 @@ is written last, so a folder with an `index.json` is a finished data set. Versio
          "split": "train",
          "count": 4096,                samples
          "bytes": 50335744,            size of the file
-         "digest": "xxh3_128:…"}       of the whole file
+         "digest": "xxh3_128:…",       of the whole file
+         "elements": {"text": 91204}}  of each variable-length field; may be missing
       ],                               the order of a split's shards is the order of its samples
       "statistics": {
         "train": {"image": {"mean": 0.4, "std": 0.2, "min": 0, "max": 1, "nonfinite": 0}}
@@ -62,6 +63,7 @@ DTYPES = (
     *("int8", "int16", "int32", "int64"),
     *("float16", "float32", "float64"),
 )
+NO_ELEMENTS: Mapping[str, int] = {}  # shared by 100,000 shards
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -98,13 +100,17 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One HDF5 file: `path` relative to the index, `count` samples, `bytes` of the file."""
+    """One HDF5 file: `path` relative to the index, `count` samples, `bytes` of the file.
+
+    `elements` has the total length of each variable-length field, if the index says so.
+    """
 
     path: str
     split: str
     count: int
     bytes: int
     digest: str
+    elements: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse a path that leads out of the folder, and sizes that cannot be.
@@ -179,7 +185,7 @@ class Index:
             DataError: A shard is missing, truncated or longer than listed.
         """
         for shard in self.shards:
-            check_shard(folder, shard)
+            check_shard(Path(folder) / shard.path, shard)
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -190,7 +196,7 @@ class Index:
         """
         path = Path(folder) / FILE
         try:
-            return cls._parse(json.loads(path.read_bytes()))
+            content = path.read_bytes()
         except FileNotFoundError:
             if not path.parent.exists():
                 raise DataError(f"the data folder {path.parent} does not exist") from None
@@ -202,14 +208,25 @@ class Index:
             raise DataError(f"{path.parent} is a file; a data set is a folder") from None
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        return cls.loads(content, str(path))
+
+    @classmethod
+    def loads(cls, content: bytes, where: str) -> Self:
+        """Parse an `index.json`; `where` names it in messages.
+
+        Raises:
+            DataError: It is not an index that this version can read.
+        """
+        try:
+            return cls._parse(json.loads(content))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise DataError(f"{path}: not valid JSON ({error})") from None
+            raise DataError(f"{where}: not valid JSON ({error})") from None
         except KeyError as error:
-            raise DataError(f"{path}: damaged: the key {error} is missing") from None
+            raise DataError(f"{where}: damaged: the key {error} is missing") from None
         except (TypeError, ValueError, AttributeError) as error:
-            raise DataError(f"{path}: damaged: {error}") from None
+            raise DataError(f"{where}: damaged: {error}") from None
         except DataError as error:
-            raise DataError(f"{path}: {error}") from None
+            raise DataError(f"{where}: {error}") from None
 
     def save(self, folder: Path) -> None:
         """Write `folder/index.json` whole or not at all (temporary name, fsync, rename).
@@ -224,7 +241,10 @@ class Index:
             "version": VERSION,
             "digest": self.digest,
             "fields": {name: asdict(spec) for name, spec in self.fields.items()},
-            "shards": [asdict(shard) for shard in self.shards],
+            "shards": [
+                {key: value for key, value in asdict(shard).items() if key != "elements" or value}
+                for shard in self.shards
+            ],
             "statistics": {
                 split: {name: asdict(values) for name, values in fields.items()}
                 for split, fields in self.statistics.items()
@@ -254,7 +274,10 @@ class Index:
                 for name, f in content["fields"].items()
             },
             shards=tuple(
-                Shard(s["path"], s["split"], int(s["count"]), int(s["bytes"]), s["digest"])
+                Shard(
+                    *(s["path"], s["split"], int(s["count"]), int(s["bytes"]), s["digest"]),
+                    s.get("elements", NO_ELEMENTS),
+                )
                 for s in content["shards"]
             ),
             statistics={
@@ -274,13 +297,12 @@ class Index:
         return index
 
 
-def check_shard(folder: Path, shard: Shard) -> None:
-    """Compare the size of one shard on disk with the index.
+def check_shard(path: Path, shard: Shard) -> None:
+    """Compare the size of a shard's file with the index.
 
     Raises:
         DataError: It is missing, truncated or longer than listed.
     """
-    path = Path(folder) / shard.path
     try:
         size = os.stat(path).st_size
     except FileNotFoundError:

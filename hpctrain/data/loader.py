@@ -1,18 +1,10 @@
-"""Batches for one data-parallel rank: exact, elastic, read ahead in a thread.
+"""Batches for one data-parallel rank: exact, elastic, read ahead by threads.
 
-The data state is one integer: `consumed`, the samples that the training has been given, counted
-globally over all epochs. Everything else follows from it:
-
-    count 10, global batch 4, 2 ranks          epoch 0              epoch 1
-    positions                                  0 1 2 3 4 5 6 7 8 9  0 1 2 3 …
-    step 0: rank 0 reads 0 1, rank 1 2 3       └─0─┘ └─1─┘
-    step 1: consumed 4 → 8                             └─0─┘ └─1─┘
-    tail "drop": 8 9 are left out, consumed becomes 10: the next epoch begins
-    tail "pad":  a third step 8 9 8' 8', whose last two are masked, then the next epoch
-
-`hpctrain.data.order` says which sample stands at a position. So the global batch of a step is
-the same, in the same order, for every number of ranks, and a run resumed with other ranks or
-another batch size continues the same sequence. Every rank makes the same steps.
+The data state is one integer, the samples that the training has been given, over all ranks and
+epochs; `hpctrain.data.steps` has what follows from it. A sampler (`hpctrain.data.order` and its
+neighbours) says which sample stands at a position. So the global batch of a step is the same, in
+the same order, for every number of ranks, and a run resumed with other ranks or another batch
+size continues the same sequence.
 
     >>> loader = Loader(Reader(folder, "train"), global_batch_size=64, dp_rank=0, dp_size=2)
     >>> for batch in loader:                 # for ever, or max_epochs
@@ -21,68 +13,67 @@ another batch size continues the same sequence. Every rank makes the same steps.
 
 The evaluation loader, which gives each sample exactly once over all ranks, is
 `Loader(…, shuffle=False, tail="pad", max_epochs=1)`, with the loss of masked samples left out.
+
+Python's own time per batch would exceed that of the copy, where batches are small. So a thread
+reads several at once, a *group* of about GROUP bytes, into one buffer, and the consumer gets
+views of it. Nothing else depends on the groups.
 """
 
 import operator
+import os
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, Future
+from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hpctrain.data.index import Field
-from hpctrain.data.order import Order
+from hpctrain.data.buffers import Buffers
+from hpctrain.data.collate import Batch, Collate, Layout
+from hpctrain.data.order import Order, Sampler
 from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.source import InBlocks, Prepares, Source
+from hpctrain.data.steps import Steps, Stretch, Tail
+from hpctrain.data.threads import pool
+from hpctrain.data.workers import Workers
 from hpctrain.errors import ConfigError, DataError
 
-Batch = dict[str, torch.Tensor]
-Tail = Literal["drop", "pad"]
+Int64s = NDArray[np.int64]
 
-MASK = "mask"
-LENGTH = "_length"
-# torch stores these, but hardly computes with them.
-WIDER = {"uint16": np.int32, "uint32": np.int64}
-
-
-class Source(Protocol):
-    """What a loader reads from: a `Reader`, or anything with the same three."""
-
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        """The schema of what `read` returns."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, indices: NDArray[np.int64]) -> Mapping[str, Array | Ragged]:
-        """Return the samples `indices`, in that order, in arrays that belong to the caller."""
+GROUP = 2**23  # bytes that are read at once: they stay in the cache on their way
+MAX_GROUP = 64  # steps
 
 
 class Loader:
     """Iterates over this rank's batches, continuing from the state.
 
-    A batch has for each field a tensor (b, *shape) with b = global_batch_size / dp_size: the
-    dtype of the field, but uint16 becomes int32 and uint32 int64. A variable-length field is
-    padded with zeros to the longest of the batch, (b, longest, *shape), and FIELD_length is
-    int64 (b,). "mask" is bool (b,): False for a repeated sample that only fills up the tail.
+    A batch has b = global_batch_size / dp_size samples of each field, and a mask: see
+    `hpctrain.data.collate`. Its dtypes are those of the fields, but uint16 becomes int32 and
+    uint32 int64.
 
-    One iterator at a time: a new one, or `load_state_dict`, ends the one before.
+    A batch is the consumer's as long as it is kept. One iterator at a time: a new one, or
+    `load_state_dict`, ends the one before.
 
     Args:
-        reader: Where the samples come from.
+        source: Where the samples come from.
         global_batch_size: Samples of one step, over all ranks.
         dp_rank: This rank among the `dp_size` that divide the data.
         dp_size: Data-parallel ranks.
+        sampler: Which sample stands at a position; without it all, by `shuffle` and `seed`.
         shuffle: In another order each epoch; False: in the order of the shards.
         seed: Of the order; the same on every rank.
         tail: What becomes of an incomplete last batch of an epoch.
         max_epochs: After these the iterator ends, also when it was resumed; None: never.
-        prefetch: Batches read ahead by a thread; 0 reads when asked.
+        threads: That read ahead; 0 reads when asked.
+        prefetch_bytes: Read ahead about so many, and at least one group for each thread.
+        collate: What becomes of variable-length fields: "pad" or "pack".
         pin_memory: In page-locked memory, for asynchronous copies to the GPU; nothing without
             CUDA.
+        workers: Transform the samples; a batch then has the fields that they return.
 
     Attributes:
         steps_per_epoch: Batches of a whole epoch.
@@ -95,36 +86,81 @@ class Loader:
 
     def __init__(
         self,
-        reader: Source,
+        source: Source,
         *,
         global_batch_size: int,
         dp_rank: int = 0,
         dp_size: int = 1,
+        sampler: Sampler | None = None,
         shuffle: bool = True,
         seed: int = 0,
         tail: Tail = "drop",
         max_epochs: int | None = None,
-        prefetch: int = 2,
+        threads: int = 1,
+        prefetch_bytes: int = 64 * 2**20,
+        collate: Layout = "pad",
         pin_memory: bool = False,
+        workers: Workers | None = None,
     ) -> None:
-        count = len(reader)
-        _check(count, global_batch_size, dp_rank, dp_size, tail, max_epochs, prefetch)
-        _check_names(reader.fields)
-        self._reader, self._count = reader, count
-        self._order = Order(count, seed, shuffle)
-        self._batch_size, self._dp_rank, self._dp_size = global_batch_size, dp_rank, dp_size
-        self._tail, self._max_epochs, self._prefetch = tail, max_epochs, prefetch
-        self._pin = pin_memory and torch.cuda.is_available()
-        self._consumed = 0
-        self._iteration = 0
+        self._sampler = sampler or Order(len(source), seed, shuffle)
+        self._steps = Steps(
+            self._sampler.count,
+            global_batch_size,
+            dp_rank=dp_rank,
+            dp_size=dp_size,
+            tail=tail,
+            max_epochs=max_epochs,
+        )
+        if threads < 0 or prefetch_bytes < 0:
+            raise ConfigError(
+                f"threads {threads} and prefetch_bytes {prefetch_bytes} cannot be negative"
+            )
+        self._source, self._workers, self._seed = source, workers, seed
+        if workers is not None and threads:  # a thread waits while its batch is transformed
+            threads = max(threads, 2 * workers.count)
+        self._threads, self._prefetch_bytes = threads, prefetch_bytes
+        # While the training has nothing to do but wait, and a core of its own.
+        self._helps = 0 < threads < len(os.sched_getaffinity(0))
+        pin = pin_memory and torch.cuda.is_available()
+        self._buffers = Buffers(pin)
+        self._collate = Collate(source.fields, collate, self._buffers, pin=pin)
+        fixed = [field for field in source.fields.values() if not field.variable]
+        # What a variable-length field adds is known after the first batches.
+        self._sample_bytes = sum(np.dtype(f.dtype).itemsize * prod(f.shape) for f in fixed)
+        self._bytes_known = len(fixed) == len(source.fields)
+        self._consumed = self._iteration = 0
+        self._here: deque[Batch] = deque()
+        self._ahead: deque[_Ahead] = deque()
+        self._last: tuple[_Group | None, int] = (None, 0)
         self.wait_s = 0.0
-        whole, rest = divmod(count, global_batch_size)
-        self.steps_per_epoch = whole + (rest > 0 and tail == "pad")
+        self.steps_per_epoch = self._steps.steps_per_epoch
+
+    @property
+    def count(self) -> int:
+        """Positions in an epoch: samples, unless the sampler repeats or leaves out some."""
+        return self._steps.count
 
     @property
     def epoch(self) -> int:
         """Whole epochs consumed: after the last batch of the first one it is 1."""
-        return self._consumed // self._count
+        return self._consumed // self._steps.count
+
+    @property
+    def where(self) -> tuple[int, Int64s]:
+        """Epoch, and positions in it, int64 (b,), of the batch handed out last.
+
+        Raises:
+            RuntimeError: There was none.
+        """
+        group, step = self._last
+        if group is None:
+            raise RuntimeError("the loader has not handed out a batch yet")
+        return group.epoch, group.planned.result().positions[group.first + step]
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next batch is there: `next()` would not wait."""
+        return bool(self._here) or bool(self._ahead and self._ahead[0][1].done())
 
     def state_dict(self) -> dict[str, int]:
         """The samples handed out (not those read ahead), over all ranks and epochs."""
@@ -150,112 +186,132 @@ class Loader:
         return self._batches(self._iteration)
 
     def _batches(self, iteration: int) -> Iterator[Batch]:
-        plans = self._plans(self._consumed)
-        # One thread: the batches come in order. Futures carry its exceptions here.
-        pool = ThreadPoolExecutor(1, "hpctrain-loader") if self._prefetch else None
-        ahead: deque[tuple[_Plan, Future[Batch]]] = deque()
+        readers, planner = pool(self._threads), pool(min(1, self._threads))
+        groups = self._groups(planner)
+        ahead = self._ahead = deque()
         try:
             while True:
-                while pool and len(ahead) <= self._prefetch and (plan := next(plans, None)):
-                    ahead.append((plan, pool.submit(self._load, plan)))
-                start = time.perf_counter()
-                if ahead:
-                    plan, future = ahead.popleft()
-                    batch = future.result()
-                    del future  # or it would hold the batch until the next one
-                elif plan := next(plans, None):
-                    batch = self._load(plan)
-                else:
+                while len(ahead) < self._depth() and (group := next(groups, None)):
+                    ahead.append((group, readers.submit(self._read, group)))
+                if not ahead:
                     return
+                start = time.perf_counter()
+                group, batches = self._next(ahead)
                 self.wait_s += time.perf_counter() - start
-                self._consumed = plan.consumed
-                yield batch
-                del batch
-                if iteration != self._iteration:
-                    raise RuntimeError(
-                        "this iterator of the loader has ended: its state was loaded, or "
-                        "another iterator begun. Call iter() again"
-                    )
+                self._here = batches
+                for step, consumed in enumerate(group.consumed):
+                    self._consumed, self._last = consumed, (group, step)
+                    yield batches.popleft()
+                    if iteration != self._iteration:
+                        raise RuntimeError(
+                            "this iterator of the loader has ended: its state was loaded, or "
+                            "another iterator begun. Call iter() again"
+                        )
         finally:  # also when the consumer breaks out, or drops the iterator
-            if pool:
-                pool.shutdown(cancel_futures=True)
+            readers.shutdown(cancel_futures=True)
+            planner.shutdown(cancel_futures=True)
 
-    def _plans(self, consumed: int) -> Iterator["_Plan"]:
-        """What to read, from `consumed` on."""
-        while True:
-            consumed = self._settle(consumed)
-            epoch, offset = divmod(consumed, self._count)
-            if self._max_epochs is not None and epoch >= self._max_epochs:
-                return
-            left = self._count - offset
-            consumed = self._settle(consumed + min(self._batch_size, left))
-            yield _Plan(epoch, offset, consumed)
-
-    def _settle(self, consumed: int) -> int:
-        """Leave out a tail that is too short for a batch."""
-        left = self._count - consumed % self._count
-        return consumed + left if self._tail == "drop" and left < self._batch_size else consumed
-
-    def _load(self, plan: "_Plan") -> Batch:
-        """Read this rank's slice of a global batch."""
-        size = self._batch_size // self._dp_size
-        start = plan.offset + self._dp_rank * size
-        positions = np.arange(start, start + size, dtype=np.int64)
-        mask = positions < self._count
-        np.minimum(positions, self._count - 1, out=positions)
-        rows = self._reader.read(self._order(plan.epoch, positions))
-        batch = {MASK: torch.from_numpy(mask)}
-        for name, value in rows.items():
-            if isinstance(value, Ragged):
-                batch[name] = _tensor(value.pad())
-                batch[name + LENGTH] = torch.from_numpy(value.lengths)
+    def _next(self, ahead: "deque[_Ahead]") -> tuple["_Group", deque[Batch]]:
+        """The next group's batches. Who has to wait for them reads one of those behind."""
+        group, future = ahead.popleft()
+        while self._helps and not future.done():
+            for i, (other, waiting) in enumerate(ahead):
+                if waiting.cancel():
+                    ahead[i] = other, _done(self._read, other)
+                    break
             else:
-                batch[name] = _tensor(value)
-        return {k: v.pin_memory() for k, v in batch.items()} if self._pin else batch
+                break
+        return group, future.result()
+
+    def _depth(self) -> int:
+        """Groups that are read, or wait to be handed out."""
+        if not self._threads:
+            return 1
+        group = max(GROUP, self._steps.share * self._sample_bytes)
+        return max(self._threads + 1, self._prefetch_bytes // group)
+
+    def _groups(self, planner: Executor) -> Iterator["_Group"]:
+        """Steps that are read at once, with the samples of the next stretch on their way."""
+        stretches = self._steps.stretches(self._consumed)
+        planned = ((stretch, planner.submit(self._plan, stretch)) for stretch in stretches)
+        current = next(planned, None)
+        while current is not None:
+            stretch, plan = current
+            current = next(planned, None)
+            first = 0
+            while first < len(stretch.consumed):
+                last = first + self._group_steps()
+                yield _Group(stretch.epoch, plan, first, stretch.consumed[first:last])
+                first = last
+
+    def _group_steps(self) -> int:
+        if not self._bytes_known:
+            return 1
+        size = max(1, self._steps.share * self._sample_bytes)
+        return min(MAX_GROUP, max(1, GROUP // size))
+
+    def _plan(self, stretch: Stretch) -> "_Plan":
+        positions, mask = self._steps.positions(stretch)
+        flat = positions.reshape(-1)
+        samples = self._sampler(stretch.epoch, flat)
+        if isinstance(self._source, Prepares):
+            blocks = None
+            if isinstance(self._sampler, InBlocks):
+                blocks = self._sampler.blocks(stretch.epoch, flat)
+            self._source.prepare(samples, blocks)
+        return _Plan(positions, samples.reshape(positions.shape), mask)
+
+    def _read(self, group: "_Group") -> deque[Batch]:
+        """Read a group's batches."""
+        plan, last = group.planned.result(), group.first + len(group.consumed)
+        chosen = slice(group.first, last)
+        rows = self._rows(group.epoch, plan.positions[chosen], plan.samples[chosen].reshape(-1))
+        batches = self._collate(rows, plan.mask[chosen])
+        if not self._bytes_known:
+            nbytes = sum(value.nbytes for value in batches[0].values())
+            self._sample_bytes, self._bytes_known = nbytes // self._steps.share, True
+        return batches
+
+    def _rows(self, epoch: int, positions: Int64s, samples: Int64s) -> Mapping[str, Array | Ragged]:
+        if self._workers is not None:
+            return self._workers.submit(
+                (self._seed, epoch), positions.reshape(-1), samples
+            ).result()
+        fixed = {name: field for name, field in self._source.fields.items() if not field.variable}
+        return self._source.read(
+            samples,
+            {
+                name: self._buffers.take((len(samples), *field.shape), field.dtype)
+                for name, field in fixed.items()
+            },
+        )
 
 
 class _Plan(NamedTuple):
-    """One global batch: where it begins, and `consumed` once it is handed out."""
+    """The steps of a stretch on this rank: (steps, share) each."""
+
+    positions: Int64s
+    samples: Int64s
+    mask: NDArray[np.bool_]
+
+
+class _Group(NamedTuple):
+    """Some steps of a stretch that are read at once, and `consumed` after each."""
 
     epoch: int
-    offset: int
-    consumed: int
+    planned: Future[_Plan]
+    first: int
+    consumed: list[int]
 
 
-def _tensor(array: Array) -> torch.Tensor:
-    wider = WIDER.get(array.dtype.name)
-    return torch.from_numpy(array if wider is None else array.astype(wider))
+_Ahead = tuple[_Group, Future[deque[Batch]]]
 
 
-def _check(
-    count: int,
-    batch: int,
-    dp_rank: int,
-    dp_size: int,
-    tail: str,
-    max_epochs: int | None,
-    prefetch: int,
-) -> None:
-    if not 0 <= dp_rank < dp_size:
-        raise ConfigError(f"data-parallel rank {dp_rank} of {dp_size}: it is 0 to {dp_size - 1}")
-    if batch < 1 or batch % dp_size:
-        raise ConfigError(
-            f"global batch size {batch} cannot be divided among {dp_size} data-parallel ranks; "
-            f"it must be a positive multiple of {dp_size}"
-        )
-    if tail not in ("drop", "pad"):
-        raise ConfigError(f"tail {tail!r}: it is 'drop' or 'pad'")
-    if prefetch < 0 or (max_epochs is not None and max_epochs < 0):
-        raise ConfigError(f"prefetch {prefetch} and max_epochs {max_epochs} cannot be negative")
-    if batch > count and tail == "drop":
-        raise DataError(
-            f"global batch size {batch} is larger than the data set, {count} samples: no batch "
-            "is ever full. Use a smaller one, or tail 'pad'"
-        )
-
-
-def _check_names(fields: Mapping[str, Field]) -> None:
-    lengths = {name + LENGTH for name, field in fields.items() if field.variable}
-    taken = sorted(set(fields) & (lengths | {MASK}))
-    if taken:
-        raise DataError(f"the loader needs the name {taken[0]!r} itself; rename that field")
+def _done(read: Callable[[_Group], deque[Batch]], group: _Group) -> Future[deque[Batch]]:
+    """A future that is done; an exception waits in it for its turn."""
+    future: Future[deque[Batch]] = Future()
+    try:
+        future.set_result(read(group))
+    except Exception as error:
+        future.set_exception(error)
+    return future

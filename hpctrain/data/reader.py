@@ -1,97 +1,232 @@
-"""Rows of one split by index, from shards that are opened when first needed.
+"""Samples of one split by index, from shards that are opened when first needed.
 
 A contiguous, uncompressed dataset (what `data_prep` writes) has an offset in its file: the shard
-is mapped and a read is a gather by numpy, without HDF5 in the way. Any other layout is read by
-h5py, one selection per shard.
+is mapped, and the samples of a batch, from any shards, are one gather without HDF5 in the way.
+Any other layout is read by `hpctrain.data.layout`.
 
     >>> reader = Reader(Path("data/digits"), "train")
     >>> reader.read(np.array([5, 0, 5]))["image"].shape
     (3, 1, 8, 8)
 
 Threads may share a reader. A fork gets its own handles (h5py's must not cross it), and pickling
-leaves them behind. A file that shrinks while it is mapped ends the process with SIGBUS, as with
-any mapping: shards are never edited in place, only replaced.
+leaves them behind.
 """
 
-import mmap
 import os
-import resource
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data import shard as shard_format
-from hpctrain.data.index import Field, Index, Shard, check_shard
+from hpctrain.data.index import Field, Index, Shard
+from hpctrain.data.opened import OpenShards
+from hpctrain.data.origin import is_url, load_index
+from hpctrain.data.place import Place
+from hpctrain.data.placement import open_place
 from hpctrain.data.ragged import Array, Ragged
 from hpctrain.errors import DataError
 
 Int64s = NDArray[np.int64]
+
+BLOCK_BYTES = 2**20  # a stripe of most parallel file systems
 
 
 class Reader:
     """The samples of one split, 0 to len(reader) - 1.
 
     Args:
-        folder: Of the data set (with its index.json).
+        folder: Of the data set (with its index.json), or its URL.
         split: Name of the split.
         fields: The fields to read, in this order; all by default.
+        place: Where the shards' files are, if not in `folder`.
+        index: Of the data set, where it has been read already.
 
     Attributes:
         index: The data set's index.
         fields: The schema of what is read.
+        shards: The split's, in order.
 
     Raises:
         DataError: No data set, or no such split or field; the message has those that exist.
     """
 
-    def __init__(self, folder: Path, split: str, fields: Iterable[str] | None = None) -> None:
-        self.folder, self.split = Path(folder), split
-        self.index = Index.load(self.folder)
+    def __init__(
+        self,
+        folder: Path | str,
+        split: str,
+        fields: Iterable[str] | None = None,
+        *,
+        place: Place | None = None,
+        index: Index | None = None,
+    ) -> None:
+        self.folder = folder if is_url(folder) else Path(folder)
+        self.split, self.index = split, index or load_index(folder)
         self.fields: Mapping[str, Field] = self._select(fields)
         chosen = self.index.split(split)
-        self._count, self._shards = chosen.count, chosen.shards
-        self._ends: Int64s = np.cumsum([shard.count for shard in chosen.shards], dtype=np.int64)
-        self._start_cache()
+        self.shards: tuple[Shard, ...] = chosen.shards
+        self._place = place or open_place(folder, "none", self.shards)
+        self._count = chosen.count
+        counts = np.array([shard.count for shard in chosen.shards], np.int64)
+        self._ends: Int64s = np.cumsum(counts)
+        self._firsts: Int64s = self._ends - counts
+        self._announced: set[tuple[int, ...]] = set()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin without open shards: a new process."""
+        self._opened: OpenShards | None = None
+        self._lock = threading.Lock()
+        self._pid = os.getpid()  # last: whoever sees it sees the rest
 
     def __len__(self) -> int:
         return self._count
 
-    def read(self, indices: Int64s) -> dict[str, Array | Ragged]:
+    def read(
+        self, indices: Int64s, out: Mapping[str, Array] | None = None
+    ) -> dict[str, Array | Ragged]:
         """Return samples, in the order asked; repeats are allowed.
 
         Args:
             indices: int64 (n,), each in [0, len).
+            out: Arrays (n, *shape) to fill, for any of the fixed-size fields.
 
         Returns:
-            Each field: an array (n, *shape) that belongs to the caller, or a `Ragged` of n
-            samples when the length varies.
+            Each field: an array (n, *shape) that belongs to the caller, or that of `out`; a
+            `Ragged` of n samples when the length varies.
 
         Raises:
             DataError: A shard is missing, damaged or not what the index says.
             IndexError: An index is out of range.
         """
-        indices = np.asarray(indices, dtype=np.int64)
-        if indices.size and not (indices.min() >= 0 and indices.max() < self._count):
-            raise IndexError(f"indices {indices.min()} to {indices.max()} of {self._count} samples")
-        shards = np.searchsorted(self._ends, indices, side="right")
-        # Which rows of the result each shard fills: one gather per shard and field.
-        order = np.argsort(shards, kind="stable")
-        parts = np.split(order, np.flatnonzero(np.diff(shards[order])) + 1) if order.size else []
-        visits = []
-        for rows in parts:
-            number = int(shards[rows[0]])
-            first = int(self._ends[number]) - self._shards[number].count
-            visits.append((self._open(number), rows, indices[rows] - first))
-        return {
-            name: (_read_ragged if field.variable else _read_fixed)(name, field, visits, len(order))
+        shards, rows = self.locate(indices)
+        given = out or {}
+        found: dict[str, Array] = {
+            name: given[name] if name in given else np.empty((len(rows), *field.shape), field.dtype)
             for name, field in self.fields.items()
+            if not field.variable
         }
+        ragged: dict[str, list[Ragged]] = {n: [] for n in self.fields if self.fields[n].variable}
+        opened = self.opened
+        for part in _parts(len(rows), opened.at_once):
+            with opened.held(shards[part]):
+                for name, array in found.items():
+                    opened.spans(name, shards[part], rows[part], 1, array[part])
+                for name, pieces in ragged.items():
+                    pieces.append(self._read_ragged(name, shards[part], rows[part]))
+        return {
+            name: found[name] if name in found else _joined(ragged[name]) for name in self.fields
+        }
+
+    def lengths(self, name: str, indices: Int64s) -> Int64s:
+        """Return the lengths of samples of a variable-length field, int64 (n,); see `read`."""
+        shards, rows = self.locate(indices)
+        found = np.empty(len(rows), np.int64)
+        for part in _parts(len(rows), self.opened.at_once):
+            with self.opened.held(shards[part]):
+                starts, stops = self._places(name, shards[part], rows[part])
+                found[part] = stops - starts
+        return found
+
+    def spans(self, name: str, shards: Int64s, starts: Int64s, length: int, out: Array) -> None:
+        """Read spans of a variable-length field's values, whatever samples they belong to.
+
+        Args:
+            name: The field.
+            shards: Of each span, int64 (n,), by its place in `self.shards`.
+            starts: Its first element in the shard's values, int64 (n,).
+            length: Elements of every span; each lies within its shard.
+            out: (n, length, *shape), to fill.
+        """
+        opened = self.opened
+        for part in _parts(len(starts), opened.at_once):
+            with opened.held(shards[part]):
+                opened.spans(f"{name}/values", shards[part], starts[part], length, out[part])
+
+    def elements(self, name: str) -> Int64s:
+        """Return the elements of a variable-length field in each shard, int64 (shards,).
+
+        The index has them; where it was written without, each shard is opened.
+        """
+        found = [shard.elements.get(name, -1) for shard in self.shards]
+        for i, known in enumerate(found):
+            if known < 0:
+                with self.opened.held(np.array([i])):
+                    found[i] = int(self.opened.totals(f"{name}/values", np.array([i]))[0])
+        return np.array(found, np.int64)
+
+    def offsets(self, name: str, shard: int) -> Int64s:
+        """Return where the samples of a variable-length field begin in a shard, and the end."""
+        count = self.shards[shard].count + 1
+        found: Int64s = np.empty(count, np.int64)
+        which = np.array([shard])
+        with self.opened.held(which):
+            self.opened.spans(f"{name}/offsets", which, np.array([0]), count, found[None])
+        return found
+
+    def block_size(self) -> int:
+        """Return how many samples make a good run: whole chunks, of about BLOCK_BYTES."""
+        first = np.zeros(1, np.int64)
+        with self.opened.held(first):
+            chunk = self.opened.chunk_rows(0)
+        size = max(1, self.shards[0].bytes // self.shards[0].count)
+        return chunk * max(1, BLOCK_BYTES // (size * chunk))
+
+    def close(self) -> None:
+        """Nothing more is read: staged shards may give way."""
+        self._place.close()
+
+    def prepare(self, indices: Int64s, blocks: Int64s | None = None) -> None:
+        """See `hpctrain.data.source.Prepares`."""
+        self.prepare_shards(self.locate(indices)[0])
+        for start, stop in [] if blocks is None else blocks.tolist():
+            if (start, stop) not in self._announced:
+                self._will_need(start, stop)
+        self._announced = set() if blocks is None else set(map(tuple, blocks.tolist()))
+
+    def prepare_shards(self, shards: Int64s) -> None:
+        """These shards, by their places in `self.shards`, are read soon, in this order."""
+        unique, first = np.unique(shards, return_index=True)
+        self._place.plan([self.shards[i] for i in unique[np.argsort(first)].tolist()])
+
+    def locate(self, indices: Int64s) -> tuple[Int64s, Int64s]:
+        """Return the shard of each index, and its row there: int64 (n,) each.
+
+        Raises:
+            IndexError: An index is out of range.
+        """
+        indices = np.asarray(indices, dtype=np.int64)
+        # Negative ones are the largest of all when taken as unsigned.
+        if indices.size and indices.view(np.uint64).max() >= self._count:
+            raise IndexError(f"indices {indices.min()} to {indices.max()} of {self._count} samples")
+        if len(self._ends) == 1:
+            return np.zeros(len(indices), np.int64), indices
+        shards = np.searchsorted(self._ends, indices, side="right")
+        return shards, indices - self._firsts[shards]
+
+    def _will_need(self, start: int, stop: int) -> None:
+        """Have the samples `start` to `stop` read ahead, where the system can."""
+        first, last = np.searchsorted(self._ends, (start, stop - 1), side="right").tolist()
+        for shard in range(first, last + 1):
+            begin = int(self._firsts[shard])
+            low, high = max(start, begin) - begin, min(stop, int(self._ends[shard])) - begin
+            with self.opened.held(np.array([shard])):
+                for name, field in self.fields.items():
+                    if not field.variable:
+                        self.opened.will_need(name, shard, low, high)
+
+    @property
+    def opened(self) -> OpenShards:
+        """The shards that this process has open."""
+        if self._pid != os.getpid():  # forked: the parent's handles and locks are not ours
+            self._forget()
+        if self._opened is None:
+            with self._lock:
+                if self._opened is None:
+                    self._opened = OpenShards(self.shards, self._place, self.fields)
+        return self._opened
 
     def _select(self, names: Iterable[str] | None) -> dict[str, Field]:
         known = self.index.fields
@@ -104,160 +239,44 @@ class Reader:
                 )
         return {name: known[name] for name in chosen}
 
-    # Open shards, the last used ones: a mapping costs a descriptor, of which a process has few.
+    def _places(self, name: str, shards: Int64s, rows: Int64s) -> tuple[Int64s, Int64s]:
+        """Where samples of a variable-length field begin and end in their shards' values."""
+        pairs = np.empty((len(rows), 2), np.int64)
+        self.opened.spans(f"{name}/offsets", shards, rows, 2, pairs)
+        starts, stops = pairs[:, 0], pairs[:, 1]
+        totals = self.opened.totals(f"{name}/values", shards)
+        wrong = (starts < 0) | (starts > stops) | (stops > totals)
+        if wrong.any():
+            path = self.opened.path(int(shards[wrong][0]))
+            raise DataError(f"shard {path} is damaged: the offsets of {name!r} go back")
+        return starts, stops
 
-    def _start_cache(self) -> None:
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._max_open = max(16, files // 4) if files > 0 else 4096  # -1: no limit
-        self._open_shards: OrderedDict[int, _OpenShard] = OrderedDict()
-        self._lock = threading.Lock()
-        self._pid = os.getpid()  # last: whoever sees it sees the rest
-
-    def _open(self, number: int) -> "_OpenShard":
-        if self._pid != os.getpid():  # forked: the parent's handles and lock are not ours
-            self._start_cache()
-        with self._lock:
-            shard = self._open_shards.get(number)
-            if shard is None:
-                shard = _OpenShard(self.folder, self._shards[number], self.fields)
-                self._open_shards[number] = shard
-                while len(self._open_shards) > self._max_open:
-                    self._open_shards.popitem(last=False)  # closes when its last reader is done
-            self._open_shards.move_to_end(number)
-            return shard
+    def _read_ragged(self, name: str, shards: Int64s, rows: Int64s) -> Ragged:
+        starts, stops = self._places(name, shards, rows)
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(stops - starts, out=offsets[1:])
+        field = self.fields[name]
+        values = np.empty((int(offsets[-1]), *field.shape), field.dtype)
+        self.opened.runs(f"{name}/values", shards, starts, offsets[1:], values)
+        return Ragged(values, offsets)
 
     def __getstate__(self) -> dict[str, Any]:
-        hidden = ("_pid", "_lock", "_open_shards", "_max_open")
+        hidden = ("_pid", "_lock", "_opened")
         return {key: value for key, value in self.__dict__.items() if key not in hidden}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._start_cache()
+        self._forget()
 
 
-class _OpenShard:
-    """One shard's datasets: arrays on the mapped file, or h5py's where that is not possible."""
-
-    def __init__(self, folder: Path, shard: Shard, fields: Mapping[str, Field]) -> None:
-        self.path, self._count = folder / shard.path, shard.count
-        self._lock = threading.Lock()
-        check_shard(folder, shard)
-        try:
-            # No lock: thousands of readers, often on file systems that have none.
-            self._file = h5py.File(self.path, "r", locking=False)
-            with open(self.path, "rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self._check_version()
-            self._datasets: dict[str, Any] = {}
-            for name, field in fields.items():
-                if field.variable:
-                    self._add_ragged(name, field)
-                else:
-                    self._add(name, name, field.dtype, (shard.count, *field.shape))
-        except (OSError, RuntimeError, ValueError, KeyError) as error:
-            raise DataError(f"shard {self.path} is damaged: {error}") from None
-        if all(isinstance(dataset, np.ndarray) for dataset in self._datasets.values()):
-            self._file.close()  # everything is mapped
-
-    def rows(self, name: str, rows: Int64s) -> Array:
-        """A gather, (n, *shape); `name` is a field, or FIELD/offsets."""
-        dataset = self._datasets[name]
-        if isinstance(dataset, np.ndarray):
-            return dataset[rows]
-        unique, inverse = np.unique(rows, return_inverse=True)  # h5py wants them ascending
-        try:
-            with self._lock:
-                found: Array = dataset[unique]
-        except (OSError, RuntimeError) as error:
-            raise self._unreadable(name, rows, error) from None
-        return found[inverse]
-
-    def copy(self, name: str, start: int, stop: int, out: Array) -> None:
-        """Copy elements `start` to `stop` of FIELD/values into `out`."""
-        dataset = self._datasets[name]
-        try:
-            with self._lock:
-                out[:] = dataset[start:stop]
-        except (OSError, RuntimeError, ValueError) as error:
-            raise self._unreadable(name, np.array([start, stop - 1]), error) from None
-
-    def _check_version(self) -> None:
-        """A shard of ours says so; HDF5 files of others have no such attribute."""
-        found = self._file.attrs.get("format")
-        if found == shard_format.FORMAT.encode():
-            version = self._file.attrs.get("version")
-            if version != shard_format.VERSION:
-                raise DataError(
-                    f"shard {self.path}: found version {version}, this hpctrain reads "
-                    f"{shard_format.VERSION}"
-                )
-
-    def _add_ragged(self, name: str, field: Field) -> None:
-        self._add(f"{name}/offsets", f"{name}/offsets", "int64", (self._count + 1,))
-        self._add(f"{name}/values", f"{name}/values", field.dtype, (None, *field.shape))
-        total = len(self._datasets[f"{name}/values"])
-        ends = self.rows(f"{name}/offsets", np.array([0, self._count]))
-        if ends.tolist() != [0, total]:
-            raise DataError(
-                f"shard {self.path}: field {name!r} has {total} values, its offsets go from "
-                f"{ends[0]} to {ends[1]}"
-            )
-
-    def _add(self, key: str, path: str, dtype: str, shape: tuple[int | None, ...]) -> None:
-        dataset = self._file.get(path)
-        if not isinstance(dataset, h5py.Dataset):
-            raise DataError(f"shard {self.path} has no dataset {path!r}; the index lists it")
-        found = dataset.shape
-        agrees = len(found) == len(shape) and all(
-            want in (None, have) for want, have in zip(shape, found, strict=True)
-        )
-        if dataset.dtype.newbyteorder("=") != dtype or not agrees:
-            want = [size if size is not None else "any" for size in shape]
-            raise DataError(
-                f"shard {self.path}: {path!r} is {dataset.dtype.name} {list(found)}, the index "
-                f"says {dtype} {want}"
-            )
-        offset = dataset.id.get_offset()
-        if dataset.size == 0:
-            self._datasets[key] = np.empty(found, dataset.dtype)
-        elif offset is not None and offset % dataset.dtype.itemsize == 0 and not dataset.external:
-            flat = np.frombuffer(self._map, dataset.dtype, dataset.size, offset)
-            self._datasets[key] = flat.reshape(found)
-        else:
-            self._datasets[key] = dataset
-
-    def _unreadable(self, name: str, rows: Int64s, error: Exception) -> DataError:
-        return DataError(
-            f"shard {self.path}: {name!r} cannot be read between {rows.min()} and {rows.max()}: "
-            f"{error}"
-        )
+def _parts(count: int, size: int) -> list[slice]:
+    return [slice(start, start + size) for start in range(0, count, size)] or [slice(0, 0)]
 
 
-Visits = list[tuple[_OpenShard, Int64s, Int64s]]  # shard, rows of the result, rows of the shard
-
-
-def _read_fixed(name: str, field: Field, visits: Visits, count: int) -> Array:
-    if len(visits) == 1:  # the stable sort left the rows in the order asked
-        shard, _, local = visits[0]
-        return shard.rows(name, local).astype(field.dtype, copy=False)
-    out = np.empty((count, *field.shape), field.dtype)
-    for shard, rows, local in visits:
-        out[rows] = shard.rows(name, local)
-    return out
-
-
-def _read_ragged(name: str, field: Field, visits: Visits, count: int) -> Ragged:
-    starts, stops = np.zeros(count, np.int64), np.zeros(count, np.int64)
-    for shard, rows, local in visits:
-        starts[rows] = shard.rows(f"{name}/offsets", local)
-        stops[rows] = shard.rows(f"{name}/offsets", local + 1)
-        if (starts[rows] > stops[rows]).any() or (starts[rows] < 0).any():
-            raise DataError(f"shard {shard.path} is damaged: the offsets of {name!r} go back")
-    offsets = np.zeros(count + 1, np.int64)
-    np.cumsum(stops - starts, out=offsets[1:])
-    values = np.empty((int(offsets[-1]), *field.shape), field.dtype)
-    for shard, rows, _ in visits:
-        for row in rows.tolist():
-            out = values[offsets[row] : offsets[row + 1]]
-            shard.copy(f"{name}/values", int(starts[row]), int(stops[row]), out)
-    return Ragged(values, offsets)
+def _joined(parts: list[Ragged]) -> Ragged:
+    if len(parts) == 1:
+        return parts[0]
+    lengths = np.concatenate([part.lengths for part in parts])
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return Ragged(np.concatenate([part.values for part in parts]), offsets)

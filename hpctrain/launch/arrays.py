@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain import provenance
-from hpctrain.config import Config, plain
+from hpctrain.config import plain
+from hpctrain.disk import sync_file_system, write_atomically
 from hpctrain.errors import StorageError
 from hpctrain.launch import slurm
 from hpctrain.launch.queue import Task, me
 from hpctrain.launch.script import sbatch_script
-from hpctrain.rundir import RunDir, sync_file_system, write_atomically
+from hpctrain.rundir import RunDir
+from hpctrain.schema import Config
 from hpctrain.snapshot import Snapshot
 
 
@@ -58,6 +60,11 @@ class Entry:
     state: str = ""
     job: str = ""
     task: Task | None = None
+
+    def metric(self) -> float | None:
+        """What the run has reached in `config.metric`; None while there is no result."""
+        value = (self.run.read().get("result") or {}).get(self.config.metric)
+        return None if value is None else float(value)
 
 
 @dataclass

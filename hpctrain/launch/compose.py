@@ -16,7 +16,14 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.defaults_list import Overrides
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from hpctrain.config import from_omegaconf, known_keys
+from hpctrain.errors import ConfigError
+from hpctrain.explain import explain
+from hpctrain.schema import Config
 
 
 class Composer:
@@ -48,6 +55,17 @@ class Composer:
         if choices not in self._bases:
             self._bases[choices] = self._compose(list(choices))
         return self._change(self._bases[choices], values)
+
+    def typed(self, overrides: list[str]) -> Config:
+        """The typed config of these overrides.
+
+        Raises:
+            ConfigError: a key, value or choice is wrong.
+        """
+        try:
+            return from_omegaconf(self(overrides))
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError(explain(error, known_keys())) from error
 
     def _compose(self, choices: list[str]) -> DictConfig:
         config = self._loader.load_sweep_config(self._master, choices)

@@ -9,9 +9,9 @@ import sys
 
 from submitit import LocalExecutor
 
-from hpctrain.config import Config
 from hpctrain.errors import ConfigError
 from hpctrain.rundir import RunDir
+from hpctrain.schema import Config
 from hpctrain.snapshot import Snapshot
 
 

@@ -27,8 +27,8 @@ class UnreachableError(LaunchError):
 Task = tuple[str, int]
 """The script's path and the number of the array task."""
 
-_SQUEUE = "%K|%i|%T|%r|%N|%S|%L|%u|%o"  # the path comes last: it may hold a bar
-_SACCT = ("JobID", "State", "ExitCode", "Reason", "Start", "End", "NodeList")
+_SQUEUE = "%K|%i|%T|%r|%N|%S|%o"  # the path comes last: it may hold a bar
+_SACCT = ("JobID", "State", "ExitCode", "Reason", "NodeList")
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,6 @@ class Job:
         reason: why it waits, or "None".
         nodes: a Slurm hostlist; empty while it waits.
         start: when it began or is expected to, local ISO time or "N/A".
-        time_left: of its time limit, `[D-]HH:MM:SS`.
-        user: who submitted it.
     """
 
     id: str
@@ -50,8 +48,6 @@ class Job:
     reason: str
     nodes: str
     start: str
-    time_left: str
-    user: str
 
     @property
     def is_ending(self) -> bool:
@@ -67,16 +63,12 @@ class Ended:
         state: `COMPLETED`, `FAILED`, `TIMEOUT`, `OUT_OF_MEMORY`, `NODE_FAIL`, `CANCELLED by UID`...
         exit_code: `CODE:SIGNAL`.
         reason: Slurm's, or "None".
-        start: local ISO time or "Unknown".
-        end: likewise.
         nodes: a Slurm hostlist.
     """
 
     state: str
     exit_code: str
     reason: str
-    start: str
-    end: str
     nodes: str
 
 
@@ -102,7 +94,7 @@ def queued(users: Iterable[str]) -> dict[Task, Job]:
         raise UnreachableError("squeue does not answer: is the controller up (scontrol ping)?")
     jobs = {}
     for line in answer.splitlines():
-        task, *facts, script = line.split("|", 8)
+        task, *facts, script = line.split("|", 6)
         job = Job(*facts)
         # A job that is no array is not of a sweep of ours; a template may have started it.
         key = (script, int(task)) if task.isdigit() else (f"job {job.id}", 0)
@@ -122,8 +114,8 @@ def ended(arrays: Iterable[str]) -> dict[str, Ended] | None:
     # The reason may hold a bar, nothing else can.
     tasks = {}
     for line in answer.splitlines():
-        job, state, code, *reason, start, end, nodes = line.split("|")
-        tasks[job] = Ended(state, code, "|".join(reason), start, end, nodes)
+        job, state, code, *reason, nodes = line.split("|")
+        tasks[job] = Ended(state, code, "|".join(reason), nodes)
     return tasks
 
 

@@ -27,11 +27,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from hpctrain.config import from_omegaconf, known_keys
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError
-from hpctrain.explain import explain
 from hpctrain.freeze import check
 from hpctrain.launch.compose import Composer
 from hpctrain.secrets import mask, reference
@@ -78,7 +75,7 @@ class Search:
             ) from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._config, self._settings = config, settings
-        self._compose = Composer(loader, config)
+        self._composer = Composer(loader, config)
         params = [f"{key}={value}" for key, value in settings["params"].items()]
         parsed = OverridesParser.create(loader).parse_overrides([*params, *arguments])
         # The command line comes last and wins.
@@ -180,9 +177,7 @@ class Search:
     def _refusal(self, overrides: list[str]) -> HpctrainError | None:
         """What is wrong with a trial: it must not stop those beside it."""
         try:
-            check(from_omegaconf(self._compose(overrides)))
-        except (HydraException, OmegaConfBaseException) as error:
-            return ConfigError(explain(error, known_keys()))
+            check(self._composer.typed(overrides))
         except HpctrainError as error:
             return error
         return None

@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpctrain.config import Config
 from hpctrain.errors import LaunchError
 from hpctrain.launch.environment import clean_environment
 from hpctrain.launch.queue import UnreachableError, ask, me, queued
+from hpctrain.schema import Config
 
 log = logging.getLogger(__name__)
 

@@ -1,11 +1,24 @@
-"""Where the runs of a sweep stand before it is submitted: what is done or under way stays."""
+"""Where the runs of a sweep stand: what is done or under way is not submitted again."""
 
 from __future__ import annotations
 
 import os
 
 from hpctrain.launch.arrays import Entry
-from hpctrain.launch.queue import Job, Task
+from hpctrain.launch.queue import Job, Task, me, queued
+
+
+def queue_of(entries: list[Entry]) -> dict[Task, Job]:
+    """The queue, of whoever may have a job of these runs in it: their last submitters, and we.
+
+    Args:
+        entries: with what run.json said before, in `before`.
+
+    Raises:
+        UnreachableError: the controller does not answer.
+    """
+    asked = (entry.before.get("submission") for entry in entries)
+    return queued({me(), *(str(submission["user"]) for submission in asked if submission)})
 
 
 def mark(entries: list[Entry], jobs: dict[Task, Job]) -> None:

@@ -17,22 +17,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from hydra.errors import HydraException
-from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
-
 from hpctrain import secrets, snapshot
-from hpctrain.config import from_omegaconf, known_keys
-from hpctrain.errors import ConfigError, HpctrainError, LaunchError, StorageError
-from hpctrain.explain import explain
+from hpctrain.disk import write_atomically
+from hpctrain.errors import HpctrainError, LaunchError, StorageError
 from hpctrain.freeze import check, freeze
 from hpctrain.launch import arrays, local, slurm, wait
 from hpctrain.launch.alone import LOCK, alone
 from hpctrain.launch.arrays import Entry
-from hpctrain.launch.queue import UnreachableError, me, queued
-from hpctrain.launch.standing import mark
+from hpctrain.launch.queue import UnreachableError
+from hpctrain.launch.standing import mark, queue_of
 from hpctrain.launch.table import runs, say, show
-from hpctrain.rundir import write_atomically
+from hpctrain.schema import Config
 from hpctrain.tracking import store
 
 _WHERE = {
@@ -59,13 +54,11 @@ class Sweep:
         self._locks: list[int] = []
         self._new_code: list[Path] = []
 
-    def add(self, overrides: list[str], compose: Callable[[list[str]], DictConfig]) -> None:
+    def add(self, overrides: list[str], compose: Callable[[list[str]], Config]) -> None:
         """Compose and check one run; what is wrong is kept for `submit` to tell."""
         try:
-            config = from_omegaconf(compose(overrides))
+            config = compose(overrides)
             self.entries.append(Entry(overrides, config, check(config)))
-        except (HydraException, OmegaConfBaseException) as error:
-            self._wrong.append((overrides, ConfigError(explain(error, known_keys()))))
         except HpctrainError as error:
             self._wrong.append((overrides, error))
 
@@ -85,11 +78,13 @@ class Sweep:
             self._refuse_wrong()
             self._take_code()
             # What is wrong with one script shows here, before anything is written.
-            texts = [array.text() for array in self._arrays(self.entries, cluster)]
+            size = slurm.max_array_size() if cluster else 1000
+            planned = arrays.plan(self.entries, self.folder, size)
+            texts = [array.text() for array in planned]
             for entry in self.entries if not (cluster or self._any("dry_run")) else ():
                 local.check(entry.config)
             if self._any("check") and cluster:
-                for text, array in zip(texts, self._arrays(self.entries, cluster), strict=True):
+                for text, array in zip(texts, planned, strict=True):
                     start = slurm.expected_start(text, array.entries[0].config)
                     say(f"{runs(len(array.entries))} like {array.entries[0].run.name}: {start}")
         except HpctrainError:
@@ -164,19 +159,13 @@ class Sweep:
                 taken[key] = snapshot.take(entry.config)
             entry.code, entry.keeps_code = taken[key], False
 
-    def _arrays(self, entries: list[Entry], cluster: bool = True) -> list[arrays.Array]:
-        size = slurm.max_array_size() if cluster else 1000
-        return arrays.plan(entries, self.folder, size)
-
     def _queue(self, entries: list[Entry], cluster: bool) -> list[Entry]:
         """Submit what is missing of these; give what there is no room for now."""
         with alone({entry.run.path.parent for entry in entries}) as self._locks:
             for entry in entries:
                 entry.before = entry.run.read()
-            asked = [entry.before.get("submission") or {} for entry in entries]
-            users = {me(), *(str(one["user"]) for one in asked if one)}
             try:
-                jobs = queued(users) if cluster else {}
+                jobs = queue_of(entries) if cluster else {}
             except UnreachableError:
                 self._discard()
                 raise
@@ -303,10 +292,7 @@ def _prepare_tracking(todo: list[Entry]) -> None:
 
 
 def _outcome(entry: Entry) -> float | Exception | None:
-    known = entry.run.read()
-    if known.get("state") != "finished":
-        return LaunchError(
-            f"{entry.run.name} is {known.get('state', 'lost')}, not finished: see {entry.run.logs}"
-        )
-    value = (known.get("result") or {}).get(entry.config.metric)
-    return None if value is None else float(value)
+    state = entry.run.read().get("state", "lost")
+    if state != "finished":
+        return LaunchError(f"{entry.run.name} is {state}, not finished: see {entry.run.logs}")
+    return entry.metric()

@@ -38,7 +38,7 @@ def progress(asked: Sequence[T]) -> Iterable[T]:
 
 def show(entries: list[Entry]) -> None:
     """Print the runs, what differs between them, their states and, once known, their metrics."""
-    metrics = [_metric(entry) for entry in entries]
+    metrics = [entry.metric() for entry in entries]
     names = dict.fromkeys(
         entry.config.metric
         for entry, value in zip(entries, metrics, strict=True)
@@ -61,8 +61,3 @@ def show(entries: list[Entry]) -> None:
         counts = Counter(entry.state.split(",")[0] or "checked" for entry in entries)
         listed = ", ".join(f"{count:,} {state}" for state, count in counts.most_common())
         say(f"… and {len(entries) - ROWS:,} more; of all {len(entries):,}: {listed}")
-
-
-def _metric(entry: Entry) -> float | None:
-    value = (entry.run.read().get("result") or {}).get(entry.config.metric)
-    return None if value is None else float(value)

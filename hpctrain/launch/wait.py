@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hpctrain.launch.arrays import Entry
-from hpctrain.launch.queue import UnreachableError, me, queued
+from hpctrain.launch.queue import Job, UnreachableError
+from hpctrain.launch.standing import queue_of
 from hpctrain.launch.table import say
 
 POLL_S = (2.0, 30.0)
@@ -27,10 +28,7 @@ def wait(
         submit: gives entries to the scheduler and returns those that there is no room for.
         left: what waits for room.
     """
-    jobs = {entry.task for entry in entries if entry.task}
-    asked = [entry.run.read().get("submission") or {} for entry in entries]
-    users = {me(), *(str(one["user"]) for one in asked if one)}
-    pause, most, ended = POLL_S[0], len(jobs), -1
+    pause, most, told = POLL_S[0], sum(entry.task is not None for entry in entries), -1
     with Progress(
         TextColumn("waiting for"),
         BarColumn(bar_width=20),
@@ -44,32 +42,32 @@ def wait(
         shown = progress.add_task("", total=len(entries), note="")
         while True:
             try:
-                known = queued(users)
-                here = {task for task in jobs if task in known}
-                if left and (len(here) < most or not here):
+                jobs = _jobs(entries)
+                if left and (len(jobs) < most or not jobs):
                     left = submit(left)
-                    jobs = {entry.task for entry in entries if entry.task}
-                    known = queued(users)
-                    here = {task for task in jobs if task in known}
-                    most = len(here)
+                    jobs = _jobs(entries)
+                    most = len(jobs)
             except UnreachableError as error:
                 # A controller that restarts is no reason to lose the runs that it will remember.
                 say(f"{error}; asking again", style="yellow")
                 time.sleep(pause)
                 continue
-            running = sum(known[task].state == "RUNNING" for task in here)
-            progress.update(
-                shown,
-                completed=len(entries) - len(here) - len(left),
-                note=f"{running} running, {len(here) - running + len(left)} waiting",
-            )
-            if len(entries) - len(here) - len(left) != ended:
-                ended = len(entries) - len(here) - len(left)
-                if progress.disable:
-                    say(f"{ended} of {len(entries)} runs have ended")
-            if not here and not left:
+            running = sum(job.state == "RUNNING" for job in jobs)
+            ended = len(entries) - len(jobs) - len(left)
+            note = f"{running} running, {len(jobs) - running + len(left)} waiting"
+            progress.update(shown, completed=ended, note=note)
+            if ended != told and progress.disable:
+                say(f"{ended} of {len(entries)} runs have ended")
+            told = ended
+            if not jobs and not left:
                 break
             time.sleep(pause)
             pause = min(POLL_S[1], pause * 1.2)
     for entry in entries:
         entry.state = entry.run.read().get("state", entry.state)
+
+
+def _jobs(entries: list[Entry]) -> list[Job]:
+    """Those in the queue."""
+    queue = queue_of(entries)
+    return [queue[task] for task in {e.task for e in entries if e.task} if task in queue]

@@ -6,12 +6,12 @@
 
 import dataclasses
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpctrain import secrets
+from hpctrain.disk import write_atomically
 from hpctrain.errors import TrackingError
 
 
@@ -82,9 +82,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, body: dict[str, Any]) -> None:
-    """Write all or nothing: readers never see half a file. A store's password stays outside."""
+    """A store's password stays outside."""
     body = {key: secrets.reference(v) if isinstance(v, str) else v for key, v in body.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(body, indent=2) + "\n")
-    temporary.replace(path)
+    write_atomically(path, json.dumps(body, indent=2) + "\n", sync=False)

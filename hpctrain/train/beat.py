@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import socket
 import threading
 import time
 from collections import deque
 from pathlib import Path
 
+from hpctrain.disk import write_atomically
 from hpctrain.train.progress import Display
 
 log = logging.getLogger(__name__)
@@ -62,13 +61,11 @@ class Beat:
         self._display.close()
 
     def _run(self) -> None:
-        temporary = self._file.with_name(f".{self._file.name}.{socket.gethostname()}.{os.getpid()}")
         over = False
         while True:
             try:
                 # Not synced: after a crash of the machine nobody misses it.
-                temporary.write_text(json.dumps(self._content()) + "\n")
-                temporary.replace(self._file)
+                write_atomically(self._file, json.dumps(self._content()) + "\n", sync=False)
             except OSError as error:
                 log.warning("%s: not written (%s)", self._file, error.strerror)
             if over:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hpctrain.config import SchedulerConfig
+from hpctrain.schema import SchedulerConfig
 
 
 class Schedule:

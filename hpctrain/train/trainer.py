@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from hpctrain.data.loader import Loader
+from hpctrain.data.feed import Feed
 from hpctrain.tasks import Batch
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.train.checkpoint import Checkpointer
@@ -54,8 +54,8 @@ class Trainer:
 
     train_step: TrainStep
     schedule: Schedule
-    loader: Loader
-    evaluation: Loader | None
+    loader: Feed
+    evaluation: Feed | None
     checkpointer: Checkpointer
     tracker: Tracker
     display: Display
@@ -103,12 +103,9 @@ class Trainer:
         if self.step >= self.max_steps:
             return
         for batch in self.loader:
-            yield self._to_device(batch)
+            yield batch
             if self.step >= self.max_steps:
                 return
-
-    def _to_device(self, batch: Batch) -> Batch:
-        return {name: value.to(self.device, non_blocking=True) for name, value in batch.items()}
 
     def _training_means(self) -> dict[str, float]:
         means = self.train_step.totals.means()
@@ -128,7 +125,7 @@ class Trainer:
         self.evaluation.load_state_dict({"consumed": 0})
         for batch in self.evaluation:
             with self.train_step.precision():
-                sums = task(model, self._to_device(batch))
+                sums = task(model, batch)
             totals.add(list(sums), to_vector(sums))
         totals.reduce()
         model.train()
@@ -173,7 +170,7 @@ class Interval:
         global_batch_size: samples a step.
     """
 
-    def __init__(self, loader: Loader, step: int, global_batch_size: int) -> None:
+    def __init__(self, loader: Feed, step: int, global_batch_size: int) -> None:
         self.loader, self.global_batch_size = loader, global_batch_size
         self._begin(step)
 

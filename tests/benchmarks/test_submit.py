@@ -21,7 +21,7 @@ import sys
 import hydra, submitit
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn, JobStatus
-from hpctrain.config import Config
+from hpctrain.schema import Config
 
 ConfigStore.instance().store(name="schema", node=Config)
 # It would wait for the jobs; we measure until they are queued.

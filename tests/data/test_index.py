@@ -54,7 +54,8 @@ def test_the_file_has_the_documented_keys(folder):
     assert content["version"] == 1
     assert content["digest"].startswith("xxh3_128:")
     assert content["fields"]["text"] == {"dtype": "uint8", "shape": [], "variable": True}
-    assert set(content["shards"][0]) == {"path", "split", "count", "bytes", "digest"}
+    keys = {"path", "split", "count", "bytes", "digest", "elements"}
+    assert set(content["shards"][0]) == keys
     assert set(content["statistics"]["val"]["x"]) == {"mean", "std", "min", "max", "nonfinite"}
 
 

@@ -11,9 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import hpctrain.data.loader
 from hpctrain.data.format import write_shards
 from hpctrain.data.index import Field
-from hpctrain.data.loader import Loader
+from hpctrain.data.loader import GROUP, Loader
 from hpctrain.data.order import Order
 from hpctrain.data.reader import Reader
 from hpctrain.errors import ConfigError, DataError
@@ -30,12 +31,19 @@ class Numbers:
     def __len__(self):
         return self.count
 
-    def read(self, indices):
+    def read(self, indices, out=None):
         self.reads += 1
         if self.reads == self.fail_at:
             raise DataError("shard s.h5 is gone")
         time.sleep(self.slow)
-        return {"x": indices.copy()}
+        out["x"][:] = indices
+        return out
+
+
+@pytest.fixture
+def one_by_one(monkeypatch):
+    """Groups of one step."""
+    monkeypatch.setattr(hpctrain.data.loader, "MAX_GROUP", 1)
 
 
 def joined(lists):
@@ -81,7 +89,7 @@ shapes = st.fixed_dictionaries(
         "dp_size": st.integers(1, 6),
         "tail": st.sampled_from(["drop", "pad"]),
         "shuffle": st.booleans(),
-        "prefetch": st.integers(0, 3),
+        "threads": st.integers(0, 3),
     }
 )
 
@@ -154,9 +162,11 @@ def test_a_resume_continues_the_sequence(shape, done, later, later_dp):
     assert had == order(epoch, np.arange(offset)).tolist()
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 2, 7])
-def test_the_state_counts_what_was_handed_out(prefetch):
-    loader = Loader(Numbers(100), global_batch_size=8, prefetch=prefetch)
+@pytest.mark.parametrize("threads", [0, 1, 2, 7])
+@pytest.mark.parametrize("steps", [1, 5, 64])
+def test_the_state_counts_what_was_handed_out(threads, steps, monkeypatch):
+    monkeypatch.setattr(hpctrain.data.loader, "MAX_GROUP", steps)
+    loader = Loader(Numbers(100), global_batch_size=8, threads=threads)
     whole = take(Loader(Numbers(100), global_batch_size=8), 30)
     for step, batch in enumerate(loader):
         assert batch["x"].tolist() == whole[step]
@@ -228,9 +238,10 @@ def test_batches_are_independent():
     assert second["x"].tolist() == [5, 6, 7, 8, 9]
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_an_exception_of_the_thread_comes_with_its_type(prefetch):
-    loader = Loader(Numbers(100, fail_at=3), global_batch_size=10, prefetch=prefetch)
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.usefixtures("one_by_one")
+def test_an_exception_of_the_thread_comes_with_its_type(number):
+    loader = Loader(Numbers(100, fail_at=3), global_batch_size=10, threads=number)
     with pytest.raises(DataError, match=r"shard s\.h5 is gone"):
         for _ in loader:
             pass
@@ -246,7 +257,7 @@ def test_the_thread_ends_with_the_iterator():
 
     iterator = iter(loader)
     next(iterator)
-    assert len(threads()) == 1
+    assert len(threads()) == 2  # the reader, and the planner
     del iterator
     gc.collect()
     assert threads() == []
@@ -262,15 +273,16 @@ def test_the_thread_ends_with_the_iterator():
     assert threads() == []
 
 
+@pytest.mark.usefixtures("one_by_one")
 def test_the_thread_reads_no_more_than_it_may():
     reader = Numbers(1000)
-    iterator = iter(Loader(reader, global_batch_size=10, prefetch=3))
+    iterator = iter(Loader(reader, global_batch_size=10, prefetch_bytes=3 * GROUP))
     next(iterator)
     deadline = time.monotonic() + 10
-    while reader.reads < 4 and time.monotonic() < deadline:
+    while reader.reads < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.1)
-    assert reader.reads == 4  # the one handed out, and three ahead
+    assert reader.reads == 3  # groups, that of the batch handed out included
 
 
 def test_python_ends_while_an_iterator_lives():
@@ -281,8 +293,8 @@ def test_python_ends_while_an_iterator_lives():
         "class Slow:\n"
         "    fields = {'x': Field('int64')}\n"
         "    def __len__(self): return 100\n"
-        "    def read(self, i): time.sleep(0.05); return {'x': i}\n"
-        "it = iter(Loader(Slow(), global_batch_size=2, prefetch=4))\n"
+        "    def read(self, i, out): time.sleep(0.05); return out\n"
+        "it = iter(Loader(Slow(), global_batch_size=2, prefetch_bytes=4))\n"
         "next(it)\n"
         "sys.stdout.write('done')\n"
     )
@@ -303,12 +315,13 @@ def test_an_iterator_ends_when_the_loader_moves(other):
     assert threads() == []
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_the_wait_is_the_consumers(prefetch):
-    loader = Loader(Numbers(100, slow=0.02), global_batch_size=10, prefetch=prefetch, max_epochs=1)
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.usefixtures("one_by_one")
+def test_the_wait_is_the_consumers(number):
+    loader = Loader(Numbers(100, slow=0.02), global_batch_size=10, threads=number, max_epochs=1)
     for _ in loader:
         time.sleep(0.04)
-    if prefetch:
+    if number:
         assert 0.02 <= loader.wait_s < 0.2  # the first batch, and then hardly any
     else:
         assert loader.wait_s >= 0.2
@@ -323,7 +336,7 @@ def test_the_wait_is_the_consumers(prefetch):
         ({"global_batch_size": 4, "dp_rank": 2, "dp_size": 2}, ConfigError, "rank 2 of 2: it is 0"),
         ({"global_batch_size": 4, "dp_rank": -1}, ConfigError, "rank -1 of 1"),
         ({"global_batch_size": 4, "tail": "keep"}, ConfigError, "tail 'keep': it is 'drop' or"),
-        ({"global_batch_size": 4, "prefetch": -1}, ConfigError, "prefetch -1"),
+        ({"global_batch_size": 4, "threads": -1}, ConfigError, "threads -1"),
         ({"global_batch_size": 4, "max_epochs": -1}, ConfigError, "max_epochs -1"),
         ({"global_batch_size": 11}, DataError, "size 11 is larger than the data set, 10 samples"),
     ],

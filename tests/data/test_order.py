@@ -1,14 +1,14 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.data.order import MAX_COUNT, SMALL, Order
+from hpctrain.data.order import Order, Repeat, draw
+from hpctrain.data.permutation import MAX_COUNT, SMALL
 from hpctrain.errors import DataError
-
-
-def everything(order, epoch):
-    return order(epoch, np.arange(order.count))
+from tests.data.samplers import check_pure, chi_square, everything
 
 
 @pytest.mark.parametrize("count", [*range(1, 70), 127, 128, 129, 997])
@@ -101,13 +101,6 @@ def test_tiny_counts_take_every_permutation_equally_often(count):
     assert ((times - 200.0) ** 2 / 200).sum() < 184
 
 
-def chi_square(observed):
-    """In standard deviations from its expectation."""
-    expected = observed.sum() / observed.size
-    free = observed.size - 1
-    return (((observed - expected) ** 2 / expected).sum() - free) / np.sqrt(2 * free)
-
-
 @pytest.mark.parametrize("count", [4099, 2**16 - 1, 2**16, 2**16 + 1, 99_991, 2**20 + 7])
 def test_positions_and_samples_are_independent(count):
     order = Order(count, seed=11)
@@ -142,12 +135,95 @@ def test_fixed_points_and_short_cycles_are_as_rare_as_by_chance():
     assert 60 < pairs < 140  # 100 expected
 
 
-@pytest.mark.parametrize("count", [10**10, 2**40 + 1, 2**61 - 1])
-def test_huge_counts_are_uniform(count):
-    samples = Order(count, seed=1)(0, np.arange(200_000))
-    assert len(np.unique(samples)) == 200_000
-    assert abs(chi_square(np.bincount((samples / count * 256).astype(int), minlength=256))) < 5
+@pytest.mark.parametrize("count", [5003, 2**16 - 1, 2**16, 2**16 + 1])
+def test_cycles_have_the_lengths_of_chance(count):
+    # In a random permutation d(k) samples are back after k steps, d the number of divisors.
+    order, epochs = Order(count, seed=4), 40
+    back = np.zeros(13)
+    for epoch in range(epochs):
+        samples = everything(order, epoch)
+        power = np.arange(count)
+        for steps in range(1, 13):
+            power = samples[power]
+            back[steps] += (power == np.arange(count)).sum()
+    expected = epochs * np.array([sum(k % d == 0 for d in range(1, k + 1)) for k in range(1, 13)])
+    # The variance is that of cycles of length d, each back with d samples: the sum of divisors.
+    divisors = np.array([sum(d for d in range(1, k + 1) if k % d == 0) for k in range(1, 13)])
+    assert (np.abs(back[1:] - expected) < 4 * np.sqrt(epochs * divisors)).all()
+
+
+HUGE = [2**31 - 1, 2**33 - 1, 2**33 + 1, 9_999_999_967, 10**10, 2**40 + 1, 2**61 - 1, MAX_COUNT]
+
+
+@pytest.mark.parametrize("count", HUGE)
+def test_huge_counts_are_permuted_as_far_as_sampling_sees(count):
+    order, random = Order(count, seed=1), np.random.default_rng(0)
+    ends = np.arange(1000)
+    positions = np.concatenate([ends, count - 1 - ends, random.integers(0, count, 50_000)])
+    positions = np.unique(positions)
+    samples = order(5, positions)
+    assert samples.min() >= 0
+    assert samples.max() < count
+    assert len(np.unique(samples)) == len(positions)
+    assert (order.inverse(5, samples) == positions).all()
+    assert (order(5, order.inverse(5, positions)) == positions).all()
+
+
+@pytest.mark.parametrize("count", HUGE)
+@pytest.mark.parametrize("stride", [1, 64, 2**12 + 1, 2**15, 2**17])
+def test_huge_counts_are_uniform_without_stripes(count, stride):
+    # Neighbours, the first samples of batches, those that share half of their bits.
+    asked = min(100_000, count // stride)
+    samples = Order(count, seed=1)(0, np.arange(asked) * stride)
+    assert len(np.unique(samples)) == asked
+    bins = np.minimum((samples / count * 64).astype(int), 63)
+    assert abs(chi_square(np.bincount(bins, minlength=64))) < 5
     assert abs(chi_square(np.bincount(samples % 256, minlength=256))) < 5
+    pairs = np.bincount(bins[1:] * 64 + bins[:-1], minlength=64**2)
+    assert abs(chi_square(pairs)) < 5
+    steps = np.diff(samples) % count
+    assert abs(chi_square(np.bincount(steps % 64, minlength=64))) < 6
+    assert abs(np.corrcoef(samples[1:], samples[:-1])[0, 1]) < 5 / np.sqrt(asked)
+
+
+def test_memory_is_that_of_the_call():
+    peaks = []
+    positions = np.arange(65_536)
+    for count in (10**6, 10**10, MAX_COUNT):
+        tracemalloc.start()
+        order = Order(count, 0)
+        for epoch in range(3):
+            order(epoch, positions)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert max(peaks) < 6 * positions.nbytes
+
+
+@given(st.integers(1, 200), st.integers(1, 5), st.integers(0, 2**30), st.data())
+def test_repeat_goes_through_all_before_it_begins_again(count, times, epoch, data):
+    repeat = Repeat(Order(count, 2), times)
+    assert repeat.count == count * times
+    passes = everything(repeat, epoch).reshape(times, count)
+    for number, samples in enumerate(passes):
+        assert np.array_equal(samples, everything(Order(count, 2), epoch * times + number))
+    check_pure(repeat, epoch, data, st)
+
+
+@given(st.integers(1, 50), st.lists(st.integers(0, 500)))
+def test_draws_go_on_over_the_epochs(count, draws):
+    order = Order(count, 1)
+    found = draw(order, 3, np.array(draws, dtype=np.int64))
+    assert found.tolist() == [int(order(3 + k // count, np.array([k % count]))[0]) for k in draws]
+
+
+def test_golden_repeats_are_fixed_for_ever():
+    found = everything(Repeat(Order(5, 42), 2), 3)
+    assert found.tolist() == [0, 3, 2, 4, 1, 3, 4, 2, 1, 0]
+
+
+def test_repeating_less_than_once_is_refused():
+    with pytest.raises(DataError, match="repeated 0 times"):
+        Repeat(Order(5, 0), 0)
 
 
 @settings(max_examples=20)

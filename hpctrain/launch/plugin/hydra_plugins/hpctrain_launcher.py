@@ -59,10 +59,10 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
             ConfigError: any of the runs is wrong; then none is submitted.
         """
         # Hydra imports every plugin at each start, so what costs time comes here.
+        from hpctrain.disk import write_atomically
         from hpctrain.launch.compose import Composer
         from hpctrain.launch.sweep import Sweep
         from hpctrain.launch.table import progress
-        from hpctrain.rundir import write_atomically
         from hpctrain.secrets import reference
 
         assert self.hydra_context is not None
@@ -75,9 +75,9 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
         if note.exists():  # what was typed, and the shell may have put a secret into it
             write_atomically(note, reference(note.read_text()))
         sweep = Sweep(folder, self.parent)
-        compose = Composer(self.hydra_context.config_loader, self.config)
+        composer = Composer(self.hydra_context.config_loader, self.config)
         for overrides in progress(job_overrides):
-            sweep.add(list(overrides), compose)
+            sweep.add(list(overrides), composer.typed)
         metrics = sweep.submit()
         returns = []
         for overrides, metric in zip(job_overrides, metrics, strict=True):

@@ -1,0 +1,265 @@
+"""From the `data` section of the config to the feeds of a trainer.
+
+path ── place (staged? verified?) ── Reader ── windows? decoded? ──┐
+mixture: NAME ── …                                                 ├── Loader ── Feed
+shuffle, subset, balance, weights, buckets, repeat ── sampler ─────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpctrain.data.blocks import BlockOrder, Lanes
+from hpctrain.data.buckets import Buckets
+from hpctrain.data.concat import Concat
+from hpctrain.data.feed import Feed
+from hpctrain.data.images import Decoded
+from hpctrain.data.loader import Loader
+from hpctrain.data.mixture import Mixture
+from hpctrain.data.order import Order, Repeat, Sampler
+from hpctrain.data.origin import load_index
+from hpctrain.data.placement import open_place
+from hpctrain.data.reader import Reader
+from hpctrain.data.samples import Sample, Transform
+from hpctrain.data.source import Source
+from hpctrain.data.steps import Tail
+from hpctrain.data.subset import Subset, column, parse_slice
+from hpctrain.data.transforms import Compose, bind
+from hpctrain.data.verify import verified
+from hpctrain.data.weighted import Balanced, Weighted
+from hpctrain.data.windows import Windows
+from hpctrain.data.workers import Workers
+from hpctrain.distributed.slurm import RankInfo
+from hpctrain.errors import ConfigError, DataError
+from hpctrain.schema import Config
+
+Make = Callable[[str, Mapping[str, Any]], Any]
+
+
+@dataclass
+class DataBuilder:
+    """Builds what reads the data, for one rank.
+
+    Attributes:
+        config: of the run.
+        ranks: this process's place.
+        device: where batches go.
+        make: calls the `_target_` of a section, named by its key.
+    """
+
+    config: Config
+    ranks: RankInfo
+    device: torch.device
+    make: Make
+
+    def training(self) -> Feed:
+        """The training split, or the mixture.
+
+        Raises:
+            ConfigError: keys that do not fit the data.
+            DataError: a data set, a split, a field or a shard is missing or damaged.
+        """
+        data = self.config.data
+        if data.mixture:
+            source, sampler = self._mixture()
+        else:
+            source, reader = self._source(data.path, data.train_split)
+            sampler = self._sampler(source, reader)
+        return self._feed(
+            source,
+            sampler,
+            global_batch_size=self.config.train.global_batch_size,
+            tail="drop" if data.tail == "drop" else "pad",
+            transforms=self._made("data.transforms", data.transforms),
+            batch_transforms=self._made("data.batch_transforms", data.batch_transforms),
+        )
+
+    def evaluation(self) -> Feed | None:
+        """The validation split, each sample once; None without one.
+
+        Raises:
+            ConfigError: see `training`.
+            DataError: see `training`.
+        """
+        data = self.config.data
+        if data.val_split is None:
+            return None
+        source, _ = self._source(data.path, data.val_split)
+        return self._feed(
+            source,
+            Order(len(source), 0, shuffle=False),
+            # No gradients are kept: a larger batch fits.
+            global_batch_size=2 * self.config.train.global_batch_size,
+            tail="pad",
+            transforms=self._for_evaluation("transforms"),
+            batch_transforms=self._for_evaluation("batch_transforms"),
+            max_epochs=1,
+        )
+
+    def _mixture(self) -> tuple[Source, Sampler]:
+        data = self.config.data
+        sources, samplers, weights = {}, {}, {}
+        for name, part in data.mixture.items():
+            path, split = part["path"], part.get("split", data.train_split)
+            try:
+                sources[name], reader = self._source(path, split)
+                samplers[name] = self._sampler(sources[name], reader)
+            except DataError as error:
+                raise DataError(f"data.mixture.{name}: {error}") from error
+            if "weight" in part:
+                weights[name] = float(part["weight"])
+        counts = {name: len(source) for name, source in sources.items()}
+        mixture = Mixture(
+            counts,
+            weights or None,
+            self.config.seed,
+            temperature=data.temperature,
+            samplers=samplers,
+        )
+        return Concat(sources), mixture
+
+    def _source(self, path: str, split: str) -> tuple[Source, Reader]:
+        """What the loader reads, and the reader below it."""
+        data = self.config.data
+        index = load_index(path)
+        shards = index.split(split).shards
+        budget = None if data.stage_gb is None else int(data.stage_gb * 1e9)
+        folder = None if data.stage_dir is None else Path(data.stage_dir)
+        place = open_place(path, data.stage, shards, folder=folder, budget_bytes=budget)
+        place = verified(
+            place, data.verify, path, shards, rank=self.ranks.rank, ranks=self.ranks.world_size
+        )
+        reader = Reader(path, split, data.fields, place=place, index=index)
+        source: Source = reader
+        if data.windows.field is not None:
+            source = Windows(
+                reader,
+                data.windows.field,
+                data.windows.length,
+                data.windows.stride,
+                documents=data.windows.documents,
+            )
+        images = data.images
+        if images.field is not None:
+            size = None if images.size is None else (images.size[0], images.size[1])
+            source = Decoded(
+                source,
+                images.field,
+                size=size,
+                fit=images.fit,  # type: ignore[arg-type]
+                channels=images.channels,
+                threads=max(1, self.config.launch.cpus_per_task - 1),
+            )
+        return source, reader
+
+    def _sampler(self, source: Source, reader: Reader) -> Sampler:
+        data, count, seed = self.config.data, len(source), self.config.seed
+        chosen = None if data.subset is None else _subset(data.subset, count)
+        if chosen is not None:
+            count = len(chosen)
+        sampler: Sampler
+        if data.balance is not None or data.weights is not None:
+            name = data.balance or data.weights or ""
+            values = column(Reader(reader.folder, reader.split, [name], index=reader.index), name)
+            if chosen is not None:
+                values = values[np.asarray(chosen)]
+            sampler = Balanced(values, seed) if data.balance else Weighted(values, seed)
+        else:
+            sampler = self._order(reader, count)
+        if chosen is not None:
+            sampler = Subset(sampler, chosen, len(source))
+        if data.buckets.field is not None:
+            lengths = partial(reader.lengths, data.buckets.field)
+            size = data.buckets.size or self.config.train.global_batch_size
+            sampler = Buckets(sampler, lengths, data.buckets.window, size, seed)
+        return Repeat(sampler, data.repeat) if data.repeat > 1 else sampler
+
+    def _order(self, reader: Reader, count: int) -> Sampler:
+        data, seed = self.config.data, self.config.seed
+        if data.shuffle != "block":
+            return Order(count, seed, shuffle=data.shuffle == "full")
+        size = data.block_size or reader.block_size()
+        order = BlockOrder(count, seed, size, data.window)
+        if data.lanes == 1:
+            return order
+        return Lanes(order, data.lanes, self.config.train.global_batch_size // data.lanes)
+
+    def _feed(
+        self,
+        source: Source,
+        sampler: Sampler,
+        *,
+        global_batch_size: int,
+        tail: Tail,
+        transforms: list[Any],
+        batch_transforms: list[Any],
+        max_epochs: int | None = None,
+    ) -> Feed:
+        data, ranks, seed = self.config.data, self.ranks, self.config.seed
+        loader = Loader(
+            source,
+            global_batch_size=global_batch_size,
+            dp_rank=ranks.rank,
+            dp_size=ranks.world_size,
+            sampler=sampler,
+            seed=seed,
+            tail=tail,
+            max_epochs=max_epochs,
+            collate="pack" if data.collate == "pack" else "pad",
+            threads=data.threads,
+            prefetch_bytes=int(data.prefetch_mb * 1e6),
+            pin_memory=self.device.type == "cuda",
+            workers=Workers(source, OneByOne(transforms), data.workers) if transforms else None,
+        )
+        statistics = load_index(data.path).statistics.get(data.train_split, {})
+        transform = bind(Compose(batch_transforms), statistics) if batch_transforms else None
+        return Feed(loader, self.device, transform, seed=seed)
+
+    def _made(self, key: str, nodes: Sequence[Mapping[str, Any]]) -> list[Any]:
+        return [self.make(f"{key}[{i}]", node) for i, node in enumerate(nodes)]
+
+    def _for_evaluation(self, key: str) -> list[Any]:
+        """Those of `val_KEY`; without it the training's, but for the random ones."""
+        own = getattr(self.config.data, f"val_{key}")
+        if own is not None:
+            return self._made(f"data.val_{key}", own)
+        made = self._made(f"data.{key}", getattr(self.config.data, key))
+        return [transform for transform in made if not getattr(transform, "random", False)]
+
+
+class OneByOne:
+    """Transforms of a sample, one after the other."""
+
+    def __init__(self, transforms: Sequence[Transform]) -> None:
+        self.transforms = list(transforms)
+
+    def __call__(self, sample: Sample, random: np.random.Generator) -> Sample:
+        """See `hpctrain.data.samples`."""
+        for transform in self.transforms:
+            sample = dict(transform(sample, random))
+        return sample
+
+
+def _subset(subset: str, count: int) -> np.ndarray[Any, Any] | range:
+    """The indices of `data.subset`.
+
+    Raises:
+        ConfigError: it is neither a slice nor a readable file of integers.
+    """
+    if not subset.endswith(".npy"):
+        try:
+            return parse_slice(subset, count)
+        except ConfigError as error:
+            raise ConfigError(f"data.subset={subset}: {error}") from error
+    try:
+        indices: np.ndarray[Any, Any] = np.load(subset, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"data.subset={subset}: cannot be read: {error}") from error
+    return indices

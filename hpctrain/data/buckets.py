@@ -1,0 +1,106 @@
+"""Length buckets: samples of about the same length stand together, so that little is padded.
+
+    of the sampler   windows of `window` positions      7 2 9 4 8 1 3 6 | 5 …     (lengths)
+    in a window      sorted by length                   1 2 3 4 6 7 8 9
+                     cut in units of `size`             1 2 | 3 4 | 6 7 | 8 9
+                     units shuffled                     6 7 | 1 2 | 8 9 | 3 4
+
+A batch should be whole units: a global batch size that is a multiple of `size`. The sequence does
+not depend on it: two runs with batches of 2 and 4 units see the same units in the same order.
+
+    >>> lengths = np.diff(offsets)                               # of every sample
+    >>> Buckets(Order(10**6, seed=0), lengths.__getitem__, window=6400, size=64, seed=0)
+
+A call computes the windows that it touches whole; the last used ones are kept.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from hpctrain.data.order import Sampler, check_positions
+from hpctrain.data.permutation import Int64s, groups, make_key, permute
+from hpctrain.errors import ConfigError, DataError
+
+CACHE_BYTES = 32 * 2**20  # of windows kept, but two at least
+
+
+class Buckets:
+    """What `sampler` gives, in each window sorted by length, the units of it shuffled.
+
+    Samples of one length stay in the order of the sampler. Where the last window does not divide
+    into units, its last samples (as the sampler has them, so of any length) are a shorter unit
+    at the end.
+
+    Args:
+        sampler: Whose order it is.
+        lengths: Gives the lengths, (n,), of the samples int64 (n,); called with a window.
+        window: Positions of the sampler that are sorted together: a multiple of `size`. A
+            hundred units pad little, and still mix.
+        size: Samples in a unit, as a rule the global batch size or a divisor of it.
+        seed: Any integer; taken modulo 2^64.
+
+    Raises:
+        ConfigError: A size less than 1, or a window that is no multiple of it.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        lengths: Callable[[Int64s], Int64s],
+        window: int,
+        size: int,
+        seed: int = 0,
+    ) -> None:
+        if size < 1 or window < 1 or window % size:
+            raise ConfigError(
+                f"a window of {window} positions in units of {size}: the window must be a "
+                f"positive multiple of {max(size, 1)}"
+            )
+        self.sampler, self.lengths, self.count = sampler, lengths, sampler.count
+        self.window, self.size, self.seed = window, size, seed
+        self._keep = max(2, min(64, CACHE_BYTES // (8 * window)))
+        # ((epoch, window), its samples), the last used first. Replaced whole: threads that meet
+        # here lose a table at worst.
+        self._recent: tuple[tuple[tuple[int, int], Int64s], ...] = ()
+
+    def __call__(self, epoch: int, positions: Int64s) -> Int64s:
+        """Return the samples at `positions` of `epoch`; see `Sampler`.
+
+        Raises:
+            DataError: `lengths` did not give one number for each sample.
+        """
+        windows, offsets = np.divmod(check_positions(positions, self.count), self.window)
+        samples = np.empty_like(offsets)
+        for window, rows in groups(windows):
+            samples[rows] = self._table(epoch, window)[offsets[rows]]
+        return samples
+
+    def _table(self, epoch: int, window: int) -> Int64s:
+        """The samples of a window, in their final order."""
+        recent = dict(self._recent)
+        table = recent.pop((epoch, window), None)
+        if table is None:
+            table = self._sorted(epoch, window)
+        others = tuple(recent.items())[: self._keep - 1]
+        self._recent = (((epoch, window), table), *others)
+        return table
+
+    def _sorted(self, epoch: int, window: int) -> Int64s:
+        start = window * self.window
+        stop = min(start + self.window, self.count)
+        table = self.sampler(epoch, np.arange(start, stop))
+        lengths = np.asarray(self.lengths(table))
+        if lengths.shape != table.shape:
+            raise DataError(
+                f"lengths {lengths.dtype.name} {list(lengths.shape)} of {len(table)} samples: "
+                "there is one number for each"
+            )
+        units = len(table) // self.size
+        if units:
+            whole = units * self.size
+            order = np.argsort(lengths[:whole], kind="stable").reshape(units, self.size)
+            key = make_key(self.seed, epoch, window, self.count)
+            shuffled = permute(units, key, np.arange(units))
+            table[:whole] = table[order[shuffled].ravel()]
+        return table

@@ -1,0 +1,92 @@
+"""From the rows of several steps to their batches.
+
+A fixed-size field becomes (b, *shape). A variable-length one is, by choice,
+
+    pad    FIELD (b, longest, *shape), filled up with zeros, and FIELD_length int64 (b,)
+    pack   FIELD (total, *shape), the samples end to end, and FIELD_offsets int64 (b + 1,):
+           sample i is FIELD[offsets[i]:offsets[i + 1]], as attention over packed sequences wants
+
+"mask" is bool (b,): False for a repeated sample that only fills up the tail.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hpctrain.data.buffers import Buffers
+from hpctrain.data.index import Field
+from hpctrain.data.ragged import Array, Ragged
+from hpctrain.errors import ConfigError, DataError
+
+Batch = dict[str, torch.Tensor]
+Layout = Literal["pad", "pack"]
+
+MASK = "mask"
+LENGTH, OFFSETS = "_length", "_offsets"
+# torch stores these, but hardly computes with them.
+WIDER = {"uint16": "int32", "uint32": "int64"}
+
+
+class Collate:
+    """Makes batches.
+
+    Args:
+        fields: That the samples have; where they are transformed, others may come.
+        layout: Of variable-length fields.
+        buffers: For what is not there yet.
+        pin: Into page-locked memory.
+
+    Raises:
+        ConfigError: Another layout.
+        DataError: A field has a name that the batch needs.
+    """
+
+    def __init__(
+        self, fields: Mapping[str, Field], layout: Layout, buffers: Buffers, *, pin: bool
+    ) -> None:
+        if layout not in ("pad", "pack"):
+            raise ConfigError(f"collate {layout!r}: it is 'pad' or 'pack'")
+        self._packs, self._buffers, self._pin = layout == "pack", buffers, pin
+        more = OFFSETS if self._packs else LENGTH
+        needed = {name + more for name, field in fields.items() if field.variable}
+        taken = sorted(set(fields) & (needed | {MASK}))
+        if taken:
+            raise DataError(f"the loader needs the name {taken[0]!r} itself; rename that field")
+
+    def __call__(self, rows: Mapping[str, Array | Ragged], mask: NDArray[np.bool_]) -> deque[Batch]:
+        """Return one batch for each step.
+
+        Few of torch's operations: each gives way to other threads, and waits for its turn.
+
+        Args:
+            rows: Each field of steps * b samples.
+            mask: (steps, b).
+        """
+        steps, size = mask.shape
+        columns: dict[str, Sequence[torch.Tensor]] = {MASK: self._tensor(mask.copy()).unbind()}
+        for name, value in rows.items():
+            if not isinstance(value, Ragged):
+                columns[name] = self._tensor(value.reshape(steps, size, *value.shape[1:])).unbind()
+                continue
+            parts = [value.rows(i * size, (i + 1) * size) for i in range(steps)]
+            if self._packs:
+                columns[name] = [self._tensor(part.values) for part in parts]
+                columns[name + OFFSETS] = [self._tensor(part.offsets) for part in parts]
+            else:
+                columns[name] = [self._tensor(part.pad()) for part in parts]
+                lengths = value.lengths.reshape(steps, size)
+                columns[name + LENGTH] = self._tensor(lengths).unbind()
+        batches = zip(*columns.values(), strict=True)
+        return deque(dict(zip(columns, batch, strict=True)) for batch in batches)
+
+    def _tensor(self, array: Array) -> torch.Tensor:
+        """In the dtype and memory that the consumer gets."""
+        tensor = torch.from_numpy(array)
+        if array.dtype.name in WIDER:
+            wide = self._buffers.take(array.shape, WIDER[array.dtype.name])
+            tensor = torch.from_numpy(wide).copy_(tensor)
+        return tensor.pin_memory() if self._pin and not tensor.is_pinned() else tensor

@@ -1,0 +1,282 @@
+"""The staged shards of one user on one node: a folder that all processes and jobs there share.
+
+    BASE/hpctrain-stage-UID/         ours alone, mode 700
+        lock                         who copies and who uses what, see below
+        boot                         the boot of the machine that these files have seen
+        2d06…c9                      a shard, by the digest of its bytes: the same data is there
+                                     once, whatever it is called and wherever it came from
+        2d06…c9.4711-k2s8.part       a copy that process 4711 is making
+
+All locks are the kernel's and end with their process, however it ends: nothing stale can remain.
+
+- A byte range lock on `lock`, at an offset that follows from the digest: shared while a process
+  uses a shard, exclusive while it copies or evicts it. They are "open file description" locks
+  (fcntl(2)): one descriptor, whatever the number of shards, and nothing of them is lost when a
+  thread closes another descriptor of the file.
+- The first byte of `lock`, for a moment: bytes are counted, made room for and reserved.
+- flock on a `.part`: its process is alive. Others are removed by the next who comes.
+
+Locks only save work. Were they lost (someone empties /tmp), a shard would be copied twice, each
+into a name of its own, and renamed into place whole: never a wrong byte.
+"""
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import stat
+import struct
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from hpctrain.data.filesystem import free_bytes, job_memory, kind_of
+from hpctrain.data.index import Shard
+from hpctrain.data.origin import digest_of
+from hpctrain.errors import StorageError
+
+PART, BROADCAST = ".part", ".sbcast"
+_LOCK, _BOOT = "lock", "boot"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NAME = re.compile(r"([0-9a-f]{32})(\..*)?")
+_FLOCK = "hhqqi4x"  # struct flock of fcntl(2): type, whence, start, length, pid
+
+
+class Depot:
+    """See the module.
+
+    Args:
+        base: An existing folder of this node, such as TMPDIR.
+        budget_bytes: What all files in it may take together. None: half of what is free, and of
+            the memory that the job may use a quarter where the folder is in memory (/dev/shm),
+            for what lies there counts as the job's.
+
+    Attributes:
+        folder: Of the shards.
+        budget_bytes: As above.
+        in_memory: Whether they take memory.
+
+    Raises:
+        StorageError: Not a folder, not of this node, not writable, or open to other users.
+    """
+
+    def __init__(self, base: Path, budget_bytes: int | None = None) -> None:
+        self.folder = base / f"hpctrain-stage-{os.geteuid()}"
+        kind = kind_of(base)
+        if kind == "network":
+            raise StorageError(f"{base} is on a network file system, not of this node")
+        self.in_memory = kind == "memory"
+        self._mutex = threading.Lock()
+        try:
+            _make_private(base, self.folder)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+            self._lock = os.open(self.folder / _LOCK, flags, 0o600)
+        except OSError as error:
+            raise StorageError(f"{base}: {error.strerror}") from None
+        try:
+            with self._accounts():
+                self._clean()
+                staged = sum(entry.size for entry in self._entries())
+                free = max(0, free_bytes(base))
+        except OSError as error:
+            os.close(self._lock)
+            raise StorageError(f"{base}: {error.strerror}") from None
+        if budget_bytes is None:
+            limit = job_memory() // 4 if self.in_memory else free + staged
+            budget_bytes = min(limit, (free + staged) // 2)
+        self.budget_bytes = budget_bytes
+
+    def path(self, shard: Shard) -> Path:
+        """Return where a shard lies, or would."""
+        return self.folder / digest_of(shard)
+
+    def is_there(self, shard: Shard) -> bool:
+        """Whether it is staged, whoever uses it."""
+        try:
+            return self.path(shard).stat().st_size == shard.bytes
+        except OSError:
+            return False
+
+    def hold(self, shard: Shard) -> bool:
+        """Keep a staged shard from eviction, until `drop`; False when it is not there."""
+        if not self.is_there(shard) or not self._flock(fcntl.F_RDLCK, _offset(digest_of(shard))):
+            return False
+        if not self.is_there(shard):  # evicted in between
+            self.drop(shard)
+            return False
+        with suppress(OSError):
+            os.utime(self.path(shard))  # last used: now
+        return True
+
+    def claim(self, shard: Shard) -> bool:
+        """Become the one that copies a shard, until `hold` or `drop`; False when another is."""
+        return self._flock(fcntl.F_WRLCK, _offset(digest_of(shard)))
+
+    def drop(self, shard: Shard) -> None:
+        """Let others copy or evict a shard."""
+        self._flock(fcntl.F_UNLCK, _offset(digest_of(shard)))
+
+    def create(self, shard: Shard, keep: Collection[str]) -> tuple[int, Path] | None:
+        """Make a file to copy a claimed shard into, with all its room on the disk.
+
+        Args:
+            shard: A shard.
+            keep: Digests of what this process uses: never evicted.
+
+        Returns:
+            An open descriptor and the path; None when there is no room, even after evicting
+            what nobody uses, the least recently used first.
+
+        Raises:
+            OSError: The folder is not writable or has vanished.
+        """
+        with self._accounts():
+            if not self._make_room(shard.bytes, keep):
+                return None
+            part = self.folder / f"{digest_of(shard)}.{os.getpid()}-{secrets.token_hex(4)}{PART}"
+            descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.posix_fallocate(descriptor, 0, shard.bytes)
+            except OSError:
+                self.discard(descriptor, part)
+                raise
+        return descriptor, part
+
+    def commit(self, shard: Shard, descriptor: int, part: Path) -> None:
+        """Let a complete copy appear."""
+        with self._accounts():  # or it could be counted under neither name
+            os.replace(part, self.path(shard))
+        os.close(descriptor)
+
+    def discard(self, descriptor: int, part: Path) -> None:
+        """Remove a copy that has failed."""
+        with suppress(OSError):
+            part.unlink()
+        os.close(descriptor)
+
+    def close(self) -> None:
+        """Drop everything; in memory, remove what no other process uses."""
+        if self.in_memory and self._lock >= 0:
+            self._flock(fcntl.F_UNLCK, 1, 0)
+            with suppress(OSError), self._accounts():
+                for entry in self._entries():
+                    self._evict(entry)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Only close the descriptor: a forked child does it, and its parent keeps the locks."""
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
+
+    def _clean(self) -> None:
+        """Remove what dead processes left, and all that an earlier boot may have left half."""
+        boot = _BOOT_ID.read_text()
+        seen = self.folder / _BOOT
+        rebooted = not seen.exists() or seen.read_text() != boot
+        for entry in self._entries():
+            path = self.folder / entry.name
+            if rebooted:  # a crash of the machine loses what was not on the disk yet
+                path.unlink(missing_ok=True)
+            elif path.suffix == PART:
+                with suppress(OSError), open(path, "rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
+        if rebooted:
+            seen.write_text(boot)
+
+    def _make_room(self, size: int, keep: Collection[str]) -> bool:
+        self._check_lock()
+        self._clean()
+        entries = self._entries()
+        over = sum(entry.size for entry in entries) + size - self.budget_bytes
+        short = max(over, size - free_bytes(self.folder))
+        unused = [e for e in entries if e.digest not in keep and not e.name.endswith(PART)]
+        if short > sum(entry.size for entry in unused):
+            return False  # and nothing is evicted in vain
+        for entry in sorted(unused, key=lambda entry: entry.used):
+            if short <= 0:
+                break
+            if self._evict(entry):
+                short -= entry.size
+        return short <= 0
+
+    def _check_lock(self) -> None:
+        """Notice that somebody has emptied the folder: what we lock is another file then."""
+        lock = self.folder / _LOCK
+        if not lock.exists() or not os.path.samestat(os.fstat(self._lock), lock.stat()):
+            raise FileNotFoundError(errno.ENOENT, "the staging folder was emptied", str(lock))
+
+    def _evict(self, entry: "_Entry") -> bool:
+        """Remove a file, if no other process uses it."""
+        if not self._flock(fcntl.F_WRLCK, _offset(entry.digest)):
+            return False
+        (self.folder / entry.name).unlink(missing_ok=True)
+        self._flock(fcntl.F_UNLCK, _offset(entry.digest))
+        return True
+
+    def _entries(self) -> list["_Entry"]:
+        entries = []
+        with os.scandir(self.folder) as found:
+            for file in found:
+                if match := _NAME.match(file.name):
+                    with suppress(FileNotFoundError):
+                        info = file.stat(follow_symlinks=False)
+                        entries.append(_Entry(file.name, match[1], info.st_size, info.st_mtime))
+        return entries
+
+    @contextmanager
+    def _accounts(self) -> Iterator[None]:
+        """The one moment, over all processes of the node, in which bytes are counted."""
+        with self._mutex:
+            self._flock(fcntl.F_WRLCK, 0, wait=True)
+            try:
+                yield
+            finally:
+                self._flock(fcntl.F_UNLCK, 0)
+
+    def _flock(self, kind: int, start: int, length: int = 1, *, wait: bool = False) -> bool:
+        command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
+        try:
+            fcntl.fcntl(self._lock, command, struct.pack(_FLOCK, kind, 0, start, length, 0))
+        except (BlockingIOError, PermissionError):  # EAGAIN or EACCES: another has it
+            return False
+        return True
+
+
+class _Entry(NamedTuple):
+    """A file of the depot; `used` in seconds since 1970."""
+
+    name: str
+    digest: str
+    size: int
+    used: float
+
+
+def _offset(digest: str) -> int:
+    """The byte of `lock` that stands for a shard: 1 to 2^60."""
+    return 1 + int(digest[:15], 16)
+
+
+def _make_private(base: Path, folder: Path) -> None:
+    """Make the folder, or check that nobody else can change what is in it.
+
+    Raises:
+        OSError: It cannot be made.
+        StorageError: Others can change it.
+    """
+    mode = base.stat().st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise StorageError(f"{base} is writable for everybody and not sticky (chmod +t)")
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    info = folder.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o077:
+        raise StorageError(
+            f"{folder} is not a folder of this user alone (owner {info.st_uid}, mode "
+            f"{stat.S_IMODE(info.st_mode):o}; expected {os.geteuid()}, 700)"
+        )

@@ -1,0 +1,62 @@
+"""Random choices for the samples of a batch: pure functions of (seed, epoch, position, draw).
+
+A sample gets the same crop and the same flip on every device, at every number of ranks, and after
+every restart: each number is the hash of where the sample stands and of how many draws came
+before in the batch. Hashes are splitmix64's finaliser over Weyl sequences (Steele, Lea and
+Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014); they take some
+microseconds, on the CPU.
+
+    >>> draws = Draws(seed=0, epoch=3, positions=np.arange(128, 192))
+    >>> draws.uniform() < 0.5             # bool (64,), for the first transform
+    >>> draws.integers(9)                 # int64 (64,), 0 to 8; other numbers than before
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+_MASK = 2**64 - 1
+_GAMMA = 0x9E3779B97F4A7C15
+_DRAWS = 0x6472617773  # "draws": these are not the keys of the order of the same seed
+
+
+class Draws:
+    """The source of choices for one batch; each call draws anew.
+
+    Args:
+        seed: Any integer.
+        epoch: 0 or more.
+        positions: int64 (b,): where the samples stand in the epoch.
+    """
+
+    def __init__(self, seed: int, epoch: int, positions: NDArray[np.int64]) -> None:
+        self._key = [_DRAWS, seed & _MASK, epoch & _MASK]
+        self._positions = np.asarray(positions, np.int64).view(np.uint64)
+        self._drawn = 0
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def uniform(self) -> torch.Tensor:
+        """Return float32 (b,) in [0, 1), on the CPU."""
+        bits = (self._next() >> np.uint64(40)).astype(np.float32)  # 24: all that it holds
+        return torch.from_numpy(bits * np.float32(2**-24))
+
+    def integers(self, high: int) -> torch.Tensor:
+        """Return int64 (b,) in [0, high), high <= 2^31, on the CPU."""
+        bits = (self._next() >> np.uint64(32)) * np.uint64(high) >> np.uint64(32)
+        return torch.from_numpy(bits.view(np.int64))
+
+    def _next(self) -> NDArray[np.uint64]:
+        """64 bits for each sample."""
+        key = np.zeros(1, np.uint64)
+        for word in (*self._key, self._drawn):
+            key = _mix(key + np.array([word, _GAMMA], np.uint64).sum(keepdims=True))
+        self._drawn += 1
+        return _mix(_mix((self._positions + np.uint64(1)) * np.uint64(_GAMMA) + key) ^ key)
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

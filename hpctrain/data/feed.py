@@ -1,0 +1,153 @@
+"""The last step of a batch: onto the device, transformed, there before the training asks for it.
+
+    loader ── pinned buffers ── copy ── transform ─┐   on a stream of its own
+                                                   ├── event ── the step
+    step k-1 ──────────────────────────────────────┘   on the stream of the training
+
+On a GPU the copies and transforms of the next batches run beside the step, as many as fit in
+`ahead_bytes`; the host never waits for them. A pinned buffer goes back to the loader when its copy
+is done, and the memory of a batch on the device when the training's stream is past it. On the CPU
+there is nothing to copy: a batch is transformed when it is asked for.
+
+The state counts what the training has been given, not what is on its way.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+
+from hpctrain.data.collate import Batch
+from hpctrain.data.draws import Draws
+from hpctrain.data.loader import Loader
+from hpctrain.data.transforms import Transform
+
+
+class Feed:
+    """Iterates over a loader's batches on a device.
+
+    Args:
+        loader: Of this rank, with pinned memory for a GPU.
+        device: Where the batches go.
+        transform: Applied to each batch there.
+        seed: Of the random choices of transforms.
+        ahead_bytes: Of batches on their way to a GPU, as they come from the loader; at least one.
+
+    Attributes:
+        wait_s: Seconds that the training has waited for data: on the CPU in `next()`; on a GPU
+            those for which its stream stood still, or had nothing to do because the host waited.
+    """
+
+    def __init__(
+        self,
+        loader: Loader,
+        device: torch.device,
+        transform: Transform | None = None,
+        *,
+        seed: int = 0,
+        ahead_bytes: int = 256 * 2**20,
+    ) -> None:
+        self.loader, self._device, self._transform = loader, device, transform
+        self._seed, self._ahead_bytes = seed, ahead_bytes
+        self._state = loader.state_dict()
+        self._epoch = loader.epoch
+        self._waits: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._waited_s = 0.0
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of a whole epoch."""
+        return self.loader.steps_per_epoch
+
+    @property
+    def epoch(self) -> int:
+        """Whole epochs given to the training."""
+        return self._epoch
+
+    @property
+    def wait_s(self) -> float:
+        """See the class; on a GPU of those steps that are over."""
+        while self._waits and all(event.query() for event in self._waits[0]):
+            asked, there = self._waits.popleft()
+            self._waited_s += max(0.0, asked.elapsed_time(there) / 1000)
+        return self._waited_s + (self.loader.wait_s if self._device.type != "cuda" else 0.0)
+
+    def state_dict(self) -> dict[str, int]:
+        """See `Loader.state_dict`."""
+        return dict(self._state)
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """See `Loader.load_state_dict`."""
+        self.loader.load_state_dict(state)
+        self._state, self._epoch = self.loader.state_dict(), self.loader.epoch
+
+    def __iter__(self) -> Iterator[Batch]:
+        # What was on its way when the iterator before was left is read again.
+        self.loader.load_state_dict(self._state)
+        return self._on_gpu() if self._device.type == "cuda" else self._here()
+
+    def _here(self) -> Iterator[Batch]:
+        for batch in self.loader:
+            if self._transform is not None:
+                batch = self._transform(batch, Draws(self._seed, *self.loader.where))
+            self._state, self._epoch = self.loader.state_dict(), self.loader.epoch
+            yield batch
+
+    def _on_gpu(self) -> Iterator[Batch]:
+        stream = torch.cuda.Stream(self._device)
+        current = torch.cuda.current_stream(self._device)
+        batches = iter(self.loader)
+        ahead: deque[_Sent] = deque()
+        copying: deque[_Sent] = deque()  # their pinned buffers are still read
+        on_the_way, size = 0, 1
+        while True:
+            while copying and copying[0].copied.query():
+                copying.popleft().host.clear()
+            # Only the first is waited for; the others are taken when they are there.
+            while not ahead or (on_the_way + size <= self._ahead_bytes and self.loader.ready):
+                batch = next(batches, None)
+                if batch is None:
+                    break
+                sent = self._send(batch, stream)
+                del batch
+                size = sent.size
+                on_the_way += size
+                ahead.append(sent)
+                copying.append(sent)
+            if not ahead:
+                return
+            sent = ahead.popleft()
+            on_the_way -= sent.size
+            asked = torch.cuda.Event(enable_timing=True)
+            asked.record(current)
+            current.wait_event(sent.there)
+            self._waits.append((asked, sent.there))
+            for value in sent.batch.values():
+                value.record_stream(current)
+            self._state, self._epoch = sent.state, sent.epoch
+            yield sent.batch
+
+    def _send(self, host: Batch, stream: torch.cuda.Stream) -> "_Sent":
+        state, epoch, where = self.loader.state_dict(), self.loader.epoch, self.loader.where
+        copied, there = torch.cuda.Event(), torch.cuda.Event(enable_timing=True)
+        with torch.cuda.stream(stream):
+            batch = {name: x.to(self._device, non_blocking=True) for name, x in host.items()}
+            copied.record(stream)
+            if self._transform is not None:
+                batch = self._transform(batch, Draws(self._seed, *where))
+            there.record(stream)
+        size = sum(value.nbytes for value in host.values())
+        return _Sent(batch, host, size, copied, there, state, epoch)
+
+
+class _Sent(NamedTuple):
+    """A batch on its way to the device."""
+
+    batch: Batch
+    host: Batch
+    size: int
+    copied: torch.cuda.Event
+    there: torch.cuda.Event
+    state: dict[str, int]
+    epoch: int

@@ -1,0 +1,240 @@
+"""Encoded images: a variable-length uint8 field that holds JPEG, PNG or WebP files.
+
+Pillow decodes them in threads; its decoders run outside the GIL. What comes out is what any
+other image field is, uint8 (n, channels, height, width):
+
+    >>> source = Decoded(Reader(folder, "train"), "image", size=(224, 224))
+    >>> source.fields["image"]
+    Field(dtype='uint8', shape=(3, 224, 224), variable=False)
+
+Pixels are taken as they are stored: the EXIF orientation is not applied, an alpha channel is
+dropped, a palette looked up, grey repeated (or colour weighted) to what `channels` asks.
+"""
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.data.index import Field
+from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.source import Prepares, Source
+from hpctrain.errors import ConfigError, DataError
+
+Int64s = NDArray[np.int64]
+Size = tuple[int, int]  # height, width
+Fit = Literal["exact", "crop", "stretch"]
+
+FORMATS = ("JPEG", "PNG", "WEBP")
+MAX_PIXELS = 2**26  # of one image: 8,192 x 8,192. A few KB may decode to many GB
+_MODES = {1: "L", 3: "RGB"}
+
+
+def decode(
+    images: Ragged,
+    *,
+    size: Size | None = None,
+    fit: Fit = "exact",
+    channels: int = 3,
+    max_pixels: int = MAX_PIXELS,
+    samples: Sequence[int] | None = None,
+    pool: ThreadPoolExecutor | None = None,
+    out: NDArray[np.uint8] | None = None,
+) -> NDArray[np.uint8]:
+    """Decode a batch.
+
+    Args:
+        images: n files, uint8; n >= 1.
+        size: Height and width of the result; None: those of the first image.
+        fit: What becomes of images of another size. "exact": an error; "crop": the shorter side
+            is scaled and the middle kept; "stretch": both sides are scaled. Scaling is Pillow's
+            bilinear filter, which smooths when it shrinks.
+        channels: 1 (grey) or 3 (RGB).
+        max_pixels: Larger images are refused before they are decoded.
+        samples: Indices of the images in the data set, for messages; 0 to n - 1 by default.
+        pool: Threads that share the work; None decodes in this one.
+        out: Is filled and returned, if given.
+
+    Returns:
+        uint8 (n, channels, height, width).
+
+    Raises:
+        DataError: An image is damaged, truncated, too large, of 16 bits or of another size; the
+            message names the sample.
+        ConfigError: Pillow is not installed, or other channels or fit.
+    """
+    _check(fit, channels)
+    names = range(len(images)) if samples is None else samples
+    height, width = size or _size(images[0], names[0], max_pixels)
+    pixels = np.empty((len(images), channels, height, width), np.uint8) if out is None else out
+
+    def one(i: int) -> None:
+        with _open(images[i], names[i], max_pixels) as image:
+            fitted = _fitted(image, (height, width), fit, _MODES[channels], names[i])
+            pixels[i] = np.asarray(fitted).reshape(height, width, channels).transpose(2, 0, 1)
+
+    run: Any = map if pool is None else pool.map
+    for _ in run(one, range(len(images))):  # raises what they raise
+        pass
+    return pixels
+
+
+class Decoded:
+    """A source whose field of encoded images reads as decoded ones.
+
+    Args:
+        source: Where they come from.
+        field: Its name: uint8 of variable length.
+        size: See `decode`; None: that of sample 0, for all.
+        fit: See `decode`.
+        channels: See `decode`.
+        max_pixels: See `decode`.
+        threads: That decode a batch together, at least 1.
+
+    Attributes:
+        fields: The source's, with `field` as it is after decoding.
+
+    Raises:
+        ConfigError: See `decode`.
+        DataError: The field is missing or of another kind, or sample 0 cannot be read.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        field: str,
+        *,
+        size: Size | None = None,
+        fit: Fit = "exact",
+        channels: int = 3,
+        max_pixels: int = MAX_PIXELS,
+        threads: int = 4,
+    ) -> None:
+        _check(fit, channels)
+        if source.fields.get(field) != Field("uint8", variable=True):
+            known = ", ".join(f"{name} {spec}" for name, spec in source.fields.items())
+            raise DataError(f"field {field!r} holds no encoded images, uint8[*]; there are {known}")
+        if size is None:
+            first: Any = source.read(np.zeros(1, np.int64))[field]
+            size = _size(first[0], 0, max_pixels)
+        self.fields = dict(source.fields) | {field: Field("uint8", (channels, *size))}
+        self._source, self._field, self._threads = source, field, threads
+        self._options: dict[str, Any] = {
+            "size": size,
+            "fit": fit,
+            "channels": channels,
+            "max_pixels": max_pixels,
+        }
+        self._pool: tuple[int, ThreadPoolExecutor] | None = None
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def read(
+        self, indices: Int64s, out: Mapping[str, Array] | None = None
+    ) -> dict[str, Array | Ragged]:
+        """Return the samples `indices`, in that order; see `decode` for what it raises.
+
+        `out` may have arrays (n, *shape) to fill.
+        """
+        filled = dict(out or {})
+        pixels = filled.pop(self._field, None)
+        rows = dict(self._source.read(indices, filled))
+        images: Any = rows[self._field]
+        options = self._options | {"samples": indices.tolist(), "pool": self._threads_here()}
+        rows[self._field] = decode(images, **options, out=pixels)
+        return rows
+
+    def prepare(self, indices: Int64s, blocks: Int64s | None = None) -> None:
+        """See `hpctrain.data.source.Prepares`."""
+        if isinstance(self._source, Prepares):
+            self._source.prepare(indices, blocks)
+
+    def _threads_here(self) -> ThreadPoolExecutor | None:
+        """The pool of this process: a fork has none of its parent's threads."""
+        if self._threads < 2:
+            return None
+        if self._pool is None or self._pool[0] != os.getpid():
+            self._pool = os.getpid(), ThreadPoolExecutor(self._threads, "hpctrain-images")
+        return self._pool[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_pool": None}
+
+
+def _check(fit: str, channels: int) -> None:
+    if fit not in ("exact", "crop", "stretch") or channels not in _MODES:
+        raise ConfigError(
+            f"images with fit {fit!r} and {channels} channels: 'exact', 'crop' or 'stretch', and "
+            "1 or 3"
+        )
+    _pillow()
+
+
+def _pillow() -> ModuleType:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ConfigError(
+            "encoded images need Pillow, which is not installed: pip install 'hpctrain[images]'"
+        ) from None
+    return Image
+
+
+def _open(content: Array, sample: int, max_pixels: int) -> Any:
+    """An image whose header has been read and found good."""
+    pillow = _pillow()
+    try:
+        image = pillow.open(io.BytesIO(content.tobytes()), formats=FORMATS)
+    except Exception as error:  # Pillow raises half a dozen kinds over damaged files
+        reason = "not a JPEG, PNG or WebP file" if "cannot identify" in str(error) else error
+        raise DataError(
+            f"the image of sample {sample}, {len(content)} bytes, cannot be read: {reason}"
+        ) from None
+    if image.width * image.height > max_pixels:
+        raise DataError(
+            f"the image of sample {sample} has {image.width} x {image.height} pixels; at most "
+            f"{max_pixels} are allowed (max_pixels)"
+        )
+    if image.mode in ("F", "I") or ";16" in image.mode:
+        raise DataError(
+            f"the image of sample {sample} has more than 8 bits a channel (mode {image.mode!r}): "
+            "store such images as arrays"
+        )
+    return image
+
+
+def _size(content: Array, sample: int, max_pixels: int) -> Size:
+    with _open(content, sample, max_pixels) as image:
+        return image.height, image.width
+
+
+def _fitted(image: Any, size: Size, fit: Fit, mode: str, sample: int) -> Any:
+    """The decoded image, in `mode` and of `size`."""
+    found = image.height, image.width
+    if fit == "exact" and found != size:
+        raise DataError(
+            f"the image of sample {sample} is {found[0]} x {found[1]}, not {size[0]} x {size[1]}: "
+            "give a size, and fit 'crop' or 'stretch'"
+        )
+    try:
+        if fit != "exact":  # JPEG at 1/2, 1/4 or 1/8, where that is enough: twice the speed
+            image.draft(mode, size[::-1])
+        image = image.convert(mode)
+    except Exception as error:
+        raise DataError(f"the image of sample {sample} cannot be decoded: {error}") from None
+    height, width = size
+    left, top, right, bottom = 0.0, 0.0, float(image.width), float(image.height)
+    if fit == "crop":
+        scale = min(right / width, bottom / height)
+        left, top = (right - scale * width) / 2, (bottom - scale * height) / 2
+        right, bottom = right - left, bottom - top
+    if (image.height, image.width) == size:
+        return image
+    bilinear = _pillow().Resampling.BILINEAR
+    return image.resize((width, height), bilinear, box=(left, top, right, bottom))

@@ -1,0 +1,185 @@
+"""Several data sets in one stream, mixed by weights.
+
+    counts    web 1000, books 100, code 50          index space: web 0-999, books 1000-1099, code …
+    weights   web 0.5,  books 0.25, code 0.25
+    positions web code web books web code web books …        each at an even distance
+
+Every position belongs to a data set, and is a draw of it: draw k of a data set of n is position
+k % n of its own epoch k // n. Which one is a table of `period` positions that comes again and
+again, so that everything is a pure function of the position, and any run of positions holds each
+data set's share to within a few draws. A weight is rounded to a multiple of 1 / period (by
+largest remainders), and the shares of a period are exact.
+
+    >>> mixture = Mixture({"web": 1000, "books": 100, "code": 50}, temperature=2.0, seed=0)
+    >>> mixture.shares
+    {'web': 0.649…, 'books': 0.205…, 'code': 0.145…}
+    >>> mixture.epochs(10_000)                   # of each, after so many positions
+    {'web': 6.49…, 'books': 20.5…, 'code': 29.0…}
+
+For exactly one epoch of each data set, shuffle them together instead: an `Order` of their sum.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from hpctrain.data.order import Order, Sampler, check_positions, draw
+from hpctrain.data.permutation import Int64s, groups, make_key
+from hpctrain.errors import ConfigError, DataError
+
+PERIOD = 65_536
+GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
+
+
+class Mixture:
+    """Draws from each data set its share of any stretch of positions.
+
+    Args:
+        counts: The number of samples of each data set, by name. They lie end to end in this
+            order in one index space, as in `Concat`.
+        weights: Of each data set, by name; only ratios count. One without a weight has 0.
+            Without `weights` they are count ** (1 / temperature).
+        seed: Any integer; each data set's order has its own, of this and its name.
+        temperature: 1: in proportion to the counts; more: nearer to equal; inf: equal.
+        samplers: Of the samples [0, count) of some of the data sets, by name; the others are
+            shuffled by an `Order`. For the weights, the count of a sampler is that of its data
+            set: a subset's is less, a repeated one's more.
+        count: Positions in an epoch of the mixture; the sum of the counts without it. Where one
+            ends, the data sets go on: their own epochs know nothing of it.
+        period: Weights are rounded to multiples of 1 / period. Memory: 8 bytes times it.
+
+    Attributes:
+        shares: The part of the positions that each data set has, after rounding.
+
+    Raises:
+        ConfigError: Names that are not those of `counts`; a weight that is negative, not finite,
+            too small for the period or for an empty data set; all of them 0; a temperature that
+            is not above 0.
+        DataError: No data set, or a count that cannot be.
+    """
+
+    def __init__(
+        self,
+        counts: Mapping[str, int],
+        weights: Mapping[str, float] | None = None,
+        seed: int = 0,
+        *,
+        temperature: float = 1.0,
+        samplers: Mapping[str, Sampler] | None = None,
+        count: int | None = None,
+        period: int = PERIOD,
+    ) -> None:
+        samplers = samplers or {}
+        _check_names(counts, weights or {}, "weight")
+        _check_names(counts, samplers, "sampler")
+        sizes = dict(counts) | {name: sampler.count for name, sampler in samplers.items()}
+        if weights is None:
+            weights = temper(sizes, temperature)
+        quotas = _quotas(sizes, weights, period)
+        self.count = sum(sizes.values()) if count is None else count
+        if self.count < 1:
+            raise DataError(f"an epoch of {self.count} draws: it is 1 or more")
+        self.shares = {name: quota / period for name, quota in quotas.items()}
+        self._names, self._quotas = tuple(counts), np.array(list(quotas.values()))
+        self._firsts = [sum(list(counts.values())[:i]) for i in range(len(counts))]
+        self._samplers = [
+            samplers.get(name) or Order(max(size, 1), make_key(seed, _number(name)))
+            for name, size in counts.items()
+        ]
+        self._sets, self._ordinals = _interleave(self._quotas)
+
+    def __call__(self, epoch: int, positions: Int64s) -> Int64s:
+        """Return the samples at `positions` of `epoch`, in the joint index space; see `Sampler`."""
+        # Counted from the beginning of a period: an epoch far on does not overflow.
+        first, offset = divmod(epoch * self.count, len(self._sets))
+        periods, slots = np.divmod(check_positions(positions, self.count) + offset, len(self._sets))
+        samples = np.empty_like(periods)
+        for number, rows in groups(self._sets[slots].astype(np.int64)):
+            draws = (first + periods[rows]) * self._quotas[number] + self._ordinals[slots[rows]]
+            samples[rows] = draw(self._samplers[number], 0, draws) + self._firsts[number]
+        return samples
+
+    def epochs(self, consumed: int) -> dict[str, float]:
+        """Return how many epochs of each data set `consumed` positions hold, over all epochs."""
+        whole, rest = divmod(consumed, len(self._sets))
+        drawn = whole * self._quotas + np.bincount(self._sets[:rest], minlength=len(self._quotas))
+        sizes = [sampler.count for sampler in self._samplers]
+        return dict(zip(self._names, (drawn / sizes).tolist(), strict=True))
+
+
+def temper(counts: Mapping[str, int], temperature: float) -> dict[str, float]:
+    """Return weights count ** (1 / temperature), as multilingual models use them.
+
+    (Devlin, "Multilingual BERT", 2018; Arivazhagan et al., "Massively multilingual neural
+    machine translation in the wild", arXiv:1907.05019.)
+
+    Raises:
+        ConfigError: The temperature is not above 0.
+    """
+    if not temperature > 0:  # nor NaN
+        raise ConfigError(f"temperature {temperature}: it is above 0")
+    largest = max(counts.values(), default=0)  # low temperatures would overflow without it
+    return {
+        name: (size / largest) ** (1 / temperature) if size else 0.0
+        for name, size in counts.items()
+    }
+
+
+def _check_names(counts: Mapping[str, int], named: Mapping[str, object], what: str) -> None:
+    if not counts:
+        raise DataError("a mixture needs at least one data set")
+    for name, size in counts.items():
+        if size < 0:
+            raise DataError(f"data set {name!r} has {size} samples: it is 0 or more")
+    for name in named:
+        if name not in counts:
+            raise ConfigError(
+                f"a {what} is given for the data set {name!r}; there are {', '.join(counts)}"
+            )
+
+
+def _quotas(counts: Mapping[str, int], weights: Mapping[str, float], period: int) -> dict[str, int]:
+    """Whole numbers with the sum `period`, in proportion to the weights."""
+    for name, weight in weights.items():
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ConfigError(f"the weight of {name!r} is {weight}; it is finite, 0 or more")
+        if weight and not counts[name]:
+            raise ConfigError(f"the weight of {name!r} is {weight}, but it has no samples")
+    largest = max(weights.values(), default=0)
+    if not largest:
+        raise ConfigError(f"the weights of {', '.join(counts)} are all 0: nothing can be drawn")
+    if period < 1:
+        raise ConfigError(f"period {period}: it is 1 or more")
+    scaled = {name: weights.get(name, 0.0) / largest for name in counts}  # a finite sum
+    exact = {name: weight / sum(scaled.values()) * period for name, weight in scaled.items()}
+    quotas = {name: math.floor(quota) for name, quota in exact.items()}
+    remainders = sorted(exact, key=lambda name: quotas[name] - exact[name])  # stable
+    for name in remainders[: period - sum(quotas.values())]:
+        quotas[name] += 1
+    for name, quota in quotas.items():
+        if weights.get(name) and not quota:
+            raise ConfigError(
+                f"the weight of {name!r} is {exact[name] / period:.3g} of the sum, and rounds to "
+                f"none of {period} positions; give it 0 or more, or raise the period"
+            )
+    return quotas
+
+
+def _interleave(quotas: Int64s) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """For each position of a period its data set, and how many of that came before.
+
+    Draw k of a data set with quota q is due at (k + phase) / q of the period, the phases being
+    spread, so that data sets of one quota do not come all at once.
+    """
+    phases = (np.arange(len(quotas)) + 0.5) * GOLDEN_RATIO % 1
+    sets = np.repeat(np.arange(len(quotas)), quotas)
+    ordinals = np.arange(len(sets)) - np.repeat(np.cumsum(quotas) - quotas, quotas)
+    order = np.argsort((ordinals + phases[sets]) / quotas[sets], kind="stable")
+    return sets[order].astype(np.int32), ordinals[order].astype(np.int32)
+
+
+def _number(name: str) -> int:
+    return xxhash.xxh3_64_intdigest(name.encode())

@@ -1,0 +1,251 @@
+"""The shards that a process has open: mapped side by side, and read together.
+
+Everything that is read is a *span*: `length` elements of a dataset from element `start` on. A
+sample of a fixed-size field is a span of 1, its place in a variable-length one a span of 2 of the
+offsets, a window of tokens a span of the values. The spans of a batch, from any shards, are one
+gather (see `hpctrain.data.arena`), but for those of datasets that cannot be mapped.
+"""
+
+import resource
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hpctrain.data.arena import Arena
+from hpctrain.data.index import Field, Shard
+from hpctrain.data.layout import Layout, Rows
+from hpctrain.data.place import Place
+from hpctrain.data.ragged import Array
+
+Int64s = NDArray[np.int64]
+
+SHORT = 16  # elements: shorter spans of what cannot be mapped are asked for one by one
+
+
+class OpenShards:
+    """Shards, each opened when it is first needed; threads may share them, processes may not.
+
+    Args:
+        shards: All that may be needed; they are known by their place here.
+        place: Where their files are.
+        fields: The fields that are read.
+    """
+
+    def __init__(self, shards: Sequence[Shard], place: Place, fields: Mapping[str, Field]) -> None:
+        self._shards, self._place, self._fields = shards, place, fields
+        elements = dict(_elements(fields))
+        self._elements = {
+            name: np.dtype(type_).itemsize * prod(shape)
+            for name, (type_, shape) in elements.items()
+        }
+        self._types = elements
+        files = len(shards)
+        # Of each dataset and shard: the address of element 0 (-1: it is not mapped), and how
+        # many elements there are.
+        self._bases = {name: np.full(files, -1, np.int64) for name in self._elements}
+        self._totals = {name: np.zeros(files, np.int64) for name in self._elements}
+        self._open = np.zeros(files, np.bool_)
+        self._layouts: dict[int, Layout] = {}
+        self._slots: dict[int, int] = {}
+        # Who may give way to others: whoever is held by nobody, the one not used longest first.
+        self._users = np.zeros(files, np.int64)
+        self._used = np.zeros(files, np.int64)
+        self._clock = self._checked = 0
+        self._changed = threading.Condition()
+        self._arena = Arena(files, max(shard.bytes for shard in shards))
+        self._free = list(range(self._arena.slots - 1, -1, -1))
+        self._limit = self._arena.slots
+        self._all_mapped = True  # of those that were opened so far
+
+    @contextmanager
+    def held(self, shards: Int64s) -> Iterator[None]:
+        """Open `shards`, int64 (n,), and keep them open for a while.
+
+        Raises:
+            DataError: One is missing, damaged or not what the index says.
+        """
+        if self._limit >= len(self._shards) and self._open[shards].all():
+            yield  # none ever gives way
+            return
+        needed = np.unique(shards)
+        with self._changed:
+            self._changed.wait_for(lambda: self._room_for(needed))
+            self._users[needed] += 1
+            self._clock += 1
+            self._used[needed] = self._clock
+        try:
+            missing = needed[~self._open[needed]].tolist()
+            # Outside the lock: it may wait for a copy.
+            paths = [self._place.path(self._shards[shard]) for shard in missing]
+            with self._changed:
+                for shard, path in zip(missing, paths, strict=True):
+                    if not self._open[shard]:
+                        self._open_one(shard, path)
+            yield
+        finally:
+            with self._changed:
+                self._users[needed] -= 1
+                self._changed.notify_all()
+
+    @property
+    def at_once(self) -> int:
+        """Spans, each in another shard, that one of several threads may hold at a time."""
+        return 2**62 if self._limit >= len(self._shards) else max(1, self._limit // 8)
+
+    def path(self, shard: int) -> Path:
+        """The file of a held shard, for messages."""
+        return self._layouts[shard].path
+
+    def chunk_rows(self, shard: int) -> int:
+        """Samples that a held shard stores, and reads, together."""
+        return max((rows.chunk_rows for rows in self._layouts[shard].rows.values()), default=1)
+
+    def totals(self, name: str, shards: Int64s) -> Int64s:
+        """Elements of the dataset in each of the held `shards`, int64 (n,)."""
+        found: Int64s = self._totals[name][shards]
+        return found
+
+    def spans(self, name: str, shards: Int64s, starts: Int64s, length: int, out: Array) -> None:
+        """Read spans of the dataset `name` that lie within it; their shards are held.
+
+        Args:
+            name: FIELD, FIELD/offsets or FIELD/values.
+            shards: Of each span, int64 (n,).
+            starts: First element of each in its shard, int64 (n,).
+            length: Elements of every span.
+            out: Filled: n spans' bytes, contiguous, of any dtype and shape.
+        """
+        if not out.nbytes:
+            return
+        element = self._elements[name]
+        rows = torch.from_numpy(
+            out.view(np.uint8) if out.ndim > 1 else out[:, None].view(np.uint8)
+        ).view(len(starts), -1)
+        bases = self._bases[name][shards]
+        addresses = starts * element
+        addresses += bases
+        if self._all_mapped:
+            self._gather(addresses, rows)
+            return
+        mapped = bases >= 0
+        if mapped.any():
+            found = torch.empty((int(mapped.sum()), rows.shape[1]), dtype=torch.uint8)
+            self._gather(addresses[mapped], found)
+            rows[torch.from_numpy(mapped)] = found
+        dtype, shape = self._types[name]
+        for shard in np.unique(shards[~mapped]).tolist():
+            here = np.flatnonzero(shards == shard)
+            spans = np.empty((len(here), length, *shape), dtype)
+            _read(self._layouts[shard].rows[name], starts[here], length, spans)
+            flat = torch.from_numpy(spans.reshape(-1).view(np.uint8))
+            rows[torch.from_numpy(here)] = flat.view(len(here), -1)
+
+    def runs(self, name: str, shards: Int64s, starts: Int64s, ends: Int64s, out: Array) -> None:
+        """Read runs of different lengths, end to end; otherwise as `spans`.
+
+        Args:
+            name: FIELD/values.
+            shards: Of each run, int64 (n,).
+            starts: First element of each in its shard, int64 (n,).
+            ends: Where each ends in `out`, int64 (n,).
+            out: (total, *shape).
+        """
+        lengths = np.diff(ends, prepend=0)
+        longest = int(lengths.max(initial=0))
+        padded = len(starts) * longest
+        fits = starts + longest <= self._totals[name][shards]
+        if fits.all() and padded <= 4 * len(out) and (self._bases[name][shards] >= 0).all():
+            spans = np.empty((len(starts), longest, *out.shape[1:]), out.dtype)
+            self.spans(name, shards, starts, longest, spans)
+            out[:] = spans[np.arange(longest) < lengths[:, None]]
+            return
+        for i in range(len(starts)):  # few and long, or not mapped
+            run = out[ends[i] - lengths[i] : ends[i]]
+            if len(run):
+                self.spans(name, shards[i : i + 1], starts[i : i + 1], len(run), run)
+
+    def will_need(self, name: str, shard: int, start: int, stop: int) -> None:
+        """Have the elements `start` to `stop` of a dataset read ahead; the shard is held."""
+        base, element = int(self._bases[name][shard]), self._elements[name]
+        if base >= 0:
+            self._arena.will_need(base + start * element, (stop - start) * element)
+
+    def check_unchanged(self, limit: int = 64) -> None:
+        """See that nobody has written into open shards: `limit` of them, others the next time.
+
+        Raises:
+            DataError: Somebody has.
+        """
+        with self._changed:
+            layouts = list(self._layouts.values())
+        for i in range(min(limit, len(layouts))):
+            layouts[(self._checked + i) % len(layouts)].check_unchanged()
+        self._checked += limit
+
+    def _gather(self, addresses: Int64s, out: torch.Tensor) -> None:
+        view = self._arena.rows(out.shape[1])
+        torch.index_select(view, 0, torch.from_numpy(addresses), out=out)
+
+    # Opening and closing: under the lock.
+
+    def _room_for(self, needed: Int64s) -> bool:
+        others = np.count_nonzero(self._users) - np.count_nonzero(self._users[needed])
+        return not others or int(others) + len(needed) <= self._limit
+
+    def _open_one(self, shard: int, path: Path) -> None:
+        idle = np.flatnonzero(self._open & (self._users == 0))
+        if len(self._layouts) >= self._limit and len(idle):
+            self._close(int(idle[np.argmin(self._used[idle])]))
+        layout = Layout(path, self._shards[shard], self._fields)
+        if layout.rows:
+            self._all_mapped = False
+            # They keep a descriptor, of which a process has few.
+            self._limit = min(self._limit, _max_files())
+        if layout.offsets:
+            slot = self._slots[shard] = self._free.pop()
+            layout.map(self._arena, slot)
+            for name, offset in layout.offsets.items():
+                self._bases[name][shard] = slot * self._arena.slot_bytes + offset
+        for name, total in layout.totals.items():
+            self._totals[name][shard] = total
+        self._layouts[shard] = layout
+        self._open[shard] = True
+
+    def _close(self, shard: int) -> None:
+        del self._layouts[shard]
+        self._open[shard] = False
+        for bases in self._bases.values():
+            bases[shard] = -1
+        if shard in self._slots:
+            self._free.append(self._slots.pop(shard))
+        self._place.release(self._shards[shard])
+
+
+def _elements(fields: Mapping[str, Field]) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
+    """The datasets of the fields, with dtype and shape of one element."""
+    for name, field in fields.items():
+        if field.variable:
+            yield f"{name}/offsets", ("int64", ())
+            yield f"{name}/values", (field.dtype, field.shape)
+        else:
+            yield name, (field.dtype, field.shape)
+
+
+def _max_files() -> int:
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(16, descriptors // 4) if descriptors > 0 else 4096  # -1: no limit
+
+
+def _read(dataset: Rows, starts: Int64s, length: int, out: Array) -> None:
+    """Fill `out`, (n, length, *shape)."""
+    if length <= SHORT:
+        out[:] = dataset.rows((starts[:, None] + np.arange(length)).reshape(-1)).reshape(out.shape)
+        return
+    for row, start in enumerate(starts.tolist()):
+        dataset.copy(start, start + length, out[row])

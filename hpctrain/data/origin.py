@@ -1,0 +1,266 @@
+"""Where the files of a data set come from: a folder, or a URL of an object store.
+
+    >>> origin = open_origin("s3://bucket/digits")        # or a folder
+    >>> index = load_index("s3://bucket/digits")
+    >>> pour(origin, index.shards[0], file.write)         # all of it, checked by its digest
+
+Files are read from their beginning to their end in large pieces. A read that fails the way
+flaky file systems and networks do (EIO, ESTALE, time-outs) is repeated on a newly opened file,
+from the byte that was reached; what keeps failing is an error that names the file and the bytes.
+
+URLs are fsspec's: https://filesystem-spec.readthedocs.io. Nothing of it is imported for a folder.
+"""
+
+import errno
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from io import FileIO
+from pathlib import Path
+from typing import Any, Protocol
+
+import xxhash
+
+from hpctrain.data.index import FILE, Index, Shard
+from hpctrain.errors import DataError
+
+log = logging.getLogger(__name__)
+
+BLOCK = 8 * 2**20  # bytes of one read: a stripe or several on Lustre, one request of a store
+RETRY_S = (0.5, 1.0, 2.0, 4.0)  # seconds before each repetition of a read
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+DIGEST = re.compile(r"xxh3_128:([0-9a-f]{32})")
+_PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+
+Sink = Callable[[memoryview], object]
+
+
+class WrongShard(DataError):
+    """A shard's bytes are not those that the index lists.
+
+    Attributes:
+        found: The digest of what is there; "" when the size is wrong already.
+    """
+
+    def __init__(self, message: str, found: str = "") -> None:
+        super().__init__(message)
+        self.found = found
+
+
+class Origin(Protocol):
+    """Files by their name in the data set.
+
+    Attributes:
+        name: The folder or URL, for messages.
+        folder: Where the files can be opened in place; None when they must be copied.
+    """
+
+    name: str
+    folder: Path | None
+
+    def open(self, path: str) -> Any:
+        """Open for reading: a binary file with `seek`, `readinto` and `close`."""
+
+    def forget(self, path: str) -> None:
+        """Let the next read of a file be one of the storage, not of this node's page cache."""
+
+
+class FolderOrigin:
+    """A folder of any file system."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder: Path | None = folder
+        self.name = str(folder)
+
+    def open(self, path: str) -> Any:  # noqa: D102
+        file = FileIO(Path(self.name, path))
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        return file
+
+    def forget(self, path: str) -> None:  # noqa: D102
+        try:
+            with self.open(path) as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        except OSError as error:
+            log.debug("%s: %s", path, error)
+
+
+class UrlOrigin:
+    """A folder of anything that fsspec knows.
+
+    Raises:
+        DataError: fsspec, or the package that it needs for the protocol, is not installed.
+    """
+
+    folder: Path | None = None
+
+    def __init__(self, url: str) -> None:
+        self.name = url.rstrip("/")
+        self._locate()
+
+    def open(self, path: str) -> Any:  # noqa: D102
+        system, root = self._locate()
+        # No cache of its own: every byte is asked for once, in large pieces.
+        return system.open(f"{root}/{path}", "rb", block_size=BLOCK, cache_type="none")
+
+    def forget(self, path: str) -> None:  # noqa: D102
+        pass
+
+    def _locate(self) -> tuple[Any, str]:
+        """The file system, which fsspec keeps for each process and thread, and the folder in it."""
+        try:
+            import fsspec
+        except ImportError:
+            raise DataError(
+                f"{self.name}: a data set at a URL needs the package fsspec, and the one of its "
+                "protocol: pip install fsspec s3fs (or gcsfs, adlfs, …)"
+            ) from None
+        try:
+            system, root = fsspec.core.url_to_fs(self.name)
+        except (ImportError, ValueError) as error:  # fsspec says which package is missing
+            raise DataError(f"{self.name} cannot be read: {error}") from None
+        return system, str(root).rstrip("/")
+
+
+def is_url(source: str | Path) -> bool:
+    """Whether it is PROTOCOL://…, not a path."""
+    return URL.match(str(source)) is not None
+
+
+def open_origin(source: str | Path) -> Origin:
+    """Return where the files of the data set `source`, a folder or URL, come from.
+
+    Raises:
+        DataError: A package for this URL is not installed.
+    """
+    return UrlOrigin(str(source)) if is_url(source) else FolderOrigin(Path(source))
+
+
+def load_index(source: str | Path) -> Index:
+    """Read the index of a data set in a folder or at a URL.
+
+    Raises:
+        DataError: There is none, it cannot be read, or a package for the URL is not installed.
+    """
+    if not is_url(source):
+        return Index.load(Path(source))
+    origin = open_origin(source)
+    where = f"{origin.name}/{FILE}"
+    try:
+        content = b"".join(map(bytes, read_blocks(origin, FILE)))
+    except FileNotFoundError:
+        raise DataError(
+            f"{origin.name} has no {FILE}: it is not a finished data set, or not there"
+        ) from None
+    except OSError as error:
+        raise DataError(f"{where}: cannot be read: {error.strerror or error}") from None
+    return Index.loads(content, where)
+
+
+def read_blocks(origin: Origin, path: str) -> Iterator[memoryview]:
+    """Yield a file's bytes in order; each block is valid until the next is asked for.
+
+    Raises:
+        OSError: There is no such file, or it may not be read: nothing that time would heal.
+        DataError: A read keeps failing.
+    """
+    buffer = memoryview(bytearray(BLOCK))
+    position, file = 0, None
+    try:
+        while True:
+            for delay in (*RETRY_S, None):
+                try:
+                    if file is None:
+                        file = origin.open(path)
+                        file.seek(position)
+                    count = file.readinto(buffer)
+                    break
+                except _PERMANENT:
+                    raise
+                except Exception as error:  # stores have exceptions of their own
+                    where = f"{origin.name}/{path}: bytes {position} to {position + BLOCK}"
+                    _close(file)
+                    file = None
+                    if delay is None:
+                        raise DataError(
+                            f"{where} cannot be read, {len(RETRY_S) + 1} times tried: "
+                            f"{_describe(error)}"
+                        ) from None
+                    log.warning("%s: %s; again in %g s", where, _describe(error), delay)
+                    time.sleep(delay)
+            if not count:
+                return
+            yield buffer[:count]
+            position += count
+    finally:
+        _close(file)
+
+
+def pour(origin: Origin, shard: Shard, sink: Sink) -> None:
+    """Read a whole shard, giving each block to `sink`, and check it against the index.
+
+    Raises:
+        WrongShard: Its size or digest is not the index's. `sink` has seen it then.
+        DataError: It is missing or cannot be read, or the index has a digest of another kind.
+    """
+    digest_of(shard)
+    name, size, digest = f"{origin.name}/{shard.path}", 0, xxhash.xxh3_128()
+    for block in _shard_blocks(origin, shard, name):
+        size += len(block)
+        if size > shard.bytes:
+            raise WrongShard(
+                f"shard {name} is changed: it has more than the {shard.bytes} bytes that {FILE} "
+                "lists"
+            )
+        digest.update(block)
+        sink(block)
+    if size < shard.bytes:
+        raise WrongShard(
+            f"shard {name} is truncated: it has {size} bytes, {FILE} lists {shard.bytes}"
+        )
+    found = f"xxh3_128:{digest.hexdigest()}"
+    if found != shard.digest:
+        raise WrongShard(
+            f"shard {name} is changed: its digest is {found}, {FILE} lists {shard.digest}", found
+        )
+
+
+def digest_of(shard: Shard) -> str:
+    """Return the 32 hexadecimal digits of a shard's digest.
+
+    Raises:
+        DataError: It is of another kind.
+    """
+    match = DIGEST.fullmatch(shard.digest)
+    if match is None:
+        raise DataError(
+            f"shard {shard.path!r} has the digest {shard.digest!r}; this hpctrain checks "
+            "xxh3_128:…, of 32 hexadecimal digits"
+        )
+    return match[1]
+
+
+def _shard_blocks(origin: Origin, shard: Shard, name: str) -> Iterator[memoryview]:
+    """`read_blocks`, whose errors are the shard's; those of who takes the blocks are not."""
+    try:
+        yield from read_blocks(origin, shard.path)
+    except FileNotFoundError:
+        raise DataError(f"shard {name} is missing; {FILE} lists it") from None
+    except OSError as error:
+        raise DataError(f"shard {name} cannot be read: {error.strerror or error}") from None
+
+
+def _close(file: Any) -> None:
+    try:
+        if file is not None:
+            file.close()
+    except OSError as error:  # of a file that was only read: nothing is lost
+        log.debug("%s", error)
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno:
+        return f"{errno.errorcode.get(error.errno, error.errno)} ({os.strerror(error.errno)})"
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,192 @@
+"""Permutations of [0, count) named by a key of 64 bits, computed where they are asked.
+
+A Feistel network with a keyed round function permutes [0, 2^bits) (Luby and Rackoff, "How to
+construct pseudorandom permutations from pseudorandom functions", SIAM J. Comput. 17(2), 1988),
+and cycle walking restricts it to [0, count): whatever falls outside is enciphered again (Black
+and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002). 2^bits < 2 count, so that is
+less than two rounds on average. Keys and hashes come from splitmix64 (Steele, Lea and Flood,
+"Fast splittable pseudorandom number generators", OOPSLA 2014). Up to SMALL, where a cipher over
+a handful of bits is a poor shuffle, the permutation is the order of 64-bit hashes: a table of at
+most 16 KB.
+
+    >>> permute(10**10, make_key(0, 3), np.arange(4))      # four values in [0, 10^10)
+
+The values are fixed for ever: what is resumed depends on them.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64s = NDArray[np.int64]
+UInt64s = NDArray[np.uint64]
+
+SMALL = 4096
+ROUNDS = 6
+MAX_COUNT = 2**62
+BLOCK = 16_384  # values enciphered at a time: the temporaries stay in the L2 cache
+TABLES = 256  # of small permutations, kept: at most 4 MB
+ROWS = 2**18  # hashes sorted at a time
+
+_MASK = 2**64 - 1
+_GAMMA = 0x9E3779B97F4A7C15
+_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+# As arrays: converting a scalar is a third of the time of a small call.
+_MULTIPLY_1, _MULTIPLY_2 = np.array(_MIX_1, np.uint64), np.array(_MIX_2, np.uint64)
+_SHIFT = np.array(32, np.uint64)
+_SHIFTS = [np.array(64 - bits, np.uint64) for bits in range(64)]
+
+
+def make_key(*words: int) -> int:
+    """Return a key of 64 bits; nested, so that (seed + 1, epoch - 1) gives another one."""
+    key = 0
+    for word in words:
+        key = _mix(key + (word & _MASK) + _GAMMA)
+    return key
+
+
+def hashes(key: int | UInt64s, counters: Int64s) -> UInt64s:
+    """Return the outputs number `counters` of splitmix64 begun at `key`.
+
+    Args:
+        key: Of one stream, whose outputs are all different; or one for each counter.
+        counters: Any shape, 0 or more.
+
+    Returns:
+        uint64 of the broadcast shape.
+    """
+    start = key if isinstance(key, np.ndarray) else np.uint64(key)
+    x = (counters.astype(np.uint64) + np.uint64(1)) * np.uint64(_GAMMA) + start
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(_MIX_1)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(_MIX_2)
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def permute(count: int, key: int, values: Int64s, *, inverse: bool = False) -> Int64s:
+    """Map values by the permutation of [0, count) that `key` names, or by its inverse.
+
+    Args:
+        count: 1 to 2^62.
+        key: 64 bits.
+        values: int64 (n,), each in [0, count); not checked.
+        inverse: Map back.
+    """
+    if count <= SMALL:
+        return _table(count, key)[int(inverse)][values].astype(np.int64)
+    keys = [np.array(_mix(key + i * _GAMMA), np.uint64) for i in range(1, ROUNDS + 1)]
+    result = _cipher(count, keys, values.view(np.uint64), inverse)
+    outside = np.flatnonzero(result >= np.uint64(count))
+    walking = result[outside]
+    while outside.size:  # ends: a cycle comes back to where it started, which is inside
+        walking = _cipher(count, keys, walking, inverse)
+        result[outside] = walking
+        still = np.flatnonzero(walking >= np.uint64(count))
+        outside, walking = outside[still], walking[still]
+    return result.view(np.int64)
+
+
+def permute_each(
+    count: int, key: int, numbers: Int64s, values: Int64s, *, inverse: bool = False
+) -> Int64s:
+    """Map each value by a permutation of its own: that of number `numbers[i]` under `key`.
+
+    Fast when the numbers are few, or `count` is: small permutations are sorted together.
+
+    Args:
+        count: 1 to 2^62.
+        key: 64 bits.
+        numbers: int64 (n,), 0 or more.
+        values: int64 (n,), each in [0, count); not checked.
+        inverse: Map back.
+    """
+    result = np.empty_like(values)
+    if count > SMALL:
+        for number, rows in groups(numbers):
+            own = int(hashes(key, np.array([number]))[0])
+            result[rows] = permute(count, own, values[rows], inverse=inverse)
+        return result
+    chosen, which = np.unique(numbers, return_inverse=True)
+    step = max(1, ROWS // count)
+    for part, rows in groups(which // step):
+        keys = hashes(key, chosen[part * step : (part + 1) * step])
+        tables = np.argsort(hashes(keys[:, None], np.arange(count)), axis=1)
+        if inverse:
+            tables = np.argsort(tables, axis=1)
+        result[rows] = tables[which[rows] - part * step, values[rows]]
+    return result
+
+
+def groups(labels: Int64s) -> list[tuple[int, slice | Int64s]]:
+    """Return each distinct label, ascending, with the rows that have it, in their order."""
+    if not labels.size:
+        return []
+    low, high = int(labels.min()), int(labels.max())
+    if low == high:
+        return [(low, slice(None))]
+    if (labels[1:] < labels[:-1]).any():
+        small = labels - low
+        # numpy sorts 16 bits by radix, ten times as fast.
+        order = np.argsort(small.astype(np.uint16) if high - low < 2**16 else small, kind="stable")
+        return [(label, order[rows]) for label, rows in groups(labels[order])]
+    starts = np.flatnonzero(np.diff(labels, prepend=low - 1)).tolist()
+    runs = zip(starts, [*starts[1:], labels.size], strict=True)
+    return [(int(labels[start]), slice(start, stop)) for start, stop in runs]
+
+
+def _cipher(count: int, keys: list[UInt64s], values: UInt64s, inverse: bool) -> UInt64s:
+    """The Feistel network on [0, 2^bits), the smallest that holds [0, count)."""
+    bits = (count - 1).bit_length()
+    result = np.empty_like(values)
+    x, y = np.empty((2, min(BLOCK, values.size)), np.uint64)
+    for start in range(0, values.size, BLOCK):
+        block = slice(start, start + BLOCK)
+        result[block] = _block(values[block], keys, bits, inverse, x, y)
+    return result
+
+
+def _block(
+    values: UInt64s, keys: list[UInt64s], bits: int, inverse: bool, x: UInt64s, y: UInt64s
+) -> UInt64s:
+    """The network on at most BLOCK values; `x` and `y` are room for what it computes.
+
+    The halves have `a` and `b` bits, and change places each round; ROUNDS is even, so that they
+    end where they began. The round function is the top `a` bits of a 64-bit hash.
+    """
+    x, y = x[: values.size], y[: values.size]
+    a, b = bits - bits // 2, bits // 2
+    left, right = values >> np.uint64(b), values & np.uint64((1 << b) - 1)
+    if inverse:
+        left, right, a, b = right, left, b, a
+    for key in reversed(keys) if inverse else keys:
+        np.add(right, key, out=x)
+        np.multiply(x, _MULTIPLY_1, out=x)
+        np.right_shift(x, _SHIFT, out=y)
+        np.bitwise_xor(x, y, out=x)
+        np.multiply(x, _MULTIPLY_2, out=x)
+        np.right_shift(x, _SHIFTS[a], out=x)
+        np.bitwise_xor(left, x, out=left)
+        left, right, a, b = right, left, b, a
+    if inverse:
+        left, right, a, b = right, left, b, a
+    left <<= np.uint64(b)
+    left |= right
+    return left
+
+
+def _mix(x: int) -> int:
+    """splitmix64's finaliser, a bijection of 64-bit integers."""
+    x &= _MASK
+    x = ((x ^ (x >> 30)) * _MIX_1) & _MASK
+    x = ((x ^ (x >> 27)) * _MIX_2) & _MASK
+    return x ^ (x >> 31)
+
+
+@lru_cache(maxsize=TABLES)
+def _table(count: int, key: int) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+    """A small permutation and its inverse. The hashes of one key are all different."""
+    forward = np.argsort(hashes(key, np.arange(count)))
+    return forward.astype(np.uint16), np.argsort(forward).astype(np.uint16)

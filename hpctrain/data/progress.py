@@ -1,0 +1,38 @@
+"""How far a long copy or check is: a log line now and then, none for a short one."""
+
+import logging
+import threading
+import time
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 10.0
+
+
+class Progress:
+    """Counts bytes, from any thread.
+
+    Args:
+        what: The beginning of each line.
+        total: Bytes in all.
+    """
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what, self._total, self._done = what, total, 0
+        self._started = self._said = time.monotonic()
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        """`count` more bytes are done."""
+        with self._lock:
+            self._done += count
+            now = time.monotonic()
+            if now - self._said < EVERY_S:
+                return
+            self._said = now
+        rate = self._done / (now - self._started)
+        log.info(
+            "%s: %.1f of %.1f GB, %.0f MB/s, %.0f s left",
+            *(self._what, self._done / 1e9, self._total / 1e9),
+            *(rate / 1e6, max(0, self._total - self._done) / max(1.0, rate)),
+        )

@@ -1,0 +1,130 @@
+"""A Python transform of single samples, applied to a batch.
+
+    def transform(sample: dict[str, Any], random: numpy.random.Generator) -> dict[str, Any]:
+        image = sample["image"][:, :, ::-1] if random.random() < 0.5 else sample["image"]
+        return {"image": image.astype(np.float32) / 255, "label": sample["label"]}
+
+It is given one sample: an array for each field (a variable-length one as long as it is), a numpy
+scalar for a field of shape (). It returns the same or other fields, of any dtype and shape, but
+alike for every sample of a batch. The arrays and the generator are its own until it returns; it
+may write into them.
+
+The generator is a pure function of (seed, epoch, position): Philox, whose streams are as many
+and as independent as its keys and counters (Salmon et al., "Parallel random numbers: as easy as
+1, 2, 3", SC 2011). So a sample gets the same numbers in whichever process, rank or restart.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.data.ragged import Array, Ragged
+from hpctrain.errors import DataError
+
+Sample = dict[str, Any]
+Transform = Callable[[Sample, np.random.Generator], Mapping[str, Any]]
+Int64s = NDArray[np.int64]
+# Makes room for a batch: from the arrays of its first sample to arrays (n, *shape).
+Allocate = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+
+_MASK = 2**64 - 1
+
+
+class SampleRandom:
+    """One generator that is set to the stream of a sample: 0.7 us, a new one is 6 us."""
+
+    def __init__(self) -> None:
+        self._bits = np.random.Philox(0)
+        self._state: Any = self._bits.state
+        self.generator = np.random.Generator(self._bits)
+
+    def at(self, seed: int, epoch: int, position: int) -> np.random.Generator:
+        """Return the generator, at the start of a sample's stream."""
+        inner = self._state["state"]
+        inner["key"][:] = seed & _MASK, epoch
+        inner["counter"][1] = position  # word 0 counts within the stream
+        self._bits.state = self._state
+        return self.generator
+
+
+def apply(
+    transform: Transform,
+    rows: Mapping[str, Array | Ragged],
+    key: tuple[int, int],
+    positions: Int64s,
+    indices: Int64s,
+    allocate: Allocate,
+    random: SampleRandom,
+) -> None:
+    """Transform a batch, sample by sample.
+
+    Args:
+        transform: See the module.
+        rows: The batch, n samples.
+        key: (seed, epoch).
+        positions: int64 (n,): where the samples stand in the epoch.
+        indices: int64 (n,): which they are, for messages.
+        allocate: Makes the arrays that are filled.
+        random: The process's.
+
+    Raises:
+        DataError: The results are not alike, or not arrays; the message names the sample.
+        Exception: What the transform raises, with a note that names the sample.
+    """
+    seed, epoch = key
+    out: Mapping[str, Array] = {}
+    for i, position in enumerate(positions.tolist()):
+        sample = {name: value[i] for name, value in rows.items()}
+        try:
+            result = transform(sample, random.at(seed, epoch, position))
+            if not isinstance(result, Mapping):
+                raise DataError(
+                    f"the transform returned {type(result).__name__} for sample {indices[i]}; it "
+                    "must return a dict of fields"
+                )
+            arrays = {name: np.asarray(value) for name, value in result.items()}
+        except Exception as error:
+            error.add_note(
+                f"in the transform of sample {indices[i]} (position {position} of epoch {epoch}), "
+                f"whose fields are {_describe({k: v[i] for k, v in rows.items()})}"
+            )
+            raise
+        if not out:
+            _check_kinds(arrays, int(indices[i]))
+            out = allocate(arrays)
+        if arrays.keys() != out.keys():
+            raise DataError(
+                f"the transform returned {_describe(arrays)} for sample {indices[i]}, and "
+                f"{', '.join(out)} for sample {indices[0]}: the fields of a batch must be the same"
+            )
+        for name, array in arrays.items():
+            target = out[name]
+            if array.dtype != target.dtype or array.shape != target.shape[1:]:
+                raise DataError(
+                    f"the transform returned {name!r} as {_spec(array)} for sample {indices[i]} "
+                    f"and as {_spec(target[0])} for sample {indices[0]}: in a batch dtype and "
+                    "shape must be the same"
+                )
+            target[i] = array
+
+
+def _check_kinds(arrays: Mapping[str, Array], index: int) -> None:
+    if not arrays:
+        raise DataError(f"the transform returned no field for sample {index}")
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biuf":
+            raise DataError(
+                f"the transform returned {name!r} as {_spec(array)} for sample {index}; it must "
+                "return numbers or arrays of bool, integer or floating-point type"
+            )
+
+
+def _spec(array: Any) -> str:
+    array = np.asarray(array)
+    return f"{array.dtype}{list(array.shape)}" if array.shape else str(array.dtype)
+
+
+def _describe(sample: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {_spec(value)}" for name, value in sample.items())

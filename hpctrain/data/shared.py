@@ -1,0 +1,79 @@
+"""Memory that two processes share and that has no name: whoever dies, nothing is left behind.
+
+A segment is a file in memory (memfd_create) whose descriptor is sent over a socket. Unlike
+/dev/shm it needs no clean-up and is not bound by the 64 MB that containers give /dev/shm by
+default; it counts as the memory of the process, as any other.
+
+    >>> block = place("uint8", (4, 3), start=0)
+    >>> segment = Segment()
+    >>> segment.reserve(block.end)
+    >>> view(segment.bytes(), block)[:] = 7
+"""
+
+import math
+import mmap
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+ALIGNMENT = 64  # bytes: a cache line, and what torch asks of memory for its vector code
+
+
+class Block(NamedTuple):
+    """Where an array lies in a segment: `offset` in bytes, `dtype`, `shape`."""
+
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """The first byte behind it."""
+        return self.offset + np.dtype(self.dtype).itemsize * math.prod(self.shape)
+
+
+def place(dtype: str, shape: tuple[int, ...], start: int) -> Block:
+    """Return the first aligned block at or behind byte `start`."""
+    return Block(-(-start // ALIGNMENT) * ALIGNMENT, dtype, shape)
+
+
+def view(memory: NDArray[np.uint8], block: Block) -> Array:
+    """Return the array at `block`; it keeps `memory` alive."""
+    return memory[block.offset : block.end].view(block.dtype).reshape(block.shape)
+
+
+class Segment:
+    """A piece of shared memory that grows.
+
+    Args:
+        descriptor: Of a segment that another process made; it is closed with this object. None
+            makes a new one.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self.descriptor = os.memfd_create("hpctrain") if descriptor is None else descriptor
+        self._map: mmap.mmap | None = None
+
+    def reserve(self, size: int) -> None:
+        """Make at least `size` bytes usable; what is there stays. Arrays of it stay valid.
+
+        Raises:
+            OSError: There is not so much memory. (Without asking first, the write would end the
+                process with SIGBUS.)
+        """
+        if self._map is None or len(self._map) < size:
+            size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+            os.posix_fallocate(self.descriptor, 0, size)
+            self._map = mmap.mmap(self.descriptor, size)
+
+    def bytes(self) -> NDArray[np.uint8]:
+        """Return all of it, a new array each time: when that dies, nothing of it is in use."""
+        assert self._map is not None, "reserve first"
+        return np.frombuffer(self._map, np.uint8)
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)

@@ -1,0 +1,50 @@
+"""What a loader reads from, and what it may tell it beforehand."""
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.data.index import Field
+from hpctrain.data.ragged import Array, Ragged
+
+Int64s = NDArray[np.int64]
+
+
+class Source(Protocol):
+    """Samples by index: a `Reader`, or anything with the same three."""
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """The schema of what `read` returns."""
+
+    def __len__(self) -> int: ...
+
+    def read(
+        self, indices: Int64s, out: Mapping[str, Array] | None = None
+    ) -> Mapping[str, Array | Ragged]:
+        """Return the samples `indices`, in that order, in arrays that belong to the caller.
+
+        `out` may have arrays (n, *shape) to fill, for some of the fixed-size fields.
+        """
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """A source that can use to know what will be read."""
+
+    def prepare(self, indices: Int64s, blocks: Int64s | None = None) -> None:
+        """The samples `indices`, int64 (n,), are read soon; return without waiting for them.
+
+        `blocks` has the ranges [first, end) in which they lie, int64 (k, 2), where the order is
+        one of blocks: all of them are read, and may be read ahead.
+        """
+
+
+@runtime_checkable
+class InBlocks(Protocol):
+    """A sampler that goes through the index space in blocks."""
+
+    def blocks(self, epoch: int, positions: Int64s) -> Int64s:
+        """Return the ranges [first, end) that positions need, int64 (k, 2), in order of need."""

@@ -1,0 +1,145 @@
+"""Parts of a data set: by index, by slice, by what the samples are.
+
+>>> labels = Reader(folder, "train", fields=["label"])          # nothing else is read
+>>> threes = select(labels, lambda rows: rows["label"] == 3)
+>>> Subset(Order(len(threes), seed=0), threes, of=len(labels))
+>>> tenth = parse_slice("::10", len(labels))                    # a range: no memory
+>>> Subset(Order(len(tenth), seed=0), tenth, of=len(labels))
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.data.order import Sampler
+from hpctrain.data.permutation import Int64s
+from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.source import Source
+from hpctrain.errors import ConfigError, DataError
+
+CHUNK = 65_536  # samples read at a time
+
+Rows = Mapping[str, Array | Ragged]
+
+
+class Subset:
+    """The samples `indices` and no others.
+
+    Args:
+        sampler: Says which of [0, len(indices)) stands at a position: an order, shuffled or not,
+            by blocks, weighted, …
+        indices: Of the samples; one that is there twice comes twice. An array is kept as int32
+            where that holds them, a range as it is.
+        of: Number of samples of the data set.
+
+    Raises:
+        DataError: No index, or one outside the data set.
+    """
+
+    def __init__(self, sampler: Sampler, indices: NDArray[Any] | range, of: int) -> None:
+        if not len(indices):
+            raise DataError(f"a subset of {of} samples holds none of them")
+        if not isinstance(indices, range):
+            if indices.ndim != 1 or indices.dtype.kind not in "iu":
+                raise DataError(
+                    f"the indices of a subset are {indices.dtype.name} {list(indices.shape)}; "
+                    "they are a list of integers"
+                )
+            low, high = int(indices.min()), int(indices.max())
+        else:
+            low, high = min(indices[0], indices[-1]), max(indices[0], indices[-1])
+        if low < 0 or high >= of:
+            wrong = low if low < 0 else high
+            raise DataError(f"a subset has the index {wrong}; the data set has 0 to {of - 1}")
+        self.sampler, self.count = sampler, sampler.count
+        self.indices = indices if isinstance(indices, range) else _compact(indices, of)
+
+    def __call__(self, epoch: int, positions: Int64s) -> Int64s:
+        """Return the samples at `positions` of `epoch`; see `Sampler`.
+
+        Raises:
+            IndexError: A position is out of range, or the sampler's is more than the indices.
+        """
+        chosen = self.sampler(epoch, positions)
+        if not isinstance(self.indices, range):
+            return self.indices[chosen].astype(np.int64)
+        if chosen.size and chosen.max() >= len(self.indices):
+            raise IndexError(f"index {chosen.max()} of a subset of {len(self.indices)} samples")
+        return self.indices.start + chosen * self.indices.step
+
+
+def parse_slice(text: str, count: int) -> range:
+    """Return the indices that START:STOP:STEP selects of `count` samples, as in Python.
+
+    Raises:
+        ConfigError: It is not of that form, the step is 0, or no sample is left.
+    """
+    match = re.fullmatch(r"\s*(-?\d+)?\s*:\s*(-?\d+)?\s*(?::\s*(-?\d+)?\s*)?", text)
+    parts = [int(part) if part else None for part in match.groups()] if match else [0]
+    if parts[-1] == 0:
+        raise ConfigError(f"{text!r} is no slice: it is START:STOP or START:STOP:STEP, STEP not 0")
+    indices = range(count)[slice(*parts)]
+    if not indices:
+        raise ConfigError(f"the slice {text!r} of {count} samples holds none of them")
+    return indices
+
+
+def select(
+    source: Source, predicate: Callable[[Rows], NDArray[np.bool_]], chunk: int = CHUNK
+) -> NDArray[Any]:
+    """Return the indices of the samples for which `predicate` is true, ascending.
+
+    All of `source` is read once, in order: open it with the fields that the predicate needs.
+
+    Args:
+        source: Of the samples.
+        predicate: Given the fields of n samples, says bool (n,).
+        chunk: Samples read at a time.
+
+    Returns:
+        int32 where that holds them, else int64.
+
+    Raises:
+        DataError: The predicate returned something else.
+    """
+    found = [_compact(np.empty(0), len(source))]
+    for start, rows in _scan(source, chunk):
+        count, true = len(next(iter(rows.values()))), np.asarray(predicate(rows))
+        if true.dtype != np.bool_ or true.shape != (count,):
+            raise DataError(
+                f"the predicate returned {true.dtype.name} {list(true.shape)} for {count} "
+                f"samples; it returns bool [{count}]"
+            )
+        found.append(_compact(start + np.flatnonzero(true), len(source)))
+    return np.concatenate(found)
+
+
+def column(source: Source, name: str, chunk: int = CHUNK) -> Array:
+    """Return a fixed-size field of all samples, (len(source), *shape), for labels and weights.
+
+    All of `source` is read once, in order: open it with that field alone.
+
+    Raises:
+        DataError: There is no such field, or its length varies.
+    """
+    field = source.fields.get(name)
+    if field is None or field.variable:
+        fixed = [known for known, field in source.fields.items() if not field.variable]
+        raise DataError(f"there is no fixed-size field {name!r}; there are {', '.join(fixed)}")
+    values = np.empty((len(source), *field.shape), field.dtype)
+    for start, rows in _scan(source, chunk):
+        values[start : start + len(rows[name])] = rows[name]
+    return values
+
+
+def _scan(source: Source, chunk: int) -> Iterator[tuple[int, Rows]]:
+    """All samples in order: the index of the first, and the fields, of each chunk."""
+    for start in range(0, len(source), chunk):
+        yield start, source.read(np.arange(start, min(start + chunk, len(source))))
+
+
+def _compact(indices: NDArray[Any], count: int) -> NDArray[Any]:
+    return indices.astype(np.int32 if count <= 2**31 else np.int64)

@@ -1,0 +1,51 @@
+"""Threads that work ahead, or nobody: the same interface."""
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from threading import Barrier
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def pool(threads: int) -> Executor:
+    """Return an executor of so many threads; 0: what is submitted runs when it is asked for.
+
+    Each thread is one for torch, too: it copies while the cores are busy with the training.
+    """
+    if not threads:
+        return WhenAsked()
+    executor = ThreadPoolExecutor(threads, "hpctrain-loader")
+    intra_op, all_here = torch.get_num_threads(), Barrier(threads + 1)
+    for _ in range(threads):
+        executor.submit(_begin, all_here)
+    all_here.wait()
+    torch.set_num_threads(intra_op)  # what threads to come start with
+    return executor
+
+
+def _begin(all_here: Barrier) -> None:
+    torch.set_num_threads(1)  # of this thread, but also of those that come after it
+    all_here.wait()
+
+
+class WhenAsked(Executor):
+    """Runs a call when its result is asked for, in the asking thread."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """See `Executor`."""
+        return _Later(lambda: fn(*args, **kwargs))
+
+
+class _Later(Future[T]):
+    def __init__(self, call: Callable[[], T]) -> None:
+        super().__init__()
+        self._call = call
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self.done():
+            self.set_result(self._call())
+        return super().result(timeout)

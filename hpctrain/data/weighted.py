@@ -1,0 +1,133 @@
+"""Sampling by weight and by class: pure functions of the position, as an order is.
+
+Weighted   each position draws, independently, sample i with probability weights[i] / sum:
+           some samples come often, some not at all
+Balanced   each run of n_classes positions (aligned: 0 to n_classes - 1, …) has one sample
+           of each class; within a class no sample comes again until all have come
+
+>>> Weighted(1 / counts_of_my_class, seed=0)
+>>> Balanced(column(reader, "label"), seed=0)
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.data.order import check_positions
+from hpctrain.data.permutation import Int64s, groups, hashes, make_key, permute_each
+from hpctrain.errors import DataError
+
+
+class Weighted:
+    """Draws with replacement, in proportion to weights.
+
+    A position's hash is a uniform number, and the cumulative weights say whose it is: 8 bytes
+    for each sample. A weight below 2^-52 of the sum may round to 0.
+
+    Args:
+        weights: (n,), one for each sample: numbers >= 0, not all 0.
+        seed: Any integer; taken modulo 2^64.
+        count: Positions in an epoch; n without it.
+
+    Raises:
+        DataError: A weight is negative or not finite (the message says which), all are 0, or
+            `count` is less than 1.
+    """
+
+    def __init__(self, weights: NDArray[Any], seed: int, count: int | None = None) -> None:
+        weights = check_weights(weights)
+        # Scaled by a power of two, which changes no ratio: the sum of the largest is finite.
+        _, exponent = np.frexp(weights.max())
+        self._ends = np.cumsum(np.ldexp(weights, -int(exponent)))
+        self.count, self.seed = len(weights) if count is None else count, seed
+        if self.count < 1:
+            raise DataError(f"an epoch of {self.count} draws: it is 1 or more")
+
+    def __call__(self, epoch: int, positions: Int64s) -> Int64s:
+        """Return the samples at `positions` of `epoch`; see `Sampler`."""
+        positions = check_positions(positions, self.count)
+        bits = hashes(make_key(self.seed, epoch, self.count), positions) >> np.uint64(11)
+        uniform = bits * 2.0**-53 * self._ends[-1]
+        # Sorted, they are found several times as fast: the searches go through the cache once.
+        order = np.argsort(uniform)
+        samples = np.empty_like(positions)
+        samples[order] = np.searchsorted(self._ends, uniform[order], side="right")
+        return samples
+
+
+class Balanced:
+    """Each class equally often, and within a class each sample equally often.
+
+    Draw k of a class of n is position k % n of the class's own order number k // n, over all
+    epochs. Memory: 4 or 8 bytes for each sample.
+
+    Args:
+        labels: (n,), the class of each sample: any integers.
+        seed: Any integer; taken modulo 2^64.
+        count: Positions in an epoch, a multiple of the number of classes; without it the largest
+            that is not more than n.
+
+    Attributes:
+        classes: The labels that there are, ascending.
+
+    Raises:
+        DataError: `labels` are not integers (n,) or none, or `count` is no such multiple.
+    """
+
+    def __init__(self, labels: NDArray[Any], seed: int, count: int | None = None) -> None:
+        if labels.ndim != 1 or labels.dtype.kind not in "iu" or not labels.size:
+            raise DataError(
+                f"labels {labels.dtype.name} {list(labels.shape)}: they are integers, one for "
+                "each sample, at least one"
+            )
+        self.classes, sizes = np.unique(labels, return_counts=True)
+        small = np.int32 if len(labels) <= 2**31 else np.int64
+        self._members = np.argsort(labels, kind="stable").astype(small)  # class by class
+        self._starts, self._sizes = np.cumsum(sizes) - sizes, sizes
+        classes = len(self.classes)
+        self.count = len(labels) // classes * classes if count is None else count
+        if self.count < 1 or self.count % classes:
+            raise DataError(
+                f"an epoch of {self.count} draws cannot hold {classes} classes equally often; "
+                f"it must be a positive multiple of {classes}"
+            )
+        self._keys = [make_key(seed, which, self.count, len(labels)) for which in range(2)]
+
+    def __call__(self, epoch: int, positions: Int64s) -> Int64s:
+        """Return the samples at `positions` of `epoch`; see `Sampler`."""
+        classes = len(self.classes)
+        turns, within = np.divmod(check_positions(positions, self.count), classes)
+        turns += epoch * (self.count // classes)  # over all epochs: also a class's draw
+        chosen = permute_each(classes, self._keys[0], turns, within)
+        places = np.empty_like(turns)
+        for size, rows in groups(self._sizes[chosen]):
+            passes, draws = np.divmod(turns[rows], size)
+            orders = passes * classes + chosen[rows]  # one for each class and pass
+            places[rows] = permute_each(size, self._keys[1], orders, draws)
+        samples: Int64s = self._members[self._starts[chosen] + places].astype(np.int64)
+        return samples
+
+
+def check_weights(weights: NDArray[Any]) -> NDArray[np.float64]:
+    """Return them as float64.
+
+    Raises:
+        DataError: See `Weighted`.
+    """
+    found = np.asarray(weights)
+    if found.ndim != 1 or found.dtype.kind not in "fiu" or not found.size:
+        raise DataError(
+            f"weights {found.dtype.name} {list(found.shape)}: they are numbers, one for each "
+            "sample, at least one"
+        )
+    numbers = found.astype(np.float64)
+    wrong = np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0)))
+    if wrong.size:
+        raise DataError(
+            f"weight {int(wrong[0])} is {found[wrong[0]]} ({wrong.size} such in all); a weight is "
+            "a finite number, 0 or more"
+        )
+    if not numbers.any():
+        raise DataError(f"the {numbers.size} weights are all 0: nothing can be drawn")
+    return numbers

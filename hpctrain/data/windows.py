@@ -1,0 +1,129 @@
+"""Windows of equal length cut from a variable-length field: a stream of tokens as samples.
+
+    values     a a a a b b c c c c c c d d          of one shard, documents end to end
+    windows    └──0──┘ └──1──┘ └──2──┘              length 4, stride 4: the last 2 are left out
+    documents  0 0 0 0 0 0 1 1 0 0 0 0
+
+A window goes over the ends of documents, not over those of shards: what is left at the end of a
+shard is shorter than a window. For language models take length = context + 1 and stride =
+context: every token but the first of a shard is predicted once.
+
+    >>> windows = Windows(Reader(Path("data/text"), "train"), "text", length=1025)
+    >>> Loader(windows, global_batch_size=16)
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.data.index import Field
+from hpctrain.data.ragged import Array
+from hpctrain.data.reader import Reader
+from hpctrain.errors import DataError
+
+Int64s = NDArray[np.int64]
+
+DOCUMENT = "_document"
+MAX_OFFSETS = 64  # shards whose offsets are kept
+
+
+class Windows:
+    """A source (see `hpctrain.data.loader`) of windows of one field.
+
+    Args:
+        reader: Of the split.
+        field: Its variable-length field.
+        length: Elements of a window.
+        stride: From one window's start to the next; `length` by default.
+        documents: Give FIELD_document as well: int32 (length,), for each element which of the
+            window's documents it belongs to, counted from 0. For attention that stays inside a
+            document, and positions that begin with it.
+
+    Attributes:
+        fields: FIELD, (length, *shape), and perhaps FIELD_document.
+
+    Raises:
+        DataError: There is no such field, it is of fixed size, or no shard has a whole window.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        field: str,
+        length: int,
+        stride: int | None = None,
+        *,
+        documents: bool = False,
+    ) -> None:
+        if field not in reader.fields or not reader.fields[field].variable:
+            variable = [name for name, spec in reader.fields.items() if spec.variable]
+            raise DataError(
+                f"{reader.folder} has no variable-length field {field!r} to cut windows from; it "
+                f"has {', '.join(variable) or 'none'}"
+            )
+        self._stride = length if stride is None else stride
+        if length < 1 or self._stride < 1:
+            raise DataError(f"length {length} and stride {self._stride} of a window are 1 or more")
+        self._reader, self._field, self._length = reader, field, length
+        spec = reader.fields[field]
+        self.fields: Mapping[str, Field] = {field: Field(spec.dtype, (length, *spec.shape))}
+        if documents:
+            self.fields = {**self.fields, field + DOCUMENT: Field("int32", (length,))}
+        totals = reader.elements(field)
+        self._ends: Int64s = np.cumsum(np.maximum(0, (totals - length) // self._stride + 1))
+        if not len(self):
+            raise DataError(
+                f"no shard of {reader.folder}, split {reader.split!r}, has a window of {length}: "
+                f"the longest has {totals.max()} elements of {field!r}"
+            )
+        self._offsets: OrderedDict[int, Int64s] = OrderedDict()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def read(self, indices: Int64s, out: Mapping[str, Array] | None = None) -> dict[str, Array]:
+        """Return windows, in the order asked; see `Reader.read`."""
+        indices = np.asarray(indices, dtype=np.int64)
+        if indices.size and indices.view(np.uint64).max() >= len(self):
+            raise IndexError(f"indices {indices.min()} to {indices.max()} of {len(self)} windows")
+        shards = np.searchsorted(self._ends, indices, side="right")
+        starts = (indices - np.append(0, self._ends)[shards]) * self._stride
+        given = out or {}
+        found = {
+            name: given[name] if name in given else np.empty((len(starts), *spec.shape), spec.dtype)
+            for name, spec in self.fields.items()
+        }
+        self._reader.spans(self._field, shards, starts, self._length, found[self._field])
+        if self._field + DOCUMENT in found:
+            self._number(shards, starts, found[self._field + DOCUMENT])
+        return found
+
+    def prepare(self, indices: Int64s, blocks: Int64s | None = None) -> None:
+        """See `hpctrain.data.source.Prepares`."""
+        self._reader.prepare_shards(np.searchsorted(self._ends, indices, side="right"))
+
+    def _number(self, shards: Int64s, starts: Int64s, out: Array) -> None:
+        """Count the documents of each window: where one begins, one more."""
+        out[:] = 0
+        for shard in np.unique(shards).tolist():
+            rows = np.flatnonzero(shards == shard)
+            offsets = self._shard_offsets(shard)
+            first = np.searchsorted(offsets, starts[rows], side="right")
+            last = np.searchsorted(offsets, starts[rows] + self._length, side="left")
+            counts = last - first
+            before = np.repeat(np.cumsum(counts) - counts, counts)
+            begins = offsets[np.repeat(first, counts) + np.arange(counts.sum()) - before]
+            where = np.repeat(rows, counts)
+            out[where, begins - starts[where]] = 1  # documents without elements do not count
+        np.cumsum(out, axis=1, out=out)
+
+    def _shard_offsets(self, shard: int) -> Int64s:
+        found = self._offsets.get(shard)
+        if found is None:
+            found = self._reader.offsets(self._field, shard)
+            self._offsets[shard] = found
+            while len(self._offsets) > MAX_OFFSETS:
+                self._offsets.popitem(last=False)
+        return found

@@ -1,0 +1,143 @@
+"""One worker process: takes a batch in shared memory, transforms it, answers where the result is.
+
+`hpctrain.data.workers` starts it, with a socket and a file in memory that holds the transform.
+It imports numpy and what the transform needs, not torch. It ignores the signals of the job, and
+ends when its parent does: with the socket when idle, by the kernel in mid-transform.
+"""
+
+import ctypes
+import mmap
+import os
+import pickle
+import signal
+import socket
+import traceback
+from collections.abc import Mapping
+from multiprocessing import spawn
+from typing import NamedTuple
+
+from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.samples import SampleRandom, Transform, apply
+from hpctrain.data.shared import Block, Segment, place, view
+from hpctrain.errors import ConfigError, DataError
+
+# What Slurm, a terminal or a user sends to every process of a job; the trainer decides.
+JOB_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+MESSAGE = 64 * 1024  # bytes, the longest
+VARIABLE = "HPCTRAIN_DATA_WORKER"  # in the environment of a worker
+
+
+class Task(NamedTuple):
+    """A batch to transform. `segment` numbers its memory, `size` is that in bytes."""
+
+    number: int
+    segment: int
+    size: int
+    key: tuple[int, int]
+    positions: Block
+    indices: Block
+    fields: dict[str, Block | tuple[Block, Block]]  # a variable-length one: values, offsets
+
+
+class Reply(NamedTuple):
+    """The result of task `number`: where the fields lie, or what the transform raised."""
+
+    number: int
+    size: int
+    fields: dict[str, Block]
+    error: tuple[bytes, str] | None = None  # pickled, and its traceback as text
+
+
+def main(connection: int, payload: int, parent: int) -> None:
+    """Serve until the parent closes the connection."""
+    for number in JOB_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)  # inherited blocked: none was lost
+    _die_with(parent)
+    channel = socket.socket(fileno=connection)
+    segments: dict[int, Segment] = {}
+    random = SampleRandom()
+    transform: Transform | Exception
+    try:
+        transform = _load(payload)
+    except Exception as error:
+        transform = error
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE, 1)
+        if not message:
+            return
+        task: Task = pickle.loads(message)
+        if descriptors:
+            segments[task.segment] = Segment(descriptors[0])
+        try:
+            if isinstance(transform, Exception):
+                raise transform
+            reply = _transform(task, segments[task.segment], transform, random)
+        except Exception as error:
+            reply = Reply(task.number, task.size, {}, _pickled(error))
+        try:
+            channel.send(pickle.dumps(reply))
+        except OSError:  # the parent is gone
+            return
+
+
+def _transform(task: Task, segment: Segment, transform: Transform, random: SampleRandom) -> Reply:
+    segment.reserve(task.size)
+    memory = segment.bytes()
+    rows: dict[str, Array | Ragged] = {}
+    for name, block in task.fields.items():
+        if isinstance(block, Block):
+            rows[name] = view(memory, block)
+        else:
+            rows[name] = Ragged(view(memory, block[0]), view(memory, block[1]))
+    positions, indices = view(memory, task.positions), view(memory, task.indices)
+    fields: dict[str, Block] = {}
+    size = task.size
+
+    def allocate(first: Mapping[str, Array]) -> dict[str, Array]:
+        nonlocal size
+        for name, array in first.items():
+            fields[name] = place(array.dtype.str, (len(positions), *array.shape), size)
+            size = fields[name].end
+        segment.reserve(size)
+        memory = segment.bytes()
+        return {name: view(memory, block) for name, block in fields.items()}
+
+    apply(transform, rows, task.key, positions, indices, allocate, random)
+    return Reply(task.number, size, fields)
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL))
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)
+
+
+def _load(payload: int) -> Transform:
+    """Unpickle the transform, with the modules of the trainer at hand."""
+    size = os.fstat(payload).st_size
+    with mmap.mmap(payload, size, access=mmap.ACCESS_READ) as content:
+        os.close(payload)
+        preparation, transform = pickle.loads(content)
+    spawn.prepare(preparation)
+    try:
+        return pickle.loads(transform)  # type: ignore[no-any-return]
+    except AttributeError as error:
+        raise ConfigError(
+            f"a worker process cannot find the transform: {error}. What is defined in a notebook "
+            "or an interactive session must move into a file that can be imported"
+        ) from None
+
+
+def _pickled(error: Exception) -> tuple[bytes, str]:
+    """The exception, empty where it cannot be sent, and its traceback (the end of a long one)."""
+    text = "".join(traceback.format_exception(error))[-MESSAGE // 16 :]
+    if not isinstance(error, ConfigError | DataError):
+        error.add_note(f"\nIn worker process {os.getpid()}:\n{text}")
+    try:
+        content = pickle.dumps(error)
+    except Exception:  # as many things as there are exceptions
+        content = b""
+    return content if len(content) < MESSAGE // 2 else b"", text

@@ -1,0 +1,32 @@
+"""What every sampler must hold: asked by the tests of each."""
+
+import numpy as np
+
+
+def everything(sampler, epoch=0):
+    """The whole epoch, in one call."""
+    return sampler(epoch, np.arange(sampler.count))
+
+
+def check_permutation(sampler, epoch=0):
+    """Nothing is missing and nothing comes twice."""
+    assert np.array_equal(np.sort(everything(sampler, epoch)), np.arange(sampler.count))
+
+
+def check_pure(sampler, epoch, data, st):
+    """A function of the position alone: however the positions are split, repeated and ordered."""
+    whole = everything(sampler, epoch)
+    assert whole.dtype == np.int64
+    cuts = data.draw(st.lists(st.integers(0, sampler.count), max_size=5).map(sorted), "cuts")
+    parts = np.split(np.arange(sampler.count), cuts)
+    assert np.array_equal(np.concatenate([sampler(epoch, part) for part in parts]), whole)
+    some = data.draw(st.lists(st.integers(0, sampler.count - 1), max_size=20), "positions")
+    some = np.array(some, dtype=np.int64)
+    assert np.array_equal(sampler(epoch, some), whole[some])
+
+
+def chi_square(observed):
+    """In standard deviations from its expectation, which is uniform."""
+    expected = observed.sum() / observed.size
+    free = observed.size - 1
+    return (((observed - expected) ** 2 / expected).sum() - free) / np.sqrt(2 * free)

@@ -1,0 +1,179 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpctrain.data.blocks import BlockOrder, Lanes
+from hpctrain.data.order import Order
+from hpctrain.errors import DataError
+from tests.data.samplers import check_permutation, check_pure, everything
+
+COUNTS, SEEDS, EPOCHS = st.integers(1, 2000), st.integers(-(2**70), 2**70), st.integers(0, 2**40)
+BLOCKS, WINDOWS = st.integers(1, 300), st.integers(1, 40)
+
+
+@given(COUNTS, SEEDS, EPOCHS, BLOCKS, WINDOWS)
+def test_every_epoch_is_a_permutation(count, seed, epoch, block_size, window):
+    order = BlockOrder(count, seed, block_size, window)
+    check_permutation(order, epoch)
+    samples = everything(order, epoch)
+    assert np.array_equal(order.inverse(epoch, samples), np.arange(count))
+
+
+@given(COUNTS, BLOCKS, WINDOWS, st.data())
+def test_it_is_a_function_of_the_position_alone(count, block_size, window, data):
+    check_pure(BlockOrder(count, 3, block_size, window), 2, data, st)
+
+
+@given(
+    count=st.integers(1, 2**60),
+    block_size=st.integers(1, 2**20),
+    window=st.integers(1, 1000),
+    seed=SEEDS,
+    data=st.data(),
+)
+@settings(max_examples=50)
+def test_of_huge_counts_the_inverse_undoes_it(count, block_size, window, seed, data):
+    # Also just where windows end, and at the short block.
+    edges = [0, count - 1, block_size * window, block_size * window - 1, count - count % block_size]
+    positions = data.draw(st.lists(st.integers(0, count - 1), max_size=20))
+    positions = np.array([*positions, *(edge for edge in edges if 0 <= edge < count)])
+    order = BlockOrder(count, seed, block_size, window)
+    samples = order(7, positions)
+    assert ((samples >= 0) & (samples < count)).all()
+    assert np.array_equal(order.inverse(7, samples), positions)
+    assert np.array_equal(order(7, order.inverse(7, positions)), positions)
+
+
+@given(COUNTS, SEEDS, BLOCKS, WINDOWS)
+def test_a_window_is_its_blocks_and_nothing_else(count, seed, block_size, window):
+    order = BlockOrder(count, seed, block_size, window)
+    windows = order.window_of(1, np.arange(count))
+    assert (np.diff(windows) >= 0).all()
+    assert (np.diff(windows) <= 1).all()
+    samples = everything(order, 1)
+    for number in range(int(windows[-1]) + 1):
+        inside = np.sort(samples[windows == number])
+        ranges = order.ranges(1, np.array([number]))
+        assert len(ranges) <= window
+        assert (np.diff(ranges[:, 0]) > 0).all()  # in the order of the disk
+        assert np.array_equal(np.concatenate([np.arange(*pair) for pair in ranges]), inside)
+
+
+@given(COUNTS, BLOCKS, WINDOWS, st.data())
+def test_blocks_to_read_ahead_hold_what_is_needed_once(count, block_size, window, data):
+    start, stop = sorted(data.draw(st.tuples(st.integers(0, count), st.integers(0, count))))
+    order = BlockOrder(count, 5, block_size, window)
+    for sampler in (order, Lanes(order, lanes=3, run=5)):
+        ranges = sampler.blocks(4, np.arange(start, stop))
+        read = np.concatenate([np.empty(0, int), *(np.arange(*pair) for pair in ranges)])
+        needed = sampler(4, np.arange(start, stop))
+        assert np.isin(needed, read).all()
+        assert len(np.unique(read)) == len(read)
+    whole = order.blocks(4, np.arange(count))  # in an epoch each block once
+    assert np.array_equal(np.sort(whole[:, 0]), np.arange(0, count, block_size))
+
+
+def test_blocks_are_needed_in_the_order_of_the_windows():
+    order = BlockOrder(1000, 0, block_size=10, window=4)
+    ranges = order.blocks(0, np.arange(100, 300))
+    samples = order(0, np.arange(100, 300))
+    first = [np.flatnonzero((samples >= a) & (samples < b)).min(initial=200) for a, b in ranges]
+    assert max(first[:4]) < min(first[8:])
+
+
+@given(COUNTS, BLOCKS, WINDOWS, st.integers(1, 20), st.integers(1, 20), st.data())
+def test_lanes_deal_each_position_out_once(count, block_size, window, lanes, run, data):
+    dealt = Lanes(BlockOrder(count, 1, block_size, window), lanes, run)
+    assert np.array_equal(np.sort(dealt.inner(np.arange(count))), np.arange(count))
+    check_permutation(dealt, 2)
+    check_pure(dealt, 2, data, st)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_with_lanes_a_rank_reads_its_own_windows(ranks):
+    order = BlockOrder(2**16, 0, block_size=16, window=8)
+    lanes, run = 8, 4
+    dealt = Lanes(order, lanes, run)
+    batch = lanes * run
+    windows = order.window_of(0, dealt.inner(np.arange(2**14)))
+    per_rank = windows.reshape(-1, ranks, batch // ranks).transpose(1, 0, 2)
+    seen = [set(np.unique(windows).tolist()) for windows in per_rank]
+    assert sum(map(len, seen)) == len(set.union(*seen))  # no window is read twice
+    # Without lanes every rank reads every window.
+    windows = order.window_of(0, np.arange(2**14)).reshape(-1, ranks, batch // ranks)
+    assert all(len(np.unique(windows[:, rank])) == len(np.unique(windows)) for rank in range(ranks))
+
+
+def test_seeds_and_epochs_give_other_blocks_and_another_mix():
+    first = everything(BlockOrder(10_000, 0, 100, 5), 0)
+    for other, epoch in ((0, 1), (1, 0)):
+        assert (everything(BlockOrder(10_000, other, 100, 5), epoch) == first).mean() < 0.02
+    # The mix of one window is not that of the next.
+    order = BlockOrder(10_000, 0, 1000, 1)
+    within = everything(order, 0).reshape(10, 1000) % 1000
+    assert (within[0] == within[1]).mean() < 0.02
+
+
+def test_one_window_over_everything_is_a_full_shuffle():
+    samples = everything(BlockOrder(4096, 0, 64, 64), 0)
+    assert abs(np.corrcoef(samples[1:], samples[:-1])[0, 1]) < 0.08
+
+
+def imbalance(samples, count, classes, batch):
+    """Of data sorted by class: the chi-square of a batch's classes over that of chance, mean."""
+    labels = samples[: len(samples) // batch * batch].reshape(-1, batch) * classes // count
+    counts = np.stack([(labels == label).sum(axis=1) for label in range(classes)], axis=1)
+    expected = batch / classes
+    return float((((counts - expected) ** 2).sum(axis=1) / expected).mean() / (classes - 1))
+
+
+def test_the_quality_beside_a_full_shuffle_is_bounded():
+    # Sorted by class, 10 classes, batches of 100 of which a window holds many.
+    count, classes, batch = 100_000, 10, 100
+    full = imbalance(everything(Order(count, 0)), count, classes, batch)
+    assert 0.9 < full < 1.1
+    # With w blocks in a window a batch is drawn from w draws of a class: 1 + (batch - 1) / w.
+    for window in (32, 128, 512):
+        blocks = imbalance(everything(BlockOrder(count, 0, 20, window)), count, classes, batch)
+        assert 1 < blocks < 1.3 * (1 + (batch - 1) / window)
+    none = imbalance(np.arange(count), count, classes, batch)
+    assert none > 90
+    # Of a sample's batch-mates, those that are neighbours on disk.
+    neighbours = everything(BlockOrder(count, 0, 20, 128)).reshape(-1, batch)
+    near = (np.diff(np.sort(neighbours, axis=1), axis=1) == 1).mean()
+    assert near < 2 * batch / (20 * 128)
+
+
+GOLDEN = [
+    # count, seed, block_size, window, epoch, positions, samples
+    (20, 0, 4, 2, 0, [0, 1, 2, 3, 4, 5, 6, 7, 8, 19], [18, 2, 19, 3, 16, 17, 0, 1, 7, 10]),
+    (21, 1, 4, 2, 3, [0, 1, 2, 3, 4, 5, 6, 7, 8, 20], [14, 13, 20, 15, 12, 16, 6, 5, 19, 9]),
+    (1000, 42, 64, 4, 1, [0, 1, 500, 999], [481, 483, 547, 412]),
+    (10**6, 42, 1024, 8, 7, [0, 1, 999_999], [858533, 858467, 641745]),
+    (10**10, -1, 4096, 256, 123_456, [0, 5, 10**10 - 1], [3639070776, 5745079182, 3737710635]),
+]
+
+
+@pytest.mark.parametrize("golden", GOLDEN)
+def test_golden_values_are_fixed_for_ever(golden):
+    count, seed, block_size, window, epoch, positions, samples = golden
+    order = BlockOrder(count, seed, block_size, window)
+    # A change here reorders the data of every run that is resumed.
+    assert order(epoch, np.array(positions)).tolist() == samples
+
+
+def test_golden_lanes_are_fixed_for_ever():
+    dealt = Lanes(BlockOrder(26, 0, 4, 2), lanes=2, run=3)
+    samples = dealt(0, np.array([0, 1, 2, 3, 4, 5, 6, 23, 24, 25]))
+    assert samples.tolist() == [3, 2, 19, 7, 5, 8, 0, 22, 21, 23]
+
+
+def test_what_cannot_be_is_refused():
+    for count, block_size, window in ((0, 1, 1), (5, 0, 1), (5, 1, 0)):
+        with pytest.raises(DataError):
+            BlockOrder(count, 0, block_size, window)
+    with pytest.raises(DataError, match="lanes 0 and run 1"):
+        Lanes(BlockOrder(5, 0, 1, 1), 0, 1)
+    with pytest.raises(IndexError, match="of 5 samples"):
+        BlockOrder(5, 0, 2, 1)(0, np.array([5]))

@@ -1,0 +1,124 @@
+import pickle
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpctrain.data.buckets import Buckets
+from hpctrain.data.order import Order, Repeat
+from hpctrain.errors import ConfigError, DataError
+from tests.data.samplers import check_permutation, check_pure, everything
+
+SIZES = st.tuples(st.integers(1, 500), st.integers(1, 20), st.integers(1, 20))
+
+
+def build(count, units, size, seed=0):
+    lengths = np.random.default_rng(count).integers(1, 50, count)
+    return Buckets(Order(count, seed), lengths.__getitem__, units * size, size, seed), lengths
+
+
+@given(SIZES, st.integers(-(2**70), 2**70), st.integers(0, 2**40), st.data())
+def test_every_epoch_is_what_the_sampler_gives(sizes, seed, epoch, data):
+    buckets, _ = build(*sizes, seed)
+    check_permutation(buckets, epoch)
+    check_pure(buckets, epoch, data, st)
+
+
+@given(SIZES)
+def test_units_are_runs_of_the_sorted_window(sizes):
+    count, units, size = sizes
+    buckets, lengths = build(*sizes)
+    window = units * size
+    samples, order = everything(buckets), everything(buckets.sampler)
+    for start in range(0, count, window):
+        part, given_ = samples[start : start + window], order[start : start + window]
+        assert np.array_equal(np.sort(part), np.sort(given_))  # of this window
+        whole = len(part) // size * size
+        assert np.array_equal(part[whole:], given_[whole:])  # a shorter unit, of any length
+        cut = part[:whole].reshape(-1, size)
+        stable = given_[:whole][np.argsort(lengths[given_[:whole]], kind="stable")]
+        expected = {tuple(unit) for unit in stable.reshape(-1, size).tolist()}
+        assert {tuple(unit) for unit in cut.tolist()} == expected
+
+
+def test_little_is_padded_and_units_are_mixed():
+    rng = np.random.default_rng(0)
+    lengths = rng.geometric(0.01, 64_000)
+    buckets = Buckets(Order(64_000, 0), lengths.__getitem__, window=6400, size=64)
+
+    def padded(sampler):
+        found = lengths[everything(sampler)].reshape(-1, 64)
+        return 1 - found.sum() / (found.max(axis=1) * 64).sum()
+
+    assert padded(buckets.sampler) > 0.7
+    assert padded(buckets) < 0.08
+    means = lengths[everything(buckets)].reshape(-1, 64).mean(axis=1)
+    assert abs(np.corrcoef(means[1:], means[:-1])[0, 1]) < 0.15
+    assert not np.array_equal(everything(buckets, 0), everything(buckets, 1))
+
+
+def test_windows_are_computed_once_and_not_all_are_kept():
+    asked = []
+
+    def lengths(indices):
+        asked.append(len(indices))
+        return indices % 7
+
+    buckets = Buckets(Order(10_000, 0), lengths, window=1000, size=10)
+    for start in range(0, 10_000, 100):
+        buckets(0, np.arange(start, start + 100))
+    assert asked == [1000] * 10
+    large = Buckets(Order(2**30, 0), lengths, window=2**16, size=2)
+    for window in range(80):
+        large(0, np.array([window * 2**16]))
+    kept = sum(table.nbytes for _, table in large._recent)
+    assert 0 < kept <= 32 * 2**20
+
+
+def test_it_goes_over_other_samplers_and_through_a_pickle():
+    buckets = Buckets(Repeat(Order(50, 0), 3), np.arange(50).__getitem__, window=60, size=4)
+    samples = everything(buckets, 1)
+    assert np.bincount(samples).tolist() == [3] * 50
+    assert np.array_equal(everything(pickle.loads(pickle.dumps(buckets)), 1), samples)
+
+
+def test_threads_may_share_it():
+    buckets, _ = build(5000, 5, 10)
+    expected = everything(buckets, 2)
+    wrong = []
+
+    def read(seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(200):
+            positions = rng.integers(0, 5000, 20)
+            if not np.array_equal(buckets(2, positions), expected[positions]):
+                wrong.append(positions)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize(("window", "size"), [(0, 1), (4, 0), (10, 4), (-4, 4)])
+def test_windows_that_cannot_be_cut_are_refused(window, size):
+    with pytest.raises(ConfigError, match=f"a window of {window} positions in units of {size}"):
+        Buckets(Order(10, 0), np.arange(10).__getitem__, window, size)
+
+
+def test_lengths_of_another_shape_are_refused():
+    with pytest.raises(DataError, match=r"lengths int64 \[1\] of 4 samples"):
+        Buckets(Order(10, 0), lambda indices: indices[:1], 4, 2)(0, np.arange(10))
+    with pytest.raises(IndexError, match="of 10 samples"):
+        Buckets(Order(10, 0), np.arange(10).__getitem__, 4, 2)(0, np.array([10]))
+
+
+def test_golden_values_are_fixed_for_ever():
+    # A change here reorders the data of every run that is resumed.
+    buckets = Buckets(Order(23, 42), lambda indices: indices % 5, window=8, size=2, seed=42)
+    assert buckets(0, np.arange(10)).tolist() == [13, 4, 19, 9, 21, 17, 20, 15, 5, 11]
+    assert buckets(10**6, np.array([0, 22])).tolist() == [8, 18]

@@ -1,0 +1,75 @@
+import threading
+
+import numpy as np
+import torch
+
+from hpctrain.data.buffers import HUGE_PAGE, IDLE, Buffers
+
+
+def address(array):
+    return array.__array_interface__["data"][0]
+
+
+def test_memory_goes_round_when_nobody_holds_it():
+    for size in (64, HUGE_PAGE + 8):
+        buffers = Buffers()
+        first = buffers.take((2, size // 2), "uint8")
+        place = address(first)
+        other = buffers.take((size,), "uint8")
+        assert address(other) != place
+        del first
+        assert address(buffers.take((size // 8,), "int64")) == place
+
+
+def test_any_view_of_it_keeps_it():
+    buffers = Buffers()
+    array = buffers.take((4, 8), "int32")
+    place = address(array)
+    part = torch.from_numpy(array).unbind()[3][2:]
+    part[:] = 7
+    del array
+    other = buffers.take((4, 8), "int32")
+    other[:] = 0
+    assert address(other) != place
+    assert part.tolist() == [7] * 6
+    del part
+    assert address(buffers.take((4, 8), "int32")) == place
+
+
+def test_large_ones_begin_at_a_large_page():
+    array = Buffers().take((HUGE_PAGE,), "uint8")
+    assert address(array) % HUGE_PAGE == 0
+    array[:] = 1
+    assert array.sum() == HUGE_PAGE
+
+
+def test_few_are_kept():
+    buffers = Buffers()
+    held = [buffers.take((100,), "uint8") for _ in range(3 * IDLE)]
+    del held
+    assert len(buffers._idle[100]) == IDLE
+    assert not buffers._lent
+
+
+def test_without_elements():
+    assert Buffers().take((0, 3), "float32").shape == (0, 3)
+
+
+def test_threads_share_them():
+    buffers = Buffers()
+    wrong = []
+
+    def use(number):
+        for _ in range(500):
+            array = buffers.take((1000,), "int64")
+            array[:] = number
+            if not (array == number).all():
+                wrong.append(number)
+
+    threads = [threading.Thread(target=use, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert np.sum([len(idle) for idle in buffers._idle.values()]) <= IDLE

@@ -1,0 +1,312 @@
+import io
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from hpctrain.data.dataset import HDF5Dataset, LoaderDataset
+from hpctrain.data.format import write_shards
+from hpctrain.data.loader import Loader
+from hpctrain.data.order import Order
+from hpctrain.data.reader import Reader
+from hpctrain.errors import ConfigError, DataError
+
+COUNT = 23
+ARRAYS = {
+    "image": np.random.default_rng(0).integers(0, 255, (COUNT, 2, 3), dtype=np.uint8),
+    "label": np.arange(COUNT),
+    "short": np.arange(COUNT, dtype=np.uint16) + 60_000,
+    "text": [np.arange(i % 4, dtype=np.uint16) + 60_000 for i in range(COUNT)],
+}
+# Forks of a process with threads: torch's DataLoader makes them, from Python 3.12 on it warns.
+forks = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("set")
+    write_shards(folder, [("train", ARRAYS)], max_bytes=300)
+    return folder
+
+
+def negative(sample):
+    return {"label": -sample["label"]}
+
+
+def test_a_sample(folder):
+    dataset = HDF5Dataset(folder, "train")
+    assert len(dataset) == COUNT
+    for i, sample in enumerate(dataset):
+        assert {name: tensor.dtype for name, tensor in sample.items()} == {
+            "image": torch.uint8,
+            "label": torch.int64,
+            "short": torch.int32,
+            "text": torch.int32,
+        }
+        assert sample["image"].tolist() == ARRAYS["image"][i].tolist()
+        assert sample["label"].item() == i
+        assert sample["short"].item() == 60_000 + i
+        assert sample["text"].tolist() == ARRAYS["text"][i].tolist()
+    assert i == COUNT - 1
+    with pytest.raises(IndexError):
+        dataset[COUNT]
+    assert list(HDF5Dataset(folder, "train", ["label"])[3]) == ["label"]
+    with pytest.raises(DataError, match="no split 'test'"):
+        HDF5Dataset(folder, "test")
+
+
+def test_samples_read_together(folder):
+    samples = HDF5Dataset(folder, "train").__getitems__([4, 0, 4])
+    assert [sample["label"].item() for sample in samples] == [4, 0, 4]
+    with pytest.raises(IndexError, match="sample 3 of 3"):
+        samples[3]
+    batch = HDF5Dataset.collate(samples)
+    assert batch["text_length"].tolist() == [0, 0, 0]
+    assert (batch["image"].numpy() == ARRAYS["image"][[4, 0, 4]]).all()
+
+
+@forks
+@pytest.mark.parametrize("workers", [0, 2])
+def test_in_torchs_data_loader(folder, workers):
+    dataset = HDF5Dataset(folder, "train")
+    dataset[0]  # opens a shard, which no worker may inherit
+    loader = DataLoader(
+        dataset, batch_size=5, shuffle=True, num_workers=workers, collate_fn=dataset.collate
+    )
+    for _ in range(2):
+        found = []
+        for batch in loader:
+            labels = batch["label"].tolist()
+            found += labels
+            assert (batch["image"].numpy() == ARRAYS["image"][labels]).all()
+            assert batch["text_length"].tolist() == [i % 4 for i in labels]
+            assert batch["text"].shape == (len(labels), max(i % 4 for i in labels))
+        assert sorted(found) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("transform", [None, negative])
+def test_with_torchs_own_collation(folder, transform):
+    dataset = HDF5Dataset(folder, "train", ["label", "image"], transform)
+    sign = 1 if transform is None else -1
+    for options in ({}, {"collate_fn": dataset.collate}):
+        loader = DataLoader(dataset, batch_size=5, **options)
+        labels = torch.cat([batch["label"] for batch in loader])
+        assert (sign * labels).tolist() == list(range(COUNT))
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_in_workers_that_are_spawned(folder, method):
+    dataset = HDF5Dataset(folder, "train", transform=negative)
+    dataset[0]
+    assert pickle.loads(pickle.dumps(dataset))[5] == {"label": -5}
+    loader = DataLoader(
+        dataset,
+        batch_size=10,
+        num_workers=1,
+        multiprocessing_context=multiprocessing.get_context(method),
+    )
+    assert torch.cat([batch["label"] for batch in loader]).tolist() == [-i for i in range(COUNT)]
+
+
+# Our own loader, by epochs.
+
+
+def ours(folder, **options):
+    options = {"global_batch_size": 4, "tail": "pad", "seed": 3} | options
+    return LoaderDataset(Loader(Reader(folder, "train", ["label"]), **options))
+
+
+def labels(batches):
+    return [batch["label"][batch["mask"]].tolist() for batch in batches]
+
+
+def joined(batches):
+    return list(chain.from_iterable(labels(batches)))
+
+
+def orders(*epochs):
+    order = Order(COUNT, 3)
+    return [order(epoch, np.arange(COUNT)).tolist() for epoch in epochs]
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: DataLoader(x, batch_size=None)])
+def test_each_iteration_is_an_epoch(folder, wrap):
+    loader = wrap(ours(folder))
+    assert len(loader) == 6
+    epochs = [joined(loader) for _ in range(3)]
+    assert epochs == orders(0, 1, 2)
+
+
+def test_an_epoch_that_is_broken_off(folder):
+    dataset = ours(folder)
+    for _ in dataset:
+        break
+    assert dataset.state_dict() == {"consumed": 4}
+    assert joined(dataset) == orders(1)[0]
+    iter(dataset)  # never begun: nothing
+    assert joined(dataset) == orders(2)[0]
+
+
+@pytest.mark.parametrize("done", range(0, 20, 3))
+def test_it_resumes_within_an_epoch(folder, done):
+    def steps(dataset, count):
+        found = []
+        while len(found) < count:
+            for batch in DataLoader(dataset, batch_size=None):
+                found += labels([batch])
+                if len(found) == count:
+                    break
+        return found
+
+    whole = steps(ours(folder), 24)
+    first, second = ours(folder), ours(folder)
+    assert steps(first, done) == whole[:done]
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    second.load_state_dict(torch.load(file))
+    assert steps(second, 24 - done) == whole[done:]
+
+
+def test_evaluation_by_epochs(folder):
+    dataset = ours(folder, shuffle=False)
+    for _ in dataset:  # as Lightning's sanity check
+        break
+    for _ in range(3):
+        assert joined(dataset) == list(range(COUNT))
+
+
+def test_a_loader_with_an_end(folder):
+    dataset = ours(folder, max_epochs=2)
+    assert [joined(dataset) for _ in range(3)] == [*orders(0, 1), []]
+
+
+@forks
+def test_worker_processes_are_refused(folder):
+    with pytest.raises(ConfigError, match=r"needs DataLoader\(num_workers=0\)"):
+        next(iter(DataLoader(ours(folder), batch_size=None, num_workers=1)))
+
+
+# In other people's frameworks, on real digits: the lines of the module's docstring.
+
+
+def net():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+
+
+def loss_of(model, batch):
+    return torch.nn.functional.cross_entropy(model(batch["image"].float() / 16), batch["label"])
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's and its dependencies', many and changing
+def test_lightning_continues_in_the_middle_of_an_epoch(digits, tmp_path):
+    lightning = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net, self.seen, self.validated = net(), [], 0
+
+        def training_step(self, batch, step):
+            self.seen.append(batch["label"].tolist())
+            return loss_of(self.net, batch)
+
+        def validation_step(self, batch, step):
+            self.validated += int(batch["mask"].sum())
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def fit(steps, **options):
+        module = Module()
+        trainer = lightning.Trainer(
+            max_steps=steps,
+            accelerator="cpu",
+            devices=1,
+            use_distributed_sampler=False,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        training = Loader(Reader(digits, "train"), global_batch_size=64)
+        evaluation = Loader(Reader(digits, "val"), global_batch_size=64, shuffle=False, tail="pad")
+        loaders = LoaderDataset(training), LoaderDataset(evaluation)
+        trainer.fit(module, *loaders, **options)
+        return trainer, module, len(loaders[0])
+
+    _, whole, epoch = fit(50)
+    done = epoch + 7
+    trainer, first, _ = fit(done)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    _, second, _ = fit(50, ckpt_path=tmp_path / "last.ckpt", weights_only=False)
+    assert first.seen == whole.seen[:done]
+    assert second.seen == whole.seen[done:]
+    for one, other in zip(second.net.parameters(), whole.net.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert whole.validated >= len(Reader(digits, "val"))
+
+
+ACCELERATE = """
+import sys, warnings
+warnings.simplefilter("ignore")
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+from test_dataset import loss_of, net
+from hpctrain.data.dataset import HDF5Dataset
+
+def main():
+    accelerator = Accelerator(cpu=True)
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    dataset = HDF5Dataset(sys.argv[1], "train")
+    loader = DataLoader(dataset, batch_size=32, shuffle=True, collate_fn=dataset.collate)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    losses, seen = [], 0
+    for epoch in range(5):
+        for batch in loader:
+            loss = loss_of(model, batch)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+            seen += len(batch["label"])
+    seen = accelerator.reduce(torch.tensor(seen)).item()
+    if accelerator.is_main_process:
+        print(losses[0], losses[-1], seen, len(dataset), accelerator.num_processes)
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+main()
+"""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_accelerate(digits, tmp_path, processes):
+    pytest.importorskip("accelerate")
+    script = tmp_path / "training.py"
+    script.write_text(ACCELERATE)
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    done = subprocess.run(
+        [sys.executable, *(launch if processes > 1 else []), str(script), str(digits)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    assert done.returncode == 0, done.stderr
+    first, last, seen, count, found = map(float, done.stdout.split())
+    assert last < first / 2
+    assert 5 * count <= seen < 5 * (count + 64)  # the last batch is filled up
+    assert found == processes

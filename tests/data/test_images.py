@@ -1,0 +1,223 @@
+import io
+import os
+import pickle
+import sys
+import threading
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpctrain.data.format import write_shards
+from hpctrain.data.images import Decoded, decode
+from hpctrain.data.index import Field
+from hpctrain.data.ragged import Ragged
+from hpctrain.data.reader import Reader
+from hpctrain.errors import ConfigError, DataError
+
+Image = pytest.importorskip("PIL.Image")
+
+rng = np.random.default_rng(0)
+PIXELS = [rng.integers(0, 255, (8, 12, 3), dtype=np.uint8) for _ in range(9)]
+
+
+def encoded(pixels, kind="PNG", mode=None, **options):
+    image = Image.fromarray(pixels)
+    file = io.BytesIO()
+    (image.convert(mode) if mode else image).save(file, kind, **options)
+    return np.frombuffer(file.getvalue(), np.uint8)
+
+
+def ragged(*files):
+    return Ragged.of(list(files))
+
+
+def smooth(height, width):
+    """An image that scaling changes little."""
+    y, x = np.indices((height, width)) + 0.5
+    channels = 255 * y / height, 255 * x / width, 128 + 0 * x
+    return np.stack(channels, -1).astype(np.uint8)
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+def test_what_was_encoded_without_loss(threads):
+    files = ragged(*(encoded(p, kind) for p, kind in zip(PIXELS, ["PNG"] * 9, strict=True)))
+    pool = None
+    if threads:
+        from concurrent.futures import ThreadPoolExecutor
+
+        pool = ThreadPoolExecutor(threads)
+    found = decode(files, pool=pool)
+    assert found.dtype == np.uint8
+    assert (found == np.stack(PIXELS).transpose(0, 3, 1, 2)).all()
+    out = np.empty_like(found)
+    assert decode(files, pool=pool, out=out) is out
+    assert (out == found).all()
+    if pool:
+        pool.shutdown()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP", "PNG"])
+def test_every_format(kind):
+    pixels = smooth(64, 96)
+    found = decode(ragged(encoded(pixels, kind, quality=95)))[0].transpose(1, 2, 0)
+    assert np.abs(found.astype(int) - pixels).max() < 12
+
+
+@pytest.mark.parametrize("mode", ["L", "1", "P", "RGBA", "LA", "RGB"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_every_mode(mode, channels):
+    grey = np.repeat((np.arange(96).reshape(8, 12, 1) % 2 * 255).astype(np.uint8), 3, axis=2)
+    found = decode(ragged(encoded(grey, mode=mode)), channels=channels)
+    assert found.shape == (1, channels, 8, 12)
+    assert (found[0] == grey[:, :, 0]).all()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@pytest.mark.parametrize("shape", [(256, 300), (300, 256), (40, 90), (32, 32), (1000, 33)])
+def test_sizes(kind, shape):
+    pixels = smooth(*shape)
+    files = ragged(encoded(pixels, kind))
+    stretched = decode(files, size=(32, 48), fit="stretch")[0].astype(int)
+    y, x = (np.indices((32, 48)) + 0.5) / np.array([32, 48]).reshape(2, 1, 1)
+    assert np.abs(stretched[0] - 255 * y).mean() < 4
+    assert np.abs(stretched[1] - 255 * x).mean() < 4
+    cropped = decode(files, size=(32, 48), fit="crop")[0].astype(int)
+    scale = min(shape[0] / 32, shape[1] / 48)
+    y = 0.5 + (y - 0.5) * 32 * scale / shape[0]
+    x = 0.5 + (x - 0.5) * 48 * scale / shape[1]
+    assert np.abs(cropped[0] - 255 * y).mean() < 4
+    assert np.abs(cropped[1] - 255 * x).mean() < 4
+
+
+PNG, JPEG = encoded(PIXELS[0]), encoded(PIXELS[0], "JPEG")
+GREAT = encoded(np.zeros((100, 200, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        (PNG[:0], "0 bytes, cannot be read: not a JPEG, PNG or WebP file"),
+        (PNG[:20], "20 bytes, cannot be read"),
+        (PNG[: len(PNG) // 2], "cannot be decoded: image file is truncated"),
+        (JPEG[:-50], "cannot be decoded: image file is truncated"),
+        (np.zeros(99, np.uint8), "99 bytes, cannot be read: not a JPEG, PNG or WebP file"),
+        (encoded(PIXELS[0], "GIF"), "not a JPEG, PNG or WebP file"),
+        (encoded(np.zeros((8, 12), np.uint16)), "more than 8 bits a channel (mode 'I;16')"),
+        (GREAT, "has 200 x 100 pixels; at most 9999 are allowed (max_pixels)"),
+        (encoded(PIXELS[0][:, :8]), "is 8 x 8, not 8 x 12: give a size, and fit 'crop'"),
+    ],
+)
+def test_bad_images_are_named(file, words):
+    files = ragged(encoded(PIXELS[0]), file)
+    with pytest.raises(DataError) as error:
+        decode(files, samples=[3, 123_456], max_pixels=9999)
+    assert str(error.value).startswith("the image of sample 123456")
+    assert words in str(error.value)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    kind=st.sampled_from(["PNG", "JPEG", "WEBP"]),
+    changes=st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), max_size=4),
+    cut=st.floats(0, 1),
+)
+def test_any_damage_is_a_data_error(kind, changes, cut):
+    file = encoded(PIXELS[0], kind).copy()
+    for place, byte in changes:
+        file[int(place * len(file))] = byte
+    with suppress(DataError):
+        found = decode(ragged(file[: int(cut * len(file)) + 1]), size=(8, 12), fit="stretch")
+        assert found.shape == (1, 3, 8, 12)
+
+
+def test_a_bomb_is_not_decoded():
+    """Pillow's own limits do not decide: 20,000 x 20,000 pixels in 50 KB."""
+    header = bytearray(encoded(PIXELS[0]))
+    header[16:24] = (20_000).to_bytes(4, "big") * 2
+    import zlib
+
+    header[29:33] = zlib.crc32(bytes(header[12:29])).to_bytes(4, "big")
+    with pytest.raises(DataError, match="image of sample 0"):
+        decode(ragged(np.frombuffer(bytes(header), np.uint8)))
+
+
+@pytest.mark.parametrize("options", [{"channels": 4}, {"fit": "pad"}])
+def test_options_that_cannot_be(options):
+    with pytest.raises(ConfigError, match="'exact', 'crop' or 'stretch', and 1 or 3"):
+        decode(ragged(PNG), **options)
+
+
+def test_without_pillow(monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ConfigError, match=r"pip install 'hpctrain\[images\]'"):
+        decode(ragged(PNG))
+
+
+class Files:
+    def __init__(self, files):
+        self.files = files
+        self.fields = {"image": Field("uint8", variable=True), "label": Field("int64")}
+
+    def __len__(self):
+        return len(self.files)
+
+    def read(self, indices, out=None):
+        label = np.asarray(indices)
+        if out and "label" in out:
+            out["label"][:] = label
+            label = out["label"]
+        return {"image": Ragged.of([self.files[i] for i in indices]), "label": label}
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_source_of_decoded_images(threads):
+    source = Decoded(Files([encoded(p) for p in PIXELS]), "image", threads=threads)
+    assert source.fields == {"image": Field("uint8", (3, 8, 12)), "label": Field("int64")}
+    assert len(source) == 9
+    for again in (source, pickle.loads(pickle.dumps(source))):
+        rows = again.read(np.array([5, 0, 5]))
+        assert (
+            rows["image"] == np.stack([PIXELS[i] for i in (5, 0, 5)]).transpose(0, 3, 1, 2)
+        ).all()
+        assert rows["label"].tolist() == [5, 0, 5]
+
+
+def test_it_reads_into_what_is_given():
+    source = Decoded(Files([encoded(p) for p in PIXELS]), "image", size=(4, 4), fit="crop")
+    out = {"image": np.zeros((2, 3, 4, 4), np.uint8), "label": np.zeros(2, np.int64)}
+    rows = source.read(np.array([1, 2]), out)
+    assert rows["image"] is out["image"]
+    assert rows["label"] is out["label"]
+    assert out["image"].any()
+
+
+def test_a_damaged_image_in_shards(tmp_path):
+    files = [encoded(p) for p in PIXELS]
+    files[7] = files[7][:60]
+    samples = {"image": files, "label": np.arange(9)}
+    write_shards(tmp_path, [("train", samples)], max_bytes=1500)
+    reader = Reader(tmp_path, "train")
+    rows = Ragged.of([reader.read(np.array([i]))["image"][0] for i in range(9)])
+    with pytest.raises(DataError, match="image of sample 7"):
+        decode(rows)
+
+
+@pytest.mark.parametrize("field", ["label", "picture"])
+def test_a_field_without_images(field):
+    with pytest.raises(DataError, match=r"holds no encoded images, .* image uint8\[\*\], label"):
+        Decoded(Files([PNG]), field)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")  # Python 3.12
+def test_a_fork_decodes_too():
+    source = Decoded(Files([encoded(p) for p in PIXELS]), "image")
+    source.read(np.arange(9))
+    assert [t for t in threading.enumerate() if t.name.startswith("hpctrain-images")]
+    child = os.fork()
+    if not child:
+        ok = source.read(np.arange(9))["image"].shape == (9, 3, 8, 12)
+        os._exit(0 if ok else 1)
+    assert os.waitpid(child, 0)[1] == 0

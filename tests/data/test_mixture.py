@@ -1,0 +1,220 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpctrain.data.blocks import BlockOrder
+from hpctrain.data.mixture import Mixture, temper
+from hpctrain.data.order import Order
+from hpctrain.data.subset import Subset
+from hpctrain.errors import ConfigError, DataError
+from tests.data.samplers import check_pure, everything
+
+SETS = st.lists(st.tuples(st.integers(1, 300), st.floats(0.1, 10)), min_size=1, max_size=6)
+
+
+def build(sets, **options):
+    counts = {f"set{i}": count for i, (count, _) in enumerate(sets)}
+    weights = {f"set{i}": weight for i, (_, weight) in enumerate(sets)}
+    return Mixture(counts, weights, 3, **{"period": 1024, **options})
+
+
+def set_of(mixture, counts, samples):
+    return np.searchsorted(np.cumsum(counts), samples, side="right")
+
+
+@given(SETS, st.integers(0, 2**30), st.integers(1, 500), st.data())
+@settings(max_examples=50)
+def test_it_is_a_function_of_the_position_alone(sets, epoch, count, data):
+    check_pure(build(sets, count=count), epoch, data, st)
+
+
+@given(SETS, st.integers(0, 1000))
+@settings(max_examples=50)
+def test_quotas_are_exact_in_every_period(sets, epoch):
+    counts, weights = np.array(sets).T
+    mixture = build(sets, count=1024)
+    shares = np.array(list(mixture.shares.values()))
+    assert shares.sum() == 1
+    assert np.abs(shares - weights / weights.sum()).max() <= 1 / 1024
+    drawn = np.bincount(set_of(mixture, counts, everything(mixture, epoch)), minlength=len(sets))
+    assert np.array_equal(drawn, shares * 1024)
+
+
+@given(SETS, st.integers(1, 3000))
+@settings(max_examples=50)
+def test_each_data_set_runs_its_own_epochs(sets, count):
+    # Over the ends of the mixture's epochs: in each of its own, nothing missing, nothing twice.
+    counts = [size for size, _ in sets]
+    mixture = build(sets, count=count)
+    epochs = max(1, 6000 // count)
+    samples = np.concatenate([everything(mixture, epoch) for epoch in range(epochs)])
+    told = mixture.epochs(epochs * count)
+    first = 0
+    for name, size in zip(told, counts, strict=True):
+        own = samples[(samples >= first) & (samples < first + size)] - first
+        assert told[name] == len(own) / size
+        whole = own[: len(own) // size * size].reshape(-1, size)
+        assert (np.sort(whole, axis=1) == np.arange(size)).all()
+        rest = own[whole.size :]
+        assert len(np.unique(rest)) == len(rest)
+        first += size
+
+
+@given(SETS, st.integers(1, 200), st.integers(0, 10**5))
+@settings(max_examples=50)
+def test_any_run_of_positions_holds_the_shares(sets, length, start):
+    counts = [size for size, _ in sets]
+    mixture = build(sets, count=10**6)
+    samples = mixture(0, np.arange(start, start + length))
+    drawn = np.bincount(set_of(mixture, counts, samples), minlength=len(sets))
+    wanted = np.array(list(mixture.shares.values())) * length
+    assert np.abs(drawn - wanted).max() < 2 + len(sets) / 2
+
+
+def test_many_data_sets_of_one_weight_do_not_come_at_once():
+    counts = {f"set{i}": 100 for i in range(100)}
+    weights = dict.fromkeys(counts, 1.0) | {"set0": 400.0}
+    samples = Mixture(counts, weights, count=65_536)(0, np.arange(65_536))
+    large = (samples < 100).astype(int)
+    held = np.convolve(large, np.ones(100, int), "valid")
+    assert held.min() > 70  # 80 expected
+    assert held.max() < 90
+
+
+def test_a_tempered_mixture():
+    counts = {"large": 10_000, "small": 100}
+    assert temper(counts, 1.0)["small"] == pytest.approx(0.01)
+    assert temper(counts, 2.0)["small"] == pytest.approx(0.1)
+    assert temper(counts, math.inf) == {"large": 1.0, "small": 1.0}
+    assert temper({"a": 10, "none": 0}, 0.001) == {"a": 1.0, "none": 0.0}
+    mixture = Mixture(counts, temperature=2.0)
+    assert mixture.shares["small"] == pytest.approx(1 / 11, abs=1 / 65_536)
+    assert mixture.count == 10_100
+
+
+def test_resume_says_how_far_each_data_set_is():
+    mixture = Mixture({"a": 100, "b": 10}, {"a": 0.75, "b": 0.25}, period=4, count=7)
+    assert mixture.epochs(0) == {"a": 0.0, "b": 0.0}
+    assert mixture.epochs(400) == {"a": 3.0, "b": 10.0}
+    samples = np.concatenate([everything(mixture, epoch) for epoch in range(5)])
+    for consumed in range(35):
+        part = samples[:consumed]
+        assert mixture.epochs(consumed) == {
+            "a": (part < 100).sum() / 100,
+            "b": (part >= 100).sum() / 10,
+        }
+
+
+def test_inner_samplers_are_any():
+    blocks, plain = BlockOrder(1000, 5, 10, 4), Order(50, 0, shuffle=False)
+    mixture = Mixture(
+        {"a": 1000, "b": 50, "c": 9},
+        {"a": 2, "b": 1, "c": 1},
+        samplers={"a": blocks, "b": plain},
+        count=2000,
+    )
+    samples = everything(mixture)
+    assert np.array_equal(samples[samples < 1000], everything(blocks))
+    own = samples[(samples >= 1000) & (samples < 1050)]
+    assert np.array_equal(own, 1000 + np.arange(500) % 50)
+
+
+def test_a_part_of_a_data_set_weighs_as_a_part():
+    tenth = Subset(Order(100, 0), np.arange(0, 1000, 10), of=1000)
+    mixture = Mixture({"a": 300, "b": 1000}, samplers={"b": tenth})
+    assert mixture.shares == {"a": 0.75, "b": 0.25}
+    samples = everything(mixture)
+    assert len(samples) == 400
+    assert np.array_equal(np.sort(samples), [*range(300), *range(300, 1300, 10)])
+
+
+def test_data_sets_of_one_size_have_orders_of_their_own_that_stay():
+    one = Mixture({"a": 1000, "b": 1000}, seed=1, count=2000)
+    samples = everything(one)
+    a, b = samples[samples < 1000], samples[samples >= 1000] - 1000
+    assert (a == b).mean() < 0.01
+    # Another one beside them changes their pace, not their order.
+    other = everything(Mixture({"z": 500, "a": 1000, "b": 1000}, seed=1, count=2500)) - 500
+    found = other[(other >= 0) & (other < 1000)]
+    shorter = min(len(a), len(found))
+    assert np.array_equal(found[:shorter], a[:shorter])
+
+
+def test_far_epochs_do_not_overflow():
+    mixture = Mixture({"a": 10**10, "b": 10**9}, seed=1)
+    samples = mixture(10**7, np.arange(1000))
+    assert ((samples >= 0) & (samples < 11 * 10**9)).all()
+    assert len(np.unique(samples)) == 1000
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"a": -1, "b": 1}, "weight of 'a' is -1; it is finite, 0 or more"),
+        ({"a": math.nan, "b": 1}, "weight of 'a' is nan"),
+        ({"a": math.inf}, "weight of 'a' is inf"),
+        ({"a": 0, "b": 0}, "all 0"),
+        ({}, "all 0"),
+        ({"a": 1, "x": 1}, "a weight is given for the data set 'x'; there are a, b, empty"),
+        ({"a": 1, "empty": 1}, "weight of 'empty' is 1, but it has no samples"),
+        ({"a": 1, "b": 1e-6}, "weight of 'b' is 1e-06 of the sum"),
+    ],
+)
+def test_weights_that_cannot_be_are_refused(weights, message):
+    with pytest.raises(ConfigError, match=message):
+        Mixture({"a": 10, "b": 20, "empty": 0}, weights)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"temperature": 0.0}, ConfigError, "temperature 0.0: it is above 0"),
+        ({"temperature": math.nan}, ConfigError, "temperature nan"),
+        ({"samplers": {"x": Order(5, 0)}}, ConfigError, "a sampler is given for the data set 'x'"),
+        ({"period": 0}, ConfigError, "period 0"),
+        ({"count": 0}, DataError, "0 draws"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        Mixture({"a": 10, "b": 20}, **options)
+
+
+def test_counts_that_cannot_be_are_refused():
+    with pytest.raises(DataError, match="at least one"):
+        Mixture({})
+    with pytest.raises(DataError, match="'a' has -1 samples"):
+        Mixture({"a": -1})
+    with pytest.raises(ConfigError, match="all 0"):
+        Mixture({"a": 0})
+
+
+@given(
+    st.lists(st.integers(1, 100), min_size=1, max_size=50),
+    st.integers(5000, 10_000),
+    st.sampled_from([1e-300, 1.0, 1e306]),
+)
+def test_the_quotas_always_fill_the_period(weights, period, scale):
+    named = {f"set{i}": weight * scale for i, weight in enumerate(weights)}
+    shares = np.array(list(Mixture(dict.fromkeys(named, 5), named, period=period).shares.values()))
+    assert round((shares * period).sum()) == period
+    assert np.abs(shares - np.array(weights) / sum(weights)).max() <= 1 / period
+
+
+GOLDEN = [
+    # epoch, positions, samples
+    (0, [0, 1, 2, 3, 4, 5, 6, 7], [928, 390, 500, 1128, 1074, 681, 237, 446]),
+    (3, [0, 500, 1149], [793, 831, 443]),
+    (10**6, [0, 1], [411, 600]),
+]
+
+
+@pytest.mark.parametrize(("epoch", "positions", "samples"), GOLDEN)
+def test_golden_values_are_fixed_for_ever(epoch, positions, samples):
+    counts = {"web": 1000, "books": 100, "code": 50}
+    mixture = Mixture(counts, temperature=2.0, seed=42)
+    # A change here reorders the data of every run that is resumed.
+    assert mixture(epoch, np.array(positions)).tolist() == samples

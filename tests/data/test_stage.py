@@ -1,0 +1,679 @@
+"""Staging: real folders, real processes, real kills."""
+
+import errno
+import logging
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpctrain.data import origin
+from hpctrain.data.broadcast import broadcast
+from hpctrain.data.depot import Depot
+from hpctrain.data.filesystem import job_memory
+from hpctrain.data.format import write_shards
+from hpctrain.data.index import Shard
+from hpctrain.data.origin import load_index
+from hpctrain.data.reader import Reader
+from hpctrain.data.stage import Stage
+from hpctrain.errors import DataError, LaunchError, StorageError
+from tests.data.store import FaultyStore
+
+SHARD = 2**16  # data bytes of one
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """Eight shards of random bytes."""
+    folder = tmp_path_factory.mktemp("source") / "set"
+    rng = np.random.default_rng(0)
+    samples = rng.integers(0, 256, (64, SHARD // 8), dtype=np.uint8)
+    write_shards(folder, [("train", {"x": samples})], max_bytes=SHARD)
+    return folder
+
+
+@pytest.fixture
+def shards(source):
+    found = load_index(source).shards
+    assert len(found) == 8
+    return found
+
+
+@pytest.fixture
+def base(tmp_path):
+    folder = tmp_path / "node"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def faulty(source, monkeypatch):
+    """The source as a store; `faulty.fault = …` makes it one that fails."""
+    monkeypatch.setattr(FaultyStore, "fault", FaultyStore.fault)
+    monkeypatch.setattr(origin, "RETRY_S", (0.01, 0.01, 0.01, 0.01))
+    return f"faulty://{source}"
+
+
+def set_fault(function):
+    FaultyStore.fault = staticmethod(function)
+
+
+def right(path, shard):
+    return xxhash.xxh3_128_hexdigest(Path(path).read_bytes()) == shard.digest[9:]
+
+
+def staged(folder):
+    """Names of the finished copies."""
+    return {path.name for path in Path(folder).iterdir() if path.name not in ("lock", "boot")}
+
+
+def size_of(path):
+    """Bytes of a copy; 0 when it was renamed or removed since it was listed."""
+    try:
+        return path.stat().st_size if path.name not in ("lock", "boot") else 0
+    except FileNotFoundError:
+        return 0
+
+
+def wait_until(true, seconds=20):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def python(code, *arguments, **env):
+    """A process of its own, which can write to us and be killed."""
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | env,
+    )
+
+
+def test_shards_are_copied_once_and_shared(source, shards, base):
+    with closing(Stage(source, base)) as first, closing(Stage(source, base)) as second:
+        for shard in shards:
+            assert right(first.path(shard), shard)
+            assert first.path(shard) == second.path(shard)
+        assert first.copied_bytes == sum(shard.bytes for shard in shards)
+        assert second.copied_bytes == 0
+    assert Stage(source, base).path(shards[0]).exists(), "kept for the next job"
+
+
+def test_a_plan_is_copied_ahead(source, shards, base):
+    with closing(Stage(source, base)) as stage:
+        stage.plan(shards[2:5])
+        wait_until(lambda: len(staged(stage.folder)) == 3)
+        wait_until(lambda: stage.copied_bytes == sum(shard.bytes for shard in shards[2:5]))
+        for shard in shards[2:5]:
+            assert right(stage.path(shard), shard)
+        assert stage.copied_bytes == sum(shard.bytes for shard in shards[2:5])
+
+
+@pytest.mark.parametrize("budget", [3, 100])
+def test_a_reader_of_copies_reads_the_same(source, shards, base, budget):
+    plain = Reader(source, "train")
+    with closing(Stage(source, base, budget_bytes=budget * shards[0].bytes)) as stage:
+        copies = Reader(source, "train", place=stage)
+        indices = np.random.default_rng(0).permutation(64)
+        assert np.array_equal(copies.read(indices)["x"], plain.read(indices)["x"])
+        assert len(staged(stage.folder)) == min(budget, 8)
+
+
+def test_threads_that_want_the_same_shard_copy_it_once(source, shards, base):
+    with closing(Stage(source, base)) as stage, ThreadPoolExecutor(8) as pool:
+        stage.plan(shards)
+        paths = list(pool.map(stage.path, list(shards) * 5))
+        assert all(map(right, paths, list(shards) * 5))
+        assert stage.copied_bytes == sum(shard.bytes for shard in shards)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    budget=st.integers(0, 9),
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("path"), st.integers(0, 7)),
+            st.tuples(st.just("release"), st.integers(0, 7)),
+            st.tuples(st.just("plan"), st.permutations(range(8)).map(lambda p: p[:4])),
+            st.tuples(st.just("again"), st.none()),
+        ),
+        max_size=25,
+    ),
+)
+def test_whatever_is_asked_the_bytes_are_right_and_within_the_budget(source, budget, steps):
+    shards = load_index(source).shards
+    size = max(shard.bytes for shard in shards)
+    with tempfile.TemporaryDirectory() as name:
+        stage = Stage(source, Path(name), budget_bytes=budget * size)
+        in_use = {}
+        for what, argument in steps:
+            if what == "path":
+                path = stage.path(shards[argument])
+                assert right(path, shards[argument])
+                in_use[argument] = path
+            elif what == "release":
+                stage.release(shards[argument])
+                in_use.pop(argument, None)
+            elif what == "plan":
+                stage.plan([shards[number] for number in argument])
+            else:
+                stage.close()
+                stage = Stage(source, Path(name), budget_bytes=budget * size)
+                in_use = {}
+            assert sum(map(size_of, stage.folder.iterdir())) <= budget * size
+            assert all(path.exists() for path in in_use.values())
+        stage.close()
+
+
+# Several processes
+
+STAGE_ALL = """
+    import sys, time
+    from pathlib import Path
+    import tests.data.store
+    from hpctrain.data.origin import load_index
+    from hpctrain.data.stage import Stage
+    source, base = sys.argv[1:3]
+    shards = load_index(source).shards
+    stage = Stage(source, Path(base))
+    print("ready", flush=True)
+    while not Path(base, "go").exists():
+        time.sleep(0.001)
+    stage.plan(shards)
+    for shard in shards:
+        stage.path(shard)
+    print(stage.copied_bytes, flush=True)
+    time.sleep(float(sys.argv[3]))
+"""
+
+
+def test_processes_that_stage_at_once_read_each_shard_once(source, shards, base, tmp_path):
+    log = tmp_path / "log"
+    several = [
+        python(STAGE_ALL, f"faulty://{source}", base, 0, STORE_LOG=str(log)) for _ in range(3)
+    ]
+    for process in several:
+        assert process.stdout.readline() == "ready\n"
+    log.unlink()  # the index
+    (base / "go").touch()
+    copied = [int(process.communicate(timeout=60)[0]) for process in several]
+    assert sum(copied) == sum(shard.bytes for shard in shards)
+    assert sorted(log.read_text().split()) == [shard.path for shard in shards]
+    assert [process.returncode for process in several] == [0, 0, 0]
+
+
+SLOW = """
+    import sys, time
+    from pathlib import Path
+    from tests.data.store import FaultyStore
+    from hpctrain.data.origin import load_index
+    from hpctrain.data import origin
+    origin.BLOCK = 2**14
+    from hpctrain.data.stage import Stage
+    source, base, seconds = sys.argv[1:]
+    shard = load_index(source).shards[0]
+    def slow(path, position, data):
+        if position:
+            print("copying", flush=True)
+            time.sleep(float(seconds))
+        return data
+    FaultyStore.fault = staticmethod(slow)
+    Stage(source, Path(base)).path(shard)
+    print("done", flush=True)
+"""
+
+
+def test_after_kill_9_in_mid_copy_another_takes_over(source, shards, base):
+    process = python(SLOW, f"faulty://{source}", base, 60)
+    assert process.stdout.readline() == "copying\n"
+    with closing(Stage(source, base)) as stage:
+        (part,) = staged(stage.folder)
+        assert part.endswith(".part")
+        other = ThreadPoolExecutor(1).submit(stage.path, shards[0])
+        time.sleep(0.3)
+        assert not other.done()
+        process.kill()
+        process.communicate()
+        assert right(other.result(timeout=20), shards[0])
+        assert stage.copied_bytes == shards[0].bytes
+        assert staged(stage.folder) == {shards[0].digest[9:]}
+
+
+def test_who_waits_for_another_process_does_not_copy(source, shards, base):
+    process = python(SLOW, f"faulty://{source}", base, 0.2)
+    assert process.stdout.readline() == "copying\n"
+    with closing(Stage(source, base)) as stage:
+        stage.plan(shards[:1])
+        assert right(stage.path(shards[0]), shards[0])
+        assert stage.copied_bytes == 0
+    assert process.communicate()[0].endswith("done\n")
+
+
+def test_what_a_live_process_uses_stays_and_what_a_dead_one_used_gives_way(source, shards, base):
+    (base / "go").touch()
+    process = python(STAGE_ALL, source, base, 60)
+    process.stdout.readline()
+    process.stdout.readline()
+    small = 8 * shards[0].bytes
+    extra = Shard("other.h5", "train", 1, 5, "xxh3_128:" + xxhash.xxh3_128_hexdigest(b"other"))
+    elsewhere = base / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "other.h5").write_bytes(b"other")
+    with closing(Stage(elsewhere, base, budget_bytes=small)) as stage:
+        assert stage.path(extra) == elsewhere / "other.h5"
+        assert len(staged(stage.folder)) == 8
+        process.kill()
+        process.communicate()
+        assert stage.path(extra).parent == stage.folder
+        assert len(staged(stage.folder)) == 8
+
+
+CHAOS = """
+    import random, sys, time
+    from pathlib import Path
+    import xxhash
+    from hpctrain.data.origin import load_index
+    from hpctrain.data.stage import Stage
+    source, base, seed = sys.argv[1:]
+    shards, rng = load_index(source).shards, random.Random(int(seed))
+    stage = Stage(source, Path(base), budget_bytes=3 * shards[0].bytes)
+    end, count = time.monotonic() + 3, 0
+    while time.monotonic() < end:
+        window = rng.sample(shards, 3)
+        stage.plan(window)
+        for shard in window[: rng.randint(1, 3)]:
+            found = xxhash.xxh3_128_hexdigest(stage.path(shard).read_bytes())
+            assert "xxh3_128:" + found == shard.digest, shard
+            count += 1
+        for shard in window:
+            stage.release(shard)
+    assert count > 10
+"""
+
+
+def test_chaos(source, shards, base):
+    """Processes that use a budget of three shards against each other, and get killed."""
+    several = [python(CHAOS, source, base, seed) for seed in range(4)]
+    for seed, process in enumerate(several[:2]):
+        time.sleep(0.5)
+        process.kill()
+        several.append(python(CHAOS, source, base, 10 + seed))
+    ends = [process.wait(timeout=60) for process in several]
+    for process in several:
+        process.stdout.close()
+    assert ends == [-signal.SIGKILL] * 2 + [0] * 4
+    with closing(Stage(source, base, budget_bytes=3 * shards[0].bytes)) as stage:
+        assert len(staged(stage.folder)) <= 3
+        assert not [name for name in staged(stage.folder) if "." in name]
+
+
+def test_a_process_ends_at_once_while_it_copies(source, base):
+    code = SLOW.replace("Stage(source, Path(base)).path(shard)", "s = Stage(source, Path(base))\n"
+                        "    s.plan([shard])\n    time.sleep(0.5)")  # fmt: skip
+    start = time.monotonic()
+    process = python(code, f"faulty://{source}", base, 0.8)
+    assert "done" in process.communicate(timeout=20)[0]
+    assert process.returncode == 0
+    assert time.monotonic() - start < 10
+    assert staged(base / f"hpctrain-stage-{os.geteuid()}") == set()
+
+
+def test_no_thread_is_left_after_close(source, shards, base):
+    stage = Stage(source, base)
+    stage.plan(shards)
+    stage.close()
+    stage.close()
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("hpctrain-stage")]
+    with pytest.raises(RuntimeError, match="closed"):
+        stage.path(shards[0])
+
+
+def test_no_descriptor_is_left(source, shards, base):
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        with closing(Stage(source, base)) as stage:
+            stage.plan(shards)
+            stage.path(shards[0])
+            assert len(os.listdir("/proc/self/fd")) < before + 20
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_stage_that_is_dropped_ends_its_threads(source, shards, base):
+    stage = Stage(source, base)
+    stage.plan(shards)
+    del stage
+    wait_until(
+        lambda: not [t for t in threading.enumerate() if t.name.startswith("hpctrain-stage")]
+    )
+
+
+def test_a_fork_and_a_pickle_have_their_own_state(source, shards, base):
+    stage = Stage(source, base)
+    stage.plan(shards)
+    stage.path(shards[0])
+    child = os.fork()
+    if child == 0:
+        good = all(right(stage.path(shard), shard) for shard in shards)
+        stage.close()
+        os._exit(not good)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    for shard in shards:  # the child's end has dropped none of our locks
+        stage.path(shard)
+    with closing(Stage(source, base, budget_bytes=shards[0].bytes)) as other:
+        assert other.path(shards[1]).parent == stage.folder
+        depot = Depot(base, budget_bytes=8 * shards[0].bytes)
+        assert not any(depot.claim(shard) for shard in shards)
+        depot.abandon()
+    twin = pickle.loads(pickle.dumps(stage))
+    assert twin.path(shards[0]) == stage.path(shards[0])
+    twin.close()
+    stage.close()
+
+
+# Room
+
+
+def test_what_does_not_fit_is_read_from_the_source_and_said_once(source, shards, base, caplog):
+    with closing(Stage(source, base, budget_bytes=3 * shards[0].bytes)) as stage:
+        stage.plan(shards)
+        paths = [stage.path(shard) for shard in shards]
+        assert all(map(right, paths, shards))
+        assert len(staged(stage.folder)) == 3
+        assert sum(path.parent == source for path in paths) == 5
+    said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(said) == 1
+    assert "is full of shards in use. From now on what is not staged is read from" in said[0]
+
+
+def test_the_least_recently_used_gives_way(source, shards, base):
+    with closing(Stage(source, base, budget_bytes=3 * shards[0].bytes)) as stage:
+        for when, number in enumerate((0, 1, 2)):
+            os.utime(stage.path(shards[number]), (when, when))
+        for number in (0, 1, 2):
+            stage.release(shards[number])
+        os.utime(stage.path(shards[0]), (9, 9))
+        stage.release(shards[0])
+        assert stage.path(shards[3]).parent == stage.folder
+        left = {shards[number].digest[9:] for number in (0, 2, 3)}
+        assert staged(stage.folder) == left
+
+
+def test_a_window_that_moves_through_a_small_budget_is_always_staged(source, shards, base):
+    with closing(Stage(source, base, budget_bytes=3 * shards[0].bytes)) as stage:
+        for number, shard in enumerate(shards):
+            stage.plan(shards[number : number + 2])
+            path = stage.path(shard)
+            assert path.parent == stage.folder
+            assert right(path, shard)
+            stage.release(shard)
+        assert stage.copied_bytes == sum(shard.bytes for shard in shards)
+
+
+def test_a_url_needs_room_for_what_is_in_use(faulty, shards, base):
+    with closing(Stage(faulty, base, budget_bytes=2 * shards[0].bytes)) as stage:
+        stage.plan(shards[:2])
+        wait_until(lambda: stage.copied_bytes == 2 * shards[0].bytes)
+        # What was only copied ahead gives way.
+        assert right(stage.path(shards[5]), shards[5])
+        assert right(stage.path(shards[6]), shards[6])
+        with pytest.raises(StorageError) as error:
+            stage.path(shards[7])
+        assert "GB, or the disk, is full of shards in use" in str(error.value)
+        assert f"{faulty} cannot be read in place" in str(error.value)
+
+
+def test_a_mapped_shard_outlives_its_eviction(source, shards, base):
+    with closing(Stage(source, base, budget_bytes=shards[0].bytes)) as stage:
+        mapped = np.memmap(stage.path(shards[0]), np.uint8, "r")
+        stage.release(shards[0])
+        stage.path(shards[1])
+        assert xxhash.xxh3_128_hexdigest(mapped) == shards[0].digest[9:]
+
+
+# Wrong bytes, failing reads
+
+
+def test_a_wrong_copy_is_read_once_more(faulty, shards, base, caplog):
+    seen = []
+
+    def once(path, position, data):
+        seen.append(path)
+        return data[:-1] + b"?" if len(seen) == 1 else data
+
+    set_fault(once)
+    with closing(Stage(faulty, base)) as stage:
+        assert right(stage.path(shards[0]), shards[0])
+    assert "read once more" in caplog.text
+
+
+def test_wrong_bytes_are_an_error_with_both_digests(faulty, shards, base):
+    set_fault(lambda path, position, data: data[:-1] + b"?" if data else data)
+    with closing(Stage(faulty, base)) as stage:
+        with pytest.raises(DataError) as error:
+            stage.path(shards[3])
+        assert f"{faulty}/train-00003.h5 is changed: its digest is xxh3_128:" in str(error.value)
+        assert f"lists {shards[3].digest}" in str(error.value)
+        assert staged(stage.folder) == set()
+        set_fault(lambda path, position, data: data)
+        assert right(stage.path(shards[3]), shards[3])
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
+def test_a_flaky_read_is_repeated(faulty, shards, base, number, caplog, monkeypatch):
+    monkeypatch.setattr(origin, "BLOCK", 2**14)
+    failed = []
+
+    def flaky(path, position, data):
+        if position == 2**15 and len(failed) < 3:
+            failed.append(path)
+            raise OSError(number, os.strerror(number))
+        return data
+
+    set_fault(flaky)
+    with closing(Stage(faulty, base)) as stage:
+        assert right(stage.path(shards[0]), shards[0])
+    assert len(failed) == 3
+    assert f"bytes 32768 to 49152: {errno.errorcode[number]}" in caplog.text
+
+
+def test_a_read_that_keeps_failing_is_an_error_with_its_bytes(faulty, shards, base, monkeypatch):
+    monkeypatch.setattr(origin, "BLOCK", 2**14)
+
+    def broken(path, position, data):
+        if position == 2**15:
+            raise OSError(errno.EIO, "what")
+        return data
+
+    set_fault(broken)
+    with closing(Stage(faulty, base)) as stage:
+        with pytest.raises(DataError, match=r"train-00000.h5: bytes 32768 to 49152 cannot be read"):
+            stage.path(shards[0])
+        assert staged(stage.folder) == set()
+
+
+def test_missing_truncated_longer_and_odd_shards(source, shards, base, tmp_path):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    content = (source / shards[1].path).read_bytes()
+    (broken / shards[1].path).write_bytes(content[:-1])
+    (broken / shards[2].path).write_bytes(content + b"?")
+    (broken / shards[3].path).mkdir()
+    odd = Shard("odd.h5", "train", 1, 1, "sha256:../../0")
+    with closing(Stage(broken, base)) as stage:
+        for shard, words in [
+            (shards[0], "is missing; index.json lists it"),
+            (shards[1], f"is truncated: it has {shards[1].bytes - 1} bytes"),
+            (shards[2], "is changed: it has more than the"),
+            (shards[3], "cannot be read: Is a directory"),
+            (odd, "has the digest 'sha256:../../0'"),
+        ]:
+            with pytest.raises(DataError, match=words):
+                stage.path(shard)
+        assert staged(stage.folder) == set()
+
+
+# The folder of the copies fails
+
+
+@pytest.fixture
+def little_disk(base):
+    """A file system of a megabyte."""
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m,mode=1777", "none", base], capture_output=True
+    )
+    if made.returncode:
+        pytest.skip("cannot mount a file system here")
+    yield base
+    subprocess.run(["umount", "--lazy", base], check=True)
+
+
+def warnings_of(caplog):
+    return [record.message for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def test_a_full_disk(source, shards, little_disk, caplog):
+    with closing(Stage(source, little_disk, budget_bytes=2**40)) as stage:
+        stage.path(shards[0])
+        (little_disk / "of somebody else").write_bytes(bytes(850_000))
+        assert stage.path(shards[0]).parent == stage.folder
+        for shard in shards[1:]:
+            assert right(stage.path(shard), shard)
+    assert len(warnings_of(caplog)) == 1
+    assert os.statvfs(little_disk).f_bavail > 0, "not filled"
+
+
+def test_a_disk_that_becomes_read_only(source, shards, little_disk, caplog):
+    stage = Stage(source, little_disk)
+    stage.path(shards[0])
+    # Not a remount, which fails while files are open for writing.
+    subprocess.run(["mount", "--bind", little_disk, little_disk], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", little_disk], check=True)
+    try:
+        for shard in shards[1:]:
+            assert stage.path(shard) == source / shard.path
+    finally:
+        subprocess.run(["umount", little_disk], check=True)
+        stage.close()
+    (said,) = warnings_of(caplog)
+    assert "Read-only file system. From now on what is not staged is read from" in said
+
+
+def test_a_folder_that_vanishes(source, shards, base, caplog):
+    with closing(Stage(source, base)) as stage:
+        stage.path(shards[0])
+        for path in stage.folder.iterdir():
+            path.unlink()
+        stage.folder.rmdir()
+        stage.plan(shards)
+        for shard in shards:
+            assert stage.path(shard) == source / shard.path
+    (said,) = warnings_of(caplog)
+    assert "the staging folder was emptied. From now on" in said
+    with closing(Stage(source, base)) as again:
+        assert again.path(shards[0]).parent == again.folder
+
+
+def test_a_write_that_fails(source, shards, base, caplog):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SHARD // 2, limits[1]))
+    try:
+        with closing(Stage(source, base)) as stage:
+            assert stage.path(shards[0]) == source / shards[0].path
+            assert staged(stage.folder) == set()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "File too large" in caplog.text
+
+
+def test_a_vanished_folder_and_a_url(faulty, shards, base):
+    with closing(Stage(faulty, base)) as stage:
+        (stage.folder / "lock").unlink()
+        with pytest.raises(StorageError, match="the staging folder was emptied; and faulty://"):
+            stage.path(shards[0])
+
+
+# Whose folder it is
+
+
+def test_only_a_folder_of_this_user_alone(source, base):
+    ours = base / f"hpctrain-stage-{os.geteuid()}"
+    (base / "other").mkdir(mode=0o700)
+    ours.symlink_to(base / "other")
+    with pytest.raises(StorageError, match="is not a folder of this user alone"):
+        Stage(source, base)
+    ours.unlink()
+    ours.mkdir(mode=0o755)
+    with pytest.raises(StorageError, match=r"mode 755; expected \d+, 700"):
+        Stage(source, base)
+    ours.rmdir()
+    base.chmod(0o777)
+    with pytest.raises(StorageError, match="writable for everybody and not sticky"):
+        Stage(source, base)
+    base.chmod(0o1777)
+    Stage(source, base).close()
+    assert ours.stat().st_mode & 0o777 == 0o700
+
+
+def test_after_a_boot_nothing_is_trusted(source, shards, base):
+    with closing(Stage(source, base)) as stage:
+        path = stage.path(shards[0])
+    path.write_bytes(bytes(shards[0].bytes))  # what a crash of the machine may leave
+    (stage.folder / "boot").write_text("another\n")
+    with closing(Stage(source, base)) as stage:
+        assert right(stage.path(shards[0]), shards[0])
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm")
+def test_nothing_stays_in_memory(source, shards):
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        first, second = Stage(source, Path(name)), Stage(source, Path(name))
+        assert first.budget_bytes <= job_memory() // 4
+        for shard in shards[:4]:
+            first.path(shard)
+        second.path(shards[0])
+        first.close()
+        assert staged(second.folder) == {shards[0].digest[9:]}
+        second.close()
+        assert list(Path(name).glob("*/*-*")) == []
+        assert {p.name for p in Path(name).glob("*/*")} == {"lock", "boot"}
+
+
+# sbcast, as far as it goes without Slurm
+
+
+def test_what_a_broadcast_has_left_is_checked_and_taken(source, shards, base, caplog):
+    with closing(Stage(source, base)) as stage:
+        for shard, change in [(shards[0], b""), (shards[1], b"?"), (shards[2], b"longer")]:
+            content = (source / shard.path).read_bytes()
+            content = content[: len(content) - len(change)] + change
+            if len(change) > 1:
+                content = content[:-9]  # on its way
+            (stage.folder / f"{shard.digest[9:]}.sbcast").write_bytes(content)
+        for shard in shards[:3]:
+            assert right(stage.path(shard), shard)
+        assert stage.copied_bytes == shards[1].bytes + shards[2].bytes
+    assert "train-00001.h5: what sbcast has brought is not used" in caplog.text
+
+
+def test_no_broadcast_outside_a_job(source, shards, base, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(LaunchError, match="to the nodes of a Slurm job, and this is none"):
+        broadcast(base, source, shards)

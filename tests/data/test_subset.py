@@ -1,0 +1,130 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpctrain.data.blocks import BlockOrder
+from hpctrain.data.index import Field
+from hpctrain.data.order import Order, Repeat
+from hpctrain.data.ragged import Ragged
+from hpctrain.data.reader import Reader
+from hpctrain.data.subset import Subset, column, parse_slice, select
+from hpctrain.errors import ConfigError, DataError
+from tests.data.samplers import check_pure, everything
+
+
+@given(st.lists(st.integers(0, 999), min_size=1, max_size=200), st.data())
+def test_it_gives_the_indices_and_no_others(indices, data):
+    subset = Subset(Order(len(indices), 1), np.array(indices), of=1000)
+    assert subset.count == len(indices)
+    assert sorted(everything(subset, 3).tolist()) == sorted(indices)
+    check_pure(subset, 2, data, st)
+
+
+@given(
+    st.integers(1, 100),
+    st.none() | st.integers(-120, 120),
+    st.none() | st.integers(-120, 120),
+    st.none() | st.integers(-9, 9).filter(bool),
+)
+def test_slices_are_those_of_python(count, start, stop, step):
+    text = ":".join("" if part is None else str(part) for part in (start, stop, step))
+    expected = list(range(count)[start:stop:step])
+    if not expected:
+        with pytest.raises(ConfigError, match="holds none"):
+            parse_slice(text, count)
+        return
+    indices = parse_slice(text, count)
+    assert list(indices) == expected
+    unshuffled = Subset(Order(len(indices), 0, shuffle=False), indices, of=count)
+    assert everything(unshuffled).tolist() == expected
+    as_array = Subset(Order(len(indices), 4), np.array(indices), of=count)
+    assert np.array_equal(
+        everything(Subset(Order(len(indices), 4), indices, count)), everything(as_array)
+    )
+
+
+@pytest.mark.parametrize("text", ["", "3", "a:b", "1:2:3:4", "::0", "1.5:", "[1:2]"])
+def test_what_is_no_slice_is_refused(text):
+    with pytest.raises(ConfigError, match="START:STOP:STEP"):
+        parse_slice(text, 10)
+
+
+def test_other_samplers_go_over_a_subset():
+    indices = np.arange(0, 1000, 7)
+    blocks = Subset(BlockOrder(len(indices), 0, 10, 3), indices, of=1000)
+    assert np.array_equal(np.sort(everything(blocks)), indices)
+    twice = Subset(Repeat(Order(len(indices), 0), 2), indices, of=1000)
+    assert np.array_equal(np.unique(everything(twice), return_counts=True)[1], np.full(143, 2))
+
+
+def test_indices_are_kept_compactly():
+    indices = np.arange(10, dtype=np.int64)
+    assert Subset(Order(10, 0), indices, of=2**31).indices.dtype == np.int32
+    assert Subset(Order(10, 0), indices, of=2**31 + 1).indices.dtype == np.int64
+    huge = Subset(Order(10**10, 0), range(0, 10**11, 10), of=10**11)
+    assert (huge(0, np.arange(100)) % 10 == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("indices", "message"),
+    [
+        (np.array([], dtype=int), "holds none"),
+        (range(0), "holds none"),
+        (np.array([3, 10]), "index 10; the data set has 0 to 9"),
+        (np.array([-1, 3]), "index -1"),
+        (range(5, 11), "index 10"),
+        (np.array([0.5]), "float64"),
+        (np.array([True, False]), "bool"),
+        (np.array([[1]]), "list of integers"),
+    ],
+)
+def test_indices_that_cannot_be_are_refused(indices, message):
+    with pytest.raises(DataError, match=message):
+        Subset(Order(max(len(indices), 1), 0), indices, of=10)
+
+
+@pytest.mark.parametrize("indices", [np.arange(5), range(5)])
+def test_a_sampler_of_more_samples_is_refused(indices):
+    with pytest.raises(IndexError):
+        everything(Subset(Order(10, 0), indices, of=10))
+
+
+def test_select_and_column_of_real_data(digits):
+    labels = Reader(digits, "train", fields=["label"])
+    values = column(labels, "label", chunk=100)
+    assert np.array_equal(values, labels.read(np.arange(len(labels)))["label"])
+    for chunk in (1, 99, len(labels), 10**6):
+        found = select(labels, lambda rows: rows["label"] == 3, chunk)
+        assert found.dtype == np.int32
+        assert np.array_equal(found, np.flatnonzero(values == 3))
+    assert select(labels, lambda rows: rows["label"] > 9).size == 0
+
+
+class Texts:
+    """Ten samples, one of variable length."""
+
+    fields = {"text": Field("uint8", variable=True), "id": Field("int64")}  # noqa: RUF012
+
+    def __len__(self):
+        return 10
+
+    def read(self, indices):
+        return {"text": Ragged.of([np.zeros(i, np.uint8) for i in indices]), "id": indices}
+
+
+def test_a_predicate_sees_lengths_too():
+    assert select(Texts(), lambda rows: rows["text"].lengths >= 7, 4).tolist() == [7, 8, 9]
+
+
+def test_what_is_no_predicate_is_refused():
+    with pytest.raises(DataError, match=r"returned int64 \[4\] for 4 samples; it returns bool"):
+        select(Texts(), lambda rows: rows["id"], 4)
+    with pytest.raises(DataError, match=r"returned bool \[\]"):
+        select(Texts(), lambda rows: True)
+
+
+def test_a_column_that_is_not_there_is_refused():
+    for name in ("label", "text"):
+        with pytest.raises(DataError, match=f"no fixed-size field '{name}'; there are id"):
+            column(Texts(), name)

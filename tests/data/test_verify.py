@@ -1,0 +1,144 @@
+"""Every way in which a shard may differ from the index, and each is named."""
+
+import os
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hpctrain.data import verify as module
+from hpctrain.data.format import write_shards
+from hpctrain.data.index import Index
+from hpctrain.data.place import Folder
+from hpctrain.data.stage import Stage
+from hpctrain.data.verify import Verified, verified, verify
+from hpctrain.errors import ConfigError, DataError
+
+
+@pytest.fixture
+def source(tmp_path):
+    write_shards(tmp_path / "set", [("train", {"x": np.arange(8000)})], max_bytes=16000)
+    return tmp_path / "set"
+
+
+@pytest.fixture
+def shards(source):
+    found = Index.load(source).shards
+    assert len(found) == 4
+    return found
+
+
+def swap(one, other):
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+
+
+def edit(path, position=5000):
+    with open(path, "r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_what_is_right_passes(source, shards):
+    verify(source, shards)
+    for mode in module.MODES:
+        place = verified(Folder(source), mode, source, shards)
+        assert place.path(shards[0]) == source / shards[0].path
+        place.plan(shards)
+        place.release(shards[0])
+        place.close()
+
+
+def test_every_wrong_shard_is_named(source, shards):
+    swap(source / shards[0].path, source / shards[1].path)
+    edit(source / shards[2].path)
+    os.truncate(source / shards[3].path, 100)
+    with pytest.raises(DataError) as error:
+        verify(source, shards)
+    message = str(error.value)
+    assert message.startswith("4 of 4 shards are wrong: ")
+    for shard, other in [(shards[0], shards[1]), (shards[1], shards[0])]:
+        assert f"{shard.path} holds what index.json lists as {other.path}" in message
+    assert f"{source}/{shards[2].path} is changed: its digest is xxh3_128:" in message
+    assert f"{source}/{shards[3].path} is truncated: it has 100 bytes" in message
+
+
+def test_the_ranks_share_the_work(source, shards):
+    edit(source / shards[1].path)
+    place = Folder(source)
+    assert verified(place, "full", source, shards, rank=0, ranks=2) is place
+    with pytest.raises(DataError, match="1 of 2 shards are wrong"):
+        verified(place, "full", source, shards, rank=1, ranks=2)
+
+
+def test_a_long_list_is_cut(source, shards, monkeypatch):
+    monkeypatch.setattr(module, "NAMED", 1)
+    for shard in shards[:3]:
+        (source / shard.path).unlink()
+    with pytest.raises(DataError, match=r"00000.h5 is missing; index.json lists it; and 2 more$"):
+        verify(source, shards)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_one_bit_anywhere_is_found(source, shards, data):
+    shard = data.draw(st.sampled_from(shards))
+    position = data.draw(st.integers(0, shard.bytes - 1))
+    edit(source / shard.path, position)
+    try:
+        with pytest.raises(DataError, match=f"1 of 4 shards are wrong: shard .*{shard.path}"):
+            verify(source, shards)
+        with pytest.raises(DataError, match=f"{shard.path} is changed"):
+            Verified(Folder(source)).path(shard)
+    finally:
+        edit(source / shard.path, position)
+
+
+def test_first_use_reads_a_shard_once(source, shards):
+    place = verified(Folder(source), "first_use", source, shards)
+    with ThreadPoolExecutor(8) as pool:
+        paths = list(pool.map(place.path, list(shards[:3]) * 10))
+    assert paths == [source / shard.path for shard in shards[:3]] * 10
+    for shard in shards:
+        edit(source / shard.path)
+    place.path(shards[0])  # known, as a fork and a pickle know
+    child = os.fork()
+    if child == 0:
+        os._exit(place.path(shards[0]) != paths[0])
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    pickle.loads(pickle.dumps(place)).path(shards[0])
+    for _ in range(2):  # what is wrong stays wrong
+        with pytest.raises(DataError, match=f"{shards[3].path} is changed"):
+            place.path(shards[3])
+
+
+def test_first_use_of_a_staged_copy_that_was_edited(source, shards, tmp_path):
+    stage = Stage(source, tmp_path)
+    path = stage.path(shards[0])
+    edit(path)
+    place = Verified(stage)
+    with pytest.raises(DataError) as error:
+        place.path(shards[0])
+    assert str(error.value).startswith(f"{shards[0].path}: shard {path} is changed")
+    place.close()
+
+
+def test_another_mode(source, shards):
+    with pytest.raises(ConfigError, match=r"data.verify=on: it is one of off, first_use, full"):
+        verified(Folder(source), "on", source, shards)
+
+
+def test_progress_of_a_long_verification(source, shards, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setattr("hpctrain.data.progress.EVERY_S", 0.0)
+    verify(source, shards)
+    assert "verifying: 0.0 of 0.0 GB, " in caplog.text
+    assert caplog.text.rstrip().endswith("MB/s, 0 s left")

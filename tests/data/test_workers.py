@@ -1,0 +1,413 @@
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import worker_parts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worker_parts import FIXED, IMAGES, TEXTS, Source, children, run
+
+from hpctrain.data.samples import SampleRandom
+from hpctrain.data.shared import Segment, place, view
+from hpctrain.data.workers import Workers
+from hpctrain.errors import ConfigError, DataError
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(
+        a[name].dtype == b[name].dtype and np.array_equal(a[name], b[name]) for name in a
+    )
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_for(condition, what, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("into", [True, False])
+def test_the_result_is_that_of_a_loop(into):
+    random = np.random.Generator(np.random.Philox(key=[5, 2], counter=[0, 30, 0, 0]))
+    expected = worker_parts.augment(
+        {"image": IMAGES[33].copy(), "label": np.int64(33), "text": TEXTS[33]}, random
+    )
+    with Workers(Source(into=into), worker_parts.augment, 2) as workers:
+        batch = run(workers, 30, 40, (5, 2), shift=3).result(20)
+    assert {name: value[0].tolist() for name, value in batch.items()} == {
+        name: np.asarray(value).tolist() for name, value in expected.items()
+    }
+    assert batch["image"].dtype == np.float32
+    assert batch["image"].shape == (10, 1, 3, 4)
+    assert batch["label"].tolist() == list(range(33, 43))
+    assert batch["length"].tolist() == [i % 5 for i in range(33, 43)]
+
+
+def test_the_same_for_every_number_of_workers_and_size_of_batch():
+    def everything(count, size):
+        with Workers(Source(), worker_parts.augment, count) as workers:
+            futures = [run(workers, i, min(i + size, 90), (-1, 7)) for i in range(0, 90, size)]
+            batches = [future.result(20) for future in futures]
+            return {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
+
+    expected = everything(0, 90)
+    assert len(np.unique(expected["noise"])) == 180
+    assert equal(everything(1, 90), expected)
+    assert equal(everything(2, 10), expected)
+    assert equal(everything(3, 7), expected)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    one=st.tuples(st.integers(-3, 2**64), st.integers(0, 99), st.integers(0, 2**62)),
+    two=st.tuples(st.integers(-3, 2**64), st.integers(0, 99), st.integers(0, 2**62)),
+)
+def test_random_numbers_are_a_function_of_seed_epoch_and_position(one, two):
+    random, other = SampleRandom(), SampleRandom()
+    first = random.at(*one).random(9)
+    random.generator.integers(5, dtype=np.uint32)  # leaves half a word behind
+    second = random.at(*two).random(9)
+    assert other.at(*two).random(9).tolist() == second.tolist()
+    assert other.at(*one).random(9).tolist() == first.tolist()
+    same = (one[0] % 2**64, *one[1:]) == (two[0] % 2**64, *two[1:])
+    assert (first.tolist() == second.tolist()) == same
+
+
+def test_streams_of_neighbours_are_independent():
+    random = SampleRandom()
+    numbers = np.array([random.at(0, 0, i).random(20) for i in range(5000)])
+    assert np.abs(np.corrcoef(numbers.T) - np.eye(20)).max() < 0.06
+    assert abs(np.corrcoef(numbers[:-1].ravel(), numbers[1:].ravel())[0, 1]) < 0.02
+    assert numbers.mean() == pytest.approx(0.5, abs=0.005)
+
+
+def test_batches_keep_their_values_while_they_are_held():
+    with Workers(FIXED, worker_parts.same, 2) as workers:
+        held = [run(workers, i, i + 10).result(20)["label"] for i in range(0, 90, 10)]
+        again = [run(workers, i, i + 10).result(20)["label"] for i in range(0, 90, 10)]
+    del workers
+    gc.collect()
+    assert np.concatenate(held).tolist() == np.concatenate(again).tolist() == list(range(90))
+
+
+def test_memory_is_used_again_when_the_last_array_is_gone():
+    with Workers(FIXED, worker_parts.same, 1) as workers:
+        run(workers, 0, 10).result(20)
+        descriptors = len(os.listdir("/proc/self/fd"))
+        for i in range(50):
+            batch = run(workers, i, i + 10).result(20)
+            part = torch.from_numpy(batch["label"])[3:].view(-1)[2:]
+            del batch
+            assert part.tolist() == list(range(i + 5, i + 10))
+            del part
+        assert len(os.listdir("/proc/self/fd")) <= descriptors
+        assert workers._free.qsize() == 1
+
+
+def test_results_larger_than_their_samples():
+    with Workers(FIXED, worker_parts.repeat, 1) as workers:
+        for size in (1, 50, 7, 100):
+            batch = run(workers, 0, size).result(20)
+            assert batch["image"].shape == (size, 2000, 3, 4)
+            assert (batch["image"][:, ::1000] == IMAGES[:size]).all()
+
+
+def test_threads_may_share_them():
+    with Workers(FIXED, worker_parts.same, 2) as workers, ThreadPoolExecutor(8) as pool:
+        labels = pool.map(lambda i: run(workers, i, i + 9).result(20)["label"].tolist(), range(90))
+        assert list(labels) == [list(range(i, i + 9)) for i in range(90)]
+
+
+def test_the_process_of_a_worker():
+    with Workers(FIXED, worker_parts.report, 2) as workers:
+        batches = [run(workers, i, i + 1).result(20) for i in range(6)]
+        first = batches[0]
+        assert {int(batch["pid"][0]) for batch in batches} <= set(children())
+        job = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+        assert all(first["ignored"][0, number - 1] for number in job)
+        assert first["blocked"].tolist() == [0]
+        assert first["torch"].tolist() == [False]
+        assert first["threads"].tolist() == [1]
+        for pid in children():
+            for number in job:
+                os.kill(pid, number)
+        assert run(workers, 0, 3).result(20)["pid"][0] in children()
+    assert children() == []
+
+
+def test_closing_ends_a_worker_in_mid_transform():
+    workers = Workers(FIXED, worker_parts.sleep_for_ever, 2)
+    futures = [run(workers, 0, 2) for _ in range(5)]
+    wait_for(lambda: len(children()) == 2, "the workers start")
+    start = time.monotonic()
+    workers.close()
+    assert time.monotonic() - start < 5
+    assert children() == []
+    for future in futures:
+        with pytest.raises(DataError, match="are closed"):
+            future.result(0)
+    with pytest.raises(DataError, match="are closed"):
+        run(workers, 0, 2)
+    workers.close()
+
+
+def test_closing_at_once():
+    for _ in range(5):
+        Workers(FIXED, worker_parts.same, 2).close()
+    assert children() == []
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("kill", "was killed by SIGKILL while it transformed samples 10, 11, 12, 13, 14, ..."),
+        ("exit", "exited (7) while it transformed"),
+    ],
+)
+def test_a_worker_that_dies_is_named_at_once(how, words):
+    with Workers(FIXED, partial(worker_parts.end, how=how), 2) as workers:
+        run(workers, 0, 2).result(20)
+        futures = [run(workers, 10, 20) for _ in range(4)]
+        start = time.monotonic()
+        for future in futures:
+            with pytest.raises(DataError) as error:
+                future.result(20)
+            assert words in str(error.value)
+            assert str(error.value).startswith("worker ")
+        assert time.monotonic() - start < 5
+        with pytest.raises(DataError, match=r"worker \d of the data"):
+            run(workers, 0, 2)
+    assert children() == []
+
+
+def test_an_idle_worker_that_dies():
+    with Workers(FIXED, worker_parts.same, 1) as workers:
+        run(workers, 0, 2).result(20)
+        os.kill(children()[0], signal.SIGKILL)
+        wait_for(lambda: workers._failure is not None, "it is noticed")
+        with pytest.raises(DataError, match="SIGKILL while it had nothing to do"):
+            run(workers, 0, 2)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_an_exception_of_the_transform_keeps_its_type(count):
+    with Workers(FIXED, partial(worker_parts.end, how="kept"), count) as workers:
+        with pytest.raises(worker_parts.Kept) as error:
+            run(workers, 5, 9, (0, 3), shift=6).result(20)
+        notes = "\n".join(error.value.__notes__)
+        assert (
+            "in the transform of sample 13 (position 7 of epoch 3), whose fields are "
+            "image uint8[2, 3, 4], label int64" in notes
+        )
+        if count:
+            assert 'worker_parts.py", line' in notes
+            assert "In worker process" in notes
+        assert run(workers, 0, 2).result(20)["label"].tolist() == [0, 1]  # the others go on
+
+
+@pytest.mark.parametrize("how", ["odd", "huge"])
+def test_an_exception_that_cannot_be_sent(how):
+    with Workers(FIXED, partial(worker_parts.end, how=how), 1) as workers:
+        with pytest.raises(RuntimeError, match="in a worker process") as error:
+            run(workers, 10, 20).result(20)
+        assert "in the transform of sample 13" in str(error.value)
+        assert ("Odd: one and two" if how == "odd" else "xxx") in str(error.value)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("dtype", "returned 'label' as float32 for sample 13 and as int64 for sample 10"),
+        ("shape", "returned 'image' as uint8[2, 2, 4] for sample 13 and as uint8[2, 3, 4]"),
+        ("field", "returned image uint8[2, 3, 4] for sample 13, and image, label for sample 10"),
+        ("text", "returned 'label' as <U8 for sample 13"),
+        ("nothing", "no field for sample 13"),
+        ("none", "returned NoneType for sample 13; it must return a dict of fields"),
+    ],
+)
+def test_results_that_do_not_fit(count, how, words):
+    with Workers(FIXED, partial(worker_parts.end, how=how), count) as workers:
+        start = 13 if how in ("text", "nothing", "none") else 10
+        with pytest.raises(DataError) as error:
+            run(workers, start, 20).result(20)
+        assert words in str(error.value)
+
+
+def test_a_source_that_fails():
+    class Broken(Source):
+        def read(self, indices, out=None):
+            raise DataError("shard s.h5 is gone")
+
+    with Workers(Broken(), worker_parts.same, 1) as workers:
+        with pytest.raises(DataError, match=r"s\.h5 is gone"):
+            run(workers, 0, 2)
+        assert workers._free.qsize() == 1
+
+
+@pytest.mark.parametrize("transform", [lambda sample, random: sample, partial(map, lambda x: x)])
+def test_a_transform_that_cannot_be_pickled(transform):
+    with pytest.raises(ConfigError, match=r"cannot be sent to worker processes.*no lambda"):
+        Workers(FIXED, transform, 1)
+    Workers(FIXED, transform, 0).close()
+
+
+def test_a_negative_number():
+    with pytest.raises(ConfigError, match="workers -1"):
+        Workers(FIXED, worker_parts.same, -1)
+
+
+def test_a_transform_whose_module_is_not_there(tmp_path, monkeypatch):
+    (tmp_path / "passing.py").write_text("def transform(sample, random): return sample\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import passing
+
+    (tmp_path / "passing.py").unlink()
+    with (
+        Workers(FIXED, passing.transform, 2) as workers,
+        pytest.raises(ModuleNotFoundError, match="passing"),
+    ):
+        run(workers, 0, 2).result(20)
+
+
+def test_memory_that_is_not_there(monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with Workers(FIXED, worker_parts.same, 1) as workers:
+        monkeypatch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(DataError, match=r"no memory to share a batch of .* No space left"):
+            run(workers, 0, 2)
+
+
+SCRIPT = """
+import sys, time
+sys.path.insert(0, {folder!r})
+import numpy as np
+import worker_parts
+from hpctrain.data.workers import Workers
+
+def double(sample, random):
+    return {{"label": 2 * sample["label"]}}
+
+{guard}
+    workers = Workers(worker_parts.FIXED, double, 2)
+    print(worker_parts.run(workers, 0, 3).result(20)["label"].tolist(), flush=True)
+"""
+
+
+def script(tmp_path, guard, more=""):
+    path = tmp_path / "training.py"
+    path.write_text(SCRIPT.format(folder=str(Path(__file__).parent), guard=guard) + more)
+    return [sys.executable, str(path)]
+
+
+def test_a_transform_of_the_script_itself(tmp_path):
+    """Which also forgets to close them."""
+    done = subprocess.run(
+        script(tmp_path, "if __name__ == '__main__':"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 2, 4]\n", "")
+
+
+def test_a_script_without_a_guard(tmp_path):
+    done = subprocess.run(
+        script(tmp_path, "if True:"), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert 'put what it does below `if __name__ == "__main__":`' in done.stderr
+
+
+def test_a_transform_of_a_module_that_was_run(tmp_path):
+    """python -m; and the start method of multiprocessing stays the script's to choose."""
+    more = "    import multiprocessing; multiprocessing.set_start_method('spawn')\n"
+    script(tmp_path, "if __name__ == '__main__':", more)
+    done = subprocess.run(
+        [sys.executable, "-m", "training"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 2, 4]\n", "")
+
+
+def test_a_transform_of_a_notebook():
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import worker_parts\n"
+        "from hpctrain.data.workers import Workers\n"
+        "def double(sample, random): return sample\n"
+        "with Workers(worker_parts.FIXED, double, 1) as workers:\n"
+        "    worker_parts.run(workers, 0, 3).result(20)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(Path(__file__).parent)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "must move into a file that can be imported" in done.stderr
+
+
+@pytest.mark.parametrize("transform", ["same", "sleep_for_ever"])
+def test_a_killed_trainer_leaves_nothing(tmp_path, transform):
+    more = f"""
+    busy = Workers(worker_parts.FIXED, worker_parts.{transform}, 2)
+    futures = [worker_parts.run(busy, 0, 50) for _ in range(10)]
+    time.sleep(1)
+    print(*worker_parts.children(), flush=True)
+    time.sleep(100)
+"""
+    before = set(os.listdir("/dev/shm"))
+    command = script(tmp_path, "if __name__ == '__main__':", more)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
+        trainer.stdout.readline()
+        pids = [int(pid) for pid in trainer.stdout.readline().split()]
+        assert len(pids) == 4
+        assert all(alive(pid) for pid in pids)
+        trainer.kill()
+        wait_for(lambda: not any(alive(pid) for pid in pids), "the workers end")
+    mine = {name for name in set(os.listdir("/dev/shm")) - before if "hpctrain" in name}
+    assert mine == set()
+
+
+def test_a_segment_keeps_its_arrays_when_it_grows():
+    segment = Segment()
+    segment.reserve(10)
+    block = place("int32", (3,), 1)
+    assert block.offset == 64
+    segment.reserve(block.end)
+    array = view(segment.bytes(), block)
+    array[:] = 1, 2, 3
+    segment.reserve(10**6)
+    grown = view(segment.bytes(), block)
+    grown[0] = 9
+    assert array.tolist() == [9, 2, 3]
+    other = Segment(os.dup(segment.descriptor))
+    other.reserve(100)
+    assert view(other.bytes(), block).tolist() == [9, 2, 3]
+    assert pickle.loads(pickle.dumps(block)) == block

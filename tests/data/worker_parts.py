@@ -1,0 +1,144 @@
+"""What the tests of worker processes read and apply: imported by workers, so without torch."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+
+from hpctrain.data.index import Field
+from hpctrain.data.ragged import Ragged
+
+COUNT = 100
+IMAGES = np.random.default_rng(0).integers(0, 255, (COUNT, 2, 3, 4), dtype=np.uint8)
+TEXTS = [np.arange(i % 5, dtype=np.uint16) for i in range(COUNT)]
+
+
+class Source:
+    """Images, labels and texts, read into what is given (or not)."""
+
+    def __init__(self, fields=("image", "label", "text"), into=True):
+        everything = {
+            "image": Field("uint8", (2, 3, 4)),
+            "label": Field("int64"),
+            "text": Field("uint16", variable=True),
+        }
+        self.fields = {name: everything[name] for name in fields}
+        self.into = into
+
+    def read(self, indices, out=None):
+        rows = {
+            "image": IMAGES[indices],
+            "label": np.asarray(indices),
+            "text": Ragged.of([TEXTS[i] for i in indices]),
+        }
+        rows = {name: rows[name] for name in self.fields}
+        for name, array in (out or {}).items():
+            if self.into:
+                array[...] = rows[name]
+                rows[name] = array
+        return rows
+
+
+FIXED = Source(("image", "label"))
+
+
+def run(workers, start, stop, key=(0, 0), shift=0):
+    positions = np.arange(start, stop)
+    return workers.submit(key, positions, (positions + shift) % COUNT)
+
+
+def children():
+    """The processes that this one started and that still are."""
+    path = Path(f"/proc/{os.getpid()}/task")
+    found = [task.joinpath("children").read_text().split() for task in path.iterdir()]
+    return sorted(int(pid) for pids in found for pid in pids)
+
+
+def augment(sample, random):
+    """Uses its random numbers, changes dtype and shape, and writes into what it is given."""
+    image = sample["image"]
+    image += 1
+    if random.random() < 0.5:
+        image = image[:, ::-1]
+    noise = random.standard_normal(2)
+    return {
+        "image": image[:1].astype(np.float32) * np.float32(noise[0]),
+        "label": sample["label"],
+        "length": len(sample["text"]),
+        "last": np.uint16(sample["text"].sum()),
+        "noise": noise,
+        "whole": random.integers(1000),
+    }
+
+
+def same(sample, random):
+    return sample
+
+
+def report(sample, random):
+    """What kind of process this is."""
+    import sys
+
+    ignored = [signal.getsignal(number) == signal.SIG_IGN for number in range(1, 20)]
+    return {
+        "pid": os.getpid(),
+        "torch": "torch" in sys.modules,
+        "threads": int(os.environ["OMP_NUM_THREADS"]),
+        "ignored": np.array(ignored),
+        "blocked": len(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    }
+
+
+def sleep(sample, random):
+    time.sleep(0.05)
+    return sample
+
+
+def sleep_for_ever(sample, random):
+    time.sleep(1000)
+    return sample
+
+
+class Odd(Exception):
+    """Cannot be unpickled."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+
+class Kept(ValueError):
+    """Can be."""
+
+
+def end(sample, random, how):
+    if sample["label"] != 13:
+        return sample
+    match how:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "exit":
+            os._exit(7)
+        case "kept":
+            raise Kept("thirteen")
+        case "odd":
+            raise Odd("one", "two")
+        case "huge":
+            raise ValueError(b"x" * 10**6)
+        case "dtype":
+            return sample | {"label": np.float32(0)}
+        case "shape":
+            return sample | {"image": sample["image"][:, :2]}
+        case "field":
+            return {"image": sample["image"]}
+        case "text":
+            return sample | {"label": "thirteen"}
+        case "nothing":
+            return {}
+        case "none":
+            return None
+
+
+def repeat(sample, random):
+    return {"image": np.repeat(sample["image"], 1000, axis=0)}

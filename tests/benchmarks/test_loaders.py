@@ -21,7 +21,7 @@ from tests.benchmarks.loaders.race import as_json, race
 from tests.benchmarks.loaders.report import report
 from tests.benchmarks.loaders.works import FULL
 
-ROUNDS, SECONDS = (5, 1.0) if FULL else (2, 0.4)
+ROUNDS, SECONDS = (5, 1.0) if FULL else (2, 0.3)
 
 
 @pytest.mark.timeout(3600)

@@ -1,19 +1,21 @@
 """What needs no peer: the limit, h5py, np.memmap, torch's DataLoader itself, and ours."""
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import h5py
 import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from hpctrain.data.blocks import BlockOrder
 from hpctrain.data.format import write_shards
 from hpctrain.data.loader import Loader
+from hpctrain.data.order import Order, Sampler
 from hpctrain.data.reader import Reader
+from hpctrain.schema import DataConfig
 from tests.benchmarks.loaders.competitor import Competitor, MapStyle
 from tests.benchmarks.loaders.works import Batch, Work, tensor
 
@@ -162,8 +164,6 @@ class _H5pyBatches(_H5pySamples):
 class Hpctrain(Competitor):
     """Ours, by its public interface; for two processes it has two threads."""
 
-    options: ClassVar[dict[str, Any]] = {}
-
     @classmethod
     def write(cls, work: Work, folder: Path) -> None:
         arrays = work.arrays(folder.parent)
@@ -176,15 +176,18 @@ class Hpctrain(Competitor):
         )
 
     def __init__(self, work: Work, folder: Path, workers: int = 0, state: Any = None) -> None:
-        known = inspect.signature(Loader).parameters
-        options = dict(self.options)
-        if "threads" in known:
-            options["threads"] = max(1, workers)
-        if options.get("shuffle") == "block" and known["shuffle"].default is True:
-            raise NotImplementedError("this Loader knows no block shuffle")
-        self.loader = Loader(Reader(folder, "train"), global_batch_size=work.batch, **options)
+        reader = Reader(folder, "train")
+        self.loader = Loader(
+            reader,
+            global_batch_size=work.batch,
+            sampler=self.sampler(reader),
+            threads=max(1, workers),
+        )
         if state is not None:
             self.loader.load_state_dict(state)
+
+    def sampler(self, reader: Reader) -> Sampler:
+        return Order(len(reader), seed=0)
 
     def epoch(self) -> Iterable[Batch]:
         return self.loader
@@ -197,4 +200,6 @@ class HpctrainBlock(Hpctrain):
     """Ours, in runs that a file system likes: the mode for data that is not in memory."""
 
     shuffle = "block"
-    options: ClassVar[dict[str, Any]] = {"shuffle": "block"}
+
+    def sampler(self, reader: Reader) -> Sampler:
+        return BlockOrder(len(reader), 0, reader.block_size(), DataConfig().window)

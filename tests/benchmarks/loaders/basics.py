@@ -1,0 +1,205 @@
+"""What needs no peer: the limit, h5py, np.memmap, torch's DataLoader itself, and ours."""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from hpctrain.data.blocks import BlockOrder
+from hpctrain.data.format import write_shards
+from hpctrain.data.loader import Loader
+from hpctrain.data.order import Order, Sampler
+from hpctrain.data.reader import Reader
+from hpctrain.schema import DataConfig
+from tests.benchmarks.loaders.competitor import Competitor, MapStyle
+from tests.benchmarks.loaders.works import Batch, Work, tensor
+
+
+class NumpyGather(Competitor):
+    """A bare loop: a fancy gather from np.memmap, with a permutation held in memory."""
+
+    parallel = False
+
+    def __init__(self, work: Work, folder: Path, workers: int = 0, state: Any = None) -> None:
+        self.arrays = work.arrays(folder.parent)
+        order = torch.randperm(work.count, generator=torch.Generator().manual_seed(0))
+        self.batches_of_order = list(order[: work.steps * work.batch].split(work.batch))
+        self.left = self.batches_of_order[state or 0 :]
+
+    def epoch(self) -> Iterator[Batch]:
+        rows, self.left = self.left, self.batches_of_order
+        return map(self.gather, rows)
+
+    def gather(self, rows: torch.Tensor) -> Batch:
+        return {name: tensor(array[rows.numpy()]) for name, array in self.arrays.items()}
+
+
+class IndexSelect(NumpyGather):
+    """A bare loop: torch.index_select on the mapped file, into buffers that are used again."""
+
+    def __init__(self, work: Work, folder: Path, workers: int = 0, state: Any = None) -> None:
+        super().__init__(work, folder, workers, state)
+        self.mapped = {name: torch.from_numpy(array) for name, array in self.arrays.items()}
+        self.out = {
+            name: torch.empty((work.batch, *whole.shape[1:]), dtype=whole.dtype)
+            for name, whole in self.mapped.items()
+        }
+        self.wide = {
+            name: torch.empty(out.shape, dtype=torch.int32)
+            for name, out in self.out.items()
+            if out.dtype == torch.uint16
+        }
+
+    def gather(self, rows: torch.Tensor) -> Batch:
+        for name, whole in self.mapped.items():
+            torch.index_select(whole, 0, rows, out=self.out[name])
+        for name, wide in self.wide.items():
+            wide.copy_(self.out[name])
+        return self.out | self.wide
+
+
+class Idle(MapStyle):
+    """A dataset that does nothing, and always the same batch: what torch's DataLoader costs."""
+
+    resumes = False
+    shuffle = "-"
+
+    def dataset(self, work: Work, folder: Path) -> Any:
+        arrays = work.arrays(folder.parent)
+        self.batch = {name: tensor(array[: work.batch].copy()) for name, array in arrays.items()}
+        return _Idle(work.count)
+
+    def collate(self) -> Callable[[Any], Batch]:
+        return partial(_always, self.batch)
+
+
+def _always(batch: Batch, samples: list[None]) -> Batch:
+    return batch
+
+
+class _Idle:
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, row: int) -> None:
+        return None
+
+
+class Memmap(MapStyle):
+    """np.memmap, gathered by the batch inside torch's DataLoader."""
+
+    def dataset(self, work: Work, folder: Path) -> Any:
+        return _Memmap(work, folder.parent)
+
+
+class _Memmap:
+    def __init__(self, work: Work, folder: Path) -> None:
+        self.count, self.arrays = work.count, work.arrays(folder)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitems__(self, rows: list[int]) -> Batch:
+        return {name: tensor(array[rows]) for name, array in self.arrays.items()}
+
+
+class H5pySamples(MapStyle):
+    """What people write first: one sample a read."""
+
+    @classmethod
+    def write(cls, work: Work, folder: Path) -> None:
+        with h5py.File(folder / "data.h5", "w") as file:
+            for name, array in work.arrays(folder.parent).items():
+                file.create_dataset(name, data=array)
+
+    def dataset(self, work: Work, folder: Path) -> Any:
+        return _H5pySamples(work, folder)
+
+    def collate(self) -> Callable[[Any], Batch]:
+        return default_collate
+
+
+class H5pyBatches(H5pySamples):
+    """h5py's fancy index, which wants the rows ascending."""
+
+    def dataset(self, work: Work, folder: Path) -> Any:
+        return _H5pyBatches(work, folder)
+
+    def collate(self) -> Callable[[Any], Batch]:
+        return MapStyle.collate(self)
+
+
+class _H5pySamples:
+    def __init__(self, work: Work, folder: Path) -> None:
+        self.work, self.path = work, folder / "data.h5"
+        self.file: h5py.File | None = None
+
+    def __len__(self) -> int:
+        return self.work.count
+
+    def datasets(self) -> dict[str, h5py.Dataset]:
+        if self.file is None:  # in the worker, not before the fork
+            self.file = h5py.File(self.path, "r")
+            self.opened = {name: self.file[name] for name in self.work.fields}
+        return self.opened
+
+    def __getitem__(self, row: int) -> Batch:
+        return {name: tensor(np.asarray(data[row])) for name, data in self.datasets().items()}
+
+
+class _H5pyBatches(_H5pySamples):
+    def __getitems__(self, rows: list[int]) -> Batch:
+        ascending, back = np.unique(rows, return_inverse=True)
+        return {name: tensor(data[ascending][back]) for name, data in self.datasets().items()}
+
+
+class Hpctrain(Competitor):
+    """Ours, by its public interface; for two processes it has two threads."""
+
+    @classmethod
+    def write(cls, work: Work, folder: Path) -> None:
+        arrays = work.arrays(folder.parent)
+        write_shards(
+            folder,
+            (
+                ("train", {name: array[start : start + 100] for name, array in arrays.items()})
+                for start in range(0, work.count, 100)
+            ),
+        )
+
+    def __init__(self, work: Work, folder: Path, workers: int = 0, state: Any = None) -> None:
+        reader = Reader(folder, "train")
+        self.loader = Loader(
+            reader,
+            global_batch_size=work.batch,
+            sampler=self.sampler(reader),
+            threads=max(1, workers),
+        )
+        if state is not None:
+            self.loader.load_state_dict(state)
+
+    def sampler(self, reader: Reader) -> Sampler:
+        return Order(len(reader), seed=0)
+
+    def epoch(self) -> Iterable[Batch]:
+        return self.loader
+
+    def state(self, consumed: int) -> Any:
+        return self.loader.state_dict()
+
+
+class HpctrainBlock(Hpctrain):
+    """Ours, in runs that a file system likes: the mode for data that is not in memory."""
+
+    shuffle = "block"
+
+    def sampler(self, reader: Reader) -> Sampler:
+        return BlockOrder(len(reader), 0, reader.block_size(), DataConfig().window)

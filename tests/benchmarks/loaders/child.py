@@ -1,0 +1,144 @@
+"""One competitor in a process of its own: told what to measure by lines of JSON on stdin.
+
+python -m tests.benchmarks.loaders.child NAME, from the root of the checkout
+"""
+
+import gc
+import importlib.metadata
+import json
+import os
+import sys
+import time
+import traceback
+import warnings
+from collections import deque
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.benchmarks.loaders.competitor import Competitor
+from tests.benchmarks.loaders.competitors import COMPETITORS
+from tests.benchmarks.loaders.works import WORKS, Batch, tensor
+
+BLOCK = 16  # batches between two looks at the clock
+STARTS = 2
+
+
+class Child:
+    """Answers requests about one competitor; each method below is one."""
+
+    def __init__(self, kind: type[Competitor]) -> None:
+        self.kind = kind
+        self.halfway: Any = None
+
+    def hello(self) -> str:
+        """Its version."""
+        name = self.kind.package
+        return importlib.metadata.version(name) if name else ""
+
+    def write(self, work: str, root: str) -> None:
+        """Write the data set; what follows is about it."""
+        self.work, self.folder = WORKS[work], Path(root, self.kind.__name__)
+        self.folder.mkdir()
+        self.raw = self.work.arrays(self.folder.parent)
+        self.kind.write(self.work, self.folder)
+
+    def check(self) -> dict[str, Any]:
+        """Whether an epoch has each sample once, with what belongs to it, also if interrupted."""
+        if not self.kind.resumes:
+            return {}
+        work, half = self.work, self.work.steps // 2
+        before, straight = self._take(half, work.steps - half)
+        _, after = self._take(0, work.steps - half, self.halfway)
+        given = len(before + after)
+        return {
+            "missed": work.steps * work.batch - len(set(before + after)),
+            "repeated": given - len(set(before + after)),
+            "same_order": after == straight,
+        }
+
+    def _take(self, half: int, rest: int, state: Any = None) -> tuple[list[int], list[int]]:
+        """The numbers of the samples in `half` batches, and in the `rest` after them."""
+        loader = self.kind(self.work, self.folder, state=state)
+        batches = loader.batches()
+        before = [number for batch in islice(batches, half) for number in self._verified(batch)]
+        if state is None:
+            self.halfway = loader.state(half)
+        after = [number for batch in islice(batches, rest) for number in self._verified(batch)]
+        _close(loader, batches)
+        return before, after
+
+    def _verified(self, batch: Batch) -> list[int]:
+        """The numbers of the samples in a batch, the first of which is compared with the source."""
+        numbers = self.work.numbers(batch)
+        for name, array in self.raw.items():
+            if not torch.equal(batch[name][0], tensor(array[numbers[:1]])[0]):
+                raise ValueError(f"{name} {numbers[0]} is not what was written")
+        return numbers
+
+    def start(self, resume: bool = False) -> float | None:
+        """Milliseconds from opening to the first batch, from the beginning or from halfway."""
+        if resume and self.halfway is None:
+            return None
+        return min(self._start(self.halfway if resume else None) for _ in range(STARTS))
+
+    def _start(self, state: Any) -> float:
+        start = time.perf_counter()
+        loader = self.kind(self.work, self.folder, state=state)
+        batches = loader.batches()
+        next(batches)
+        took = time.perf_counter() - start
+        _close(loader, batches)
+        return took * 1e3
+
+    def speed(self, seconds: float, workers: int = 0) -> float:
+        """MB/s of sample bytes, over `seconds` and several epochs if they are short."""
+        loader = self.kind(self.work, self.folder, workers)
+        batches = loader.batches()
+        next(batches)
+        count, start = 0, time.perf_counter()
+        while (took := time.perf_counter() - start) < seconds:
+            deque(islice(batches, BLOCK), maxlen=0)
+            count += BLOCK
+        _close(loader, batches)
+        return count * self.work.batch * self.work.sample_bytes / took / 1e6
+
+    def epoch(self) -> float:
+        """MB/s of one epoch, opening included."""
+        start = time.perf_counter()
+        loader = self.kind(self.work, self.folder)
+        batches = loader.batches()
+        deque(islice(batches, self.work.steps), maxlen=0)
+        took = time.perf_counter() - start
+        _close(loader, batches)
+        return self.work.steps * self.work.batch * self.work.sample_bytes / took / 1e6
+
+
+def _close(loader: Competitor, batches: Any) -> None:
+    """End its threads; processes and files go with the last reference."""
+    batches.close()
+    loader.close()
+
+
+def main() -> None:
+    # Some peers print: stdout is only for answers.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    child = Child(COMPETITORS[sys.argv[1]])
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = {"result": getattr(child, request.pop("do"))(**request)}
+        except Exception as error:  # a row of the table, not the end of it
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        gc.collect()  # files are closed before the next request
+        print(json.dumps(answer), file=answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""Everybody who takes part, in the order of the table."""
+
+from tests.benchmarks.loaders import basics, peers
+from tests.benchmarks.loaders.competitor import Competitor
+
+LIMITS = ("np.memmap gather, bare loop", "torch.index_select, bare loop")
+OURS = "hpctrain"
+BLOCK = "hpctrain, block shuffle"
+
+COMPETITORS: dict[str, type[Competitor]] = {
+    LIMITS[0]: basics.NumpyGather,
+    LIMITS[1]: basics.IndexSelect,
+    OURS: basics.Hpctrain,
+    BLOCK: basics.HpctrainBlock,
+    "np.memmap by batch, DataLoader": basics.Memmap,
+    "nothing, DataLoader": basics.Idle,
+    "h5py, one sample a read": basics.H5pySamples,
+    "h5py, fancy index by batch": basics.H5pyBatches,
+    "lmdb": peers.Lmdb,
+    "webdataset": peers.Webdataset,
+    "mosaicml-streaming": peers.Streaming,
+    "Hugging Face datasets": peers.Datasets,
+    "datasets, Arrow by hand": peers.DatasetsArrow,
+    "grain": peers.Grain,
+    "litdata": peers.Litdata,
+}

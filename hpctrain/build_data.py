@@ -136,7 +136,8 @@ class DataBuilder:
         place = verified(
             place, data.verify, path, shards, rank=self.ranks.rank, ranks=self.ranks.world_size
         )
-        reader = Reader(path, split, data.fields, place=place, index=index)
+        io: Any = data.io  # validated
+        reader = Reader(path, split, data.fields, place=place, index=index, io=io)
         source: Source = reader
         if data.windows.field is not None:
             source = Windows(

@@ -80,6 +80,7 @@ class DataConfig:
     stage: str = "auto"  # copy shards to the node: none | node | auto (from network file systems)
     stage_dir: str | None = None  # null: SLURM_TMPDIR, TMPDIR, /tmp or /dev/shm
     stage_gb: float | None = None  # that the copies on a node may take; null: half of the disk
+    io: str = "auto"  # uncompressed shards: mmap | read | auto (read on network file systems)
     verify: str = "off"  # shards' digests: off | first_use | full (before the first step)
 
 
@@ -241,5 +242,5 @@ class Config:
 NOT_IN_SIGNATURE = (
     "name", "output_dir", "metric", "parallel", "checkpoint", "tracking", "launch", "site",
     "data.path", "data.threads", "data.prefetch_mb", "data.workers", "data.stage",
-    "data.stage_dir", "data.stage_gb", "data.verify", "train.log_every",
+    "data.stage_dir", "data.stage_gb", "data.io", "data.verify", "train.log_every",
 )  # fmt: skip

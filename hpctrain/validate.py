@@ -20,6 +20,7 @@ _CHOICES = {
     "data.images.fit": ("exact", "crop", "stretch"),
     "data.images.channels": (1, 3),
     "data.stage": ("none", "node", "auto"),
+    "data.io": ("auto", "mmap", "read"),
     "data.verify": ("off", "first_use", "full"),
     "scheduler.kind": ("constant", "linear", "cosine"),
     "precision.compute": ("fp32", "bf16"),

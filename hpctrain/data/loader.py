@@ -233,16 +233,17 @@ class Loader:
     def _groups(self, planner: Executor) -> Iterator["_Group"]:
         """Steps that are read at once, with the samples of the next stretch on their way."""
         stretches = self._steps.stretches(self._consumed)
-        planned = ((stretch, planner.submit(self._plan, stretch)) for stretch in stretches)
+        planned = ((stretch, self._planned(planner, stretch)) for stretch in stretches)
         current = next(planned, None)
+        limit = 1  # the first batch is not to wait for others
         while current is not None:
             stretch, plan = current
             current = next(planned, None)
             first = 0
             while first < len(stretch.consumed):
-                last = first + self._group_steps()
+                last = first + min(limit, self._group_steps())
                 yield _Group(stretch.epoch, plan, first, stretch.consumed[first:last])
-                first = last
+                first, limit = last, 2 * limit
 
     def _group_steps(self) -> int:
         if not self._bytes_known:
@@ -250,15 +251,22 @@ class Loader:
         size = max(1, self._steps.share * self._sample_bytes)
         return min(MAX_GROUP, max(1, GROUP // size))
 
+    def _planned(self, planner: Executor, stretch: Stretch) -> "Future[_Plan]":
+        plan = planner.submit(self._plan, stretch)
+        if self._threads and isinstance(self._source, Prepares):  # the first batch goes ahead
+            planner.submit(self._prepare, self._source, stretch.epoch, plan)
+        return plan
+
+    def _prepare(self, source: Prepares, epoch: int, planned: "Future[_Plan]") -> None:
+        plan = planned.result()
+        blocks = None
+        if isinstance(self._sampler, InBlocks):
+            blocks = self._sampler.blocks(epoch, plan.positions.reshape(-1))
+        source.prepare(plan.samples.reshape(-1), blocks)
+
     def _plan(self, stretch: Stretch) -> "_Plan":
         positions, mask = self._steps.positions(stretch)
-        flat = positions.reshape(-1)
-        samples = self._sampler(stretch.epoch, flat)
-        if isinstance(self._source, Prepares):
-            blocks = None
-            if isinstance(self._sampler, InBlocks):
-                blocks = self._sampler.blocks(stretch.epoch, flat)
-            self._source.prepare(samples, blocks)
+        samples = self._sampler(stretch.epoch, positions.reshape(-1))
         return _Plan(positions, samples.reshape(positions.shape), mask)
 
     def _read(self, group: "_Group") -> deque[Batch]:

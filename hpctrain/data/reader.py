@@ -14,6 +14,7 @@ leaves them behind.
 
 import os
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,13 @@ from hpctrain.data.places.origin import is_url, load_index
 from hpctrain.data.places.place import Place
 from hpctrain.data.places.placement import open_place
 from hpctrain.data.ragged import Array, Ragged
-from hpctrain.data.storage.opened import OpenShards
+from hpctrain.data.storage.opened import IO, OpenShards
 from hpctrain.errors import DataError
 
 Int64s = NDArray[np.int64]
 
-BLOCK_BYTES = 2**20  # a stripe of most parallel file systems
+CHECK_EVERY_S = 5.0  # that nobody writes into open shards
+BLOCK_BYTES = 2**22  # stripes of parallel file systems have 1 to 4 MB
 
 
 class Reader:
@@ -43,6 +45,8 @@ class Reader:
         fields: The fields to read, in this order; all by default.
         place: Where the shards' files are, if not in `folder`.
         index: Of the data set, where it has been read already.
+        io: How what is stored plainly is read: "mmap", "read" or "auto", which reads on network
+            file systems.
 
     Attributes:
         index: The data set's index.
@@ -61,6 +65,7 @@ class Reader:
         *,
         place: Place | None = None,
         index: Index | None = None,
+        io: IO = "auto",
     ) -> None:
         self.folder = folder if is_url(folder) else Path(folder)
         self.split, self.index = split, index or load_index(folder)
@@ -68,6 +73,7 @@ class Reader:
         chosen = self.index.split(split)
         self.shards: tuple[Shard, ...] = chosen.shards
         self._place = place or open_place(folder, "none", self.shards)
+        self._io: IO = io
         self._count = chosen.count
         counts = np.array([shard.count for shard in chosen.shards], np.int64)
         self._ends: Int64s = np.cumsum(counts)
@@ -78,6 +84,7 @@ class Reader:
     def _forget(self) -> None:
         """Begin without open shards: a new process."""
         self._opened: OpenShards | None = None
+        self._check_at = time.monotonic() + CHECK_EVERY_S
         self._lock = threading.Lock()
         self._pid = os.getpid()  # last: whoever sees it sees the rest
 
@@ -102,6 +109,9 @@ class Reader:
             IndexError: An index is out of range.
         """
         shards, rows = self.locate(indices)
+        if time.monotonic() > self._check_at:
+            self._check_at = time.monotonic() + CHECK_EVERY_S
+            self.opened.check_unchanged()
         given = out or {}
         found: dict[str, Array] = {
             name: given[name] if name in given else np.empty((len(rows), *field.shape), field.dtype)
@@ -225,7 +235,7 @@ class Reader:
         if self._opened is None:
             with self._lock:
                 if self._opened is None:
-                    self._opened = OpenShards(self.shards, self._place, self.fields)
+                    self._opened = OpenShards(self.shards, self._place, self.fields, self._io)
         return self._opened
 
     def _select(self, names: Iterable[str] | None) -> dict[str, Field]:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.data.storage import table as chunktable
+from hpctrain.data.storage import file as storage_file
 from hpctrain.data.storage.cache import ChunkCache
 from hpctrain.data.storage.chunks import Chunked
 from hpctrain.errors import DataError
@@ -280,7 +280,7 @@ def test_reads_that_fail_for_a_while(tmp_path, monkeypatch, caplog):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return truly(descriptor, buffers, offset)
 
-    monkeypatch.setattr(chunktable, "PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(storage_file, "PAUSES_S", (0.0, 0.0))
     monkeypatch.setattr(os, "preadv", failing)
     with caplog.at_level(logging.WARNING):
         compare(read(path), IMAGES, ROWS)

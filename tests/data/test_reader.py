@@ -1,3 +1,4 @@
+import errno
 import os
 import pickle
 import re
@@ -16,6 +17,8 @@ from hpctrain.data.format import digest_file, write_shards
 from hpctrain.data.index import Index, Shard
 from hpctrain.data.ragged import Ragged
 from hpctrain.data.reader import Reader
+from hpctrain.data.storage import arena
+from hpctrain.data.storage import file as storage_file
 from hpctrain.errors import DataError
 
 COUNT = 50
@@ -310,3 +313,74 @@ def test_a_file_of_another_program_may_be_open_for_writing(own):
             "print(Reader(Path(sys.argv[1]), 'train').read(np.array([0]))['score'])"
         )
         subprocess.run([sys.executable, "-c", code, own], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("chunks", [False, True])
+def test_shards_that_are_not_mapped(own, chunks):
+    if chunks:
+        rewrite(own, {})
+    reader = Reader(own, "train", io="read")
+    compare(reader, [49, 0, 7, 7, 8, 9, 23, 8])
+    compare(reader, list(range(COUNT)))
+    compare(reader, [])
+
+
+def test_a_read_that_fails_is_tried_again_then_named(own, monkeypatch):
+    reader = Reader(own, "train", fields=["score"], io="read")
+    reader.read(np.array([0]))
+    monkeypatch.setattr(storage_file, "PAUSES_S", (0.0, 0.0))
+    real, failures = os.preadv, []
+
+    def flaky(*arguments):
+        if len(failures) < limit:
+            failures.append(arguments)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(*arguments)
+
+    monkeypatch.setattr(os, "preadv", flaky)
+    limit = 2
+    assert reader.read(np.array([1]))["score"] == SCORES[1]
+    assert len(failures) == 2
+    failures.clear()
+    limit = 3
+    words = r"train-00000.h5: 'score' cannot be read in samples 2 to 4: .*Input/output error"
+    with pytest.raises(DataError, match=words):
+        reader.read(np.array([4, 3, 2]))
+
+
+@pytest.mark.parametrize("io", ["mmap", "read"])
+def test_more_shards_than_can_be_open(tmp_path, monkeypatch, io):
+    """Slots are given from one to the next, by several threads at a time."""
+    write_shards(tmp_path, [("train", {"x": np.arange(600), "y": np.arange(600.0)})], max_bytes=32)
+    monkeypatch.setattr(arena, "MAX_SLOTS", 24)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (96, 96))
+    reader = Reader(tmp_path, "train", io=io)
+    assert len(reader.shards) == 300
+    indices = [np.random.default_rng(i).integers(0, 600, 100) for i in range(60)]
+    with ThreadPoolExecutor(4) as pool:
+        for rows, wanted in zip(pool.map(reader.read, indices), indices, strict=True):
+            assert (rows["x"] == wanted).all()
+            assert (rows["y"] == wanted).all()
+    assert len(reader.opened._layouts) <= 24
+
+
+def test_an_edit_of_an_open_shard_is_seen(own):
+    reader = Reader(own, "train")
+    reader.read(np.arange(COUNT))
+    reader.opened.check_unchanged()
+    path = own / Index.load(own).split("train").shards[0].path
+    with open(path, "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"?")
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(DataError, match=f"shard {path} was changed while it was being read"):
+        reader.opened.check_unchanged()
+
+
+def test_a_shard_that_was_replaced_stays_as_it_was_opened(own):
+    reader = Reader(own, "train")
+    reader.read(np.arange(COUNT))
+    for shard in Index.load(own).split("train").shards:
+        (own / shard.path).unlink()
+    reader.opened.check_unchanged()
+    compare(reader, list(range(COUNT)))

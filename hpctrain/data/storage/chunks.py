@@ -26,7 +26,7 @@ import os
 import threading
 from collections.abc import Hashable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,9 @@ from numpy.typing import NDArray
 from hpctrain.data.ragged import Array
 from hpctrain.data.storage.cache import CACHE, ChunkCache, Load
 from hpctrain.data.storage.codecs import describe
+from hpctrain.data.storage.file import patiently, reading
 from hpctrain.data.storage.scratch import Bytes, Damaged, Undecodable
-from hpctrain.data.storage.table import ChunkTable, filters, patiently
+from hpctrain.data.storage.table import ChunkTable, filters
 from hpctrain.errors import DataError
 
 Int64s = NDArray[np.int64]
@@ -257,20 +258,9 @@ class Chunked:
         with self._reading(first, last), self._lock:
             out[...] = patiently(lambda: dataset[selection])
 
-    @contextmanager
-    def _reading(self, first: int, last: int) -> Iterator[None]:
+    def _reading(self, first: int, last: int) -> AbstractContextManager[None]:
         """Errors name the file and the samples."""
-        try:
-            yield
-        except Damaged as error:
-            raise DataError(
-                f"shard {self.path}: {self.name!r} is damaged in samples {first} to {last}: {error}"
-            ) from None
-        except (OSError, RuntimeError, ValueError) as error:
-            raise DataError(
-                f"shard {self.path}: {self.name!r} cannot be read in samples {first} to {last}: "
-                f"{error}"
-            ) from None
+        return reading(self.path, self.name, first, last)
 
 
 def _tiles(shape: tuple[int, ...], chunk: tuple[int, ...]) -> list[tuple[int, Slices, Slices]]:

@@ -1,7 +1,8 @@
 """One shard's file, opened and checked: where its datasets lie.
 
 A contiguous, uncompressed dataset in the machine's byte order (what `data_prep` writes) has an
-offset in the file, so its rows may be mapped. Any other layout is read by `Chunked`.
+offset in the file, so its rows may be mapped, or read by `Plain`. Any other layout is read by
+`Chunked`.
 """
 
 import os
@@ -16,6 +17,7 @@ from hpctrain.data import shard as shard_format
 from hpctrain.data.index import Field, Shard, check_shard
 from hpctrain.data.storage.arena import Arena
 from hpctrain.data.storage.chunks import Chunked, decoders
+from hpctrain.data.storage.plain import Plain
 from hpctrain.errors import DataError
 
 Int64s = NDArray[np.int64]
@@ -23,6 +25,12 @@ Int64s = NDArray[np.int64]
 
 class Layout:
     """A shard's datasets: FIELD, or FIELD/offsets and FIELD/values.
+
+    Args:
+        path: The file.
+        shard: What the index lists.
+        fields: Those that are read.
+        mapped: Whether what can be mapped shall be.
 
     Attributes:
         path: The file.
@@ -35,10 +43,12 @@ class Layout:
         DataError: The file is missing, damaged or not what the index says.
     """
 
-    def __init__(self, path: Path, shard: Shard, fields: Mapping[str, Field]) -> None:
-        self.path, self.size = path, shard.bytes
+    def __init__(
+        self, path: Path, shard: Shard, fields: Mapping[str, Field], *, mapped: bool = True
+    ) -> None:
+        self.path, self.size, self._mapped = path, shard.bytes, mapped
         self.offsets: dict[str, int] = {}
-        self.rows: dict[str, Chunked] = {}
+        self.rows: dict[str, Chunked | Plain] = {}
         self.totals: dict[str, int] = {}
         self._needs_hdf5 = False
         check_shard(path, shard)
@@ -136,7 +146,10 @@ class Layout:
         elif offset is not None and dataset.dtype.isnative and not dataset.external:
             if offset + dataset.nbytes > self.size:
                 raise DataError(f"shard {self.path} is truncated: {name!r} goes beyond its end")
-            self.offsets[name] = offset
+            if self._mapped:
+                self.offsets[name] = offset
+            else:
+                self.rows[name] = Plain(self.path, name, offset, dtype, dataset.shape[1:])
         else:
             self.rows[name] = chunked = Chunked(dataset, self.path, pool=decoders())
             self._needs_hdf5 |= not chunked.direct

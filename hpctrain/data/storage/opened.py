@@ -12,19 +12,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from hpctrain.data.index import Field, Shard
+from hpctrain.data.places.filesystem import Kind, kind_of
 from hpctrain.data.places.place import Place
 from hpctrain.data.ragged import Array
 from hpctrain.data.storage.arena import Arena
 from hpctrain.data.storage.chunks import Chunked
 from hpctrain.data.storage.layout import Layout
+from hpctrain.data.storage.plain import Plain
 
 Int64s = NDArray[np.int64]
+IO = Literal["auto", "mmap", "read"]
 
 SHORT = 16  # elements: shorter spans of what cannot be mapped are asked for one by one
 
@@ -36,10 +40,19 @@ class OpenShards:
         shards: All that may be needed; they are known by their place here.
         place: Where their files are.
         fields: The fields that are read.
+        io: How what is stored plainly is read: "mmap", "read" or "auto", which reads on network
+            file systems.
     """
 
-    def __init__(self, shards: Sequence[Shard], place: Place, fields: Mapping[str, Field]) -> None:
-        self._shards, self._place, self._fields = shards, place, fields
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        place: Place,
+        fields: Mapping[str, Field],
+        io: IO = "auto",
+    ) -> None:
+        self._shards, self._place, self._fields, self._io = shards, place, fields, io
+        self._kinds: dict[Path, Kind] = {}
         elements = dict(_elements(fields))
         self._elements = {
             name: np.dtype(type_).itemsize * prod(shape)
@@ -197,6 +210,14 @@ class OpenShards:
 
     # Opening and closing: under the lock.
 
+    def _maps(self, path: Path) -> bool:
+        if self._io != "auto":
+            return self._io == "mmap"
+        folder = path.parent
+        if folder not in self._kinds:
+            self._kinds[folder] = kind_of(folder)
+        return self._kinds[folder] != "network"
+
     def _room_for(self, needed: Int64s) -> bool:
         others = np.count_nonzero(self._users) - np.count_nonzero(self._users[needed])
         return not others or int(others) + len(needed) <= self._limit
@@ -205,7 +226,7 @@ class OpenShards:
         idle = np.flatnonzero(self._open & (self._users == 0))
         if len(self._layouts) >= self._limit and len(idle):
             self._close(int(idle[np.argmin(self._used[idle])]))
-        layout = Layout(path, self._shards[shard], self._fields)
+        layout = Layout(path, self._shards[shard], self._fields, mapped=self._maps(path))
         if layout.rows:
             self._all_mapped = False
             # They keep a descriptor, of which a process has few.
@@ -245,7 +266,7 @@ def _max_files() -> int:
     return max(16, descriptors // 4) if descriptors > 0 else 4096  # -1: no limit
 
 
-def _read(dataset: Chunked, starts: Int64s, length: int, out: Array) -> None:
+def _read(dataset: Chunked | Plain, starts: Int64s, length: int, out: Array) -> None:
     """Fill `out`, (n, length, *shape)."""
     if length <= SHORT:
         out[:] = dataset.rows((starts[:, None] + np.arange(length)).reshape(-1)).reshape(out.shape)

@@ -1,29 +1,15 @@
 """Where the chunks of an HDF5 dataset lie in the file, and how their bytes become an array."""
 
-import errno
-import logging
 import math
-import os
-import time
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
-from weakref import WeakValueDictionary
+from typing import Any
 
 import h5py
 import numpy as np
 
 from hpctrain.data.storage.codecs import Filter, Pipeline
+from hpctrain.data.storage.file import File
 from hpctrain.data.storage.scratch import Bytes, Damaged, Undecodable, scratch
-
-T = TypeVar("T")
-
-PAUSES_S = (0.1, 0.4, 1.6)  # before reading again
-# What a file system says that is busy, or has lost its server for a moment.
-PASSING = {errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.EREMOTEIO}
-
-log = logging.getLogger(__name__)
 
 
 class ChunkTable:
@@ -36,7 +22,7 @@ class ChunkTable:
 
     def __init__(self, dataset: h5py.Dataset, path: Path) -> None:
         self._pipeline = _pipeline(dataset)
-        self._file = _File.open(path)
+        self._file = File.open(path)
         self._shape, self._dtype, self._fill = dataset.chunks, dataset.dtype, dataset.fillvalue
         grid = [-(-n // size) for n, size in zip(dataset.shape, self._shape, strict=True)]
         found: list[Any] = []
@@ -80,56 +66,6 @@ class ChunkTable:
         self._file.read(int(self._offsets[chunk]) + start, out)
 
 
-class _File:
-    """A descriptor, shared by the datasets of a file and closed with the last of them."""
-
-    _open: ClassVar[WeakValueDictionary[tuple[int, ...], "_File"]] = WeakValueDictionary()
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._identity = _identity(os.fstat(self._descriptor))
-        self.size = self._identity[0]
-
-    @classmethod
-    def open(cls, path: Path) -> "_File":
-        """Return the one that is open, or open the file."""
-        status = os.stat(path)
-        key = (status.st_dev, status.st_ino, *_identity(status))
-        return cls._open.get(key) or cls._open.setdefault(key, cls(path))
-
-    def read(self, offset: int, out: Bytes) -> None:
-        """Fill `out` from `offset` on.
-
-        Raises:
-            Damaged: The file ends before.
-            OSError: It cannot be read, also when tried again.
-        """
-        patiently(lambda: self._read(offset, out), self._reopen)
-
-    def _read(self, offset: int, out: Bytes) -> None:
-        done = 0
-        while done < len(out):
-            count = os.preadv(self._descriptor, [out[done:].data], offset + done)
-            if not count:
-                raise Damaged(f"the file ends at byte {offset + done}")
-            done += count
-
-    def _reopen(self) -> None:
-        """A handle that a network file system has forgotten does not come back."""
-        descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            if _identity(os.fstat(descriptor)) != self._identity:
-                raise Damaged("the file has been replaced while it was read")
-            os.dup2(descriptor, self._descriptor, inheritable=False)  # under other readers' feet
-        finally:
-            os.close(descriptor)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_descriptor"):
-            os.close(self._descriptor)
-
-
 def _pipeline(dataset: h5py.Dataset) -> Pipeline:
     """What decodes the chunks of a dataset.
 
@@ -152,23 +88,3 @@ def filters(dataset: h5py.Dataset) -> list[Filter]:
     """Return the filters of a dataset, in the order in which they are applied."""
     properties = dataset.id.get_create_plist()
     return [Filter(*properties.get_filter(i)) for i in range(properties.get_nfilters())]
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_size, status.st_mtime_ns
-
-
-def patiently(action: Callable[[], T], again: Callable[[], None] | None = None) -> T:
-    """Try a few times where a file system may come back; `again` is called in between."""
-    for pause in PAUSES_S:
-        try:
-            return action()
-        except OSError as error:
-            if error.errno not in PASSING:
-                raise
-            log.warning("a read failed, trying again in %s s: %s", pause, error)
-        time.sleep(pause)
-        if again is not None:
-            with suppress(OSError):
-                again()
-    return action()

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from hpctrain.data.blocks import BlockOrder
 from hpctrain.data.format import write_shards
 from hpctrain.data.loader import Loader
-from hpctrain.data.order import Order, Sampler
 from hpctrain.data.reader import Reader
+from hpctrain.data.samplers.blocks import BlockOrder
+from hpctrain.data.samplers.order import Order, Sampler
 from hpctrain.schema import DataConfig
 from tests.benchmarks.loaders.competitor import Competitor, MapStyle
 from tests.benchmarks.loaders.works import Batch, Work, tensor

@@ -1,0 +1,114 @@
+"""A shard's file, read by `preadv`: patiently, where a file system may come back.
+
+Unlike a mapping, whose reader is killed when the file system fails, this says what went wrong.
+"""
+
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import ClassVar, TypeVar
+from weakref import WeakValueDictionary
+
+from hpctrain.data.storage.scratch import Bytes, Damaged
+from hpctrain.errors import DataError
+
+T = TypeVar("T")
+
+PAUSES_S = (0.1, 0.4, 1.6)  # before reading again
+# What a file system says that is busy, or has lost its server for a moment.
+PASSING = {errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.EREMOTEIO}
+
+log = logging.getLogger(__name__)
+
+
+class File:
+    """A descriptor, shared by the datasets of a file and closed with the last of them."""
+
+    _open: ClassVar[WeakValueDictionary[tuple[int, ...], "File"]] = WeakValueDictionary()
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._identity = _identity(os.fstat(self._descriptor))
+        self.size = self._identity[0]
+
+    @classmethod
+    def open(cls, path: Path) -> "File":
+        """Return the one that is open, or open the file."""
+        status = os.stat(path)
+        key = (status.st_dev, status.st_ino, *_identity(status))
+        return cls._open.get(key) or cls._open.setdefault(key, cls(path))
+
+    def read(self, offset: int, out: Bytes) -> None:
+        """Fill `out` from `offset` on.
+
+        Raises:
+            Damaged: The file ends before.
+            OSError: It cannot be read, also when tried again.
+        """
+        patiently(lambda: self._read(offset, out), self._reopen)
+
+    def will_need(self, offset: int, size: int) -> None:
+        """Have the system read ahead, where it can."""
+        os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+
+    def _read(self, offset: int, out: Bytes) -> None:
+        done = 0
+        while done < len(out):
+            count = os.preadv(self._descriptor, [out[done:].data], offset + done)
+            if not count:
+                raise Damaged(f"the file ends at byte {offset + done}")
+            done += count
+
+    def _reopen(self) -> None:
+        """A handle that a network file system has forgotten does not come back."""
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if _identity(os.fstat(descriptor)) != self._identity:
+                raise Damaged("the file has been replaced while it was read")
+            os.dup2(descriptor, self._descriptor, inheritable=False)  # under other readers' feet
+        finally:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_size, status.st_mtime_ns
+
+
+def patiently(action: Callable[[], T], again: Callable[[], None] | None = None) -> T:
+    """Try a few times where a file system may come back; `again` is called in between."""
+    for pause in PAUSES_S:
+        try:
+            return action()
+        except OSError as error:
+            if error.errno not in PASSING:
+                raise
+            log.warning("a read failed, trying again in %s s: %s", pause, error)
+        time.sleep(pause)
+        if again is not None:
+            with suppress(OSError):
+                again()
+    return action()
+
+
+@contextmanager
+def reading(path: Path, name: str, first: int, last: int) -> Iterator[None]:
+    """Name the file, the dataset and the samples in what goes wrong."""
+    try:
+        yield
+    except Damaged as error:
+        raise DataError(
+            f"shard {path}: {name!r} is damaged in samples {first} to {last}: {error}"
+        ) from None
+    except (OSError, RuntimeError, ValueError) as error:
+        raise DataError(
+            f"shard {path}: {name!r} cannot be read in samples {first} to {last}: {error}"
+        ) from None

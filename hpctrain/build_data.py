@@ -8,20 +8,23 @@ shuffle, subset, balance, weights, buckets, repeat ── sampler ────�
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from hpctrain.data.concat import Concat
 from hpctrain.data.feed import Feed
 from hpctrain.data.images import Decoded
 from hpctrain.data.loader import Loader
+from hpctrain.data.places.broadcast import broadcast
 from hpctrain.data.places.origin import load_index
 from hpctrain.data.places.placement import open_place
+from hpctrain.data.places.stage import Stage
 from hpctrain.data.places.verify import verified
 from hpctrain.data.reader import Reader
 from hpctrain.data.samplers.blocks import BlockOrder, Lanes
@@ -58,6 +61,7 @@ class DataBuilder:
     ranks: RankInfo
     device: torch.device
     make: Make
+    _closes: list[Callable[[], None]] = field(default_factory=list)
 
     def training(self) -> Feed:
         """The training split, or the mixture.
@@ -106,13 +110,14 @@ class DataBuilder:
     def _mixture(self) -> tuple[Source, Sampler]:
         data = self.config.data
         sources, samplers, weights = {}, {}, {}
-        for name, part in data.mixture.items():
-            path, split = part["path"], part.get("split", data.train_split)
+        for part in data.mixture:
+            name, path = str(part["name"]), part["path"]
+            split = part.get("split", data.train_split)
             try:
                 sources[name], reader = self._source(path, split)
                 samplers[name] = self._sampler(sources[name], reader)
             except DataError as error:
-                raise DataError(f"data.mixture.{name}: {error}") from error
+                raise DataError(f"data.mixture, {name}: {error}") from error
             if "weight" in part:
                 weights[name] = float(part["weight"])
         counts = {name: len(source) for name, source in sources.items()}
@@ -132,10 +137,16 @@ class DataBuilder:
         shards = index.split(split).shards
         budget = None if data.stage_gb is None else int(data.stage_gb * 1e9)
         folder = None if data.stage_dir is None else Path(data.stage_dir)
-        place = open_place(path, data.stage, shards, folder=folder, budget_bytes=budget)
+        mode = "node" if data.stage == "sbcast" else data.stage
+        place = open_place(path, mode, shards, folder=folder, budget_bytes=budget)
+        if data.stage == "sbcast" and isinstance(place, Stage):
+            if self.ranks.is_main:
+                broadcast(place.folder, Path(path), shards)
+            dist.barrier()
         place = verified(
             place, data.verify, path, shards, rank=self.ranks.rank, ranks=self.ranks.world_size
         )
+        self._closes.append(place.close)
         io: Any = data.io  # validated
         reader = Reader(path, split, data.fields, place=place, index=index, io=io)
         source: Source = reader
@@ -204,6 +215,9 @@ class DataBuilder:
         max_epochs: int | None = None,
     ) -> Feed:
         data, ranks, seed = self.config.data, self.ranks, self.config.seed
+        workers = Workers(source, OneByOne(transforms), data.workers) if transforms else None
+        if workers is not None:
+            self._closes.append(workers.close)
         loader = Loader(
             source,
             global_batch_size=global_batch_size,
@@ -217,11 +231,12 @@ class DataBuilder:
             threads=data.threads,
             prefetch_bytes=int(data.prefetch_mb * 1e6),
             pin_memory=self.device.type == "cuda",
-            workers=Workers(source, OneByOne(transforms), data.workers) if transforms else None,
+            workers=workers,
         )
         statistics = load_index(data.path).statistics.get(data.train_split, {})
         transform = bind(Compose(batch_transforms), statistics) if batch_transforms else None
-        return Feed(loader, self.device, transform, seed=seed)
+        closes, self._closes = self._closes, []
+        return Feed(loader, self.device, transform, seed=seed, closes=closes)
 
     def _made(self, key: str, nodes: Sequence[Mapping[str, Any]]) -> list[Any]:
         return [self.make(f"{key}[{i}]", node) for i, node in enumerate(nodes)]

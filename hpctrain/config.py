@@ -56,7 +56,7 @@ def from_omegaconf(node: DictConfig) -> Config:
     config: Config = _typed(Config, values)
     config.output_dir = os.path.abspath(os.path.expanduser(config.output_dir))
     config.data.path = _place(config.data.path)
-    for part in config.data.mixture.values():
+    for part in config.data.mixture:
         if isinstance(part.get("path"), str):
             part["path"] = _place(part["path"])
     if config.tracking.uri is None:
@@ -158,10 +158,10 @@ def identity(config: Config, data_digest: str) -> dict[str, Any]:
         for section in sections:
             node = node[section]
         del node[last]
-    content["data"]["mixture"] = {
-        name: {key: value for key, value in part.items() if key != "path"}
-        for name, part in content["data"]["mixture"].items()
-    }
+    content["data"]["mixture"] = [
+        {key: value for key, value in part.items() if key != "path"}
+        for part in content["data"]["mixture"]
+    ]
     return {**_without_secrets(content, secrets.known()), "data_digest": data_digest}
 
 

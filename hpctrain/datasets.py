@@ -31,8 +31,8 @@ def data_digest(config: Config) -> str:
         _check_batch(config, count, f"the split {data.train_split!r} of {data.path}")
         return index.digest
     digests = [index.digest]
-    for name, part in data.mixture.items():
-        key = f"data.mixture.{name}"
+    for i, part in enumerate(data.mixture):
+        key = f"data.mixture[{i}]"
         index = _checked(f"{key}.path", part["path"])
         _training(key, index, data, part.get("split", data.train_split))
         digests.append(index.digest)

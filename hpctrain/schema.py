@@ -51,8 +51,8 @@ class DataConfig:
     fields: list[str] | None = None  # those that are read; null: all
     windows: WindowsConfig = field(default_factory=WindowsConfig)
     images: ImagesConfig = field(default_factory=ImagesConfig)
-    # Training draws from these in place of `path`: {NAME: {path: ..., weight: ..., split: ...}}
-    mixture: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # Training draws from these in place of `path`: {name: ..., path: ..., weight: ..., split: ...}
+    mixture: list[dict[str, Any]] = field(default_factory=list)
     temperature: float = 1.0  # without weights: they are count^(1/temperature)
 
     shuffle: str = "full"  # full | block (reads in runs) | none
@@ -77,7 +77,8 @@ class DataConfig:
     threads: int = 1  # that read ahead; 0: read when asked
     prefetch_mb: float = 64.0  # how much each rank reads ahead
     workers: int = 0  # processes that apply `transforms`; 0: the reading threads do
-    stage: str = "auto"  # copy shards to the node: none | node | auto (from network file systems)
+    # Copy shards to the node: none | node | auto (from network file systems) | sbcast (by Slurm).
+    stage: str = "auto"
     stage_dir: str | None = None  # null: SLURM_TMPDIR, TMPDIR, /tmp or /dev/shm
     stage_gb: float | None = None  # that the copies on a node may take; null: half of the disk
     io: str = "auto"  # uncompressed shards: mmap | read | auto (read on network file systems)

@@ -19,7 +19,7 @@ _CHOICES = {
     "data.tail": ("drop", "pad"),
     "data.images.fit": ("exact", "crop", "stretch"),
     "data.images.channels": (1, 3),
-    "data.stage": ("none", "node", "auto"),
+    "data.stage": ("none", "node", "auto", "sbcast"),
     "data.io": ("auto", "mmap", "read"),
     "data.verify": ("off", "first_use", "full"),
     "scheduler.kind": ("constant", "linear", "cosine"),
@@ -126,17 +126,21 @@ def _values(config: Config) -> Iterator[str]:
 
 
 def _mixture(data: DataConfig) -> Iterator[str]:
-    weights = [part.get("weight") for part in data.mixture.values() if isinstance(part, dict)]
-    for name, part in data.mixture.items():
-        key = f"data.mixture.{name}"
-        if not isinstance(part, dict) or not isinstance(part.get("path"), str):
-            yield f"{key}={part}: it must be {{path: ..., weight: ..., split: ...}}"
-            continue
-        for unknown in part.keys() - {"path", "weight", "split"}:
-            yield f"{key}.{unknown} is unknown: a part has path, weight and split"
+    for i, part in enumerate(data.mixture):
+        key = f"data.mixture[{i}]"
+        for needed in ("name", "path"):
+            if not isinstance(part.get(needed), str):
+                yield f"{key}={part}: it must be {{name: ..., path: ..., weight: ..., split: ...}}"
+                return
+        for unknown in part.keys() - {"name", "path", "weight", "split"}:
+            yield f"{key}.{unknown} is unknown: a part has name, path, weight and split"
         weight = part.get("weight", 1)
         if not isinstance(weight, (int, float)) or not 0 <= weight < math.inf:
             yield f"{key}.weight={weight}: it must be a number, at least 0"
+    names = [part["name"] for part in data.mixture]
+    for name in {name for name in names if names.count(name) > 1}:
+        yield f"data.mixture: {names.count(name)} parts are named {name}"
+    weights = [part.get("weight") for part in data.mixture]
     if None in weights and weights != [None] * len(weights):
         yield "data.mixture: give each part a weight, or none of them"
     elif weights and None not in weights and not any(weights):
@@ -237,6 +241,8 @@ def _sampling(config: Config, world_size: int) -> Iterator[str]:
             f"train.accumulate={config.train.accumulate}: a batch of data.collate=pack is one "
             "piece; use 1"
         )
+    if data.stage == "sbcast" and "://" in data.path:
+        yield f"data.stage=sbcast sends files of a folder; data.path={data.path} is a URL: use node"
     if data.images.size is not None and (len(data.images.size) != 2 or min(data.images.size) < 1):
         yield f"data.images.size={data.images.size}: it must be [height, width], at least 1 each"
 

@@ -1,4 +1,12 @@
-"""The road of a batch: shards + index → order (pure) → reader → loader.
+"""The road of a batch.
+
+    sampler ── which sample stands at a position: pure           samplers/
+       │
+    source ─── samples by index: reader, windows, concat,        storage/  mapped or decoded bytes
+       │       images                                            places/   in place, or staged
+    loader ─── threads, buffers, this rank's share               workers/  Python, in processes
+       │
+    feed ───── on the device, transformed
 
 Import the modules themselves (`from hpctrain.data.loader import Loader`): this package imports
 nothing, so that the login node reads an index without torch and `data_prep` writes shards

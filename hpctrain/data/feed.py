@@ -13,7 +13,7 @@ The state counts what the training has been given, not what is on its way.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -33,6 +33,7 @@ class Feed:
         transform: Applied to each batch there.
         seed: Of the random choices of transforms.
         ahead_bytes: Of batches on their way to a GPU, as they come from the loader; at least one.
+        closes: What `close` calls: ends what the loader reads from.
 
     Attributes:
         wait_s: Seconds that the training has waited for data: on the CPU in `next()`; on a GPU
@@ -47,9 +48,10 @@ class Feed:
         *,
         seed: int = 0,
         ahead_bytes: int = 256 * 2**20,
+        closes: Sequence[Callable[[], None]] = (),
     ) -> None:
         self.loader, self._device, self._transform = loader, device, transform
-        self._seed, self._ahead_bytes = seed, ahead_bytes
+        self._seed, self._ahead_bytes, self._closes = seed, ahead_bytes, closes
         self._state = loader.state_dict()
         self._epoch = loader.epoch
         self._waits: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
@@ -81,6 +83,11 @@ class Feed:
         """See `Loader.load_state_dict`."""
         self.loader.load_state_dict(state)
         self._state, self._epoch = self.loader.state_dict(), self.loader.epoch
+
+    def close(self) -> None:
+        """End worker processes, and let staged shards give way."""
+        for close in self._closes:
+            close()
 
     def __iter__(self) -> Iterator[Batch]:
         # What was on its way when the iterator before was left is read again.

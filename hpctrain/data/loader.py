@@ -68,7 +68,8 @@ class Loader:
         seed: Of the order; the same on every rank.
         tail: What becomes of an incomplete last batch of an epoch.
         max_epochs: After these the iterator ends, also when it was resumed; None: never.
-        threads: That read ahead; 0 reads when asked.
+        threads: That read ahead, at most one less than there are cores, whose last is the
+            consumer's; 0 reads when asked.
         prefetch_bytes: Read ahead about so many, and at least one group for each thread.
         collate: What becomes of variable-length fields: "pad" or "pack".
         pin_memory: In page-locked memory, for asynchronous copies to the GPU; nothing without
@@ -116,11 +117,14 @@ class Loader:
                 f"threads {threads} and prefetch_bytes {prefetch_bytes} cannot be negative"
             )
         self._source, self._workers, self._seed = source, workers, seed
+        cores = len(os.sched_getaffinity(0))
         if workers is not None and threads:  # a thread waits while its batch is transformed
             threads = max(threads, 2 * workers.count)
+        elif threads:  # one core is the consumer's
+            threads = min(threads, max(1, cores - 1))
         self._threads, self._prefetch_bytes = threads, prefetch_bytes
-        # While the training has nothing to do but wait, and a core of its own.
-        self._helps = 0 < threads < len(os.sched_getaffinity(0))
+        # While it has nothing to do but wait, the consumer reads as well.
+        self._helps = threads > 0 and cores > 1 and workers is None
         pin = pin_memory and torch.cuda.is_available()
         self._buffers = Buffers(pin)
         self._collate = Collate(source.fields, collate, self._buffers, pin=pin)

@@ -94,6 +94,9 @@ class Trainer:
                 self._save()
         finally:
             self.display.close()
+            self.loader.close()
+            if self.evaluation is not None:
+                self.evaluation.close()
         return Outcome(finished, self.step, first_step, self.metrics)
 
     def _new_interval(self) -> Interval:

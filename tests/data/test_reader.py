@@ -52,7 +52,8 @@ def rewrite(folder, options):
     for shard in index.shards:
         path = folder / shard.path
         with h5py.File(path) as file:
-            values = {n: file[n][:] for n in ("image", "score", "text/values", "text/offsets")}
+            names = ("image", "score", "token", "text/values", "text/offsets")
+            values = {name: file[name][:] for name in names if name in file}
         with h5py.File(path, "w") as file:
             for name, array in values.items():
                 if options is not None and array.size:

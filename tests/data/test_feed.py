@@ -1,0 +1,91 @@
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from hpctrain.data.feed import Feed
+from hpctrain.data.loader import Loader
+from hpctrain.data.transforms import Compose
+from tests.data.test_loader import Numbers
+
+CPU = torch.device("cpu")
+
+
+def draw(batch, draws):
+    return batch | {"drawn": draws.integers(1000)}
+
+
+def drawn(batches):
+    """What each sample was given, by its number."""
+    return {
+        int(x): int(value)
+        for batch in batches
+        for x, value in zip(batch["x"], batch["drawn"], strict=True)
+    }
+
+
+def make(rank=0, ranks=1, **options):
+    loader = Loader(Numbers(100), global_batch_size=20, dp_rank=rank, dp_size=ranks, max_epochs=2)
+    return Feed(loader, CPU, Compose([draw]), seed=5, **options)
+
+
+def test_random_choices_depend_on_the_sample_and_the_epoch_alone():
+    whole = list(make())
+    first, second = drawn(whole[:5]), drawn(whole[5:])
+    assert first.keys() == second.keys()
+    assert first != second
+    shares = [list(make(rank, 4)) for rank in range(4)]
+    assert drawn([batch for share in shares for batch in share[:5]]) == first
+
+
+def test_the_state_is_what_was_given():
+    feed = make()
+    before = []
+    for batch in feed:
+        before.append(batch)
+        if len(before) == 7:
+            break
+    assert feed.state_dict() == {"consumed": 140}
+    assert feed.epoch == 1
+    resumed = make()
+    resumed.load_state_dict(feed.state_dict())
+    assert drawn([*before[5:], *resumed]) == drawn(list(make())[5:])
+    # A new iterator goes on where the training is, whatever was on its way.
+    assert [batch["x"].tolist() for batch in feed] == [b["x"].tolist() for b in list(make())[7:]]
+
+
+def test_what_it_reads_from_is_closed_with_it():
+    closed = []
+    feed = make(closes=[lambda: closed.append(1), lambda: closed.append(2)])
+    list(feed)
+    feed.close()
+    assert closed == [1, 2]
+
+
+def test_the_wait_is_that_of_the_loader():
+    loader = Loader(Numbers(40, slow=0.05), global_batch_size=40, threads=0, max_epochs=2)
+    feed = Feed(loader, CPU)
+    start = time.perf_counter()
+    list(feed)
+    assert 0.1 <= feed.wait_s <= time.perf_counter() - start
+
+
+@pytest.mark.gpu
+def test_batches_on_a_gpu_are_those_of_the_cpu():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA")
+    device = torch.device("cuda")
+    loader = Loader(Numbers(100), global_batch_size=20, max_epochs=2, pin_memory=True)
+    feed = Feed(loader, device, Compose([draw]), seed=5, ahead_bytes=400)
+    there = []
+    for step, batch in enumerate(feed, start=1):
+        assert batch["x"].is_cuda
+        assert feed.state_dict()["consumed"] == 20 * step
+        there.append({name: value.cpu() for name, value in batch.items()})
+        torch.cuda._sleep(1_000_000)
+    torch.cuda.synchronize()
+    assert drawn(there[:5]) == drawn(list(make())[:5])
+    assert len(there) == 10
+    assert feed.wait_s >= 0
+    assert np.isfinite(feed.wait_s)

@@ -1,0 +1,46 @@
+"""10^10 samples in 10^5 shards, at rank 0 of 4,096: what a process needs for them."""
+
+import subprocess
+import sys
+
+from hpctrain.data.index import Field, Index, Shard
+
+SHARDS, EACH = 100_000, 100_000
+PROGRAM = """
+import re, sys
+from pathlib import Path
+import numpy, torch
+from hpctrain.data.loader import Loader
+from hpctrain.data.reader import Reader
+from hpctrain.data.samplers.blocks import BlockOrder, Lanes
+from hpctrain.data.samplers.order import Order
+
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+
+before = peak()
+reader = Reader(Path(sys.argv[1]), "train")
+assert len(reader) == 10**10
+blocks = BlockOrder(len(reader), 0, 1024, 64)
+for sampler in (Order(len(reader), 0), blocks, Lanes(blocks, 4096, 32)):
+    loader = Loader(reader, global_batch_size=4096 * 32, dp_size=4096, sampler=sampler)
+    for consumed in (0, 7 * 10**10 + 131072 * 5):
+        stretches = loader._steps.stretches(consumed)
+        for _ in range(3):
+            plan = loader._plan(next(stretches))
+            reader.locate(plan.samples.reshape(-1))
+print(peak() - before)
+"""
+
+
+def test_it_opens_in_little_memory(tmp_path):
+    fields = {"image": Field("uint8", (3, 64, 64)), "label": Field("int64")}
+    shards = tuple(
+        Shard(f"train-{i:06d}.h5", "train", EACH, 1_229_000_000, f"xxh3_128:{i:032x}")
+        for i in range(SHARDS)
+    )
+    Index(fields, shards).save(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, tmp_path], capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout) < 100  # MB

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from hpctrain.data.concat import Concat
 from hpctrain.data.feed import Feed
 from hpctrain.data.images import Decoded
+from hpctrain.data.index import Index
 from hpctrain.data.loader import Loader
 from hpctrain.data.places.broadcast import broadcast
 from hpctrain.data.places.origin import load_index
@@ -61,6 +62,7 @@ class DataBuilder:
     ranks: RankInfo
     device: torch.device
     make: Make
+    _indices: dict[str, Index] = field(default_factory=dict)
     _closes: list[Callable[[], None]] = field(default_factory=list)
 
     def training(self) -> Feed:
@@ -133,7 +135,7 @@ class DataBuilder:
     def _source(self, path: str, split: str) -> tuple[Source, Reader]:
         """What the loader reads, and the reader below it."""
         data = self.config.data
-        index = load_index(path)
+        index = self._index(path)
         shards = index.split(split).shards
         budget = None if data.stage_gb is None else int(data.stage_gb * 1e9)
         folder = None if data.stage_dir is None else Path(data.stage_dir)
@@ -179,12 +181,13 @@ class DataBuilder:
         sampler: Sampler
         if data.balance is not None or data.weights is not None:
             name = data.balance or data.weights or ""
-            values = column(Reader(reader.folder, reader.split, [name], index=reader.index), name)
+            values = column(reader.only([name]), name)
             if chosen is not None:
                 values = values[np.asarray(chosen)]
             sampler = Balanced(values, seed) if data.balance else Weighted(values, seed)
         else:
-            sampler = self._order(reader, count)
+            blocks = source if isinstance(source, Windows) else reader
+            sampler = self._order(blocks, count)
         if chosen is not None:
             sampler = Subset(sampler, chosen, len(source))
         if data.buckets.field is not None:
@@ -193,11 +196,11 @@ class DataBuilder:
             sampler = Buckets(sampler, lengths, data.buckets.window, size, seed)
         return Repeat(sampler, data.repeat) if data.repeat > 1 else sampler
 
-    def _order(self, reader: Reader, count: int) -> Sampler:
+    def _order(self, blocks: Reader | Windows, count: int) -> Sampler:
         data, seed = self.config.data, self.config.seed
         if data.shuffle != "block":
             return Order(count, seed, shuffle=data.shuffle == "full")
-        size = data.block_size or reader.block_size()
+        size = data.block_size or blocks.block_size()
         order = BlockOrder(count, seed, size, data.window)
         if data.lanes == 1:
             return order
@@ -233,10 +236,15 @@ class DataBuilder:
             pin_memory=self.device.type == "cuda",
             workers=workers,
         )
-        statistics = load_index(data.path).statistics.get(data.train_split, {})
+        statistics = self._index(data.path).statistics.get(data.train_split, {})
         transform = bind(Compose(batch_transforms), statistics) if batch_transforms else None
         closes, self._closes = self._closes, []
         return Feed(loader, self.device, transform, seed=seed, closes=closes)
+
+    def _index(self, path: str) -> Index:
+        if path not in self._indices:
+            self._indices[path] = load_index(path)
+        return self._indices[path]
 
     def _made(self, key: str, nodes: Sequence[Mapping[str, Any]]) -> list[Any]:
         return [self.make(f"{key}[{i}]", node) for i, node in enumerate(nodes)]

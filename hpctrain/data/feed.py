@@ -111,6 +111,9 @@ class Feed:
         while True:
             while copying and copying[0].copied.query():
                 copying.popleft().host.clear()
+            # Before the host waits for the loader: if it does, the stream runs dry meanwhile.
+            asked = torch.cuda.Event(enable_timing=True)
+            asked.record(current)
             # Only the first is waited for; the others are taken when they are there.
             while not ahead or (on_the_way + size <= self._ahead_bytes and self.loader.ready):
                 batch = next(batches, None)
@@ -126,8 +129,6 @@ class Feed:
                 return
             sent = ahead.popleft()
             on_the_way -= sent.size
-            asked = torch.cuda.Event(enable_timing=True)
-            asked.record(current)
             current.wait_event(sent.there)
             self._waits.append((asked, sent.there))
             for value in sent.batch.values():

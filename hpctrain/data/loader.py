@@ -38,7 +38,7 @@ from hpctrain.data.ragged import Array, Ragged
 from hpctrain.data.samplers.order import Order, Sampler
 from hpctrain.data.source import InBlocks, Prepares, Source
 from hpctrain.data.steps import Steps, Stretch, Tail
-from hpctrain.data.threads import pool
+from hpctrain.data.threads import one_thread, pool
 from hpctrain.data.workers.pool import Workers
 from hpctrain.errors import ConfigError, DataError
 
@@ -193,6 +193,7 @@ class Loader:
         readers, planner = pool(self._threads), pool(min(1, self._threads))
         groups = self._groups(planner)
         ahead = self._ahead = deque()
+        self._here = deque()
         try:
             while True:
                 while len(ahead) < self._depth() and (group := next(groups, None)):
@@ -221,7 +222,8 @@ class Loader:
         while self._helps and not future.done():
             for i, (other, waiting) in enumerate(ahead):
                 if waiting.cancel():
-                    ahead[i] = other, _done(self._read, other)
+                    with one_thread():
+                        ahead[i] = other, _done(self._read, other)
                     break
             else:
                 break

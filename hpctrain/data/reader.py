@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ from hpctrain.errors import DataError
 Int64s = NDArray[np.int64]
 
 CHECK_EVERY_S = 5.0  # that nobody writes into open shards
-BLOCK_BYTES = 2**22  # stripes of parallel file systems have 1 to 4 MB
+BLOCK_BYTES = 2**20  # stripes of parallel file systems have 1 to 4 MB
 
 
 class Reader:
@@ -175,6 +175,16 @@ class Reader:
         with self.opened.held(which):
             self.opened.spans(f"{name}/offsets", which, np.array([0]), count, found[None])
         return found
+
+    def only(self, fields: Iterable[str]) -> Self:
+        """Return a reader of the same samples that reads these fields alone.
+
+        Raises:
+            DataError: There is no such field.
+        """
+        return type(self)(
+            self.folder, self.split, fields, place=self._place, index=self.index, io=self._io
+        )
 
     def block_size(self) -> int:
         """Return how many samples make a good run: whole chunks, of about BLOCK_BYTES."""

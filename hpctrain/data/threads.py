@@ -1,7 +1,8 @@
 """Threads that work ahead, or nobody: the same interface."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from threading import Barrier
 from typing import Any, ParamSpec, TypeVar
 
@@ -25,6 +26,20 @@ def pool(threads: int) -> Executor:
     all_here.wait()
     torch.set_num_threads(intra_op)  # what threads to come start with
     return executor
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Have torch work in this thread alone: its others would be in the way of the readers."""
+    intra_op = torch.get_num_threads()
+    if intra_op == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(intra_op)
 
 
 def _begin(all_here: Barrier) -> None:

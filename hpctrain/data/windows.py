@@ -14,13 +14,14 @@ context: every token but the first of a shard is predicted once.
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.data.index import Field
 from hpctrain.data.ragged import Array
-from hpctrain.data.reader import Reader
+from hpctrain.data.reader import BLOCK_BYTES, Reader
 from hpctrain.errors import DataError
 
 Int64s = NDArray[np.int64]
@@ -99,6 +100,12 @@ class Windows:
         if self._field + DOCUMENT in found:
             self._number(shards, starts, found[self._field + DOCUMENT])
         return found
+
+    def block_size(self) -> int:
+        """Return how many windows make a good run, of about BLOCK_BYTES."""
+        spec = self.fields[self._field]
+        size = np.dtype(spec.dtype).itemsize * prod(spec.shape)
+        return max(1, BLOCK_BYTES // size)
 
     def prepare(self, indices: Int64s, blocks: Int64s | None = None) -> None:
         """See `hpctrain.data.source.Prepares`."""

@@ -82,13 +82,17 @@ class BlockOrder:
         return self._locate(epoch, check_positions(positions, self.count))[0]
 
     def blocks(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return what these positions need, to be read ahead.
+        """Return what these positions need, to be read ahead, and what comes after it.
+
+        The next window is read while samples are drawn from this one: it is needed at once.
 
         Returns:
             Ranges of indices [first, end), int64 (k, 2): window by window in the order of need,
             in a window in the order of the disk.
         """
-        return self.ranges(epoch, _in_order(self.window_of(epoch, positions)))
+        windows = _in_order(self.window_of(epoch, positions))
+        last = (self.blocks_per_epoch - 1) // self.window
+        return self.ranges(epoch, _in_order(np.append(windows, np.minimum(windows + 1, last))))
 
     def ranges(self, epoch: int, windows: Int64s) -> Int64s:
         """Return the ranges of indices of these windows; see `blocks`."""

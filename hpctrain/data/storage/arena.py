@@ -48,14 +48,21 @@ class Arena:
         slot_bytes: Distance between two slots' addresses.
 
     Raises:
-        OSError: The address space is limited (`ulimit -v`).
+        OSError: The limit on addresses (`ulimit -v`) is too low for one file.
     """
 
     def __init__(self, files: int, largest: int) -> None:
         self.slot_bytes = -(-largest // mmap.PAGESIZE) * mmap.PAGESIZE
         self.slots = max(1, min(files, MAX_SLOTS, MAX_BYTES // self.slot_bytes))
-        self.bytes = self.slots * self.slot_bytes
-        self._base = _map(None, self.bytes, _NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._base = 0
+        while not self._base:
+            self.bytes = self.slots * self.slot_bytes
+            try:
+                self._base = _map(None, self.bytes, _NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            except OSError:  # a limit on addresses: `ulimit -v`
+                if self.slots == 1:
+                    raise
+                self.slots = max(1, self.slots // 4)
         memory = (ctypes.c_uint8 * self.bytes).from_address(self._base)
         self._memory = torch.frombuffer(memory, dtype=torch.uint8)
         self._views: dict[int, torch.Tensor] = {}

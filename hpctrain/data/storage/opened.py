@@ -74,7 +74,9 @@ class OpenShards:
         self._changed = threading.Condition()
         self._arena = Arena(files, max(shard.bytes for shard in shards))
         self._free = list(range(self._arena.slots - 1, -1, -1))
-        self._limit = self._arena.slots
+        # What is not mapped keeps a descriptor, of which a process has few.
+        self._unmapped: set[int] = set()
+        self._max_files = _max_files()
         self._all_mapped = True  # of those that were opened so far
 
     @contextmanager
@@ -84,8 +86,9 @@ class OpenShards:
         Raises:
             DataError: One is missing, damaged or not what the index says.
         """
+        # Where none gives way to another. A mapped one does so for want of slots only.
         if self._limit >= len(self._shards) and self._open[shards].all():
-            yield  # none ever gives way
+            yield
             return
         needed = np.unique(shards)
         with self._changed:
@@ -111,6 +114,12 @@ class OpenShards:
     def at_once(self) -> int:
         """Spans, each in another shard, that one of several threads may hold at a time."""
         return 2**62 if self._limit >= len(self._shards) else max(1, self._limit // 8)
+
+    @property
+    def _limit(self) -> int:
+        """Shards that may be open at a time."""
+        slots = self._arena.slots
+        return slots if self._all_mapped else min(slots, self._max_files)
 
     def path(self, shard: int) -> Path:
         """The file of a held shard, for messages."""
@@ -223,14 +232,14 @@ class OpenShards:
         return not others or int(others) + len(needed) <= self._limit
 
     def _open_one(self, shard: int, path: Path) -> None:
-        idle = np.flatnonzero(self._open & (self._users == 0))
-        if len(self._layouts) >= self._limit and len(idle):
-            self._close(int(idle[np.argmin(self._used[idle])]))
+        if len(self._layouts) >= self._arena.slots:
+            self._close_one_of(np.flatnonzero(self._open))
         layout = Layout(path, self._shards[shard], self._fields, mapped=self._maps(path))
         if layout.rows:
             self._all_mapped = False
-            # They keep a descriptor, of which a process has few.
-            self._limit = min(self._limit, _max_files())
+            if len(self._unmapped) >= self._max_files:
+                self._close_one_of(np.array(sorted(self._unmapped)))
+            self._unmapped.add(shard)
         if layout.offsets:
             slot = self._slots[shard] = self._free.pop()
             layout.map(self._arena, slot)
@@ -241,8 +250,15 @@ class OpenShards:
         self._layouts[shard] = layout
         self._open[shard] = True
 
+    def _close_one_of(self, shards: Int64s) -> None:
+        """Close the one that has not been used for the longest time, of those held by nobody."""
+        idle = shards[self._users[shards] == 0]
+        if len(idle):
+            self._close(int(idle[np.argmin(self._used[idle])]))
+
     def _close(self, shard: int) -> None:
         del self._layouts[shard]
+        self._unmapped.discard(shard)
         self._open[shard] = False
         for bases in self._bases.values():
             bases[shard] = -1

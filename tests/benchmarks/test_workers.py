@@ -19,7 +19,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from hpctrain.data.index import Field
-from hpctrain.data.workers.pool import Array, Int64s, Workers
+from hpctrain.data.ragged import Array
+from hpctrain.data.workers.child import Int64s
+from hpctrain.data.workers.pool import Workers
 from hpctrain.data.workers.samples import Sample
 
 COUNT, SHAPE, BATCH, WORKERS = 4_096, (3, 64, 64), 64, 2

@@ -25,33 +25,23 @@ import itertools
 import os
 import pickle
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from queue import Empty, SimpleQueue
 from selectors import EVENT_READ, DefaultSelector
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import BinaryIO, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpctrain.data.ragged import Array, Ragged
 from hpctrain.data.source import Source
+from hpctrain.data.workers.child import Batch, Child, Int64s, Rows, pickled
 from hpctrain.data.workers.process import JOB_SIGNALS, MESSAGE, VARIABLE, Reply, Task
 from hpctrain.data.workers.samples import SampleRandom, Transform, apply
 from hpctrain.data.workers.shared import Block, Segment, place, view
 from hpctrain.errors import ConfigError, DataError
-
-Int64s = NDArray[np.int64]
-Rows = dict[str, Array]
-
-# One thread in each: the workers are the parallelism.
-_ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 class Workers:
@@ -86,10 +76,10 @@ class Workers:
         self._lock = threading.Lock()
         self._failure: str | None = None
         self._numbers = itertools.count()
-        self._workers: list[_Worker] = []
+        self._workers: list[Child] = []
         if count:
-            payload = _pickled(transform)
-            self._workers = [_Worker(number) for number in range(count)]
+            payload = pickled(transform)
+            self._workers = [Child(number) for number in range(count)]
             # The kernel kills a worker when the thread that started it ends: this one serves
             # until `close`. It is waited for, as a fork by this thread in the meantime would keep
             # the pipes open by which `subprocess` hears that a process has started.
@@ -133,7 +123,7 @@ class Workers:
             if self._failure is not None:
                 raise DataError(self._failure)
             worker = min(self._workers, key=lambda worker: len(worker.tasks))
-            worker.tasks[task.number] = _Batch(segment, future, indices)
+            worker.tasks[task.number] = Batch(segment, future, indices)
         worker.send(task, segment)
         return future
 
@@ -245,7 +235,7 @@ class Workers:
             for worker in self._workers:
                 worker.end()
 
-    def _hear(self, worker: "_Worker") -> None:
+    def _hear(self, worker: "Child") -> None:
         """One message of a worker, or its end."""
         try:
             message = worker.socket.recv(MESSAGE)
@@ -260,7 +250,7 @@ class Workers:
         if batch is not None:
             self._deliver(batch, reply)
 
-    def _deliver(self, batch: "_Batch", reply: Reply) -> None:
+    def _deliver(self, batch: "Batch", reply: Reply) -> None:
         if reply.error is not None:
             self._free.put(batch.segment)
             batch.future.set_exception(_exception(*reply.error))
@@ -288,104 +278,6 @@ class Workers:
             batch.future.set_exception(DataError(reason))
 
 
-class _Batch(NamedTuple):
-    """What the trainer knows of a task in flight."""
-
-    segment: Segment
-    future: "Future[Rows]"
-    indices: Int64s
-
-
-class _Worker:
-    """One process, its end of the connection, and what it has to do, oldest first."""
-
-    def __init__(self, number: int) -> None:
-        self.number, self.tasks = number, dict[int, _Batch]()
-        # Messages, with descriptors: neither split nor joined on the way.
-        self.socket, self._far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._known: weakref.WeakSet[Segment] = weakref.WeakSet()
-
-    def start(self, payload: int) -> None:
-        descriptors = (self._far_end.fileno(), payload)
-        code = "from hpctrain.data.workers.process import main; main({}, {}, {})"
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", code.format(*descriptors, os.getpid())],
-            stdin=subprocess.DEVNULL,
-            pass_fds=descriptors,
-            env=os.environ | dict.fromkeys(_ONE_THREAD, "1") | {VARIABLE: "1", "PYTHONPATH": path},
-        )
-        self._far_end.close()
-
-    def send(self, task: Task, segment: Segment) -> None:
-        new = [] if segment in self._known else [segment.descriptor]
-        self._known.add(segment)
-        with suppress(OSError):  # it has died: whoever listens to it says so
-            socket.send_fds(self.socket, [pickle.dumps(task)], new)
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-
-    def end(self) -> None:
-        """Leave nothing of it."""
-        self.kill()
-        if self._process is not None:
-            self._process.wait()
-        self._far_end.close()
-        self.socket.close()
-
-    def obituary(self) -> str:
-        """Say how it ended, and over which samples; it has closed its end."""
-        assert self._process is not None
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(5)
-        self._process.kill()
-        code = self._process.wait()
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited ({code})"
-        what = "had nothing to do"
-        if self.tasks:
-            what = f"transformed samples {_some(next(iter(self.tasks.values())).indices)}"
-        hint = "; was there too little memory for so many?" if code == -signal.SIGKILL else ""
-        return (
-            f"worker {self.number} of the data (process {self._process.pid}) {how} while it "
-            f"{what}{hint}"
-        )
-
-
-def _pickled(transform: Transform) -> BinaryIO:
-    """A file in memory with the transform, and what a fresh process needs to import it.
-
-    Raises:
-        ConfigError: It cannot be pickled.
-    """
-    try:
-        content = pickle.dumps(transform)
-    except Exception as error:  # PicklingError, AttributeError, TypeError, the object's own
-        raise ConfigError(
-            f"the transform {transform!r} cannot be sent to worker processes: {error}. Define it "
-            "by name at the top of a module (no lambda, no function within a function); "
-            "functools.partial of one, and objects of a class, are fine"
-        ) from None
-    preparation: dict[str, Any] = {"sys_path": sys.path, "sys_argv": sys.argv}
-    if b"__main__" in content:  # the script is imported only when the transform lies in it
-        preparation |= _main()
-    file = os.fdopen(os.memfd_create("hpctrain-transform"), "w+b")
-    file.write(pickle.dumps((preparation, content)))
-    file.flush()
-    return file
-
-
-def _main() -> dict[str, str]:
-    """How a fresh process imports this one's script, for `multiprocessing.spawn.prepare`."""
-    main = sys.modules["__main__"]
-    if main.__spec__ is not None:  # python -m
-        return {"init_main_from_name": main.__spec__.name}
-    path = getattr(main, "__file__", None)  # none in an interactive session
-    return {} if path is None else {"init_main_from_path": os.path.abspath(path)}
-
-
 def _exception(error: bytes, text: str) -> BaseException:
     """What a transform raised; a RuntimeError where its class cannot be had here."""
     try:
@@ -395,8 +287,3 @@ def _exception(error: bytes, text: str) -> BaseException:
     if isinstance(found, BaseException):
         return found
     return RuntimeError(f"the transform failed in a worker process:\n{text}")
-
-
-def _some(indices: Int64s) -> str:
-    shown = ", ".join(map(str, indices[:5].tolist()))
-    return shown + ", ..." * (len(indices) > 5)

@@ -1,0 +1,133 @@
+"""A worker process as the trainer sees it: its connection, its tasks, its beginning and end."""
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.data.ragged import Array
+from hpctrain.data.workers.process import VARIABLE, Task
+from hpctrain.data.workers.samples import Transform
+from hpctrain.data.workers.shared import Segment
+from hpctrain.errors import ConfigError
+
+Int64s = NDArray[np.int64]
+Rows = dict[str, Array]
+
+# One thread in each: the workers are the parallelism.
+_ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+class Batch(NamedTuple):
+    """What the trainer knows of a task in flight."""
+
+    segment: Segment
+    future: "Future[Rows]"
+    indices: Int64s
+
+
+class Child:
+    """One process, its end of the connection, and what it has to do, oldest first."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.tasks = number, dict[int, Batch]()
+        # Messages, with descriptors: neither split nor joined on the way.
+        self.socket, self._far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._known: weakref.WeakSet[Segment] = weakref.WeakSet()
+
+    def start(self, payload: int) -> None:
+        """Start the process; `payload` is a descriptor of its transform."""
+        descriptors = (self._far_end.fileno(), payload)
+        code = "from hpctrain.data.workers.process import main; main({}, {}, {})"
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code.format(*descriptors, os.getpid())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=descriptors,
+            env=os.environ | dict.fromkeys(_ONE_THREAD, "1") | {VARIABLE: "1", "PYTHONPATH": path},
+        )
+        self._far_end.close()
+
+    def send(self, task: Task, segment: Segment) -> None:
+        """Give it a task, and the segment's memory if it has not seen it."""
+        new = [] if segment in self._known else [segment.descriptor]
+        self._known.add(segment)
+        with suppress(OSError):  # it has died: whoever listens to it says so
+            socket.send_fds(self.socket, [pickle.dumps(task)], new)
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self._process is not None:
+            self._process.kill()
+
+    def end(self) -> None:
+        """Leave nothing of it."""
+        self.kill()
+        if self._process is not None:
+            self._process.wait()
+        self._far_end.close()
+        self.socket.close()
+
+    def obituary(self) -> str:
+        """Say how it ended, and over which samples; it has closed its end."""
+        assert self._process is not None
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        self._process.kill()
+        code = self._process.wait()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited ({code})"
+        what = "had nothing to do"
+        if self.tasks:
+            what = f"transformed samples {_some(next(iter(self.tasks.values())).indices)}"
+        hint = "; was there too little memory for so many?" if code == -signal.SIGKILL else ""
+        return (
+            f"worker {self.number} of the data (process {self._process.pid}) {how} while it "
+            f"{what}{hint}"
+        )
+
+
+def pickled(transform: Transform) -> BinaryIO:
+    """A file in memory with the transform, and what a fresh process needs to import it.
+
+    Raises:
+        ConfigError: It cannot be pickled.
+    """
+    try:
+        content = pickle.dumps(transform)
+    except Exception as error:  # PicklingError, AttributeError, TypeError, the object's own
+        raise ConfigError(
+            f"the transform {transform!r} cannot be sent to worker processes: {error}. Define it "
+            "by name at the top of a module (no lambda, no function within a function); "
+            "functools.partial of one, and objects of a class, are fine"
+        ) from None
+    preparation: dict[str, Any] = {"sys_path": sys.path, "sys_argv": sys.argv}
+    if b"__main__" in content:  # the script is imported only when the transform lies in it
+        preparation |= _main()
+    file = os.fdopen(os.memfd_create("hpctrain-transform"), "w+b")
+    file.write(pickle.dumps((preparation, content)))
+    file.flush()
+    return file
+
+
+def _main() -> dict[str, str]:
+    """How a fresh process imports this one's script, for `multiprocessing.spawn.prepare`."""
+    main = sys.modules["__main__"]
+    if main.__spec__ is not None:  # python -m
+        return {"init_main_from_name": main.__spec__.name}
+    path = getattr(main, "__file__", None)  # none in an interactive session
+    return {} if path is None else {"init_main_from_path": os.path.abspath(path)}
+
+
+def _some(indices: Int64s) -> str:
+    shown = ", ".join(map(str, indices[:5].tolist()))
+    return shown + ", ..." * (len(indices) > 5)

@@ -217,6 +217,8 @@ def attribute(name, value):
         (edited("text/offsets", -1, 99), "its offsets go from 0 to 99"),
         (edited("text/offsets", 2, 10**6), "the offsets of 'text' go back"),
         (edited("text/offsets", 2, -8), "the offsets of 'text' go back"),
+        (replaced("score", h5py.Empty("f8")), "'score' is float64 [], the index says float64 ["),
+        (replaced("score", h5py.ExternalLink("val-00000.h5", "/score")), "is a link into"),
         (attribute("version", 2), "found version 2, this hpctrain reads 1"),
     ],
 )
@@ -226,6 +228,24 @@ def test_a_damaged_shard_is_named(own, change, words):
         Reader(own, "train").read(np.arange(7))
     assert str(path) in str(error.value)
     assert words in str(error.value)
+
+
+def test_numbers_of_odd_bits_are_those_that_hdf5_reads(tmp_path):
+    """12 bits in the middle of 16: numpy's int16 is not what lies in the file."""
+    values = np.arange(-20, 20, dtype=np.int16)
+    write_shards(tmp_path, [("train", {"x": values})])
+
+    def change(path):
+        kind = h5py.h5t.STD_I16LE.copy()
+        kind.set_precision(12)
+        kind.set_offset(2)
+        with h5py.File(path, "w") as file:
+            space = h5py.h5s.create_simple(values.shape)
+            dataset = h5py.h5d.create(file.id, b"x", kind, space)
+            dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, values)
+
+    damage(tmp_path, change)
+    assert (Reader(tmp_path, "train").read(np.arange(40))["x"] == values).all()
 
 
 def test_a_damaged_chunk_is_named(own):

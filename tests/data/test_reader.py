@@ -325,6 +325,17 @@ def test_few_shards_are_open_at_a_time(tmp_path):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_a_first_read_of_more_shards_than_there_are_descriptors(tmp_path):
+    write_shards(tmp_path, [("train", {"x": np.arange(300)})], max_bytes=8)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        rows = Reader(tmp_path, "train", io="read").read(np.arange(300))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (rows["x"] == np.arange(300)).all()
+
+
 def test_a_file_of_another_program_may_be_open_for_writing(own):
     path = own / Index.load(own).split("train").shards[0].path
     with h5py.File(path, "r+"):  # holds HDF5's lock

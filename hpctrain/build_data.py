@@ -32,7 +32,7 @@ from hpctrain.data.samplers.blocks import BlockOrder, Lanes
 from hpctrain.data.samplers.buckets import Buckets
 from hpctrain.data.samplers.mixture import Mixture
 from hpctrain.data.samplers.order import Order, Repeat, Sampler
-from hpctrain.data.samplers.subset import Subset, column, parse_slice
+from hpctrain.data.samplers.subset import Subset, check_indices, column, parse_slice
 from hpctrain.data.samplers.weighted import Balanced, Weighted
 from hpctrain.data.source import Source
 from hpctrain.data.steps import Tail
@@ -284,6 +284,10 @@ def _subset(subset: str, count: int) -> np.ndarray[Any, Any] | range:
             raise ConfigError(f"data.subset={subset}: {error}") from error
     try:
         indices: np.ndarray[Any, Any] = np.load(subset, allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise ConfigError(f"data.subset={subset}: cannot be read: {error}") from error
+    try:
+        check_indices(indices, count)
+    except DataError as error:
+        raise ConfigError(f"data.subset={subset}: {error}") from error
     return indices

@@ -275,6 +275,31 @@ def test_what_cannot_be_is_said_before_anything_is_written(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("order", [(), ("data.balance=label",)])
+@pytest.mark.parametrize(
+    ("indices", "words"),
+    [
+        (np.arange(5.0), "are float64 [5]; they are a list of integers"),
+        (np.array(3), "are int64 []; they are a list of integers"),
+        (np.array([1, 10**6]), "has the index 1000000; the data set has 0 to"),
+        (np.array([-1, 1]), "has the index -1; the data set has 0 to"),
+        (np.zeros(0, np.int64), "holds none of them"),
+        (None, "cannot be read: No data left in file"),
+    ],
+)
+def test_a_file_of_indices_that_cannot_be(
+    build: Build, tmp_path: Path, indices: Any, words: str, order: tuple[str, ...]
+) -> None:
+    path = tmp_path / "subset.npy"
+    path.touch()
+    if indices is not None:
+        np.save(path, indices)
+    with pytest.raises(HpctrainError) as error:
+        build(f"data.subset={path}", *order).training()
+    assert f"data.subset={path}: " in str(error.value)
+    assert words in str(error.value)
+
+
 def test_the_data_decides_the_name_of_a_run_and_not_how_it_is_read(
     config: Callable[..., Config], digits: Path, tmp_path: Path
 ) -> None:

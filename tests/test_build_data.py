@@ -263,6 +263,8 @@ def test_encoded_images(build: Build, tmp_path: Path) -> None:
         ("data.verify=yes", "data.verify=yes: allowed are off, first_use, full"),
         ("data.images.size=[3]", "data.images.size=[3]: it must be [height, width]"),
         ("data.threads=-1", "data.threads=-1: it must be at least 0"),
+        (f"data.windows.length={10**30}", f"data.windows.length={10**30}: it must be less than"),
+        ("data.prefetch_mb=1e300", "data.prefetch_mb=1e+300: it must be less than 2^62"),
         ("data.path=nothing://here", "nothing"),
     ],
 )

@@ -253,7 +253,7 @@ class Loader:
             while first < len(stretch.consumed):
                 last = first + min(limit, self._group_steps())
                 yield _Group(stretch.epoch, plan, first, stretch.consumed[first:last])
-                first, limit = last, 2 * limit
+                first, limit = last, min(2 * limit, MAX_GROUP)
 
     def _group_steps(self) -> int:
         if not self._bytes_known:

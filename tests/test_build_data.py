@@ -20,7 +20,7 @@ from hpctrain.data.feed import Feed
 from hpctrain.data.format import write_shards
 from hpctrain.data.reader import Reader
 from hpctrain.distributed.slurm import RankInfo
-from hpctrain.errors import HpctrainError
+from hpctrain.errors import DataError, HpctrainError
 from hpctrain.freeze import check
 from hpctrain.schema import Config
 from tests.conftest import Completed
@@ -175,6 +175,16 @@ def test_samples_are_transformed_alike_by_any_number_of_workers(
     plain = epoch(build().training())
     assert not same(found[0], plain)
     assert labels(found[0]) == labels(plain)
+
+
+def test_a_transform_cannot_replace_the_mask(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "masks_itself.py").write_text("def f(x, random): return {**x, 'mask': 1}")
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = "data.transforms=[{_target_: masks_itself.f, _partial_: true}]"
+    with pytest.raises(DataError, match="a transform returned 'mask'"):
+        epoch(build(mine).training())
 
 
 def test_shards_are_read_from_copies_on_the_node(

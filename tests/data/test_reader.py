@@ -287,7 +287,6 @@ for _ in range(4):
         for _ in range(50):
             rows = reader.read(indices)
             assert all((rows[name] == before[name]).all() for name in ("image", "score"))
-        assert reader._pid == os.getpid()
         os._exit(0)
     children.append(child)
 reader._lock.release()
@@ -302,6 +301,38 @@ def test_handles_do_not_cross_a_fork(own, layout):
     if layout == "chunked":
         rewrite(own, {"compression": "gzip"})
     subprocess.run([sys.executable, "-c", FORK, own], check=True, timeout=60)
+
+
+THREADS_IN_A_FORK = """
+import os, sys, threading
+import numpy as np
+from pathlib import Path
+from hpctrain.data.reader import Reader
+
+sys.setswitchinterval(1e-6)
+reader = Reader(Path(sys.argv[1]), "train")
+indices = np.arange(50)[::-1]
+before = reader.read(indices)["score"]
+
+def read(found):
+    found.append((reader.read(indices)["score"] == before).all())
+
+for _ in range(100):
+    child = os.fork()
+    if child == 0:
+        found = []
+        threads = [threading.Thread(target=read, args=[found]) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        os._exit(found != [True] * 8)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_threads_of_a_fork_share_one_set_of_handles(own):
+    subprocess.run([sys.executable, "-c", THREADS_IN_A_FORK, own], check=True, timeout=60)
 
 
 def test_a_reader_is_pickled_without_its_handles(folder):

@@ -134,7 +134,7 @@ class Layout:
                 f"shard {self.path}: {name!r} is a link into {dataset.file.filename}; the samples "
                 "must lie in the shard, whose digest the index has"
             )
-        found = dataset.shape or ()  # None: there is no data at all
+        found: tuple[int, ...] = dataset.shape or ()  # None: there is no data at all
         agrees = len(found) == len(shape) and all(
             want in (None, have) for want, have in zip(shape, found, strict=True)
         )

@@ -247,7 +247,14 @@ class DataBuilder:
         return self._indices[path]
 
     def _made(self, key: str, nodes: Sequence[Mapping[str, Any]]) -> list[Any]:
-        return [self.make(f"{key}[{i}]", node) for i, node in enumerate(nodes)]
+        made = [self.make(f"{key}[{i}]", node) for i, node in enumerate(nodes)]
+        for i, transform in enumerate(made):
+            if not callable(transform):
+                raise ConfigError(
+                    f"{key}[{i}]={nodes[i]}: it makes a {type(transform).__name__}; it must be "
+                    "{_target_: ...} of something that can be called"
+                )
+        return made
 
     def _for_evaluation(self, key: str) -> list[Any]:
         """Those of `val_KEY`; without it the training's, but for the random ones."""

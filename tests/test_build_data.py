@@ -187,6 +187,13 @@ def test_a_transform_cannot_replace_the_mask(
         epoch(build(mine).training())
 
 
+@pytest.mark.parametrize("key", ["data.transforms", "data.batch_transforms"])
+def test_a_transform_must_be_one(build: Build, key: str) -> None:
+    with pytest.raises(HpctrainError) as error:
+        build(f"{key}=[{{size: 8}}]").training()
+    assert f"{key}[0]={{'size': 8}}: it makes a dict" in str(error.value)
+
+
 def test_shards_are_read_from_copies_on_the_node(
     build: Build, tmp_path: Path, digits: Path
 ) -> None:

@@ -32,7 +32,7 @@ from hpctrain.data.samplers.blocks import BlockOrder, Lanes
 from hpctrain.data.samplers.buckets import Buckets
 from hpctrain.data.samplers.mixture import Mixture
 from hpctrain.data.samplers.order import Order, Repeat, Sampler
-from hpctrain.data.samplers.subset import Subset, column, parse_slice
+from hpctrain.data.samplers.subset import Subset, check_indices, column, parse_slice
 from hpctrain.data.samplers.weighted import Balanced, Weighted
 from hpctrain.data.source import Source
 from hpctrain.data.steps import Tail
@@ -247,7 +247,14 @@ class DataBuilder:
         return self._indices[path]
 
     def _made(self, key: str, nodes: Sequence[Mapping[str, Any]]) -> list[Any]:
-        return [self.make(f"{key}[{i}]", node) for i, node in enumerate(nodes)]
+        made = [self.make(f"{key}[{i}]", node) for i, node in enumerate(nodes)]
+        for i, transform in enumerate(made):
+            if not callable(transform):
+                raise ConfigError(
+                    f"{key}[{i}]={nodes[i]}: it makes a {type(transform).__name__}; it must be "
+                    "{_target_: ...} of something that can be called"
+                )
+        return made
 
     def _for_evaluation(self, key: str) -> list[Any]:
         """Those of `val_KEY`; without it the training's, but for the random ones."""
@@ -284,6 +291,10 @@ def _subset(subset: str, count: int) -> np.ndarray[Any, Any] | range:
             raise ConfigError(f"data.subset={subset}: {error}") from error
     try:
         indices: np.ndarray[Any, Any] = np.load(subset, allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise ConfigError(f"data.subset={subset}: cannot be read: {error}") from error
+    try:
+        check_indices(indices, count)
+    except DataError as error:
+        raise ConfigError(f"data.subset={subset}: {error}") from error
     return indices

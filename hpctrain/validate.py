@@ -63,6 +63,7 @@ _AT_LEAST = {
     "launch.warn_s": 1,
     "launch.max_running": 1,
 }
+_TOO_MANY = 2**62  # of anything: sums of two are 64-bit integers yet
 _BETWEEN = {"seed": (0, 2**63 - 1), "scheduler.final_ratio": (0, 1)}
 _POSITIVE = (
     "data.temperature",
@@ -114,8 +115,9 @@ def _values(config: Config) -> Iterator[str]:
             yield f"{key}={value}: allowed are {listed}"
     for key, low in _AT_LEAST.items():
         value = _get(config, key)
-        if value is not None and not low <= value < math.inf:
-            yield f"{key}={value}: it must be at least {low}"
+        if value is not None and not low <= value < _TOO_MANY:
+            limit = f"at least {low}" if not value >= low else "less than 2^62"
+            yield f"{key}={value}: it must be {limit}"
     for key, (low, high) in _BETWEEN.items():
         if not low <= (value := _get(config, key)) <= high:
             yield f"{key}={value}: it must be from {low} to {high}"

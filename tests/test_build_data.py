@@ -20,7 +20,7 @@ from hpctrain.data.feed import Feed
 from hpctrain.data.format import write_shards
 from hpctrain.data.reader import Reader
 from hpctrain.distributed.slurm import RankInfo
-from hpctrain.errors import HpctrainError
+from hpctrain.errors import DataError, HpctrainError
 from hpctrain.freeze import check
 from hpctrain.schema import Config
 from tests.conftest import Completed
@@ -177,6 +177,23 @@ def test_samples_are_transformed_alike_by_any_number_of_workers(
     assert labels(found[0]) == labels(plain)
 
 
+def test_a_transform_cannot_replace_the_mask(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "masks_itself.py").write_text("def f(x, random): return {**x, 'mask': 1}")
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = "data.transforms=[{_target_: masks_itself.f, _partial_: true}]"
+    with pytest.raises(DataError, match="a transform returned 'mask'"):
+        epoch(build(mine).training())
+
+
+@pytest.mark.parametrize("key", ["data.transforms", "data.batch_transforms"])
+def test_a_transform_must_be_one(build: Build, key: str) -> None:
+    with pytest.raises(HpctrainError) as error:
+        build(f"{key}=[{{size: 8}}]").training()
+    assert f"{key}[0]={{'size': 8}}: it makes a dict" in str(error.value)
+
+
 def test_shards_are_read_from_copies_on_the_node(
     build: Build, tmp_path: Path, digits: Path
 ) -> None:
@@ -263,6 +280,8 @@ def test_encoded_images(build: Build, tmp_path: Path) -> None:
         ("data.verify=yes", "data.verify=yes: allowed are off, first_use, full"),
         ("data.images.size=[3]", "data.images.size=[3]: it must be [height, width]"),
         ("data.threads=-1", "data.threads=-1: it must be at least 0"),
+        (f"data.windows.length={10**30}", f"data.windows.length={10**30}: it must be less than"),
+        ("data.prefetch_mb=1e300", "data.prefetch_mb=1e+300: it must be less than 2^62"),
         ("data.path=nothing://here", "nothing"),
     ],
 )
@@ -273,6 +292,31 @@ def test_what_cannot_be_is_said_before_anything_is_written(
         check(config(override))
     assert words in str(error.value)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("order", [(), ("data.balance=label",)])
+@pytest.mark.parametrize(
+    ("indices", "words"),
+    [
+        (np.arange(5.0), "are float64 [5]; they are a list of integers"),
+        (np.array(3), "are int64 []; they are a list of integers"),
+        (np.array([1, 10**6]), "has the index 1000000; the data set has 0 to"),
+        (np.array([-1, 1]), "has the index -1; the data set has 0 to"),
+        (np.zeros(0, np.int64), "holds none of them"),
+        (None, "cannot be read: No data left in file"),
+    ],
+)
+def test_a_file_of_indices_that_cannot_be(
+    build: Build, tmp_path: Path, indices: Any, words: str, order: tuple[str, ...]
+) -> None:
+    path = tmp_path / "subset.npy"
+    path.touch()
+    if indices is not None:
+        np.save(path, indices)
+    with pytest.raises(HpctrainError) as error:
+        build(f"data.subset={path}", *order).training()
+    assert f"data.subset={path}: " in str(error.value)
+    assert words in str(error.value)
 
 
 def test_the_data_decides_the_name_of_a_run_and_not_how_it_is_read(

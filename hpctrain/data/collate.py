@@ -69,6 +69,8 @@ class Collate:
         steps, size = mask.shape
         columns: dict[str, Sequence[torch.Tensor]] = {MASK: self._tensor(mask.copy()).unbind()}
         for name, value in rows.items():
+            if name == MASK:  # of a transform: the fields of the data have been looked at
+                raise DataError(f"a transform returned {MASK!r}, which the loader adds itself")
             if not isinstance(value, Ragged):
                 columns[name] = self._tensor(value.reshape(steps, size, *value.shape[1:])).unbind()
                 continue

@@ -108,33 +108,36 @@ class Feed:
         ahead: deque[_Sent] = deque()
         copying: deque[_Sent] = deque()  # their pinned buffers are still read
         on_the_way, size = 0, 1
-        while True:
-            while copying and copying[0].copied.query():
-                copying.popleft().host.clear()
-            # Before the host waits for the loader: if it does, the stream runs dry meanwhile.
-            asked = torch.cuda.Event(enable_timing=True)
-            asked.record(current)
-            # Only the first is waited for; the others are taken when they are there.
-            while not ahead or (on_the_way + size <= self._ahead_bytes and self.loader.ready):
-                batch = next(batches, None)
-                if batch is None:
-                    break
-                sent = self._send(batch, stream)
-                del batch
-                size = sent.size
-                on_the_way += size
-                ahead.append(sent)
-                copying.append(sent)
-            if not ahead:
-                return
-            sent = ahead.popleft()
-            on_the_way -= sent.size
-            current.wait_event(sent.there)
-            self._waits.append((asked, sent.there))
-            for value in sent.batch.values():
-                value.record_stream(current)
-            self._state, self._epoch = sent.state, sent.epoch
-            yield sent.batch
+        try:
+            while True:
+                while copying and copying[0].copied.query():
+                    copying.popleft().host.clear()
+                # Before the host waits for the loader: if it does, the stream runs dry meanwhile.
+                asked = torch.cuda.Event(enable_timing=True)
+                asked.record(current)
+                # Only the first is waited for; the others are taken when they are there.
+                while not ahead or (on_the_way + size <= self._ahead_bytes and self.loader.ready):
+                    batch = next(batches, None)
+                    if batch is None:
+                        break
+                    sent = self._send(batch, stream)
+                    del batch
+                    size = sent.size
+                    on_the_way += size
+                    ahead.append(sent)
+                    copying.append(sent)
+                if not ahead:
+                    return
+                sent = ahead.popleft()
+                on_the_way -= sent.size
+                current.wait_event(sent.there)
+                self._waits.append((asked, sent.there))
+                for value in sent.batch.values():
+                    value.record_stream(current)
+                self._state, self._epoch = sent.state, sent.epoch
+                yield sent.batch
+        finally:  # left in the middle: what is being copied stays until it has been
+            stream.synchronize()
 
     def _send(self, host: Batch, stream: torch.cuda.Stream) -> "_Sent":
         state, epoch, where = self.loader.state_dict(), self.loader.epoch, self.loader.where

@@ -190,6 +190,7 @@ class Loader:
         return self._batches(self._iteration)
 
     def _batches(self, iteration: int) -> Iterator[Batch]:
+        self._check_current(iteration)
         readers, planner = pool(self._threads), pool(min(1, self._threads))
         groups = self._groups(planner)
         ahead = self._ahead = deque()
@@ -207,14 +208,17 @@ class Loader:
                 for step, consumed in enumerate(group.consumed):
                     self._consumed, self._last = consumed, (group, step)
                     yield batches.popleft()
-                    if iteration != self._iteration:
-                        raise RuntimeError(
-                            "this iterator of the loader has ended: its state was loaded, or "
-                            "another iterator begun. Call iter() again"
-                        )
+                    self._check_current(iteration)
         finally:  # also when the consumer breaks out, or drops the iterator
             readers.shutdown(cancel_futures=True)
             planner.shutdown(cancel_futures=True)
+
+    def _check_current(self, iteration: int) -> None:
+        if iteration != self._iteration:
+            raise RuntimeError(
+                "this iterator of the loader has ended: its state was loaded, or another iterator "
+                "begun. Call iter() again"
+            )
 
     def _next(self, ahead: "deque[_Ahead]") -> tuple["_Group", deque[Batch]]:
         """The next group's batches. Who has to wait for them reads one of those behind."""
@@ -249,7 +253,7 @@ class Loader:
             while first < len(stretch.consumed):
                 last = first + min(limit, self._group_steps())
                 yield _Group(stretch.epoch, plan, first, stretch.consumed[first:last])
-                first, limit = last, 2 * limit
+                first, limit = last, min(2 * limit, MAX_GROUP)
 
     def _group_steps(self) -> int:
         if not self._bytes_known:

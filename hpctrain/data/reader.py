@@ -15,6 +15,7 @@ leaves them behind.
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -86,7 +87,7 @@ class Reader:
         self._opened: OpenShards | None = None
         self._check_at = time.monotonic() + CHECK_EVERY_S
         self._lock = threading.Lock()
-        self._pid = os.getpid()  # last: whoever sees it sees the rest
+        _READERS.add(self)
 
     def __len__(self) -> int:
         return self._count
@@ -240,8 +241,6 @@ class Reader:
     @property
     def opened(self) -> OpenShards:
         """The shards that this process has open."""
-        if self._pid != os.getpid():  # forked: the parent's handles and locks are not ours
-            self._forget()
         if self._opened is None:
             with self._lock:
                 if self._opened is None:
@@ -281,12 +280,23 @@ class Reader:
         return Ragged(values, offsets)
 
     def __getstate__(self) -> dict[str, Any]:
-        hidden = ("_pid", "_lock", "_opened")
+        hidden = ("_lock", "_opened")
         return {key: value for key, value in self.__dict__.items() if key not in hidden}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._forget()
+
+
+_READERS: weakref.WeakSet[Reader] = weakref.WeakSet()
+
+
+def _after_fork() -> None:  # the parent's handles and locks are not ours
+    for reader in list(_READERS):
+        reader._forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _parts(count: int, size: int) -> list[slice]:

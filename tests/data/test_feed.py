@@ -89,3 +89,22 @@ def test_batches_on_a_gpu_are_those_of_the_cpu():
     assert len(there) == 10
     assert feed.wait_s >= 0
     assert np.isfinite(feed.wait_s)
+
+
+@pytest.mark.gpu
+def test_copies_are_over_when_the_iterator_has_been_left():
+    """Their pinned buffers go back to the loader, which fills them again."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA")
+    loader = Loader(Numbers(100), global_batch_size=20, max_epochs=2, pin_memory=True)
+    streams = []
+
+    def slow(batch, draws):
+        streams.append(torch.cuda.current_stream())
+        torch.cuda._sleep(500_000_000)  # cycles; the next batch is copied behind it
+        return batch
+
+    batches = iter(Feed(loader, torch.device("cuda"), slow))
+    next(batches)
+    batches.close()
+    assert streams[0].query()

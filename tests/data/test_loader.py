@@ -305,10 +305,12 @@ def test_python_ends_while_an_iterator_lives():
 
 
 @pytest.mark.parametrize("other", [lambda x: x.load_state_dict({"consumed": 0}), lambda x: iter(x)])
-def test_an_iterator_ends_when_the_loader_moves(other):
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_iterator_ends_when_the_loader_moves(other, begun):
     loader = Loader(Numbers(100), global_batch_size=10)
     iterator = iter(loader)
-    next(iterator)
+    if begun:
+        next(iterator)
     other(loader)
     with pytest.raises(RuntimeError, match="this iterator of the loader has ended"):
         next(iterator)

@@ -217,6 +217,8 @@ def attribute(name, value):
         (edited("text/offsets", -1, 99), "its offsets go from 0 to 99"),
         (edited("text/offsets", 2, 10**6), "the offsets of 'text' go back"),
         (edited("text/offsets", 2, -8), "the offsets of 'text' go back"),
+        (replaced("score", h5py.Empty("f8")), "'score' is float64 [], the index says float64 ["),
+        (replaced("score", h5py.ExternalLink("val-00000.h5", "/score")), "is a link into"),
         (attribute("version", 2), "found version 2, this hpctrain reads 1"),
     ],
 )
@@ -226,6 +228,24 @@ def test_a_damaged_shard_is_named(own, change, words):
         Reader(own, "train").read(np.arange(7))
     assert str(path) in str(error.value)
     assert words in str(error.value)
+
+
+def test_numbers_of_odd_bits_are_those_that_hdf5_reads(tmp_path):
+    """12 bits in the middle of 16: numpy's int16 is not what lies in the file."""
+    values = np.arange(-20, 20, dtype=np.int16)
+    write_shards(tmp_path, [("train", {"x": values})])
+
+    def change(path):
+        kind = h5py.h5t.STD_I16LE.copy()
+        kind.set_precision(12)
+        kind.set_offset(2)
+        with h5py.File(path, "w") as file:
+            space = h5py.h5s.create_simple(values.shape)
+            dataset = h5py.h5d.create(file.id, b"x", kind, space)
+            dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, values)
+
+    damage(tmp_path, change)
+    assert (Reader(tmp_path, "train").read(np.arange(40))["x"] == values).all()
 
 
 def test_a_damaged_chunk_is_named(own):
@@ -267,7 +287,6 @@ for _ in range(4):
         for _ in range(50):
             rows = reader.read(indices)
             assert all((rows[name] == before[name]).all() for name in ("image", "score"))
-        assert reader._pid == os.getpid()
         os._exit(0)
     children.append(child)
 reader._lock.release()
@@ -282,6 +301,38 @@ def test_handles_do_not_cross_a_fork(own, layout):
     if layout == "chunked":
         rewrite(own, {"compression": "gzip"})
     subprocess.run([sys.executable, "-c", FORK, own], check=True, timeout=60)
+
+
+THREADS_IN_A_FORK = """
+import os, sys, threading
+import numpy as np
+from pathlib import Path
+from hpctrain.data.reader import Reader
+
+sys.setswitchinterval(1e-6)
+reader = Reader(Path(sys.argv[1]), "train")
+indices = np.arange(50)[::-1]
+before = reader.read(indices)["score"]
+
+def read(found):
+    found.append((reader.read(indices)["score"] == before).all())
+
+for _ in range(100):
+    child = os.fork()
+    if child == 0:
+        found = []
+        threads = [threading.Thread(target=read, args=[found]) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        os._exit(found != [True] * 8)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_threads_of_a_fork_share_one_set_of_handles(own):
+    subprocess.run([sys.executable, "-c", THREADS_IN_A_FORK, own], check=True, timeout=60)
 
 
 def test_a_reader_is_pickled_without_its_handles(folder):
@@ -303,6 +354,17 @@ def test_few_shards_are_open_at_a_time(tmp_path):
         assert len(os.listdir("/proc/self/fd")) < 200
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_first_read_of_more_shards_than_there_are_descriptors(tmp_path):
+    write_shards(tmp_path, [("train", {"x": np.arange(300)})], max_bytes=8)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        rows = Reader(tmp_path, "train", io="read").read(np.arange(300))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (rows["x"] == np.arange(300)).all()
 
 
 def test_a_file_of_another_program_may_be_open_for_writing(own):

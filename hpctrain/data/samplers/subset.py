@@ -40,20 +40,7 @@ class Subset:
     """
 
     def __init__(self, sampler: Sampler, indices: NDArray[Any] | range, of: int) -> None:
-        if not len(indices):
-            raise DataError(f"a subset of {of} samples holds none of them")
-        if not isinstance(indices, range):
-            if indices.ndim != 1 or indices.dtype.kind not in "iu":
-                raise DataError(
-                    f"the indices of a subset are {indices.dtype.name} {list(indices.shape)}; "
-                    "they are a list of integers"
-                )
-            low, high = int(indices.min()), int(indices.max())
-        else:
-            low, high = min(indices[0], indices[-1]), max(indices[0], indices[-1])
-        if low < 0 or high >= of:
-            wrong = low if low < 0 else high
-            raise DataError(f"a subset has the index {wrong}; the data set has 0 to {of - 1}")
+        check_indices(indices, of)
         self.sampler, self.count = sampler, sampler.count
         self.indices = indices if isinstance(indices, range) else _compact(indices, of)
 
@@ -69,6 +56,30 @@ class Subset:
         if chosen.size and chosen.max() >= len(self.indices):
             raise IndexError(f"index {chosen.max()} of a subset of {len(self.indices)} samples")
         return self.indices.start + chosen * self.indices.step
+
+
+def check_indices(indices: NDArray[Any] | range, of: int) -> None:
+    """See that they are a list of samples, at least one, of a data set of `of`.
+
+    Raises:
+        DataError: See `Subset`.
+    """
+    if not isinstance(indices, range) and (
+        not isinstance(indices, np.ndarray) or indices.ndim != 1 or indices.dtype.kind not in "iu"
+    ):
+        found = type(indices).__name__
+        if isinstance(indices, np.ndarray):
+            found = f"{indices.dtype.name} {list(indices.shape)}"
+        raise DataError(f"the indices of a subset are {found}; they are a list of integers")
+    if not len(indices):
+        raise DataError(f"a subset of {of} samples holds none of them")
+    if isinstance(indices, range):
+        low, high = min(indices[0], indices[-1]), max(indices[0], indices[-1])
+    else:
+        low, high = int(indices.min()), int(indices.max())
+    if low < 0 or high >= of:
+        wrong = low if low < 0 else high
+        raise DataError(f"a subset has the index {wrong}; the data set has 0 to {of - 1}")
 
 
 def parse_slice(text: str, count: int) -> range:

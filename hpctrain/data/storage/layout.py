@@ -129,7 +129,12 @@ class Layout:
         dataset = self._file.get(name)
         if not isinstance(dataset, h5py.Dataset):
             raise DataError(f"shard {self.path} has no dataset {name!r}; the index lists it")
-        found = dataset.shape
+        if dataset.file.filename != self._file.filename:  # its offset is one in that file
+            raise DataError(
+                f"shard {self.path}: {name!r} is a link into {dataset.file.filename}; the samples "
+                "must lie in the shard, whose digest the index has"
+            )
+        found: tuple[int, ...] = dataset.shape or ()  # None: there is no data at all
         agrees = len(found) == len(shape) and all(
             want in (None, have) for want, have in zip(shape, found, strict=True)
         )
@@ -143,7 +148,7 @@ class Layout:
         offset = dataset.id.get_offset()  # None: chunked, compact, or without data
         if dataset.size == 0:
             self.offsets[name] = 0
-        elif offset is not None and dataset.dtype.isnative and not dataset.external:
+        elif offset is not None and _as_in_memory(dataset) and not dataset.external:
             if offset + dataset.nbytes > self.size:
                 raise DataError(f"shard {self.path} is truncated: {name!r} goes beyond its end")
             if self._mapped:
@@ -154,3 +159,9 @@ class Layout:
             self.rows[name] = chunked = Chunked(dataset, self.path, pool=decoders())
             self._needs_hdf5 |= not chunked.direct
         return dataset
+
+
+def _as_in_memory(dataset: h5py.Dataset) -> bool:
+    """Whether the bytes in the file are those of an array: the order of bytes, and no odd bits."""
+    dtype = dataset.dtype
+    return dtype.isnative and bool(dataset.id.get_type().equal(h5py.h5t.py_create(dtype)))

@@ -119,7 +119,9 @@ class OpenShards:
     def _limit(self) -> int:
         """Shards that may be open at a time."""
         slots = self._arena.slots
-        return slots if self._all_mapped else min(slots, self._max_files)
+        # Before the first is open, nobody knows how they are stored.
+        mapped = self._all_mapped and self._layouts
+        return slots if mapped else min(slots, self._max_files)
 
     def path(self, shard: int) -> Path:
         """The file of a held shard, for messages."""
@@ -241,8 +243,9 @@ class OpenShards:
                 self._close_one_of(np.array(sorted(self._unmapped)))
             self._unmapped.add(shard)
         if layout.offsets:
-            slot = self._slots[shard] = self._free.pop()
+            slot = self._free[-1]
             layout.map(self._arena, slot)
+            self._slots[shard] = self._free.pop()
             for name, offset in layout.offsets.items():
                 self._bases[name][shard] = slot * self._arena.slot_bytes + offset
         for name, total in layout.totals.items():

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+import xxhash
 
 from hpctrain.data.concat import Concat
 from hpctrain.data.feed import Feed
@@ -77,7 +78,7 @@ class DataBuilder:
             source, sampler = self._mixture()
         else:
             source, reader = self._source(data.path, data.train_split)
-            sampler = self._sampler(source, reader)
+            sampler = self._sampler(source, reader, self.config.seed)
         return self._feed(
             source,
             sampler,
@@ -117,7 +118,9 @@ class DataBuilder:
             split = part.get("split", data.train_split)
             try:
                 sources[name], reader = self._source(path, split)
-                samplers[name] = self._sampler(sources[name], reader)
+                # Sets of one size would otherwise come in one order.
+                own = self.config.seed ^ xxhash.xxh64_intdigest(name.encode())
+                samplers[name] = self._sampler(sources[name], reader, own)
             except DataError as error:
                 raise DataError(f"data.mixture, {name}: {error}") from error
             if "weight" in part:
@@ -173,8 +176,8 @@ class DataBuilder:
             )
         return source, reader
 
-    def _sampler(self, source: Source, reader: Reader) -> Sampler:
-        data, count, seed = self.config.data, len(source), self.config.seed
+    def _sampler(self, source: Source, reader: Reader, seed: int) -> Sampler:
+        data, count = self.config.data, len(source)
         chosen = None if data.subset is None else _subset(data.subset, count)
         if chosen is not None:
             count = len(chosen)
@@ -187,7 +190,7 @@ class DataBuilder:
             sampler = Balanced(values, seed) if data.balance else Weighted(values, seed)
         else:
             blocks = source if isinstance(source, Windows) else reader
-            sampler = self._order(blocks, count)
+            sampler = self._order(blocks, count, seed)
         if chosen is not None:
             sampler = Subset(sampler, chosen, len(source))
         if data.buckets.field is not None:
@@ -196,8 +199,8 @@ class DataBuilder:
             sampler = Buckets(sampler, lengths, data.buckets.window, size, seed)
         return Repeat(sampler, data.repeat) if data.repeat > 1 else sampler
 
-    def _order(self, blocks: Reader | Windows, count: int) -> Sampler:
-        data, seed = self.config.data, self.config.seed
+    def _order(self, blocks: Reader | Windows, count: int, seed: int) -> Sampler:
+        data = self.config.data
         if data.shuffle != "block":
             return Order(count, seed, shuffle=data.shuffle == "full")
         size = data.block_size or blocks.block_size()

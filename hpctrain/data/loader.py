@@ -129,9 +129,9 @@ class Loader:
         self._buffers = Buffers(pin)
         self._collate = Collate(source.fields, collate, self._buffers, pin=pin)
         fixed = [field for field in source.fields.values() if not field.variable]
-        # What a variable-length field adds is known after the first batches.
+        # What a variable-length field adds is seen: the most so far.
         self._sample_bytes = sum(np.dtype(f.dtype).itemsize * prod(f.shape) for f in fixed)
-        self._bytes_known = len(fixed) == len(source.fields)
+        self._varies = len(fixed) < len(source.fields)
         self._consumed = self._iteration = 0
         self._here: deque[Batch] = deque()
         self._ahead: deque[_Ahead] = deque()
@@ -256,8 +256,6 @@ class Loader:
                 first, limit = last, min(2 * limit, MAX_GROUP)
 
     def _group_steps(self) -> int:
-        if not self._bytes_known:
-            return 1
         size = max(1, self._steps.share * self._sample_bytes)
         return min(MAX_GROUP, max(1, GROUP // size))
 
@@ -285,9 +283,9 @@ class Loader:
         chosen = slice(group.first, last)
         rows = self._rows(group.epoch, plan.positions[chosen], plan.samples[chosen].reshape(-1))
         batches = self._collate(rows, plan.mask[chosen])
-        if not self._bytes_known:
-            nbytes = sum(value.nbytes for value in batches[0].values())
-            self._sample_bytes, self._bytes_known = nbytes // self._steps.share, True
+        if self._varies:
+            nbytes = max(sum(value.nbytes for value in batch.values()) for batch in batches)
+            self._sample_bytes = max(self._sample_bytes, nbytes // self._steps.share)
         return batches
 
     def _rows(self, epoch: int, positions: Int64s, samples: Int64s) -> Mapping[str, Array | Ragged]:

@@ -23,7 +23,11 @@ def pool(threads: int) -> Executor:
     intra_op, all_here = torch.get_num_threads(), Barrier(threads + 1)
     for _ in range(threads):
         executor.submit(_begin, all_here)
-    all_here.wait()
+    try:
+        all_here.wait()
+    except BaseException:
+        all_here.abort()
+        raise
     torch.set_num_threads(intra_op)  # what threads to come start with
     return executor
 

@@ -32,7 +32,7 @@ from hpctrain.data.samplers.blocks import BlockOrder, Lanes
 from hpctrain.data.samplers.buckets import Buckets
 from hpctrain.data.samplers.mixture import Mixture
 from hpctrain.data.samplers.order import Order, Repeat, Sampler
-from hpctrain.data.samplers.subset import Subset, column, parse_slice
+from hpctrain.data.samplers.subset import Subset, column, parse_subset
 from hpctrain.data.samplers.weighted import Balanced, Weighted
 from hpctrain.data.source import Source
 from hpctrain.data.steps import Tail
@@ -41,7 +41,7 @@ from hpctrain.data.windows import Windows
 from hpctrain.data.workers.pool import Workers
 from hpctrain.data.workers.samples import Sample, Transform
 from hpctrain.distributed.slurm import RankInfo
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import DataError
 from hpctrain.schema import Config
 
 Make = Callable[[str, Mapping[str, Any]], Any]
@@ -175,7 +175,7 @@ class DataBuilder:
 
     def _sampler(self, source: Source, reader: Reader) -> Sampler:
         data, count, seed = self.config.data, len(source), self.config.seed
-        chosen = None if data.subset is None else _subset(data.subset, count)
+        chosen = None if data.subset is None else parse_subset(data.subset, count)
         if chosen is not None:
             count = len(chosen)
         sampler: Sampler
@@ -269,21 +269,3 @@ class OneByOne:
         for transform in self.transforms:
             sample = dict(transform(sample, random))
         return sample
-
-
-def _subset(subset: str, count: int) -> np.ndarray[Any, Any] | range:
-    """The indices of `data.subset`.
-
-    Raises:
-        ConfigError: it is neither a slice nor a readable file of integers.
-    """
-    if not subset.endswith(".npy"):
-        try:
-            return parse_slice(subset, count)
-        except ConfigError as error:
-            raise ConfigError(f"data.subset={subset}: {error}") from error
-    try:
-        indices: np.ndarray[Any, Any] = np.load(subset, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"data.subset={subset}: cannot be read: {error}") from error
-    return indices

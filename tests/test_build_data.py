@@ -264,6 +264,11 @@ def test_encoded_images(build: Build, tmp_path: Path) -> None:
         ("data.images.size=[3]", "data.images.size=[3]: it must be [height, width]"),
         ("data.threads=-1", "data.threads=-1: it must be at least 0"),
         ("data.path=nothing://here", "nothing"),
+        ("data.weights=image", "data.weights=image: it must be one number a sample; it is uint8["),
+        ("data.subset=all", "data.subset=all: 'all' is no slice"),
+        ("data.subset='9999:'", "data.subset=9999:: the slice '9999:' of 1415 samples holds none"),
+        ("data.subset=:10", "of the split 'train' of"),
+        ("data.subset=/no.npy", "data.subset=/no.npy: there is no such file"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_written(
@@ -273,6 +278,24 @@ def test_what_cannot_be_is_said_before_anything_is_written(
         check(config(override))
     assert words in str(error.value)
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_indices_of_a_subset_name_the_run_and_not_their_file(
+    config: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def name(file: str, indices: Any) -> str:
+        np.save(file, indices)
+        return check(config(f"data.subset={file}")).path.name
+
+    monkeypatch.chdir(tmp_path)
+    first = name("one.npy", range(100))
+    assert name("other.npy", np.arange(100, dtype=np.uint16)) == first
+    assert name("one.npy", range(1, 101)) != first
+    # A job of the sweep is in another folder.
+    assert config("data.subset=one.npy").data.subset == str(tmp_path / "one.npy")
+    for wrong in ([-1, 5], [5, 1415], [0.5], [[1]], []):
+        with pytest.raises(HpctrainError, match=r"one\.npy: (the indices of )?a subset"):
+            name("one.npy", wrong)
 
 
 def test_the_data_decides_the_name_of_a_run_and_not_how_it_is_read(

@@ -40,20 +40,7 @@ class Subset:
     """
 
     def __init__(self, sampler: Sampler, indices: NDArray[Any] | range, of: int) -> None:
-        if not len(indices):
-            raise DataError(f"a subset of {of} samples holds none of them")
-        if not isinstance(indices, range):
-            if indices.ndim != 1 or indices.dtype.kind not in "iu":
-                raise DataError(
-                    f"the indices of a subset are {indices.dtype.name} {list(indices.shape)}; "
-                    "they are a list of integers"
-                )
-            low, high = int(indices.min()), int(indices.max())
-        else:
-            low, high = min(indices[0], indices[-1]), max(indices[0], indices[-1])
-        if low < 0 or high >= of:
-            wrong = low if low < 0 else high
-            raise DataError(f"a subset has the index {wrong}; the data set has 0 to {of - 1}")
+        _check(indices, of)
         self.sampler, self.count = sampler, sampler.count
         self.indices = indices if isinstance(indices, range) else _compact(indices, of)
 
@@ -69,6 +56,25 @@ class Subset:
         if chosen.size and chosen.max() >= len(self.indices):
             raise IndexError(f"index {chosen.max()} of a subset of {len(self.indices)} samples")
         return self.indices.start + chosen * self.indices.step
+
+
+def parse_subset(text: str, count: int) -> NDArray[Any] | range:
+    """Return the indices that START:STOP:STEP selects of `count` samples, or those in FILE.npy.
+
+    Raises:
+        ConfigError: Neither a slice nor a readable file.
+        DataError: The file holds no indices of them.
+    """
+    if not text.endswith(".npy"):
+        return parse_slice(text, count)
+    try:
+        indices: NDArray[Any] = np.load(text, allow_pickle=False)
+    except FileNotFoundError:
+        raise ConfigError("there is no such file") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise ConfigError(f"it is no file of numpy.save with integers: {error}") from error
+    _check(indices, count)
+    return indices
 
 
 def parse_slice(text: str, count: int) -> range:
@@ -139,6 +145,21 @@ def _scan(source: Source, chunk: int) -> Iterator[tuple[int, Rows]]:
     """All samples in order: the index of the first, and the fields, of each chunk."""
     for start in range(0, len(source), chunk):
         yield start, source.read(np.arange(start, min(start + chunk, len(source))))
+
+
+def _check(indices: NDArray[Any] | range, of: int) -> None:
+    if not isinstance(indices, range) and (indices.ndim != 1 or indices.dtype.kind not in "iu"):
+        raise DataError(
+            f"the indices of a subset are {indices.dtype.name} {list(indices.shape)}; "
+            "they are a list of integers"
+        )
+    if not len(indices):
+        raise DataError(f"a subset of {of} samples holds none of them")
+    ends = np.array([indices[0], indices[-1]]) if isinstance(indices, range) else indices
+    low, high = int(ends.min()), int(ends.max())
+    if low < 0 or high >= of:
+        wrong = low if low < 0 else high
+        raise DataError(f"a subset has the index {wrong}; the data set has 0 to {of - 1}")
 
 
 def _compact(indices: NDArray[Any], count: int) -> NDArray[Any]:

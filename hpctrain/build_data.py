@@ -267,5 +267,11 @@ class OneByOne:
     def __call__(self, sample: Sample, random: np.random.Generator) -> Sample:
         """See `hpctrain.data.workers.samples`."""
         for transform in self.transforms:
-            sample = dict(transform(sample, random))
+            result: Any = transform(sample, random)
+            if not isinstance(result, Mapping):
+                raise DataError(
+                    f"the transform {transform} returned {type(result).__name__}; it must return "
+                    "a dict of fields"
+                )
+            sample = dict(result)
         return sample

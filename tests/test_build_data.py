@@ -20,7 +20,7 @@ from hpctrain.data.feed import Feed
 from hpctrain.data.format import write_shards
 from hpctrain.data.reader import Reader
 from hpctrain.distributed.slurm import RankInfo
-from hpctrain.errors import HpctrainError
+from hpctrain.errors import DataError, HpctrainError
 from hpctrain.freeze import check
 from hpctrain.schema import Config
 from tests.conftest import Completed
@@ -164,6 +164,17 @@ def invert(sample, random):
 """
 
 
+def forget(*args):
+    pass
+
+
+@pytest.mark.parametrize("key", ["transforms", "batch_transforms"])
+def test_a_transform_that_returns_nothing_is_named(build: Build, key: str) -> None:
+    transform = f"data.{key}=[{{_target_: tests.test_build_data.forget, _partial_: true}}]"
+    with pytest.raises(DataError, match=r"transform .*forget.* returned NoneType; it must return"):
+        epoch(build(transform).training())
+
+
 def test_samples_are_transformed_alike_by_any_number_of_workers(
     build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +275,8 @@ def test_encoded_images(build: Build, tmp_path: Path) -> None:
         ("data.images.size=[3]", "data.images.size=[3]: it must be [height, width]"),
         ("data.threads=-1", "data.threads=-1: it must be at least 0"),
         ("data.path=nothing://here", "nothing"),
+        ("data.transforms=[{target: x}]", "data.transforms[0]._target_=None: it must be package."),
+        ("data.val_batch_transforms=[{_target_: no_such.f}]", "no package 'no_such' here"),
         ("data.weights=image", "data.weights=image: it must be one number a sample; it is uint8["),
         ("data.subset=all", "data.subset=all: 'all' is no slice"),
         ("data.subset='9999:'", "data.subset=9999:: the slice '9999:' of 1415 samples holds none"),

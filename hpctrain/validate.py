@@ -247,8 +247,11 @@ def _sampling(config: Config, world_size: int) -> Iterator[str]:
             f"train.accumulate={config.train.accumulate}: a batch of data.collate=pack is one "
             "piece; use 1"
         )
-    if data.stage == "sbcast" and "://" in data.path:
-        yield f"data.stage=sbcast sends files of a folder; data.path={data.path} is a URL: use node"
+    for url in (p for p in (data.path, *(m["path"] for m in data.mixture)) if "://" in p):
+        if data.stage == "none":
+            yield f"data.stage=none: {url} cannot be read in place; use auto, which copies shards"
+        elif data.stage == "sbcast":
+            yield f"data.stage=sbcast sends files of a folder; {url} is a URL: use node"
     if data.images.size is not None and (len(data.images.size) != 2 or min(data.images.size) < 1):
         yield f"data.images.size={data.images.size}: it must be [height, width], at least 1 each"
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
@@ -275,6 +276,7 @@ def test_encoded_images(build: Build, tmp_path: Path) -> None:
         ("data.images.size=[3]", "data.images.size=[3]: it must be [height, width]"),
         ("data.threads=-1", "data.threads=-1: it must be at least 0"),
         ("data.path=nothing://here", "nothing"),
+        ("data.mixture=[{name: a, path: s3://b/c}] data.stage=none", "s3://b/c cannot be read in"),
         ("data.transforms=[{target: x}]", "data.transforms[0]._target_=None: it must be package."),
         ("data.val_batch_transforms=[{_target_: no_such.f}]", "no package 'no_such' here"),
         ("data.weights=image", "data.weights=image: it must be one number a sample; it is uint8["),
@@ -288,7 +290,7 @@ def test_what_cannot_be_is_said_before_anything_is_written(
     config: Callable[..., Config], override: str, words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(HpctrainError) as error:
-        check(config(override))
+        check(config(*re.split(r" (?=data)", override)))
     assert words in str(error.value)
     assert not (tmp_path / "runs").exists()
 

@@ -89,6 +89,8 @@ def _training(key: str, index: Index, data: DataConfig, split: str) -> int:
             raise ConfigError(f"{name}={field}: it must be a {kind} field; it is {spec}")
         if kind == "fixed-size" and spec.shape:
             raise ConfigError(f"{name}={field}: it must be one number a sample; it is {spec}")
+        if name == "data.balance" and "int" not in spec.dtype:
+            raise ConfigError(f"{name}={field}: classes are integers; it is {spec}")
         if data.fields is not None and field not in data.fields and kind == "variable-length":
             raise ConfigError(f"{name}={field}: data.fields must list it")
     return _split(key, index, split)

@@ -295,6 +295,12 @@ def test_what_cannot_be_is_said_before_anything_is_written(
     assert not (tmp_path / "runs").exists()
 
 
+def test_classes_are_integers(config: Callable[..., Config], tmp_path: Path) -> None:
+    write_shards(tmp_path / "w", [(split, {"w": np.ones(99)}) for split in ("train", "val")])
+    with pytest.raises(HpctrainError, match=r"data.balance=w: classes are integers; it is float64"):
+        check(config(f"data.path={tmp_path}/w", "data.balance=w"))
+
+
 def test_the_indices_of_a_subset_name_the_run_and_not_their_file(
     config: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

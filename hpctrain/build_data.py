@@ -33,7 +33,7 @@ from hpctrain.data.samplers.blocks import BlockOrder, Lanes
 from hpctrain.data.samplers.buckets import Buckets
 from hpctrain.data.samplers.mixture import Mixture
 from hpctrain.data.samplers.order import Order, Repeat, Sampler
-from hpctrain.data.samplers.subset import Subset, check_indices, column, parse_slice
+from hpctrain.data.samplers.subset import Subset, column, parse_subset
 from hpctrain.data.samplers.weighted import Balanced, Weighted
 from hpctrain.data.source import Source
 from hpctrain.data.steps import Tail
@@ -178,7 +178,7 @@ class DataBuilder:
 
     def _sampler(self, source: Source, reader: Reader, seed: int) -> Sampler:
         data, count = self.config.data, len(source)
-        chosen = None if data.subset is None else _subset(data.subset, count)
+        chosen = None if data.subset is None else parse_subset(data.subset, count)
         if chosen is not None:
             count = len(chosen)
         sampler: Sampler
@@ -277,27 +277,11 @@ class OneByOne:
     def __call__(self, sample: Sample, random: np.random.Generator) -> Sample:
         """See `hpctrain.data.workers.samples`."""
         for transform in self.transforms:
-            sample = dict(transform(sample, random))
+            result: Any = transform(sample, random)
+            if not isinstance(result, Mapping):
+                raise DataError(
+                    f"the transform {transform} returned {type(result).__name__}; it must return "
+                    "a dict of fields"
+                )
+            sample = dict(result)
         return sample
-
-
-def _subset(subset: str, count: int) -> np.ndarray[Any, Any] | range:
-    """The indices of `data.subset`.
-
-    Raises:
-        ConfigError: it is neither a slice nor a readable file of integers.
-    """
-    if not subset.endswith(".npy"):
-        try:
-            return parse_slice(subset, count)
-        except ConfigError as error:
-            raise ConfigError(f"data.subset={subset}: {error}") from error
-    try:
-        indices: np.ndarray[Any, Any] = np.load(subset, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ConfigError(f"data.subset={subset}: cannot be read: {error}") from error
-    try:
-        check_indices(indices, count)
-    except DataError as error:
-        raise ConfigError(f"data.subset={subset}: {error}") from error
-    return indices

@@ -56,6 +56,8 @@ def from_omegaconf(node: DictConfig) -> Config:
     config: Config = _typed(Config, values)
     config.output_dir = os.path.abspath(os.path.expanduser(config.output_dir))
     config.data.path = _place(config.data.path)
+    if config.data.subset is not None and config.data.subset.endswith(".npy"):
+        config.data.subset = _place(config.data.subset)
     for part in config.data.mixture:
         if isinstance(part.get("path"), str):
             part["path"] = _place(part["path"])
@@ -162,6 +164,8 @@ def identity(config: Config, data_digest: str) -> dict[str, Any]:
         {key: value for key, value in part.items() if key != "path"}
         for part in content["data"]["mixture"]
     ]
+    if (content["data"]["subset"] or "").endswith(".npy"):
+        del content["data"]["subset"]  # what is in it is part of the digest
     return {**_without_secrets(content, secrets.known()), "data_digest": data_digest}
 
 

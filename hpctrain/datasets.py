@@ -7,10 +7,12 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import xxhash
 
 from hpctrain.data.index import FILE, Index
 from hpctrain.data.places.origin import is_url, load_index
+from hpctrain.data.samplers.subset import parse_subset
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.schema import Config, DataConfig
 
@@ -26,22 +28,50 @@ def data_digest(config: Config) -> str:
     index = _checked("data.path", data.path)
     if data.val_split is not None:
         _split("data.path", index, data.val_split)
+    digests = [index.digest]
     if not data.mixture:
         count = _training("data.path", index, data, data.train_split)
-        _check_batch(config, count, f"the split {data.train_split!r} of {data.path}")
-        return index.digest
-    digests = [index.digest]
+        what = f"the split {data.train_split!r} of {data.path}"
+        if data.subset is not None:
+            count = _subset(digests, data, count)
+            what = f"data.subset={data.subset} of {what}"
+        _check_batch(config, count, what)
     for i, part in enumerate(data.mixture):
         key = f"data.mixture[{i}]"
         index = _checked(f"{key}.path", part["path"])
-        _training(key, index, data, part.get("split", data.train_split))
+        count = _training(key, index, data, part.get("split", data.train_split))
         digests.append(index.digest)
+        if data.subset is not None:
+            _subset(digests, data, count)
+    if len(digests) == 1:
+        return digests[0]
     return "xxh3_128:" + xxhash.xxh3_128_hexdigest(json.dumps(digests).encode())
+
+
+def _subset(digests: list[str], data: DataConfig, count: int) -> int:
+    """The samples of `data.subset`, of which a file is part of the data."""
+    subset = str(data.subset)
+    if data.windows.field is not None:
+        count = 2**62  # how many windows there are, the shards say
+    try:
+        length, digest = _chosen(subset, count, _stamp(subset))
+    except (ConfigError, DataError) as error:
+        raise type(error)(f"data.subset={subset}: {error}") from error
+    digests.extend(digest)
+    return length
+
+
+@functools.lru_cache(maxsize=16)
+def _chosen(subset: str, count: int, stamp: object) -> tuple[int, list[str]]:
+    indices = parse_subset(subset, count)
+    if isinstance(indices, range):
+        return len(indices), []
+    return len(indices), [xxhash.xxh3_128_hexdigest(indices.astype(np.int64).tobytes())]
 
 
 def _checked(key: str, path: str) -> Index:
     try:
-        return _index(path, _stamp(path))
+        return _index(path, _stamp(str(Path(path) / FILE)))
     except DataError as error:
         missing = not is_url(path) and not Path(path).exists()
         hint = "; `python -m data_prep --help` shows how to write one" if missing else ""
@@ -57,6 +87,10 @@ def _training(key: str, index: Index, data: DataConfig, split: str) -> int:
         spec = index.fields[field]
         if kind is not None and spec.variable != (kind == "variable-length"):
             raise ConfigError(f"{name}={field}: it must be a {kind} field; it is {spec}")
+        if kind == "fixed-size" and spec.shape:
+            raise ConfigError(f"{name}={field}: it must be one number a sample; it is {spec}")
+        if name == "data.balance" and "int" not in spec.dtype:
+            raise ConfigError(f"{name}={field}: classes are integers; it is {spec}")
         if data.fields is not None and field not in data.fields and kind == "variable-length":
             raise ConfigError(f"{name}={field}: data.fields must list it")
     return _split(key, index, split)
@@ -90,7 +124,7 @@ def _split(key: str, index: Index, split: str) -> int:
 def _check_batch(config: Config, count: int, what: str) -> None:
     """Where the number of samples follows from the index alone."""
     data, size = config.data, config.train.global_batch_size
-    if data.windows.field is not None or data.subset is not None or data.tail != "drop":
+    if data.windows.field is not None or data.tail != "drop":
         return
     if size > count * data.repeat:
         raise ConfigError(
@@ -112,7 +146,7 @@ def _stamp(path: str) -> object:
     if is_url(path):
         return None
     try:
-        facts = (Path(path) / FILE).stat()
+        facts = Path(path).stat()
     except OSError:
         return None
     return facts.st_mtime_ns, facts.st_size, facts.st_ino

@@ -8,6 +8,7 @@ sbatch slurm/train.sbatch …     ┘            ┘
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 
 from hpctrain.attempt import Attempt, NoAttempt
@@ -38,6 +39,7 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
     Raises:
         HpctrainError: what the user can mend; recorded in the run directory as well.
     """
+    faulthandler.enable()  # a mapped shard that was cut off ends the process: it says where
     if ranks.launcher in ("torchrun", "submitit-local"):
         stop_with_launcher()
     # From here on a signal is a request to stop, not a sudden death.

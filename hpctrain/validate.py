@@ -98,14 +98,20 @@ def _names(config: Config) -> Iterator[str]:
         yield f"name={config.name!r}: letters, digits, '.', '_' and '-', at most 64 of them"
     for section in ("model", "task", "optimizer"):
         target = _get(config, section + "._target_")
-        if not isinstance(target, str) or "." not in target:
-            yield (
-                f"{section}._target_={target}: choose one with {section}=NAME "
-                f"or {section}._target_=package.module.Class"
-            )
-        # Only the package: looking further would import it, and perhaps torch with it.
-        elif importlib.util.find_spec(target.partition(".")[0]) is None:
-            yield f"{section}._target_={target}: no package {target.partition('.')[0]!r} here"
+        choice = f"choose one with {section}=NAME or {section}._target_=package.module.Class"
+        yield from _target(f"{section}._target_", target, choice)
+    for key in ("transforms", "batch_transforms", "val_transforms", "val_batch_transforms"):
+        for i, node in enumerate(_get(config, f"data.{key}") or []):
+            say = "it must be package.module.Class, or package.module.function and _partial_: true"
+            yield from _target(f"data.{key}[{i}]._target_", node.get("_target_"), say)
+
+
+def _target(key: str, target: Any, say: str) -> Iterator[str]:
+    if not isinstance(target, str) or "." not in target:
+        yield f"{key}={target}: {say}"
+    # Only the package: looking further would import it, and perhaps torch with it.
+    elif importlib.util.find_spec(target.partition(".")[0]) is None:
+        yield f"{key}={target}: no package {target.partition('.')[0]!r} here"
 
 
 def _values(config: Config) -> Iterator[str]:
@@ -243,8 +249,11 @@ def _sampling(config: Config, world_size: int) -> Iterator[str]:
             f"train.accumulate={config.train.accumulate}: a batch of data.collate=pack is one "
             "piece; use 1"
         )
-    if data.stage == "sbcast" and "://" in data.path:
-        yield f"data.stage=sbcast sends files of a folder; data.path={data.path} is a URL: use node"
+    for url in (p for p in (data.path, *(m["path"] for m in data.mixture)) if "://" in p):
+        if data.stage == "none":
+            yield f"data.stage=none: {url} cannot be read in place; use auto, which copies shards"
+        elif data.stage == "sbcast":
+            yield f"data.stage=sbcast sends files of a folder; {url} is a URL: use node"
     if data.images.size is not None and (len(data.images.size) != 2 or min(data.images.size) < 1):
         yield f"data.images.size={data.images.size}: it must be [height, width], at least 1 each"
 

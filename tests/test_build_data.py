@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
@@ -164,6 +165,17 @@ def invert(sample, random):
 """
 
 
+def forget(*args):
+    pass
+
+
+@pytest.mark.parametrize("key", ["transforms", "batch_transforms"])
+def test_a_transform_that_returns_nothing_is_named(build: Build, key: str) -> None:
+    transform = f"data.{key}=[{{_target_: tests.test_build_data.forget, _partial_: true}}]"
+    with pytest.raises(DataError, match=r"transform .*forget.* returned NoneType; it must return"):
+        epoch(build(transform).training())
+
+
 def test_samples_are_transformed_alike_by_any_number_of_workers(
     build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,8 +202,9 @@ def test_a_transform_cannot_replace_the_mask(
 @pytest.mark.parametrize("key", ["data.transforms", "data.batch_transforms"])
 def test_a_transform_must_be_one(build: Build, key: str) -> None:
     with pytest.raises(HpctrainError) as error:
-        build(f"{key}=[{{size: 8}}]").training()
-    assert f"{key}[0]={{'size': 8}}: it makes a dict" in str(error.value)
+        build(f"{key}=[{{_target_: builtins.dict, size: 8}}]").training()
+    wrong = f"{key}[0]={{'_target_': 'builtins.dict', 'size': 8}}: it makes a dict"
+    assert wrong in str(error.value)
 
 
 def test_shards_are_read_from_copies_on_the_node(
@@ -283,13 +296,21 @@ def test_encoded_images(build: Build, tmp_path: Path) -> None:
         (f"data.windows.length={10**30}", f"data.windows.length={10**30}: it must be less than"),
         ("data.prefetch_mb=1e300", "data.prefetch_mb=1e+300: it must be less than 2^62"),
         ("data.path=nothing://here", "nothing"),
+        ("data.mixture=[{name: a, path: s3://b/c}] data.stage=none", "s3://b/c cannot be read in"),
+        ("data.transforms=[{target: x}]", "data.transforms[0]._target_=None: it must be package."),
+        ("data.val_batch_transforms=[{_target_: no_such.f}]", "no package 'no_such' here"),
+        ("data.weights=image", "data.weights=image: it must be one number a sample; it is uint8["),
+        ("data.subset=all", "data.subset=all: 'all' is no slice"),
+        ("data.subset='9999:'", "data.subset=9999:: the slice '9999:' of 1415 samples holds none"),
+        ("data.subset=:10", "of the split 'train' of"),
+        ("data.subset=/no.npy", "data.subset=/no.npy: there is no such file"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_written(
     config: Callable[..., Config], override: str, words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(HpctrainError) as error:
-        check(config(override))
+        check(config(*re.split(r" (?=data)", override)))
     assert words in str(error.value)
     assert not (tmp_path / "runs").exists()
 
@@ -303,7 +324,7 @@ def test_what_cannot_be_is_said_before_anything_is_written(
         (np.array([1, 10**6]), "has the index 1000000; the data set has 0 to"),
         (np.array([-1, 1]), "has the index -1; the data set has 0 to"),
         (np.zeros(0, np.int64), "holds none of them"),
-        (None, "cannot be read: No data left in file"),
+        (None, "it is no file of numpy.save with integers: No data left in file"),
     ],
 )
 def test_a_file_of_indices_that_cannot_be(
@@ -317,6 +338,30 @@ def test_a_file_of_indices_that_cannot_be(
         build(f"data.subset={path}", *order).training()
     assert f"data.subset={path}: " in str(error.value)
     assert words in str(error.value)
+
+
+def test_classes_are_integers(config: Callable[..., Config], tmp_path: Path) -> None:
+    write_shards(tmp_path / "w", [(split, {"w": np.ones(99)}) for split in ("train", "val")])
+    with pytest.raises(HpctrainError, match=r"data.balance=w: classes are integers; it is float64"):
+        check(config(f"data.path={tmp_path}/w", "data.balance=w"))
+
+
+def test_the_indices_of_a_subset_name_the_run_and_not_their_file(
+    config: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def name(file: str, indices: Any) -> str:
+        np.save(file, indices)
+        return check(config(f"data.subset={file}")).path.name
+
+    monkeypatch.chdir(tmp_path)
+    first = name("one.npy", range(100))
+    assert name("other.npy", np.arange(100, dtype=np.uint16)) == first
+    assert name("one.npy", range(1, 101)) != first
+    # A job of the sweep is in another folder.
+    assert config("data.subset=one.npy").data.subset == str(tmp_path / "one.npy")
+    for wrong in ([-1, 5], [5, 1415], [0.5], [[1]], []):
+        with pytest.raises(HpctrainError, match=r"one\.npy: (the indices of )?a subset"):
+            name("one.npy", wrong)
 
 
 def test_the_data_decides_the_name_of_a_run_and_not_how_it_is_read(

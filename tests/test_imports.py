@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "rundir": CONFIG | {"disk"},
     "signals": set(),
     "stopfile": {"disk"},
-    "datasets": CONFIG | {"data.index", "data.places.origin"},
+    "datasets": CONFIG | {"data.index", "data.places.origin", "data.samplers.subset"},
     "freeze": CONFIG | {"datasets", "provenance", "rundir", "tracking.store", "validate"},
     "launch": CONFIG
     | {"disk", "freeze", "lock", "provenance", "rundir", "snapshot", "tracking.store", "validate"},

@@ -64,7 +64,14 @@ class Compose:
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
         """See `Transform`."""
         for transform in self.transforms:
-            batch = transform(batch, draws)
+            result: Any = transform(batch, draws)
+            if not isinstance(result, dict) or not batch.keys() & {"mask"} <= result.keys():
+                raise DataError(
+                    f"the batch transform {transform} returned "
+                    f"{', '.join(result) if isinstance(result, dict) else type(result).__name__}; "
+                    "it must return the batch as a dict, with its mask"
+                )
+            batch = result
         return batch
 
     def bind(self, statistics: Mapping[str, Statistics]) -> "Compose":

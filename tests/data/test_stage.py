@@ -673,6 +673,16 @@ def test_what_a_broadcast_has_left_is_checked_and_taken(source, shards, base, ca
     assert "train-00001.h5: what sbcast has brought is not used" in caplog.text
 
 
+def test_what_was_sent_twice_is_removed(source, shards, base):
+    with closing(Stage(source, base)) as stage:
+        stage.path(shards[0])
+        again = stage.folder / f"{shards[0].digest[9:]}.sbcast"
+        again.write_bytes((source / shards[0].path).read_bytes())
+    with closing(Stage(source, base)) as stage:
+        stage.path(shards[0])
+    assert not again.exists()
+
+
 def test_no_broadcast_outside_a_job(source, shards, base, monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(LaunchError, match="to the nodes of a Slurm job, and this is none"):

@@ -109,6 +109,7 @@ class Depot:
             return False
         with suppress(OSError):
             os.utime(self.path(shard))  # last used: now
+            self.path(shard).with_suffix(BROADCAST).unlink()  # sent, though it was there already
         return True
 
     def claim(self, shard: Shard) -> bool:

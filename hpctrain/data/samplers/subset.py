@@ -82,6 +82,25 @@ def check_indices(indices: NDArray[Any] | range, of: int) -> None:
         raise DataError(f"a subset has the index {wrong}; the data set has 0 to {of - 1}")
 
 
+def parse_subset(text: str, count: int) -> NDArray[Any] | range:
+    """Return the indices that START:STOP:STEP selects of `count` samples, or those in FILE.npy.
+
+    Raises:
+        ConfigError: Neither a slice nor a readable file.
+        DataError: The file holds no indices of them.
+    """
+    if not text.endswith(".npy"):
+        return parse_slice(text, count)
+    try:
+        indices: NDArray[Any] = np.load(text, allow_pickle=False)
+    except FileNotFoundError:
+        raise ConfigError("there is no such file") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise ConfigError(f"it is no file of numpy.save with integers: {error}") from error
+    check_indices(indices, count)
+    return indices
+
+
 def parse_slice(text: str, count: int) -> range:
     """Return the indices that START:STOP:STEP selects of `count` samples, as in Python.
 

@@ -10,7 +10,7 @@ run. Every epoch is an exact permutation of [0, count), a pure function of the p
 memory: the last block is shorter, lands anywhere, and what comes after it moves up by what it
 lacks. Blocks are of the index space, and may lie across shards.
 
-Samples of a batch come from at most `window` blocks: tests/benchmarks/test_order.py measures
+Samples of a batch come from at most `window` blocks: tests/benchmarks/test_order_speed.py measures
 what that costs beside a full shuffle. Neighbours on disk that resemble each other (sorted by
 class, frames of a video) want small blocks and many of them.
 

@@ -1,6 +1,6 @@
 """Staging and verifying half a gigabyte, beside `cp`, which verifies nothing.
 
-python -m pytest tests/benchmarks/test_stage.py --benchmark-only
+python -m pytest tests/benchmarks/test_stage_speed.py --benchmark-only
 """
 
 import shutil

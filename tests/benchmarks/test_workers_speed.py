@@ -1,6 +1,6 @@
 """Worker processes for Python transforms: ours and torch's DataLoader, the same transform in both.
 
-python -m pytest tests/benchmarks/test_workers.py --benchmark-only
+python -m pytest tests/benchmarks/test_workers_speed.py --benchmark-only
 
 The samples, uint8 (3, 64, 64), come from one file that both map; batches of 64; 2 workers. The
 loops take turns, so that what else the machine does meets all of them. `extra_info` has the best

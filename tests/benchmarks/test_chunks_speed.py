@@ -9,7 +9,7 @@ Samples and files are the same; files are in the page cache. The cache holds two
 half, so that every round decodes every chunk. Prints MB/s, the best of ROUNDS, and the better of
 ours over each of h5py's.
 
-python -m pytest tests/benchmarks/test_chunks.py --benchmark-only -s
+python -m pytest tests/benchmarks/test_chunks_speed.py --benchmark-only -s
 """
 
 import time

@@ -1,6 +1,6 @@
 """Feeding a GPU: delivery against a loop of pinned copies, and the wait of a ResNet-50.
 
-python -m pytest tests/benchmarks/test_feed.py --benchmark-only        (needs CUDA)
+python -m pytest tests/benchmarks/test_feed_speed.py --benchmark-only        (needs CUDA)
 """
 
 import time

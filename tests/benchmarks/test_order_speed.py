@@ -1,6 +1,6 @@
 """Positions per second of every sampler, and how well block shuffle mixes beside the full one.
 
-python -m pytest tests/benchmarks/test_order.py --benchmark-only -s
+python -m pytest tests/benchmarks/test_order_speed.py --benchmark-only -s
 """
 
 from collections.abc import Callable

@@ -153,7 +153,7 @@ def test_evaluation_leaves_out_what_is_random(build: Build, digits: Path) -> Non
     assert same(epoch(builder.evaluation()), epoch(plain.evaluation()))
     batches = epoch(builder.evaluation())
     image = torch.cat([batch["image"][batch["mask"]] for batch in batches])
-    statistics = builder.config and Reader(digits, "train").index.statistics["train"]["image"]
+    statistics = Reader(digits, "train").index.statistics["train"]["image"]
     raw = Reader(digits, "val").read(np.arange(len(image)))["image"]
     wanted = (torch.from_numpy(raw).float() - statistics.mean) / statistics.std  # type: ignore[arg-type, operator]
     assert torch.allclose(image, wanted, atol=1e-5)

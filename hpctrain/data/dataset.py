@@ -31,16 +31,14 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
-from hpctrain.data.collate import LENGTH, Batch
+from hpctrain.data.buffers import Buffers
+from hpctrain.data.collate import MASK, WIDER, Batch, Collate
 from hpctrain.data.loader import Loader
 from hpctrain.data.ragged import Array, Ragged
 from hpctrain.data.reader import Reader
 from hpctrain.errors import ConfigError
 
 Sample = dict[str, torch.Tensor]
-
-# torch stores these, but hardly computes with them.
-_WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64}
 
 
 class Samples(Sequence[Sample]):
@@ -60,13 +58,10 @@ class Samples(Sequence[Sample]):
 
     def batch(self) -> Batch:
         """Return all of them, as a `Loader` does: lengths that vary are padded, with a length."""
-        batch = {}
-        for name, value in self._rows.items():
-            if isinstance(value, Ragged):
-                batch[name] = _tensor(value.pad())
-                batch[name + LENGTH] = torch.from_numpy(value.lengths)
-            else:
-                batch[name] = _tensor(value)
+        (batch,) = Collate({}, "pad", Buffers(), pin=False)(
+            self._rows, np.ones((1, len(self)), np.bool_)
+        )
+        del batch[MASK]  # all of them count
         return batch
 
 
@@ -165,5 +160,5 @@ class LoaderDataset(IterableDataset[Batch]):
 
 
 def _tensor(values: Any) -> torch.Tensor:
-    tensor = torch.as_tensor(values)
-    return tensor.to(_WIDER.get(tensor.dtype, tensor.dtype))
+    array = np.asarray(values)
+    return torch.from_numpy(array.astype(WIDER.get(array.dtype.name, array.dtype), copy=False))

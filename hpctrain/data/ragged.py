@@ -26,7 +26,7 @@ class Ragged:
     @classmethod
     def of(cls, samples: Sequence[Array]) -> Self:
         """Join at least one sample, each (length, *shape)."""
-        return cls(np.concatenate(samples), _offsets([len(sample) for sample in samples]))
+        return cls(np.concatenate(samples), offsets_of([len(sample) for sample in samples]))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -54,7 +54,8 @@ class Ragged:
         return padded
 
 
-def _offsets(lengths: Sequence[int]) -> NDArray[np.int64]:
+def offsets_of(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where samples of these lengths begin, and the end: int64 (n + 1,)."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets

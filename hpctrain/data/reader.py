@@ -27,7 +27,7 @@ from hpctrain.data.index import Field, Index, Shard
 from hpctrain.data.places.origin import is_url, load_index
 from hpctrain.data.places.place import Place
 from hpctrain.data.places.placement import open_place
-from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.ragged import Array, Ragged, offsets_of
 from hpctrain.data.storage.opened import IO, OpenShards
 from hpctrain.errors import DataError
 
@@ -195,10 +195,6 @@ class Reader:
         size = max(1, self.shards[0].bytes // self.shards[0].count)
         return chunk * max(1, BLOCK_BYTES // (size * chunk))
 
-    def close(self) -> None:
-        """Nothing more is read: staged shards may give way."""
-        self._place.close()
-
     def prepare(self, indices: Int64s, blocks: Int64s | None = None) -> None:
         """See `hpctrain.data.source.Prepares`."""
         self.prepare_shards(self.locate(indices)[0])
@@ -272,8 +268,7 @@ class Reader:
 
     def _read_ragged(self, name: str, shards: Int64s, rows: Int64s) -> Ragged:
         starts, stops = self._places(name, shards, rows)
-        offsets = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(stops - starts, out=offsets[1:])
+        offsets = offsets_of(stops - starts)
         field = self.fields[name]
         values = np.empty((int(offsets[-1]), *field.shape), field.dtype)
         self.opened.runs(f"{name}/values", shards, starts, offsets[1:], values)
@@ -306,7 +301,5 @@ def _parts(count: int, size: int) -> list[slice]:
 def _joined(parts: list[Ragged]) -> Ragged:
     if len(parts) == 1:
         return parts[0]
-    lengths = np.concatenate([part.lengths for part in parts])
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
+    offsets = offsets_of(np.concatenate([part.lengths for part in parts]))
     return Ragged(np.concatenate([part.values for part in parts]), offsets)

@@ -73,7 +73,9 @@ class Windows:
         if documents:
             self.fields = {**self.fields, field + DOCUMENT: Field("int32", (length,))}
         totals = reader.elements(field)
-        self._ends: Int64s = np.cumsum(np.maximum(0, (totals - length) // self._stride + 1))
+        counts = np.maximum(0, (totals - length) // self._stride + 1)
+        self._ends: Int64s = np.cumsum(counts)
+        self._firsts: Int64s = self._ends - counts
         if not len(self):
             raise DataError(
                 f"no shard of {reader.folder}, split {reader.split!r}, has a window of {length}: "
@@ -90,7 +92,7 @@ class Windows:
         if indices.size and indices.view(np.uint64).max() >= len(self):
             raise IndexError(f"indices {indices.min()} to {indices.max()} of {len(self)} windows")
         shards = np.searchsorted(self._ends, indices, side="right")
-        starts = (indices - np.append(0, self._ends)[shards]) * self._stride
+        starts = (indices - self._firsts[shards]) * self._stride
         given = out or {}
         found = {
             name: given[name] if name in given else np.empty((len(starts), *spec.shape), spec.dtype)

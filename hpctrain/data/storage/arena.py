@@ -83,10 +83,6 @@ class Arena:
         start = address // mmap.PAGESIZE * mmap.PAGESIZE
         _libc.madvise(self._base + start, address + size - start, mmap.MADV_WILLNEED)
 
-    def bytes_at(self, address: int, size: int) -> torch.Tensor:
-        """The `size` bytes from `address` on, uint8 (size,), not copied."""
-        return self._memory[address : address + size]
-
     def rows(self, size: int) -> torch.Tensor:
         """A view whose row `a` is the `size` bytes from address `a` on: uint8 (many, size).
 

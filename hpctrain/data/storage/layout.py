@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import h5py
-import numpy as np
-from numpy.typing import NDArray
 
 from hpctrain.data import shard as shard_format
 from hpctrain.data.index import Field, Shard, check_shard
@@ -19,8 +17,6 @@ from hpctrain.data.storage.arena import Arena
 from hpctrain.data.storage.chunks import Chunked, decoders
 from hpctrain.data.storage.plain import Plain
 from hpctrain.errors import DataError
-
-Int64s = NDArray[np.int64]
 
 
 class Layout:

@@ -149,9 +149,7 @@ class OpenShards:
         if not out.nbytes:
             return
         element = self._elements[name]
-        rows = torch.from_numpy(
-            out.view(np.uint8) if out.ndim > 1 else out[:, None].view(np.uint8)
-        ).view(len(starts), -1)
+        rows = torch.from_numpy(out.reshape(-1).view(np.uint8)).view(len(starts), -1)
         bases = self._bases[name][shards]
         addresses = starts * element
         addresses += bases

@@ -1,111 +1,199 @@
-"""The road that every converter shares: look at OUT, stream the source, write the index.
+"""The road of every command that writes: look at OUT, do the pieces, put them together.
 
-A source is data with a schema; its digest is that of what it yields, taken on the way. OUT that
-holds the same source in shards of the same size is left as it is.
+    source ── pieces ─┬─ read, check, split ── shards ─┐
+                      ├─ …                             ├─ finalize ── OUT/*.h5, index.json
+                      └─ …                             ┘
+
+OUT that holds the same already is left as it is. Who was killed continues with the pieces that
+are missing, and the result has the same bytes.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import hashlib
+import json
+import shutil
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from platform import python_version
-from typing import Any
 
 import h5py
 import numpy as np
-import xxhash
-from numpy.typing import NDArray
 
 import hpctrain
+from data_prep import processes
+from data_prep.finalize import REPORT, finalize, summary
+from data_prep.job import Job, JobFolder, Plan
 from data_prep.options import Options
-from data_prep.progress import track
+from data_prep.passes import choices
+from data_prep.piece import Choice, Converter, Progress
+from data_prep.progress import Progress as ProgressBar
+from data_prep.source import Source
+from data_prep.split import ByColumn, ByFile, Fractions
+from hpctrain.data import commit
 from hpctrain.data import index as index_file
-from hpctrain.data.format import PARTIAL, ShardWriter
-from hpctrain.data.index import Field, Index
-from hpctrain.errors import DataError, StorageError
-
-Array = NDArray[Any]
-Batch = Mapping[str, Array | Sequence[Array]]
+from hpctrain.data.index import Index
+from hpctrain.data.schema import check_fields
+from hpctrain.errors import ConfigError, DataError, StorageError
 
 
-@dataclass(frozen=True)
-class Source:
-    """What a converter reads.
-
-    Attributes:
-        name: For people.
-        fields: The schema.
-        batches: Called once for each pass: yields (split, samples), always the same.
-        total: Number of samples, when known beforehand.
-        about: For the provenance; may be filled while `batches` runs.
-    """
-
-    name: str
-    fields: Mapping[str, Field]
-    batches: Callable[[], Iterator[tuple[str, Batch]]]
-    total: int | None = None
-    about: dict[str, Any] = field(default_factory=dict)
-
-
-def convert(source: Source, out: Path, options: Options) -> Index:
+def convert(source: Source, out: Path, options: Options) -> Index | None:
     """Write `source` into the folder `out`, unless it is there already.
 
+    Returns:
+        The index; None when only a part was written.
+
     Raises:
+        ConfigError: Options that the source cannot meet.
         DataError: `out` holds something else, or the source is not usable.
-        StorageError: `out` cannot be written.
+        StorageError: `out` cannot be written, or has too little room.
     """
+    _check(source, options)
+    plan = _plan(source, options)
     existing = _existing(out)
     if existing is not None:
         damage = _damage(existing, out)
-        if not damage and _holds(existing, source, options):
+        if not damage and existing.provenance.get("fingerprint") == plan.fingerprint:
             if not options.quiet:
                 print(f"{out} already holds this data set: {existing.digest}")
             return existing
         if not options.overwrite:
             what = damage or f"{out} holds another data set, {existing.digest}"
             raise DataError(f"{what}; --overwrite replaces it")
-    digest = SourceDigest(source.fields)
-    with ShardWriter(out, source.fields, options.shard_bytes) as writer:
-        batches = source.batches() if options.quiet else track(source.batches(), source.total)
-        for split, batch in batches:
-            digest.add(split, batch)
-            writer.add(split, batch)
-        index = writer.finish(_provenance(source, options, digest))
+    with Job(out, plan, shared=options.part is not None) as job:
+        done = job.pieces.done()
+        todo = [number for number in _share(len(source.pieces), options) if number not in done]
+        _check_room(source, todo, out)
+        _run(Converter(source, options), job, todo)
+        if options.part is not None:
+            if not options.quiet:
+                print(_part_done(job, options))
+            return None
+        index = finalize(job)
     if not options.quiet:
         print(f"{out}: {summary(index)}")
     return index
 
 
-def summary(index: Index) -> str:
-    """`1797 samples (train 1415, val 382) in 2 shards, 0.2 MB, xxh3_128:…`."""
-    counts = {name: index.split(name).count for name in index.splits}
-    size = sum(shard.bytes for shard in index.shards) / 1e6
-    shards = "1 shard" if len(index.shards) == 1 else f"{len(index.shards)} shards"
-    splits = ", ".join(f"{name} {count}" for name, count in counts.items())
-    return f"{sum(counts.values())} samples ({splits}) in {shards}, {size:.1f} MB, {index.digest}"
+def _run(converter: Converter, job: Job, todo: list[int]) -> None:
+    source, options = converter.source, converter.options
+    pieces = [source.pieces[number] for number in todo]
+    counts = [piece.samples for piece in pieces]
+    known = [count for count in counts if count is not None]
+    with ProgressBar(
+        samples=sum(known) if len(known) == len(counts) else None,
+        nbytes=sum(piece.bytes for piece in pieces),
+        quiet=options.quiet,
+    ) as progress:
+        chosen: dict[int, Choice] = {}
+        if options.dedup != "none" or options.stratify:
+            chosen = choices(converter, job)
+        task = _Write(converter, job.pieces, chosen)
+        for _ in processes.run(task, todo, options.workers, progress.advance):
+            pass
 
 
-class SourceDigest:
-    """Names what a source yields: each split's fields, however they are batched."""
+@dataclass(frozen=True)
+class _Write:
+    """A worker's task."""
 
-    def __init__(self, fields: Mapping[str, Field]) -> None:
-        self._schema = str(sorted((name, str(field)) for name, field in fields.items()))
-        self._parts: dict[str, xxhash.xxh3_128] = {}
+    converter: Converter
+    folder: JobFolder
+    choices: dict[int, Choice]
 
-    def add(self, split: str, batch: Batch) -> None:
-        """Take in some samples."""
-        for name, value in batch.items():
-            part = self._parts.setdefault(f"{split}/{name}", xxhash.xxh3_128())
-            if isinstance(value, np.ndarray):
-                part.update(np.ascontiguousarray(value).data)
-                continue
-            for sample in value:
-                part.update(len(sample).to_bytes(8, "little"))
-                part.update(np.ascontiguousarray(sample).data)
+    def __call__(self, number: int, progress: Progress) -> None:
+        self.converter.write(self.folder, number, self.choices.get(number, Choice()), progress)
 
-    def __str__(self) -> str:
-        parts = sorted((key, part.hexdigest()) for key, part in self._parts.items())
-        return "xxh3_128:" + xxhash.xxh3_128_hexdigest(f"{self._schema}{parts}".encode())
+
+def _check(source: Source, options: Options) -> None:
+    """See that source and options fit together.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    check_fields(source.fields)
+    split = options.split
+    if isinstance(split, ByColumn) and split.column not in source.columns:
+        has = ", ".join(source.columns) or "none"
+        raise ConfigError(
+            f"--split {split}: {source.name} has no such column to go by; it has {has}"
+        )
+    if isinstance(split, ByFile):
+        for piece in source.pieces:
+            for file in piece.files:
+                split.of_file(file.path)
+    if not options.stratify:
+        return
+    field = source.fields.get(options.stratify)
+    if field is None or field.shape or field.variable or field.dtype.startswith("float"):
+        have = ", ".join(f"{name} {field}" for name, field in source.fields.items())
+        raise ConfigError(
+            f"--stratify {options.stratify!r}: it is a field with one whole number per sample; "
+            f"there are {have}"
+        )
+    if not isinstance(split, Fractions) or len(split.fractions) < 2:
+        raise ConfigError(f"--stratify needs fractions to split by; --split is {split}")
+
+
+def _share(pieces: int, options: Options) -> range:
+    """The pieces of this part."""
+    if options.part is None:
+        return range(pieces)
+    i, n = options.part
+    return range(pieces * (i - 1) // n, pieces * i // n)
+
+
+def _part_done(job: Job, options: Options) -> str:
+    assert options.part is not None
+    done, i, n = job.pieces.done(), *options.part
+    mine = len(_share(job.plan.pieces, options))
+    left = job.plan.pieces - len(done)
+    then = (
+        f"{left} pieces of other parts are missing" if left else "all parts are there"
+    ) + f"; then: python -m data_prep finalize {job.out}"
+    return f"{job.out}: part {i}/{n} is done, {mine} of {job.plan.pieces} pieces; {then}"
+
+
+def _plan(source: Source, options: Options) -> Plan:
+    files = [file for piece in source.pieces for file in piece.files]
+    identity = {
+        "name": source.name,
+        "identity": source.identity,
+        "files": [(file.size, file.mtime_ns) for file in files],
+        "fields": {name: asdict(field) for name, field in source.fields.items()},
+        "pieces": len(source.pieces),
+        "options": options.of_result,
+    }
+    content = json.dumps(identity, sort_keys=True).encode()
+    fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
+    split = options.split
+    return Plan(
+        fingerprint=fingerprint,
+        pieces=len(source.pieces),
+        splits=list(
+            split.fractions
+            if isinstance(split, Fractions)
+            else split.patterns
+            if isinstance(split, ByFile)
+            else []
+        ),
+        fields=source.fields,
+        categories=source.categories,
+        provenance={
+            "command": options.command,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "versions": {
+                "hpctrain": hpctrain.__version__,
+                "python": python_version(),
+                "numpy": np.__version__,
+                "h5py": h5py.version.version,
+                "hdf5": h5py.version.hdf5_version,
+            },
+            "options": options.of_result,
+            "source": {"name": source.name, "files": len(files), **source.about},
+            "fingerprint": fingerprint,
+        },
+        on_error=options.on_error,
+    )
 
 
 def _existing(out: Path) -> Index | None:
@@ -122,9 +210,13 @@ def _existing(out: Path) -> Index | None:
         raise DataError(f"{out} is a file; OUT is a folder") from None
     except OSError as error:
         raise StorageError(f"{out} cannot be read: {error.strerror}") from None
+    if (out / commit.PARTIAL / commit.MOVES).exists():  # killed while it was moved into place
+        with Job(out, None):
+            commit.resume(out)
+        return _existing(out)
     if index_file.FILE in names:
         return Index.load(out)
-    if names and PARTIAL not in names:
+    if names - {REPORT} and commit.PARTIAL not in names:
         raise DataError(
             f"{out} is not empty and holds no data set (there is {min(names)!r}); give an empty "
             "or new folder"
@@ -141,32 +233,10 @@ def _damage(index: Index, out: Path) -> str:
     return ""
 
 
-def _holds(index: Index, source: Source, options: Options) -> bool:
-    """Whether the data set is what this source and these options would give."""
-    recorded = index.provenance
-    if recorded.get("options") != _result_options(options) or "source" not in recorded:
-        return False
-    digest = SourceDigest(source.fields)
-    for split, batch in source.batches():
-        digest.add(split, batch)
-    return bool(recorded["source"].get("digest") == str(digest))
-
-
-def _result_options(options: Options) -> dict[str, Any]:
-    return {"shard_bytes": options.shard_bytes}
-
-
-def _provenance(source: Source, options: Options, digest: SourceDigest) -> dict[str, Any]:
-    return {
-        "command": options.command,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {
-            "hpctrain": hpctrain.__version__,
-            "python": python_version(),
-            "numpy": np.__version__,
-            "h5py": h5py.version.version,
-            "hdf5": h5py.version.hdf5_version,
-        },
-        "options": _result_options(options),
-        "source": {"name": source.name, "digest": str(digest), **source.about},
-    }
+def _check_room(source: Source, todo: list[int], out: Path) -> None:
+    needed = sum(source.pieces[number].bytes for number in todo)
+    free = shutil.disk_usage(out).free
+    if needed > free:
+        raise StorageError(
+            f"{out}: {needed / 1e9:.1f} GB are to be written, {free / 1e9:.1f} GB are free there"
+        )

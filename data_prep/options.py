@@ -1,13 +1,175 @@
-"""What every writing command takes."""
+"""What every command that writes a data set takes."""
 
-from dataclasses import dataclass
+import argparse
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from data_prep.split import Fractions, Split, parse_split
+from hpctrain.errors import ConfigError
+
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+SHARD_SIZE = "256MiB"
+ON_ERROR = ("stop", "skip", "collect")
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to write: `shard_bytes` of data in a shard, `command` for the provenance."""
+    """How to write, whatever is written.
+
+    Attributes:
+        shard_bytes: Data in one shard, at most.
+        split: Which split each sample belongs to.
+        stratify: The field whose classes are split each in the same proportions, or "".
+        dedup: "exact" leaves out samples whose content was there before.
+        on_error: What becomes of records that cannot be used.
+        nan: "refuse": a sample with a value that is not finite cannot be used.
+        workers: Processes.
+        part: (i, n): only the i-th of n parts, from 1; `finalize` follows.
+        overwrite: Another data set in OUT may be replaced.
+        quiet: Print errors only.
+        command: For the provenance.
+    """
 
     shard_bytes: int
+    split: Split = field(default_factory=lambda: Fractions({"train": 1.0}))
+    stratify: str = ""
+    dedup: str = "none"
+    on_error: str = "stop"
+    nan: str = "allow"
+    workers: int = 1
+    part: tuple[int, int] | None = None
     overwrite: bool = False
     quiet: bool = False
     command: str = ""
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Self:
+        """Take them from the command line.
+
+        Raises:
+            ConfigError: A value that is not allowed.
+        """
+        part = _part(args.part)
+        if part and (args.dedup != "none" or args.stratify):
+            option = "--dedup" if args.dedup != "none" else "--stratify"
+            raise ConfigError(
+                f"{option} has to see all samples, --part only some: leave it out here, and "
+                f"after `finalize` run `python -m data_prep repack OUT NEW {option} …`"
+            )
+        return cls(
+            shard_bytes=parse_size(args.shard_size),
+            split=parse_split(args.split),
+            stratify=args.stratify,
+            dedup=args.dedup,
+            on_error=args.on_error,
+            nan=args.nan,
+            workers=args.workers or len(os.sched_getaffinity(0)),
+            part=part,
+            overwrite=args.overwrite,
+            quiet=args.quiet,
+            command=args.command_line,
+        )
+
+    @property
+    def of_result(self) -> dict[str, Any]:
+        """What the bytes of the result depend on; JSON."""
+        return {
+            "shard_bytes": self.shard_bytes,
+            "split": str(self.split),
+            "stratify": self.stratify,
+            "dedup": self.dedup,
+            "on_error": self.on_error,
+            "nan": self.nan,
+        }
+
+
+def add_arguments(parser: argparse.ArgumentParser, split: str = "train=1") -> None:
+    """Add the common options, with the converter's own default for the split."""
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write")
+    group = parser.add_argument_group("writing")
+    group.add_argument(
+        "--shard-size",
+        default=SHARD_SIZE,
+        metavar="SIZE",
+        help="data in one shard, such as 64MB or 1GiB (default: %(default)s)",
+    )
+    group.add_argument(
+        "--split",
+        default=split,
+        metavar="SPLIT",
+        help="train=0.9,val=0.1: by a hash of the sample, so that it stays where it is when data "
+        "is added; column:NAME; file:train=PATTERN,val=PATTERN (default: %(default)s)",
+    )
+    group.add_argument(
+        "--stratify",
+        default="",
+        metavar="FIELD",
+        help="split each class of this field in the same proportions (reads the source twice)",
+    )
+    group.add_argument(
+        "--dedup",
+        choices=("none", "exact"),
+        default="none",
+        help="exact: leave out samples whose content was there before (reads the source twice)",
+    )
+    group.add_argument(
+        "--on-error",
+        choices=ON_ERROR,
+        default="stop",
+        help="a record that cannot be used: stop at the first; skip it; collect: read "
+        "everything, report them all, and write nothing (default: %(default)s)",
+    )
+    group.add_argument(
+        "--nan",
+        choices=("allow", "refuse"),
+        default="allow",
+        help="refuse: a sample with a value that is not finite cannot be used",
+    )
+    group.add_argument(
+        "--workers",
+        type=_positive,
+        metavar="N",
+        help="processes (default: the cores); the result does not depend on it",
+    )
+    group.add_argument(
+        "--part",
+        metavar="I/N",
+        help="write the I-th of N parts, from 1, as one task of a job array; when all are there: "
+        "python -m data_prep finalize OUT",
+    )
+    group.add_argument("--overwrite", action="store_true", help="replace another data set in OUT")
+    group.add_argument("--quiet", action="store_true", help="print errors only")
+
+
+def parse_size(text: str, option: str = "--shard-size") -> int:
+    """Return the bytes of a size such as "64MB" or "1.5GiB".
+
+    Raises:
+        ConfigError: It is not a size with a unit.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip())
+    size = int(float(match[1]) * UNITS.get(match[2], 0)) if match else 0
+    if size < 1:
+        raise ConfigError(
+            f"{option} {text!r}: give the bytes of data in a shard with a unit, such as 64MB "
+            f"({', '.join(UNITS)})"
+        )
+    return size
+
+
+def _part(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise ConfigError(f"--part {text!r}: it is I/N, such as 1/8 to 8/8")
+    return int(match[1]), int(match[2])
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes, from 1")
+    return int(text)

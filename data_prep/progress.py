@@ -2,47 +2,78 @@
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sized
-from typing import TypeVar
+from types import TracebackType
+from typing import Any, Self
 
 EVERY_S = 10.0
 
-Item = tuple[str, Mapping[str, Sized]]
-AnyItem = TypeVar("AnyItem", bound=Item)
 
+class Progress:
+    """Counts samples and bytes and shows them on stderr.
 
-def track(batches: Iterator[AnyItem], total: int | None) -> Iterator[AnyItem]:
-    """Pass (split, samples) on, showing progress on stderr."""
-    return (_bar if sys.stderr.isatty() else _lines)(batches, total)
+    Args:
+        samples: In all, if that is known.
+        nbytes: Of data in all, about; 0: not known.
+        quiet: Show nothing.
+    """
 
+    def __init__(self, samples: int | None, nbytes: int, *, quiet: bool = False) -> None:
+        self._samples, self._bytes = samples, nbytes
+        self.samples = self.bytes = 0
+        self._start = self._said = time.monotonic()
+        self._bar: Any = None
+        self._quiet = quiet
 
-def _bar(batches: Iterator[AnyItem], total: int | None) -> Iterator[AnyItem]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as Remaining
+    def advance(self, samples: int, nbytes: int) -> None:
+        """So many more."""
+        self.samples += samples
+        self.bytes += nbytes
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=self._done(), what=self._what())
+        elif not self._quiet and time.monotonic() - self._said >= EVERY_S:
+            self._said = time.monotonic()
+            print(f"{self._what()}{self._left()}", file=sys.stderr, flush=True)
 
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), Remaining())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=total, rate="")
-        for item in batches:
-            yield item
-            progress.advance(task, _count(item))
-            speed = progress.tasks[0].speed
-            progress.update(task, rate=f"{speed:,.0f} samples/s" if speed else "")
+    def __enter__(self) -> Self:
+        if not self._quiet and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, TextColumn
+            from rich.progress import Progress as Bar
+            from rich.progress import TimeRemainingColumn as Remaining
 
+            columns = (BarColumn(), TextColumn("{task.fields[what]}"), Remaining())
+            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
+            self._bar.add_task("", total=self._total() or None, what="")
+            self._bar.start()
+        return self
 
-def _lines(batches: Iterator[AnyItem], total: int | None) -> Iterator[AnyItem]:
-    start = said = time.monotonic()
-    done = 0
-    for item in batches:
-        yield item
-        done += _count(item)
-        now = time.monotonic()
-        if now - said >= EVERY_S:
-            said, rate = now, done / (now - start)
-            left = f" of {total}, {(total - done) / rate:.0f} s left" if total else ""
-            print(f"{done} samples{left}, {rate:,.0f} samples/s", file=sys.stderr, flush=True)
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.refresh()
+            self._bar.stop()
 
+    def _done(self) -> int:
+        return self.samples if self._samples is not None else self.bytes
 
-def _count(item: Item) -> int:
-    return len(next(iter(item[1].values())))
+    def _total(self) -> int:
+        return self._samples if self._samples is not None else self._bytes
+
+    def _what(self) -> str:
+        took = max(time.monotonic() - self._start, 1e-6)
+        total = f"/{self._samples}" if self._samples is not None else ""
+        return (
+            f"{self.samples}{total} samples, {self.bytes / 1e6:,.1f} MB, "
+            f"{self.samples / took:,.0f} samples/s, {self.bytes / took / 1e6:,.0f} MB/s"
+        )
+
+    def _left(self) -> str:
+        done, total = self._done(), self._total()
+        if not total or not done:
+            return ""
+        took = time.monotonic() - self._start
+        return f", {max(0.0, (total - done) * took / done):.0f} s left"

@@ -21,9 +21,7 @@ clears; one that raises leaves nothing.
     >>> write_shards(Path("out"), [("train", {"image": images, "label": labels})])
 """
 
-import fcntl
 import os
-import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -32,49 +30,40 @@ from typing import Any, Self
 
 import numpy as np
 
-from hpctrain.data import index as index_file
+from hpctrain.data.commit import PARTIAL, clear_leftovers, commit, lock, storage_error
 from hpctrain.data.index import Field, Index, Shard, check_name
 from hpctrain.data.moments import Moments
 from hpctrain.data.ragged import Array, Ragged
 from hpctrain.data.schema import Batch, check_batch, check_fields, infer_fields, row_bytes
-from hpctrain.data.shard import digest_file, write_shard
-from hpctrain.errors import DataError, StorageError
+from hpctrain.data.shard import digest_file, shard_name, write_shard
+from hpctrain.errors import DataError
 
 MAX_BYTES = 256 * 2**20
-PARTIAL = ".hpctrain-partial"
-REPLACED = "replaced"  # in PARTIAL: the index of the data set that gives way
 
 
-class ShardWriter:
-    """Writes a data set into a folder; a context manager that leaves nothing after an exception.
+class ShardFiles:
+    """Writes samples into shards in one folder, and nothing else: no index, no lock.
 
     Memory: about a shard for each split, and one more while it is written.
 
     Args:
-        folder: Made if it does not exist. A finished data set in it stays as it is until
-            `finish` replaces it.
+        folder: Exists.
         fields: The schema; without it, that of the first batch.
         max_bytes: Data in one shard.
 
+    Attributes:
+        fields: The schema, once it is known.
+
     Raises:
         DataError: A bad field.
-        StorageError: The folder cannot be written, or another process is writing into it.
     """
 
     def __init__(
         self, folder: Path, fields: Mapping[str, Field] | None = None, max_bytes: int = MAX_BYTES
     ) -> None:
-        self._folder, self._partial = Path(folder), Path(folder) / PARTIAL
-        self._max_bytes = max_bytes
-        self._fields = check_fields(fields) if fields is not None else {}
+        self._folder, self._max_bytes = folder, max_bytes
+        self.fields = check_fields(fields) if fields is not None else {}
         self._splits: dict[str, _Split] = {}
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(self._folder)
-            clear_leftovers(self._folder)
-            self._partial.mkdir()
-        except OSError as error:
-            raise _storage_error(self._folder, error) from None
 
     def add(self, split: str, batch: Batch) -> None:
         """Append samples to `split`; they are copied.
@@ -90,14 +79,14 @@ class ShardWriter:
         """
         if batch and not any(len(value) for value in batch.values()):
             return
-        if not self._fields:
-            self._fields = check_fields(infer_fields(batch))
-        rows = check_batch(batch, self._fields)
+        if not self.fields:
+            self.fields = check_fields(infer_fields(batch))
+        rows = check_batch(batch, self.fields)
         if split not in self._splits:
             check_name(split, "split")
             self._splits[split] = _Split(split)
         state = self._splits[split]
-        ends = np.cumsum(row_bytes(rows, self._fields))
+        ends = np.cumsum(row_bytes(rows, self.fields))
         start, before = 0, 0
         while start < len(ends):
             room = self._max_bytes - state.bytes
@@ -111,6 +100,72 @@ class ShardWriter:
             if start < len(ends):
                 self._flush(state)
 
+    def finish(self) -> tuple[list[Shard], dict[str, dict[str, Moments]]]:
+        """Write what is left; return the shards and, by split and field, what their values are.
+
+        Raises:
+            StorageError: The disk is full or the folder not writable.
+        """
+        for state in self._splits.values():
+            if state.count:
+                self._flush(state)
+        shards = [shard for state in self._splits.values() for shard in state.shards]
+        return shards, {state.name: state.moments for state in self._splits.values()}
+
+    def _flush(self, state: "_Split") -> None:
+        """Write a split's samples as its next shard."""
+        path = self._folder / shard_name(state.name, len(state.shards))
+        try:
+            write_shard(path, state.name, self.fields, state.chunks)
+            digest = digest_file(path, sync=True)
+            size = path.stat().st_size
+        except OSError as error:
+            raise storage_error(path, error) from None
+        for name, chunks in state.chunks.items():
+            if not self.fields[name].variable:
+                moments = state.moments.setdefault(name, Moments())
+                for chunk in chunks:
+                    moments.add(chunk)
+        elements = {
+            name: sum(len(chunk.values) for chunk in chunks)
+            for name, chunks in state.chunks.items()
+            if self.fields[name].variable
+        }
+        state.shards.append(Shard(path.name, state.name, state.count, size, digest, elements))
+        state.chunks, state.count, state.bytes = {}, 0, 0
+
+
+class ShardWriter:
+    """Writes a data set into a folder; a context manager that leaves nothing after an exception.
+
+    Args:
+        folder: Made if it does not exist. A finished data set in it stays as it is until
+            `finish` replaces it.
+        fields: The schema; without it, that of the first batch.
+        max_bytes: Data in one shard.
+
+    Raises:
+        DataError: A bad field.
+        StorageError: The folder cannot be written, or another process is writing into it.
+    """
+
+    def __init__(
+        self, folder: Path, fields: Mapping[str, Field] | None = None, max_bytes: int = MAX_BYTES
+    ) -> None:
+        self._folder, partial = Path(folder), Path(folder) / PARTIAL
+        self._files = ShardFiles(partial, fields, max_bytes)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock = lock(self._folder)
+            clear_leftovers(self._folder)
+            partial.mkdir()
+        except OSError as error:
+            raise storage_error(self._folder, error) from None
+
+    def add(self, split: str, batch: Batch) -> None:
+        """See `ShardFiles.add`."""
+        self._files.add(split, batch)
+
     def finish(self, provenance: Mapping[str, Any] | None = None) -> Index:
         """Write what is left, move the shards into place, and the index last.
 
@@ -121,25 +176,19 @@ class ShardWriter:
             DataError: There was no sample.
             StorageError: The disk is full or the folder not writable.
         """
-        for state in self._splits.values():
-            if state.count:
-                self._flush(state)
-        if not self._splits:
+        shards, moments = self._files.finish()
+        if not shards:
             raise DataError(f"nothing to write into {self._folder}: the source has no samples")
         index = Index(
-            fields=self._fields,
-            shards=tuple(shard for state in self._splits.values() for shard in state.shards),
+            fields=self._files.fields,
+            shards=tuple(shards),
             statistics={
-                state.name: {name: moments.result() for name, moments in state.moments.items()}
-                for state in self._splits.values()
+                split: {name: values.result() for name, values in fields.items()}
+                for split, fields in moments.items()
             },
             provenance=dict(provenance or {}),
         )
-        try:
-            index.save(self._partial)
-            _commit(self._folder, index)
-        except OSError as error:
-            raise _storage_error(self._folder, error) from None
+        commit(self._folder, index, {shard.path: shard.path for shard in shards})
         self._close()
         return index
 
@@ -161,28 +210,6 @@ class ShardWriter:
         if kind is not None:
             self.abort()
 
-    def _flush(self, state: "_Split") -> None:
-        """Write a split's samples as its next shard."""
-        path = self._partial / f"{state.name}-{len(state.shards):05d}.h5"
-        try:
-            write_shard(path, state.name, self._fields, state.chunks)
-            digest = digest_file(path, sync=True)
-            size = path.stat().st_size
-        except OSError as error:
-            raise _storage_error(path, error) from None
-        for name, chunks in state.chunks.items():
-            if not self._fields[name].variable:
-                moments = state.moments.setdefault(name, Moments())
-                for chunk in chunks:
-                    moments.add(chunk)
-        elements = {
-            name: sum(len(chunk.values) for chunk in chunks)
-            for name, chunks in state.chunks.items()
-            if self._fields[name].variable
-        }
-        state.shards.append(Shard(path.name, state.name, state.count, size, digest, elements))
-        state.chunks, state.count, state.bytes = {}, 0, 0
-
     def _close(self) -> None:
         """Let other writers in."""
         if self._lock is not None:
@@ -203,17 +230,6 @@ def write_shards(
         for split, batch in batches:
             writer.add(split, batch)
         return writer.finish(provenance)
-
-
-def clear_leftovers(folder: Path) -> None:
-    """Remove what an interrupted writer left; a finished data set stays."""
-    partial = folder / PARTIAL
-    kept = _listed(folder)
-    for unfinished in (partial, partial / REPLACED):  # killed while moving: of neither data set
-        for path in _listed(unfinished) - kept:
-            (folder / path).unlink(missing_ok=True)
-    if partial.exists():
-        shutil.rmtree(partial)
 
 
 class _Split:
@@ -242,52 +258,3 @@ def _copy(value: Array | Ragged, start: int, stop: int) -> Array | Ragged:
 
 def _native(array: Array) -> Array:
     return np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
-
-
-def _commit(folder: Path, index: Index) -> None:
-    """Move the shards from `.hpctrain-partial` into `folder`, the index last."""
-    partial = folder / PARTIAL
-    if (folder / index_file.FILE).exists():  # until the new one is there, there is none
-        (partial / REPLACED).mkdir()
-        os.replace(folder / index_file.FILE, partial / REPLACED / index_file.FILE)
-    for shard in index.shards:
-        os.replace(partial / shard.path, folder / shard.path)
-    _sync(folder)
-    os.replace(partial / index_file.FILE, folder / index_file.FILE)
-    _sync(folder)
-    clear_leftovers(folder)  # the replaced shards
-
-
-def _listed(folder: Path) -> set[str]:
-    """The shards that the index in `folder` lists; none without a readable index."""
-    try:
-        return {shard.path for shard in Index.load(folder).shards}
-    except DataError:
-        return set()
-
-
-def _lock(folder: Path) -> int | None:
-    """Hold `folder` against other writers, while the descriptor is open."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise StorageError(f"another process is writing a data set into {folder}") from None
-    except OSError:  # a file system without locks
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-def _sync(folder: Path) -> None:
-    """Force a folder's renames to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _storage_error(path: Path, error: OSError) -> StorageError:
-    return StorageError(f"cannot write {path}: {error.strerror or error}")

@@ -6,7 +6,8 @@ whatever the mean, and memory for one block.
 """
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 import numpy as np
 
@@ -48,10 +49,34 @@ class Moments:
             wide -= mean
             # Not BLAS's dot: its threads spin when the cores are busy.
             square = float(np.square(wide, out=wide).sum())
-        total = self.count + wide.size
+        self._combine(wide.size, mean, square)
+
+    def merge(self, other: Self) -> None:
+        """Take in what another has seen after this one."""
+        lows = [low for low in (self.low, other.low) if low is not None]
+        highs = [high for high in (self.high, other.high) if high is not None]
+        self.low, self.high = min(lows, default=None), max(highs, default=None)
+        self.nonfinite += other.nonfinite
+        if other.count:
+            self._combine(other.count, other.mean, other.square)
+
+    def state(self) -> dict[str, Any]:
+        """What `from_state` takes; JSON, and exact."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Continue from `state`."""
+        moments = cls()
+        vars(moments).update(state)
+        return moments
+
+    def _combine(self, count: int, mean: float, square: float) -> None:
+        total = self.count + count
         delta = mean - self.mean
-        self.square += square + delta * delta * self.count * wide.size / total
-        self.mean += delta * wide.size / total
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.square += square + delta * delta * self.count * count / total
+            self.mean += delta * count / total
         self.count = total
 
     def result(self) -> Statistics:

@@ -6,7 +6,7 @@
 Padding and packing both start from here: the values are packed already.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -34,6 +34,9 @@ class Ragged:
     def __getitem__(self, i: int) -> Array:
         """Sample `i`, 0 to len - 1, without a copy: (length, *shape)."""
         return self.values[self.offsets[i] : self.offsets[i + 1]]
+
+    def __iter__(self) -> Iterator[Array]:
+        return (self[i] for i in range(len(self)))
 
     @property
     def lengths(self) -> NDArray[np.int64]:

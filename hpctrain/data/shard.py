@@ -21,6 +21,11 @@ VERSION = 1
 ALIGNMENT = 4096  # bytes: a page
 
 
+def shard_name(split: str, number: int) -> str:
+    """Return SPLIT-00000.h5."""
+    return f"{split}-{number:05d}.h5"
+
+
 def write_shard(
     path: Path, split: str, fields: Mapping[str, Field], chunks: Mapping[str, Sequence[Any]]
 ) -> None:

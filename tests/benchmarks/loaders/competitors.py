@@ -4,12 +4,14 @@ from tests.benchmarks.loaders import basics, peers
 from tests.benchmarks.loaders.competitor import Competitor
 
 LIMITS = ("np.memmap gather, bare loop", "torch.index_select, bare loop")
+AHEAD = "torch.index_select, four batches live"
 OURS = "hpctrain"
 BLOCK = "hpctrain, block shuffle"
 
 COMPETITORS: dict[str, type[Competitor]] = {
     LIMITS[0]: basics.NumpyGather,
     LIMITS[1]: basics.IndexSelect,
+    AHEAD: basics.IndexSelectLive,
     OURS: basics.Hpctrain,
     BLOCK: basics.HpctrainBlock,
     "np.memmap by batch, DataLoader": basics.Memmap,

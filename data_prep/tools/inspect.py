@@ -1,5 +1,6 @@
-"""`inspect`: what a data set holds, as a table or JSON."""
+"""What a data set holds, as a table or JSON."""
 
+import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -8,6 +9,17 @@ from hpctrain.data.index import Index
 from hpctrain.errors import DataError
 
 MOST = 20  # shards listed
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command line."""
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder of the data set")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Do it; see `show`."""
+    show(args.out, as_json=args.json)
 
 
 def show(folder: Path, *, as_json: bool = False) -> None:

@@ -1,21 +1,49 @@
-"""NumPy files as fields: `images.npy` is the field `images`, an .npz gives each of its keys.
+"""NumPy files as fields: each .npy is a field named as the file, each .npz gives its keys.
 
-A .npy file is mapped, so that it may be larger than memory; an .npz is read whole.
+The first axis is the sample.
+
+Options go before or after FILE… OUT, not between them. bool is stored as uint8, other byte orders
+as little-endian; values never change. A .npy file is mapped, so that it may be larger than
+memory; an .npz is read whole.
 """
 
+import argparse
 import zipfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.convert import Array, Batch, Source
-from data_prep.split import Split
+from data_prep.options import Options, add_arguments
+from data_prep.source import Block, Piece, Reading, Source, SourceFile
 from hpctrain.data.index import Field
+from hpctrain.data.ragged import Array
 from hpctrain.errors import ConfigError, DataError
 
-BATCH_BYTES = 8 * 2**20
+BLOCK_BYTES = 8 * 2**20
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command line."""
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".npy or .npz")
+    parser.add_argument(
+        "--field",
+        action="append",
+        default=[],
+        metavar="NAME=FILE.npy",
+        help="a .npy file as the field NAME (may be repeated)",
+    )
+    add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Do it; see `convert`."""
+    from data_prep.convert import convert
+
+    options = Options.of(args)
+    convert(arrays(args.files, args.field, options), args.out, options)
 
 
 class _Input(NamedTuple):
@@ -23,15 +51,47 @@ class _Input(NamedTuple):
     array: Array
 
 
-def arrays(files: Sequence[Path], named: Sequence[str], split: Split) -> Source:
-    """A source of NumPy files with the same first axis, the sample.
+@dataclass(frozen=True)
+class Arrays(Source):
+    """See `arrays`."""
 
-    bool is stored as uint8, other byte orders as little-endian; values never change.
+    files: tuple[Path, ...] = ()
+    named: tuple[str, ...] = ()
+    step: int = 1
+
+    def read(self, what: tuple[int, int], reading: Reading) -> Iterator[Block]:
+        """See `Source`."""
+        inputs = dict(_inputs(self.files, self.named))
+        first, last = what
+        for start in range(first, last, self.step):
+            stop = min(start + self.step, last)
+            yield Block(
+                {name: _storable(i.array[start:stop]) for name, i in inputs.items()},
+                file=next(iter(inputs.values())).file,
+                records=_Numbers(start, stop),
+            )
+
+
+class _Numbers(Sequence[str]):
+    """`row 17`, made when it is asked for."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        self._rows = range(start, stop)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, i: Any) -> Any:
+        return f"row {self._rows[i]}"
+
+
+def arrays(files: Sequence[Path], named: Sequence[str], options: Options) -> Source:
+    """A source of NumPy files with the same first axis, the sample.
 
     Args:
         files: .npy, the file's stem names the field; .npz, its keys do.
         named: "NAME=FILE.npy".
-        split: By a hash of the sample's number.
+        options: How much makes a piece.
 
     Raises:
         ConfigError: No file, or two fields with the same name.
@@ -58,25 +118,19 @@ def arrays(files: Sequence[Path], named: Sequence[str], split: Split) -> Source:
         except DataError as error:
             raise DataError(f"{item.file}: {error}") from None
     row_bytes = sum(array.nbytes for array in first.values())
-    step = max(1, BATCH_BYTES // row_bytes)
-
-    def batches() -> Iterator[tuple[str, Batch]]:
-        for start in range(0, total, step):
-            stop = min(start + step, total)
-            block = {name: _storable(i.array[start:stop]) for name, i in inputs.items()}
-            if len(split.fractions) == 1:
-                yield next(iter(split.fractions)), block
-                continue
-            place = np.array([split.of(i.to_bytes(8, "little")) for i in range(start, stop)])
-            for part in split.fractions:
-                if (rows := place == part).any():
-                    yield part, {name: array[rows] for name, array in block.items()}
-
-    about = {
-        "files": {name: str(Path(i.file).absolute()) for name, i in inputs.items()},
-        "split": split.fractions,
-    }
-    return Source("arrays", fields, batches, total, about)
+    in_piece = max(1, options.shard_bytes // row_bytes)
+    paths = [*files, *(Path(text.partition("=")[2]) for text in named)]
+    sources = tuple(SourceFile.of(path) for path in paths)
+    ends = [(start, min(start + in_piece, total)) for start in range(0, total, in_piece)]
+    return Arrays(
+        name="arrays",
+        fields=fields,
+        pieces=[Piece((a, b), sources, samples=b - a, bytes=(b - a) * row_bytes) for a, b in ends],
+        about={"from": {name: str(Path(i.file).absolute()) for name, i in inputs.items()}},
+        files=tuple(files),
+        named=tuple(named),
+        step=max(1, BLOCK_BYTES // row_bytes),
+    )
 
 
 def _inputs(files: Sequence[Path], named: Sequence[str]) -> Iterator[tuple[str, _Input]]:

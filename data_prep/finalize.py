@@ -1,0 +1,122 @@
+"""From finished pieces to a data set: names for the shards, the index, and all of it at once."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import xxhash
+
+from data_prep.job import Job, Problem, Result
+from hpctrain.data.commit import commit
+from hpctrain.data.index import Index, Shard
+from hpctrain.data.moments import Moments
+from hpctrain.data.shard import shard_name
+from hpctrain.disk import write_atomically
+from hpctrain.errors import DataError
+
+REPORT = "problems.jsonl"  # in OUT: the records that could not be used
+SHOWN = 3
+
+
+def finalize(job: Job) -> Index:
+    """Put the pieces of a job together.
+
+    Raises:
+        DataError: Pieces are missing, records could not be used (`on_error` "collect"), or
+            there is no sample at all.
+        StorageError: The folder cannot be written.
+    """
+    plan, out = job.plan, job.out
+    missing = sorted(set(range(plan.pieces)) - job.pieces.done())
+    if missing:
+        raise DataError(
+            f"{out}: {len(missing)} of {plan.pieces} pieces are missing, the first is number "
+            f"{missing[0]}: not every part is done. The same --part command goes on"
+        )
+    results = [job.pieces.result(number) for number in range(plan.pieces)]
+    problems = [problem for result in results for problem in result.problems]
+    _report(out, problems)
+    if problems and plan.on_error == "collect":
+        raise DataError(f"{_listed(out, problems)}; nothing was written (--on-error collect)")
+    shards, moves = _named(job, results)
+    if not shards:
+        why = f": {_listed(out, problems)}" if problems else ""
+        raise DataError(f"nothing to write into {out}: the source has no samples{why}")
+    moments: dict[str, dict[str, Moments]] = defaultdict(dict)
+    for result in results:
+        for split, fields in result.moments.items():
+            for name, state in fields.items():
+                moments[split].setdefault(name, Moments()).merge(Moments.from_state(state))
+    digest = xxhash.xxh3_128("".join(result.digest for result in results).encode()).hexdigest()
+    duplicates = sum(result.duplicates for result in results)
+    index = Index(
+        fields=plan.fields,
+        shards=tuple(shards),
+        statistics={
+            split: {name: values.result() for name, values in fields.items()}
+            for split, fields in moments.items()
+        },
+        provenance={
+            **plan.provenance,
+            "source": {
+                **plan.provenance["source"],
+                "bytes": sum(result.source_bytes for result in results),
+                "digest": f"xxh3_128:{digest}",
+            },
+            "left_out": {"unusable": len(problems), "duplicates": duplicates},
+        },
+    )
+    commit(out, index, moves)
+    return index
+
+
+def summary(index: Index) -> str:
+    """`1797 samples (train 1415, val 382) in 2 shards, 0.2 MB, xxh3_128:…`, and what is not."""
+    counts = {name: index.split(name).count for name in index.splits}
+    count = sum(counts.values())
+    size = sum(shard.bytes for shard in index.shards) / 1e6
+    shards = "1 shard" if len(index.shards) == 1 else f"{len(index.shards)} shards"
+    splits = ", ".join(f"{name} {count}" for name, count in counts.items())
+    lines = [f"{count} samples ({splits}) in {shards}, {size:.1f} MB, {index.digest}"]
+    left_out = index.provenance.get("left_out", {})
+    if left_out.get("unusable"):
+        lines.append(f"{left_out['unusable']} records could not be used: see {REPORT}")
+    if left_out.get("duplicates"):
+        lines.append(f"{left_out['duplicates']} samples were there before and are left out")
+    for name in index.fields:
+        statistics = [fields[name] for fields in index.statistics.values() if name in fields]
+        if bad := sum(values.nonfinite for values in statistics):
+            lines.append(f"{name} has {bad} NaN or infinite values; --nan refuse would say where")
+    return "\n".join(lines)
+
+
+def _named(job: Job, results: list[Result]) -> tuple[list[Shard], dict[str, str]]:
+    """The shards by split, in the order of the pieces, and where each lies now."""
+    found: dict[str, list[tuple[int, Shard]]] = {split: [] for split in job.plan.splits}
+    for number, result in enumerate(results):
+        for shard in result.shards:
+            found.setdefault(shard.split, []).append((number, shard))
+    shards, moves = [], {}
+    for split, members in found.items():
+        for i, (number, shard) in enumerate(members):
+            name = shard_name(split, i)
+            moves[name] = job.pieces.path(number, shard.path)
+            shards.append(
+                Shard(name, split, shard.count, shard.bytes, shard.digest, shard.elements)
+            )
+    return shards, moves
+
+
+def _report(out: Path, problems: list[Problem]) -> None:
+    """Write, or remove, the list of the records that could not be used."""
+    if not problems:
+        (out / REPORT).unlink(missing_ok=True)
+        return
+    lines = [json.dumps({"file": p.file, "record": p.record, "reason": p.reason}) for p in problems]
+    write_atomically(out / REPORT, "\n".join(lines) + "\n")
+
+
+def _listed(out: Path, problems: list[Problem]) -> str:
+    shown = "; ".join(map(str, problems[:SHOWN]))
+    more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+    return f"{len(problems)} records could not be used, all in {out / REPORT}: {shown}{more}"

@@ -1,0 +1,152 @@
+"""Real data that comes with Python packages: for examples, tests and first runs.
+
+digits: scikit-learn's 1,797 handwritten digits, image uint8 (1, 8, 8) of 0 to 16 and label int64;
+train 80 %, val 20 %. stdlib: the source of Python's standard library, one document a file, text
+and path as variable-length uint8 (UTF-8); train 90 %, val 10 %.
+"""
+
+import argparse
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_prep.options import Options, add_arguments
+from data_prep.source import Block, Piece, Reading, Source, SourceFile, in_groups
+from hpctrain.data.index import Field
+from hpctrain.data.ragged import Array
+from hpctrain.errors import DataError
+
+# Tests and examples repeat themselves; installed packages are not the standard library.
+SKIPPED = {
+    *("test", "tests", "idlelib", "turtledemo", "site-packages", "dist-packages"),
+    *("__pycache__", "lib2to3"),
+}
+DOCUMENTS = 256  # in a block
+SPLITS = {"digits": "train=0.8,val=0.2", "stdlib": "train=0.9,val=0.1"}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command line."""
+    parser.add_argument("name", choices=tuple(SPLITS))
+    add_arguments(parser, split="")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Do it; see `convert`."""
+    from data_prep.convert import convert
+
+    args.split = args.split or SPLITS[args.name]
+    options = Options.of(args)
+    convert({"digits": digits, "stdlib": stdlib}[args.name](options), args.out, options)
+
+
+@dataclass(frozen=True)
+class Digits(Source):
+    """See `digits`."""
+
+    def read(self, what: Any, reading: Reading) -> Iterator[Block]:
+        """See `Source`."""
+        image, label = _digits()
+        # By the image, so that equal ones stay together.
+        yield Block({"image": image, "label": label}, keys=[sample.tobytes() for sample in image])
+
+
+def digits(options: Options) -> Source:
+    """scikit-learn's digits.
+
+    Raises:
+        DataError: scikit-learn is not installed.
+    """
+    image, label = _digits()
+    return Digits(
+        name="digits",
+        fields={"image": Field("uint8", (1, 8, 8)), "label": Field("int64")},
+        pieces=[Piece(None, samples=len(image), bytes=image.nbytes + label.nbytes)],
+        about={"from": "sklearn.datasets.load_digits"},
+        categories={"label": [str(digit) for digit in range(10)]},
+    )
+
+
+def _digits() -> tuple[Array, Array]:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise DataError(
+            "the digits come with scikit-learn, which is not installed: "
+            "pip install 'hpctrain[sample]'"
+        ) from None
+    images, labels = load_digits(return_X_y=True)
+    return images.astype(np.uint8).reshape(-1, 1, 8, 8), labels.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Stdlib(Source):
+    """See `stdlib`."""
+
+    folder: str = ""
+
+    def read(self, what: list[str], reading: Reading) -> Iterator[Block]:
+        """See `Source`."""
+        texts: list[bytes] = []
+        paths: list[bytes] = []
+        for path in what:
+            text = Path(self.folder, path).read_bytes()
+            if not text or not _is_utf8(text):
+                continue
+            texts.append(text)
+            paths.append(path.encode())
+            if len(texts) == DOCUMENTS:
+                yield _block(texts, paths)
+                texts, paths = [], []
+        if texts:
+            yield _block(texts, paths)
+
+
+def stdlib(options: Options, folder: Path | None = None) -> Source:
+    """The standard library's source, one document for each .py file that is not empty.
+
+    Args:
+        options: How much makes a piece.
+        folder: Another one than Python's own.
+
+    Raises:
+        DataError: There is no such file.
+    """
+    folder = folder or Path(sysconfig.get_paths()["stdlib"])
+    paths = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.py"))
+    paths = [path for path in paths if not SKIPPED & set(path.split("/"))]
+    if not paths:
+        raise DataError(f"there are no .py files under {folder}: this Python has no source")
+    pieces = []
+    for group in in_groups([SourceFile.of(folder / path) for path in paths], options.shard_bytes):
+        names = [Path(file.path).relative_to(folder).as_posix() for file in group]
+        pieces.append(Piece(names, tuple(group), bytes=sum(file.size for file in group)))
+    return Stdlib(
+        name="stdlib",
+        fields={"text": Field("uint8", variable=True), "path": Field("uint8", variable=True)},
+        pieces=pieces,
+        identity={"paths": paths},
+        about={"from": "the Python standard library"},
+        folder=str(folder),
+    )
+
+
+def _block(texts: list[bytes], paths: list[bytes]) -> Block:
+    values = {"text": [_bytes(text) for text in texts], "path": [_bytes(path) for path in paths]}
+    return Block(values, keys=paths)
+
+
+def _bytes(text: bytes) -> Array:
+    return np.frombuffer(text, np.uint8)
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

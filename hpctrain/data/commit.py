@@ -10,6 +10,7 @@ OUT/*.h5, then OUT/index.json
 import fcntl
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -195,7 +196,10 @@ def unlock(descriptor: int | None) -> None:
 
 def storage_error(path: Path, error: OSError) -> StorageError:
     """What to tell of a file or folder that cannot be written."""
-    return StorageError(f"cannot write {path}: {error.strerror or error}")
+    # HDF5 tells where in its code it failed; somewhere in there is what the system said.
+    system = re.search(r"error message = '([^']+)'", str(error))
+    why = error.strerror or (system[1] if system else str(error))
+    return StorageError(f"cannot write {path}: {why}")
 
 
 def _empty(partial: Path) -> None:

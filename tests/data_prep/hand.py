@@ -103,4 +103,5 @@ def hand(*pieces: Sequence[Row], act: str = "", **more: Any) -> Hand:
 
 
 def options(split: str = "train=1", **more: Any) -> Options:
-    return Options(shard_bytes=10_000, split=parse_split(split), quiet=True, command="it", **more)
+    given = {"shard_bytes": 10_000, "quiet": True, "command": "it"} | more
+    return Options(split=parse_split(split), **given)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpctrain.data import commit
 from hpctrain.data.format import ShardWriter, digest_file, write_shards
 from hpctrain.data.index import DTYPES, Field, Index
 from hpctrain.data.ragged import Ragged
@@ -243,11 +244,10 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 
 
 def test_two_writers_do_not_meet(tmp_path):
-    holder = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(holder, fcntl.LOCK_EX)
+    holder = commit.lock(tmp_path)
     with pytest.raises(StorageError, match="another process is writing"):
         write_shards(tmp_path, [("train", {"x": np.zeros(2)})])
-    os.close(holder)
+    commit.unlock(holder)
     write_shards(tmp_path, [("train", {"x": np.zeros(2)})])
     write_shards(tmp_path, [("train", {"x": np.zeros(2)})])
 

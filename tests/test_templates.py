@@ -238,47 +238,6 @@ def test_one_task_of_an_array_is_preempted_and_resumes(digits: Path, here: Path)
         assert (attempts[0]["reason"], attempts[1]["state"]) == (reason, "finished")
 
 
-def test_preprocess_prepares_a_line_a_task(here: Path) -> None:
-    for part in range(2):
-        (here / f"in {part}").mkdir()
-        np.save(here / f"in {part}" / "x.npy", np.arange(100, dtype=np.float32) + part)
-    commands = [f"arrays 'in {part}/x.npy' 'part-{part} $(touch oops)'" for part in range(2)]
-    (here / "data.txt").write_text("\n".join([*commands, "arrays none.npy out", ""]))
-    given = ("--split", "train=0.9,val=0.1")
-    job = submit(here, "--array=1-4", "preprocess.sbatch", "data.txt", *given)
-    tasks = [f"{job}_{task}" for task in range(1, 5)]
-    assert ended(here, *tasks) == [*["COMPLETED|0:0"] * 2, "FAILED|3:0", "FAILED|2:0"]
-    assert "it has 3 lines" in output(here, tasks[3])
-    folders = [here / f"part-{part} $(touch oops)" for part in range(2)]
-    for folder in folders:
-        shown = json.loads(run_module("data_prep", "inspect", "--json", str(folder)).stdout)
-        assert sum(shown["splits"].values()) == 100
-    assert not list(here.rglob("oops"))
-    # Restarted, it sees that all is done.
-    index = folders[0] / "index.json"
-    before = index.stat().st_mtime_ns
-    cluster.slurm("scontrol", "requeue", tasks[0])
-    come_back(tasks[0])
-    assert ended(here, tasks[0]) == ["COMPLETED|0:0"]
-    assert index.stat().st_mtime_ns == before
-
-
-def test_preprocess_outlives_the_grace_time_of_a_preemption(here: Path) -> None:
-    """A task that ended by itself inside it would be COMPLETED or FAILED, and never requeued."""
-    slow = script(here / "slow", f"[[ $1 == -c ]] || sleep 60\n{HAND_ON}")
-    np.save(here / "x.npy", np.arange(10))
-    (here / "data.txt").write_text("arrays x.npy out\n")
-    shape = ("--partition=preemptible", "--array=1", "preprocess.sbatch", "data.txt")
-    task = submit(here, *shape, python=str(slow)) + "_1"
-    cluster.wait_for(lambda: cluster.job_state(task) == "RUNNING", 30, "the task")
-    assert cluster.tool("preempt", task).returncode == 0
-    cluster.wait_for(lambda: cluster.job_state(task) == "PENDING", 60, "the requeue")
-    script(slow, HAND_ON)
-    come_back(task)
-    assert ended(here, task) == ["COMPLETED|0:0"]
-    assert (here / "out" / "index.json").exists()
-
-
 def test_mlflow_server_serves_other_nodes(digits: Path, here: Path) -> None:
     address = here / "my store" / "server.uri"
 

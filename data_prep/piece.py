@@ -113,7 +113,7 @@ class Converter:
         for samples in self._samples(number, Problems(self.options.on_error)):
             count += len(samples)
             if dedup:
-                contents += map(xxhash.xxh3_128_digest, samples.contents())
+                contents.append(b"".join(map(xxhash.xxh3_128_digest, samples.contents())))
                 names, numbers = samples.splits(self.options.split)
                 place = [known.setdefault(name, len(known)) for name in names]
                 splits.append(np.array(place, np.int64)[numbers])

@@ -29,7 +29,7 @@ from data_prep.finalize import REPORT, finalize, summary
 from data_prep.job import WAIT_S, Job, JobFolder, Plan
 from data_prep.options import Options
 from data_prep.passes import choose
-from data_prep.piece import Converter, Progress
+from data_prep.piece import Converter, NotTheSameError, Progress
 from data_prep.progress import Progress as ProgressBar
 from data_prep.source import Source, SourceFile
 from data_prep.split import ByColumn, ByFile, Fractions
@@ -87,11 +87,14 @@ def _do(converter: Converter, job: Job) -> None:
     if options.two_passes and todo:
         with _progress(source, range(total), options, "first pass: ") as progress:
             choose(converter, job, progress.advance)
+    task = _Write(converter, job.pieces)
     with _progress(source, todo, options) as progress:
-        for _ in processes.run(
-            _Write(converter, job.pieces), todo, options.workers, progress.advance
-        ):
-            pass
+        try:
+            for _ in processes.run(task, todo, options.workers, progress.advance):
+                pass
+        except NotTheSameError:  # what the first pass saw is worth nothing, nor what followed
+            commit.clear_leftovers(job.out)
+            raise
 
 
 def _progress(
@@ -131,7 +134,8 @@ def _is_last(job: Job, options: Options) -> bool:
         then = (
             f"{left} pieces of other parts are missing; the last part puts all together"
             if left
-            else "all are there, and another task puts them together"
+            else "all are there, and the last task at work puts them together; if none is: "
+            f"python -m data_prep finalize {shlex.quote(str(job.out))}"
         )
         print(f"{job.out}: part {part}/{parts} is done, {mine} of {job.plan.pieces} pieces; {then}")
     return False

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from hpctrain.data import commit
 from hpctrain.data.commit import PARTIAL, storage_error
-from hpctrain.data.index import Field, Shard
+from hpctrain.data.index import Field, Shard, check_shard
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DataError
 
@@ -153,17 +153,27 @@ class JobFolder:
         """Of a finished piece.
 
         Raises:
-            DataError: It is another job's.
+            DataError: It is another job's, or damaged.
         """
-        content = json.loads((self._place(number) / PIECE).read_bytes())
-        if content["fingerprint"] != self.fingerprint:
+        place, then = self._place(number), "remove it, and give the command again"
+        try:
+            content = json.loads((place / PIECE).read_bytes())
+            content["shards"] = [Shard(**shard) for shard in content["shards"]]
+            content["problems"] = [Problem(**problem) for problem in content["problems"]]
+            result = Result(**content)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{place} is damaged ({error}): {then}") from None
+        if result.fingerprint != self.fingerprint:
             raise DataError(
-                f"{self._place(number)} is of another source or of other options than the rest: "
-                "two commands wrote here at once; remove it, and give the command again"
+                f"{place} is of another source or of other options than the rest, two commands "
+                f"wrote here at once: {then}"
             )
-        content["shards"] = [Shard(**shard) for shard in content["shards"]]
-        content["problems"] = [Problem(**problem) for problem in content["problems"]]
-        return Result(**content)
+        for shard in result.shards:
+            try:
+                check_shard(place / shard.path, shard)
+            except DataError as error:
+                raise DataError(f"{place} is damaged ({error}): {then}") from None
+        return result
 
     def path(self, number: int, shard: str) -> str:
         """Of a piece's shard, within `folder`."""
@@ -260,8 +270,8 @@ class Job:
         if done and not overwrite:
             what = f": {found.command}" if found is not None else ""
             raise DataError(
-                f"{self.out} holds {done} finished pieces of an interrupted command{what}. "
-                "That one goes on with them; --overwrite removes them"
+                f"{self.out} holds {done} finished pieces of an interrupted command, of another "
+                f"source or with other options{what}; --overwrite removes them"
             )
         if not self._shared:
             commit.clear_leftovers(self.out)
@@ -320,4 +330,6 @@ def _save(path: Path, arrays: Mapping[str, Any]) -> None:
     unfinished = path.with_name(f".{path.name}")
     with unfinished.open("wb") as file:
         np.savez(file, **arrays)
+        file.flush()
+        os.fsync(file.fileno())
     unfinished.replace(path)

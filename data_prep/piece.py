@@ -83,7 +83,7 @@ class Converter:
                 files.add(split, rows)
             progress(len(samples), _nbytes(samples.rows))
         if choice is not None and seen != len(choice.keep):
-            raise DataError(
+            raise NotTheSameError(
                 f"{self.source.name}: the source gave {len(choice.keep)} samples of piece "
                 f"{number} at first and {seen} the second time; it has to be the same each time"
             )
@@ -152,6 +152,10 @@ class Converter:
             raise DataError(
                 f"{error.filename or self.source.name} cannot be read: {error.strerror or error}"
             ) from None
+
+
+class NotTheSameError(DataError):
+    """The second pass over the source saw something else than the first."""
 
 
 class Problems:

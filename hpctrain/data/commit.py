@@ -53,13 +53,19 @@ def resume(folder: Path) -> bool:
     """Finish the commit that was begun in `folder`, if there is one; return whether.
 
     Raises:
+        DataError: It cannot be read.
         OSError: The folder cannot be written.
     """
     partial = folder / PARTIAL
     try:
-        moves = json.loads((partial / MOVES).read_bytes())
+        moves = dict(json.loads((partial / MOVES).read_bytes()))
     except FileNotFoundError:
         return False
+    except (ValueError, TypeError):
+        raise DataError(
+            f"{partial / MOVES} is damaged: what was to be moved into {folder} is not known; "
+            f"remove {partial} to begin anew"
+        ) from None
     new = partial / index_file.FILE
     if new.exists():
         replaced = partial / REPLACED

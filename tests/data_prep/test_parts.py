@@ -1,6 +1,8 @@
 """`--part I/N` and `finalize`: the same bytes as one process makes, in any order, also twice."""
 
+import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -92,7 +94,7 @@ def test_the_last_one_puts_together_whoever_it_is(tmp_path, reference, capsys):
     part(out, 1, 2)
     other = commit.lock(out, shared=True)
     assert part(out, 2, 2, quiet=False) is None
-    assert "all are there, and another task puts them together" in capsys.readouterr().out
+    assert "all are there, and the last task at work puts them together" in capsys.readouterr().out
     commit.unlock(other)
     assert part(out, 1, 2) is not None  # the other one, which had not looked yet
     assert content(out) == reference
@@ -149,6 +151,47 @@ def test_what_parts_cannot_do(tmp_path, data_prep):
     assert code == 2
     assert "--dedup has to see all samples, --part only some" in err
     assert not Path(tmp_path / "OUT").exists()
+
+
+def test_damaged_pieces_are_not_put_together(tmp_path, reference):
+    out = tmp_path / "OUT"
+    part(out, 1, 2)
+    folder = out / PARTIAL / "pieces" / "00000"
+    for name, content_, said in (
+        ("train-00000.h5", b"", "is truncated: it has 0 bytes"),
+        ("train-00000.h5", None, "train-00000.h5 is missing"),
+        ("piece.json", b"{", "Expecting property name"),
+        ("piece.json", b"[]", "list indices must be integers"),
+        ("piece.json", None, "No such file"),
+    ):
+        path = folder / name
+        before = path.read_bytes()
+        path.write_bytes(content_) if content_ is not None else path.unlink()
+        with pytest.raises(DataError, match=said) as caught:
+            part(out, 2, 2)
+        assert str(caught.value).startswith(f"{folder} is damaged (")
+        path.write_bytes(before)
+    shutil.rmtree(folder)  # as the message says
+    part(out, 1, 2)
+    assert content(out) == reference
+    (out / PARTIAL).mkdir()
+    (out / PARTIAL / "commit.json").write_text("{")
+    with pytest.raises(DataError, match=r"commit\.json is damaged: what was to be moved into"):
+        part(out, 1, 2)
+
+
+def test_a_file_system_without_locks(tmp_path, reference, monkeypatch, capsys):
+    def no_locks(*_):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    out = tmp_path / "OUT"
+    for i in (1, 2):  # nobody knows who is the last
+        assert part(out, i, 2, quiet=False) is None
+    said = capsys.readouterr().out
+    assert f"puts them together; if none is: python -m data_prep finalize {out}" in said
+    finalize_parts(out)
+    assert content(out) == reference
 
 
 def test_locks(tmp_path):

@@ -213,8 +213,9 @@ def test_finished_pieces_of_another_command_are_not_lost(tmp_path):
     other = hand(rows, [Row(3)], act="other")
     with pytest.raises(DataError) as caught:
         convert(other, out, options("train=0.5,val=0.5"))
-    assert "holds 1 finished pieces of an interrupted command: it. That one goes on" in str(
-        caught.value
+    assert str(caught.value) == (
+        f"{out} holds 1 finished pieces of an interrupted command, of another source or with "
+        "other options: it; --overwrite removes them"
     )
     assert len(pieces(tmp_path)) == 1
     index = convert(other, out, options("train=0.5,val=0.5", overwrite=True))

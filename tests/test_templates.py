@@ -9,11 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests import cluster
-from tests.conftest import ROOT, run_json, run_module, runs
+from tests.conftest import ROOT, run_json, runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
 SLURM = ROOT / "slurm"

@@ -3,7 +3,8 @@
     python crash.py FOLDER REFERENCE < [[SETUP…], [COMMAND…]]
 
 Commands are lists of words; OUT in them is replaced by the folder that is written. For K = 1, 2,
-…: the set-up, the command killed at K, the command again; then OUT has to be like the reference.
+…: the set-up, the command killed at K, killed once more, and again; then OUT has to be like the
+reference.
 Prints how many K there were.
 """
 
@@ -81,6 +82,7 @@ def crashes(out: Path, reference: Path, *commands: list[str]) -> int:
         if status == -signal.SIGKILL:
             if (out / "index.json").exists():
                 Index.load(out).check(out)  # the old one or the new one, never half of one
+            run(last, kill_at * 7 % 23 + 1)  # and again, soon after it began
             status = run(last)
         assert status == 0, (kill_at, status)
         found = content(out)

@@ -265,6 +265,28 @@ def test_progress_in_lines(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
+PEAK = """
+import sys
+from data_prep.cli import main
+assert main(sys.argv[1:]) == 0
+with open("/proc/self/status") as file:
+    print(next(line.split()[1] for line in file if line.startswith("VmHWM")))
+"""
+
+
+def test_memory_does_not_grow_with_the_data(tmp_path):
+    """Nor is a file that is mapped in memory longer than its piece takes."""
+    peaks = []
+    for megabytes in (32, 256):
+        path = tmp_path / f"x{megabytes}.npy"
+        np.lib.format.open_memmap(path, "w+", np.uint8, (megabytes, 2**20)).flush()
+        words = ["arrays", path, tmp_path / f"OUT{megabytes}", "--shard-size", "8MiB"]
+        words += ["--workers", "1", "--quiet", "--split", "train=0.5,val=0.5"]
+        command = [sys.executable, "-c", PEAK, *words]
+        peaks.append(int(subprocess.run(command, capture_output=True, check=True).stdout))
+    assert peaks[1] < 1.1 * peaks[0]
+
+
 LINES = """
 import sys
 from data_prep import progress

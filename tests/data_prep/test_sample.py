@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from data_prep.sample import stdlib
+from data_prep.sources.sample import stdlib
 from hpctrain.data.reader import Reader
 
 

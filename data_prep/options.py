@@ -28,7 +28,7 @@ class Options:
         nan: "refuse": a sample with a value that is not finite cannot be used.
         workers: Processes.
         part: (i, n): only the i-th of n parts, from 1; `finalize` follows.
-        overwrite: Another data set in OUT may be replaced.
+        overwrite: Another data set in OUT, or what is left of another command, may be replaced.
         quiet: Print errors only.
         command: For the provenance.
     """
@@ -75,15 +75,22 @@ class Options:
 
     @property
     def of_result(self) -> dict[str, Any]:
-        """What the bytes of the result depend on; JSON."""
+        """What the bytes of the result depend on; JSON.
+
+        Not `on_error`: it only decides whether there is a result.
+        """
         return {
             "shard_bytes": self.shard_bytes,
             "split": str(self.split),
             "stratify": self.stratify,
             "dedup": self.dedup,
-            "on_error": self.on_error,
             "nan": self.nan,
         }
+
+    @property
+    def two_passes(self) -> bool:
+        """Whether all samples have to be seen before the first is written."""
+        return self.dedup != "none" or bool(self.stratify)
 
 
 def add_arguments(parser: argparse.ArgumentParser, split: str = "train=1") -> None:
@@ -137,10 +144,10 @@ def add_arguments(parser: argparse.ArgumentParser, split: str = "train=1") -> No
     group.add_argument(
         "--part",
         metavar="I/N",
-        help="write the I-th of N parts, from 1, as one task of a job array; when all are there: "
-        "python -m data_prep finalize OUT",
+        help="write the I-th of N parts, from 1, as one task of a job array; the last one puts all "
+        "together, as does python -m data_prep finalize OUT",
     )
-    group.add_argument("--overwrite", action="store_true", help="replace another data set in OUT")
+    group.add_argument("--overwrite", action="store_true", help="replace what OUT holds")
     group.add_argument("--quiet", action="store_true", help="print errors only")
 
 

@@ -108,6 +108,7 @@ class Source:
         about: For the provenance; JSON.
         categories: The names of the values 0, 1, … of a field.
         columns: That a split can go by.
+        folders: That were searched for files: OUT may not be inside of them.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Source:
     about: Mapping[str, Any] = field(default_factory=dict)
     categories: Mapping[str, Sequence[str]] = field(default_factory=dict)
     columns: Sequence[str] = ()
+    folders: Sequence[str] = ()
 
     def read(self, what: Any, reading: Reading) -> Iterator[Block]:
         """Yield the samples of the piece whose `what` this is; the same ones each time.

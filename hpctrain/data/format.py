@@ -30,7 +30,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from hpctrain.data.commit import PARTIAL, clear_leftovers, commit, lock, storage_error
+from hpctrain.data.commit import PARTIAL, clear_leftovers, commit, discard, lock, storage_error
 from hpctrain.data.index import Field, Index, Shard, check_name
 from hpctrain.data.moments import Moments
 from hpctrain.data.ragged import Array, Ragged
@@ -158,7 +158,6 @@ class ShardWriter:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock = lock(self._folder)
             clear_leftovers(self._folder)
-            partial.mkdir()
         except OSError as error:
             raise storage_error(self._folder, error) from None
 
@@ -195,7 +194,7 @@ class ShardWriter:
     def abort(self) -> None:
         """Remove what was written so far; a finished data set in the folder stays."""
         with suppress(OSError):  # what made it fail may still be there; the next writer clears
-            clear_leftovers(self._folder)
+            discard(self._folder)
         self._close()
 
     def __enter__(self) -> Self:

@@ -2,9 +2,9 @@ import builtins
 
 import numpy as np
 import pytest
+from data_prep.sample import stdlib
 from sklearn.datasets import load_digits
 
-from data_prep.sources.sample import stdlib
 from hpctrain.data.reader import Reader
 
 

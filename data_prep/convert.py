@@ -11,7 +11,7 @@ are missing, and the result has the same bytes.
 import hashlib
 import json
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from platform import python_version
@@ -31,6 +31,7 @@ from data_prep.source import Source
 from data_prep.split import ByColumn, ByFile, Fractions
 from hpctrain.data import commit
 from hpctrain.data import index as index_file
+from hpctrain.data.compression import Compression
 from hpctrain.data.index import Index
 from hpctrain.data.schema import check_fields
 from hpctrain.errors import ConfigError, DataError, StorageError
@@ -59,10 +60,13 @@ def convert(source: Source, out: Path, options: Options) -> Index | None:
         if not options.overwrite:
             what = damage or f"{out} holds another data set, {existing.digest}"
             raise DataError(f"{what}; --overwrite replaces it")
+    if options.auto:
+        options, plan = _with_codec(source, out, options, plan)
     with Job(out, plan, shared=options.part is not None) as job:
         done = job.pieces.done()
         todo = [number for number in _share(len(source.pieces), options) if number not in done]
-        _check_room(source, todo, out)
+        if options.compression.codec == "none":
+            _check_room(source, todo, out)
         _run(Converter(source, options), job, todo)
         if options.part is not None:
             if not options.quiet:
@@ -104,6 +108,28 @@ class _Write:
         self.converter.write(self.folder, number, self.choices.get(number, Choice()), progress)
 
 
+def _with_codec(source: Source, out: Path, options: Options, plan: Plan) -> tuple[Options, Plan]:
+    """Choose the codec, or take what was chosen when this job began.
+
+    Raises:
+        ConfigError: Parts would choose each for themselves.
+    """
+    from data_prep import codec
+
+    record = codec.recorded(out, plan.fingerprint)
+    if record is None:
+        chosen, why = codec.choose(source, options.compression, quiet=options.quiet)
+        record = {**asdict(chosen), "why": why}
+    compression = Compression(record["codec"], record["level"], record["chunk_bytes"])
+    if options.part is not None:
+        raise ConfigError(
+            "--codec auto measures, and the parts could choose differently; give each part what "
+            f"was chosen here: {codec.options_of(compression)}"
+        )
+    provenance = {**plan.provenance, "compression": record}
+    return replace(options, compression=compression), replace(plan, provenance=provenance)
+
+
 def _check(source: Source, options: Options) -> None:
     """See that source and options fit together.
 
@@ -111,6 +137,7 @@ def _check(source: Source, options: Options) -> None:
         ConfigError: They do not.
     """
     check_fields(source.fields)
+    options.compression.check(source.fields)
     split = options.split
     if isinstance(split, ByColumn) and split.column not in source.columns:
         has = ", ".join(source.columns) or "none"
@@ -189,6 +216,7 @@ def _plan(source: Source, options: Options) -> Plan:
                 "hdf5": h5py.version.hdf5_version,
             },
             "options": options.of_result,
+            "compression": asdict(options.compression),
             "source": {"name": source.name, "files": len(files), **source.about},
             "fingerprint": fingerprint,
         },

@@ -65,6 +65,7 @@ def finalize(job: Job) -> Index:
             },
             "left_out": {"unusable": len(problems), "duplicates": duplicates},
         },
+        categories=plan.categories,
     )
     commit(out, index, moves)
     return index

@@ -53,7 +53,8 @@ class Converter:
         """
         piece, folder = self.source.pieces[number], job.begin(number)
         try:
-            files = ShardFiles(folder, self.source.fields, self.options.shard_bytes)
+            options = self.options
+            files = ShardFiles(folder, self.source.fields, options.shard_bytes, options.compression)
             digest, counts = xxhash.xxh3_128(), _Counts()
             problems = Problems(self.options.on_error)
             for samples in self._samples(number, problems):

@@ -32,7 +32,7 @@ LEVELS = {
     "gzip": (range(1, 10), 4),
     "lz4": None,
     "zstd": (range(1, 23), 3),
-    "blosc2": (range(10), 5),
+    "blosc2": (range(10), 3),
 }
 """Of each codec: those that it has, and the default."""
 CHUNK_BYTES = 2**20

@@ -30,7 +30,7 @@ from hpctrain.data.ragged import Array, Ragged
 from hpctrain.data.schema import check_batch, row_bytes
 from hpctrain.data.storage.cache import ChunkCache
 from hpctrain.data.storage.chunks import Chunked
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, DataError
 
 PIECES, PIECE_BYTES = 4, 4 * 2**20  # what is tried: the beginnings of so many pieces
 SAVES, FLOOR_MB_S, NEAR = 0.25, 500, 0.05  # the rule's
@@ -81,7 +81,7 @@ def choose(source: Source, asked: Compression, *, quiet: bool = False) -> tuple[
     batches = list(_samples(source))
     if not batches:
         return replace(asked, codec="none"), "there are no samples to try"
-    trials = [trial(source, batches, each) for each in _installed(asked)]
+    trials = [trial(source, batches, each) for each in _possible(source, asked)]
     best, why = decide(trials)
     if not quiet:
         tried = sum(int(row_bytes(batch, source.fields).sum()) for batch in batches)
@@ -134,12 +134,14 @@ def options_of(compression: Compression) -> str:
     return f"--codec {compression.codec}{level}"
 
 
-def _installed(asked: Compression) -> Iterator[Compression]:
+def _possible(source: Source, asked: Compression) -> Iterator[Compression]:
     for codec in LEVELS:
         try:
-            yield Compression(codec, chunk_bytes=asked.chunk_bytes)
-        except ConfigError:  # hdf5plugin is missing
+            compression = Compression(codec, chunk_bytes=asked.chunk_bytes)
+            compression.check(source.fields)
+        except (ConfigError, DataError):  # hdf5plugin is missing; samples too large for a chunk
             continue
+        yield compression
 
 
 def _samples(source: Source) -> Iterator[dict[str, Array | Ragged]]:

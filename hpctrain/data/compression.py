@@ -16,7 +16,9 @@ other than ours: `import hdf5plugin` in Python, HDF5_PLUGIN_PATH for h5dump and 
 The same samples give the same bytes, by one version of the codecs.
 """
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from math import prod
@@ -109,6 +111,16 @@ class Compression:
             return {"shuffle": shuffle, **library.Zstd(clevel=self.level)}
         kind = library.Blosc2.SHUFFLE if shuffle else library.Blosc2.NOFILTER
         return dict(library.Blosc2(cname="zstd", clevel=self.level, filters=kind))
+
+
+@contextmanager
+def as_asked() -> Iterator[None]:
+    """Keep BLOSC_NTHREADS and its like out of what is written: Blosc2 notes them in its frames."""
+    kept = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith("BLOSC")}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
 
 
 def _hdf5plugin(codec: str) -> Any:

@@ -175,7 +175,7 @@ class Statistics:
             *(values["mean"], values["std"], values["min"], values["max"], values["nonfinite"]),
             nan=values.get("nan"),
             classes=classes and {int(value): int(count) for value, count in classes.items()},
-            lengths=lengths and Lengths(**lengths),
+            lengths=lengths and Lengths(**{key: lengths[key] for key in Lengths.__slots__}),
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ is computed on the way.
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import h5py
 import numpy as np
 import xxhash
 
-from hpctrain.data.compression import Compression
+from hpctrain.data.compression import Compression, as_asked
 from hpctrain.data.index import Field
 from hpctrain.data.ragged import Array
 
@@ -113,8 +114,11 @@ def _write_contiguous(
 ) -> tuple[int, str]:
     try:
         offsets = _write_frame(path, split, count, datasets)
-    except RuntimeError as error:  # what h5py makes of a full disk when it closes the file
-        raise OSError(str(error)) from None
+    except (OSError, RuntimeError) as error:  # h5py's of a full disk, when it closes the file
+        found = re.search(r"errno = (\d+)", str(error))
+        if found is None:
+            raise OSError(str(error)) from None
+        raise OSError(int(found[1]), os.strerror(int(found[1]))) from None
     with open(path, "r+b", buffering=0) as file:
         output = _Output(file.fileno())
         for name in sorted(offsets, key=lambda name: offsets[name]):
@@ -149,7 +153,7 @@ def _image(
     """The file of compressed datasets, made in memory."""
     memory = {"driver": "core", "backing_store": False, "block_size": IMAGE_STEP}
     # Each chunk is written whole, so that a cache of chunks is of no use.
-    with h5py.File("shard", "w", rdcc_nbytes=0, **memory, **LAYOUT) as file:
+    with as_asked(), h5py.File("shard", "w", rdcc_nbytes=0, **memory, **LAYOUT) as file:
         _write_attributes(file, split, count)
         for name, arrays in datasets.items():
             shape, dtype = _shape(arrays), _little(arrays[0])

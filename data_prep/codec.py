@@ -81,7 +81,16 @@ def choose(source: Source, asked: Compression, *, quiet: bool = False) -> tuple[
     batches = list(_samples(source))
     if not batches:
         return replace(asked, codec="none"), "there are no samples to try"
-    trials = [trial(source, batches, each) for each in _possible(source, asked)]
+    trials: list[Trial] = []
+    reasons: dict[str, str] = {}
+    for codec in LEVELS:
+        try:
+            compression = Compression(codec, chunk_bytes=asked.chunk_bytes)
+            compression.check(source.fields)
+        except (ConfigError, DataError) as error:  # no hdf5plugin; samples too large for a chunk
+            reasons[codec] = str(error)
+        else:
+            trials.append(trial(source, batches, compression))
     best, why = decide(trials)
     if not quiet:
         tried = sum(int(row_bytes(batch, source.fields).sum()) for batch in batches)
@@ -89,6 +98,8 @@ def choose(source: Source, asked: Compression, *, quiet: bool = False) -> tuple[
         for each in trials:
             mark = "*" if each.compression == best else " "
             print(f"{mark} {each.compression!s:18}{each.size:7.1%} {each.mb_s:9,.0f} MB/s")
+        for codec, reason in reasons.items():
+            print(f"  {codec:18}not tried: {reason}")
         print(f"--codec auto takes {best}: {why}")
     return best, why
 
@@ -132,16 +143,6 @@ def options_of(compression: Compression) -> str:
     """What to give on the command line."""
     level = "" if compression.level is None else f" --level {compression.level}"
     return f"--codec {compression.codec}{level}"
-
-
-def _possible(source: Source, asked: Compression) -> Iterator[Compression]:
-    for codec in LEVELS:
-        try:
-            compression = Compression(codec, chunk_bytes=asked.chunk_bytes)
-            compression.check(source.fields)
-        except (ConfigError, DataError):  # hdf5plugin is missing; samples too large for a chunk
-            continue
-        yield compression
 
 
 def _samples(source: Source) -> Iterator[dict[str, Array | Ragged]]:

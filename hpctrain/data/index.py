@@ -200,7 +200,9 @@ class Index:
         Raises:
             DataError: See above.
         """
-        for name in self.categories:
+        categories = {name: tuple(values) for name, values in self.categories.items()}
+        object.__setattr__(self, "categories", categories)  # as they are loaded
+        for name in categories:
             if name not in self.fields:
                 raise DataError(
                     f"categories of {name!r}: there is no such field; there are "
@@ -212,13 +214,9 @@ class Index:
         """Names the data: equal digests are equal samples in equal order."""
         schema = {name: asdict(spec) for name, spec in self.fields.items()}
         shards = [[shard.split, shard.count, shard.digest] for shard in self.shards]
-        named = [self._categories] if self.categories else []  # older digests stay
+        named = [self.categories] if self.categories else []  # older digests stay
         content = json.dumps([FORMAT, VERSION, schema, shards, *named], sort_keys=True)
         return "xxh3_128:" + xxhash.xxh3_128_hexdigest(content.encode())
-
-    @property
-    def _categories(self) -> dict[str, list[str]]:
-        return {name: list(values) for name, values in self.categories.items()}
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -303,7 +301,7 @@ class Index:
                 {key: value for key, value in asdict(shard).items() if key != "elements" or value}
                 for shard in self.shards
             ],
-            **({"categories": self._categories} if self.categories else {}),
+            **({"categories": self.categories} if self.categories else {}),
             "statistics": {
                 split: {name: values.to_json() for name, values in fields.items()}
                 for split, fields in self.statistics.items()

@@ -173,6 +173,8 @@ def test_without_hdf5plugin(tmp_path, files, codec, code):
         assert f"codec {codec} needs hdf5plugin" in done.stderr
         assert "pip install 'hpctrain[codecs]'" in done.stderr
         assert not (tmp_path / "OUT").exists()
+    if codec == "auto":
+        assert done.stdout.count("not tried: codec ") == 3
 
 
 FULL = """

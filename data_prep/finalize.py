@@ -71,6 +71,7 @@ def finalize(job: Job) -> Index:
                 "duplicates_across_splits": sum(result.leaks for result in results),
             },
         },
+        categories=plan.categories,
     )
     commit(out, index, moves)
     return index

@@ -43,8 +43,11 @@ class Converter:
         try:
             folder = job.begin(number)
             try:
-                files = ShardFiles(folder, self.source.fields, self.options.shard_bytes)
-                choice = job.choice(number) if self.options.two_passes else None
+                options = self.options
+                files = ShardFiles(
+                    folder, self.source.fields, options.shard_bytes, options.compression
+                )
+                choice = job.choice(number) if options.two_passes else None
                 result = self._fill(files, job.fingerprint, number, choice, progress)
                 job.finish(number, folder, result)
             except BaseException:

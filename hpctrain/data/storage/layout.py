@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 INTEGERS = (*("int8", "int16", "int32", "int64"), *("uint8", "uint16", "uint32", "uint64"))
 
+
 class Layout:
     """A shard's datasets: FIELD, or FIELD/offsets and FIELD/values, wherever they lie in the file.
 
@@ -172,9 +173,7 @@ class Layout:
             else:
                 self.rows[name] = Plain(self.path, name, offset, dtype, found[1:])
         else:
-            self.rows[name] = chunked = Chunked(
-                dataset, self.path, pool=decoders(), axis=axis
-            )
+            self.rows[name] = chunked = Chunked(dataset, self.path, pool=decoders(), axis=axis)
             self._needs_hdf5 |= not chunked.direct
         return dataset
 
@@ -182,7 +181,7 @@ class Layout:
 def dtype_of(dataset: h5py.Dataset) -> str:
     """Name of what a dataset is read as, in native byte order; HDF5's bool is uint8, 0 or 1."""
     dtype: np.dtype[np.generic] = dataset.dtype
-    return "uint8" if dtype == bool else dtype.newbyteorder("=").name
+    return "uint8" if dtype.kind == "b" else dtype.newbyteorder("=").name
 
 
 def is_plain(dataset: h5py.Dataset) -> bool:

@@ -84,6 +84,7 @@ class Chunked:
         shape: Of the dataset, the samples first.
         dtype: Of the dataset, and of what is returned.
         direct: Whether it is read without HDF5.
+        reason: Why not.
         chunk_rows: Samples in a chunk; 1 where there are no chunks.
         chunk_bytes: Of so many samples, decoded.
 
@@ -108,13 +109,14 @@ class Chunked:
         self._dataset: h5py.Dataset | None = None
         self._stored: ChunkTable | None = None
         self._chunks: tuple[int, ...] | None = dataset.chunks
+        self.reason = ""
         try:
             self._stored = ChunkTable(dataset, path)
         except Undecodable as reason:
             _check_filters(dataset, path)
             if self._chunks:
                 _say_once(f"{path.parent}: {self.name!r} is decoded by HDF5, slowly: {reason}")
-            self._dataset = dataset
+            self._dataset, self.reason = dataset, str(reason)
         except Damaged as error:
             raise DataError(f"shard {path}: {self.name!r} is damaged: {error}") from None
         self.direct = self._stored is not None

@@ -44,13 +44,13 @@ def open_file(path: Path | str) -> h5py.File:
         raise DataError(f"{path} may not be read: permission denied") from None
     except (OSError, RuntimeError) as error:
         text = str(error)
-        if "lock" in text or "already open" in text:
+        if "truncated" in text:
+            why = f"is truncated: its header lists more than its {os.stat(path).st_size} bytes"
+        elif "unable to lock" in text or "already open" in text:
             why = (
                 "is open for writing in another process, or was when that one died: close it "
                 "there, or `h5clear -s` it"
             )
-        elif "truncated" in text:
-            why = f"is truncated: its header lists more than its {os.stat(path).st_size} bytes"
         elif "signature" in text:
             why = "is not an HDF5 file"
         else:

@@ -29,7 +29,7 @@ def element_bytes(field: Field) -> int:
 def blocks(
     layout: Layout, fields: Mapping[str, Field], start: int, stop: int
 ) -> Iterator[tuple[int, dict[str, Array | Ragged]]]:
-    """Yield the samples `start` to `stop` in blocks of about BLOCK_BYTES, and the first row of each.
+    """Yield the samples `start` to `stop` in blocks of some MB, with the first row of each.
 
     Raises:
         DataError: They cannot be read.

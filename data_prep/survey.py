@@ -114,9 +114,8 @@ def _check_offsets(layout: Layout, name: str, count: int) -> None:
         rows.copy(start, start + len(ends), ends)
         back = np.flatnonzero(np.diff(ends, prepend=last) < 0)
         if len(back):
-            raise DataError(
-                f"{layout.path}: the offsets of {name!r} go back at sample {start + int(back[0])}"
-            )
+            sample = start + int(back[0]) - 1
+            raise DataError(f"{layout.path}: the offsets of {name!r} go back at sample {sample}")
         last = int(ends[-1])
 
 

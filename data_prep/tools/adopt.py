@@ -41,7 +41,7 @@ from hpctrain.data.commit import PARTIAL, lock, storage_error
 from hpctrain.data.index import Field, Index, check_name
 from hpctrain.data.moments import Moments
 from hpctrain.data.schema import check_fields
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import ConfigError, DataError, StorageError
 
 SUFFIXES = (".h5", ".hdf5")
 
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> None:
         args.split,
         args.out,
         statistics=not args.no_statistics,
-        workers=args.workers or len(os.sched_getaffinity(0)),
+        workers=len(os.sched_getaffinity(0)) if args.workers is None else args.workers,
         overwrite=args.overwrite,
         quiet=args.quiet,
         command=args.command_line,
@@ -130,6 +130,8 @@ def adopt(
         DataError: A file cannot be adopted, or the folder has another index.
         StorageError: The index cannot be written.
     """
+    if workers < 1:
+        raise ConfigError(f"--workers {workers}: it is 1 or more")
     folder, paths = _located(files, out)
     splits = _splits(split, paths)
     schema, counts = _schema(folder, paths, fields)
@@ -139,6 +141,11 @@ def adopt(
         if not quiet:
             print(f"{folder} already holds this index: {existing.digest}")
         return existing
+    if not os.access(folder, os.W_OK, effective_ids=True):
+        raise StorageError(
+            f"cannot write index.json into {folder}: permission denied; it has to lie in the "
+            "files' folder, or above (--out)"
+        )
     held = None
     try:
         held = lock(folder)
@@ -199,10 +206,15 @@ def wanted(fields: Sequence[str], axes: Sequence[str], files: Sequence[Path]) ->
 def _files(given: Sequence[Path]) -> Iterator[Path]:
     """The files, and those of the folders."""
     for path in given:
-        if not path.is_dir():
+        try:
+            is_file = not path.is_dir()
+            inside = [] if is_file else sorted(path.iterdir())
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}") from None
+        if is_file:
             yield path
             continue
-        inside = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES)
+        inside = [p for p in inside if p.suffix.lower() in SUFFIXES]
         if not inside:
             raise DataError(f"{path} has no {' or '.join(SUFFIXES)} files")
         yield from inside
@@ -212,9 +224,10 @@ def _located(given: Sequence[Path], out: Path | None) -> tuple[Path, list[str]]:
     """The folder of the index, and the files' paths inside; the docstring above has the rules."""
     links: dict[Path, Path] = {}
     for path in _files(given):
-        if not path.exists() and not path.is_symlink():
-            raise DataError(f"{path} does not exist")
         real = path.resolve()
+        if not os.path.exists(real):
+            link = f"{path} is a link to {real}, which" if path.is_symlink() else str(path)
+            raise DataError(f"{link} does not exist")
         if not str(real).isprintable():
             raise DataError(f"{str(real)!r}: rename it; its path has characters that do not print")
         if real in links:

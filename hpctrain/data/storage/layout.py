@@ -56,8 +56,7 @@ class Layout:
         self._needs_hdf5 = False
         check_shard(path, shard)
         try:
-            # No lock: thousands of readers, often on file systems that have none.
-            self._file = h5py.File(path, "r", locking=False)
+            self._file = _open(path)
             self._check_version()
             for name, field in fields.items():
                 if field.variable:
@@ -176,6 +175,16 @@ class Layout:
             self.rows[name] = chunked = Chunked(dataset, self.path, pool=decoders(), axis=axis)
             self._needs_hdf5 |= not chunked.direct
         return dataset
+
+
+def _open(path: Path) -> h5py.File:
+    """No lock: thousands of readers, often on file systems that have none."""
+    try:
+        return h5py.File(path, "r", locking=False)
+    except OSError as error:
+        if "file locking flag" not in str(error):
+            raise
+        return h5py.File(path, "r")  # as somebody else in this process has it open
 
 
 def dtype_of(dataset: h5py.Dataset) -> str:

@@ -17,6 +17,7 @@ from hpctrain.data.storage.plain import Plain
 from hpctrain.errors import DataError
 
 BLOCK_BYTES = 8 * 2**20
+GAP_BYTES = 2**15
 
 Int64s = NDArray[np.int64]
 
@@ -80,15 +81,20 @@ def some(layout: Layout, name: str, field: Field, rows: Int64s) -> Array | list[
 
 def _rows(layout: Layout, dataset: str, field: Field, rows: Int64s) -> Array:
     stored, size = layout.rows[dataset], element_bytes(field)
-    first, stop = int(rows.min()), int(rows.max()) + 1
-    # One read of what lies in between is cheaper than many small ones.
-    if isinstance(stored, Plain) and (stop - first) * size <= max(
-        BLOCK_BYTES, 4 * len(rows) * size
-    ):
+    if not isinstance(stored, Plain):
+        return stored.rows(rows).astype(field.dtype, copy=False)
+    found = np.empty((len(rows), *field.shape), field.dtype)
+    order = np.argsort(rows, kind="stable")
+    ascending = rows[order]
+    # What lies in between is read as well, where that is cheaper than another read.
+    apart = np.diff(ascending) * size > GAP_BYTES
+    apart |= np.diff(ascending * size // BLOCK_BYTES) != 0
+    for part in np.split(order, np.flatnonzero(apart) + 1):
+        first, stop = int(rows[part[0]]), int(rows[part[-1]]) + 1
         span = np.empty((stop - first, *field.shape), field.dtype)
         stored.copy(first, stop, span)
-        return span[rows - first]
-    return stored.rows(rows).astype(field.dtype, copy=False)
+        found[part] = span[rows[part] - first]
+    return found
 
 
 def _check_offsets(layout: Layout, name: str, offsets: Int64s) -> None:

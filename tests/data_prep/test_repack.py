@@ -1,6 +1,8 @@
 import json
 import math
 import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import h5py
@@ -274,3 +276,21 @@ def test_samples_of_very_different_lengths(tmp_path, repack):
             assert len(text) == lengths[i]
             assert (text == i % 251).all()
         assert len(Index.load(out).shards) >= math.ceil(lengths.sum() / 1e6)
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from data_prep.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_no_torch(foreign, tmp_path):
+    def run(*args):
+        command = [sys.executable, "-c", WITHOUT_TORCH, *map(str, args)]
+        subprocess.run(command, check=True, timeout=60, capture_output=True)
+
+    run("index", foreign, "--field", "n=n", "--overwrite", "--workers", 1)
+    run("repack", foreign, tmp_path / "out", "--shuffle", 1, "--workers", 1)
+    assert len(Reader(tmp_path / "out", "train")) == COUNT

@@ -37,7 +37,7 @@ from data_prep.source import SourceFile
 from data_prep.split import ByFile, parse_split
 from data_prep.survey import Found, Survey
 from hpctrain.data import index as index_file
-from hpctrain.data.commit import PARTIAL, lock, storage_error
+from hpctrain.data.commit import PARTIAL, storage_error
 from hpctrain.data.index import Field, Index, check_name
 from hpctrain.data.moments import Moments
 from hpctrain.data.schema import check_fields
@@ -146,18 +146,13 @@ def adopt(
             f"cannot write index.json into {folder}: permission denied; it has to lie in the "
             "files' folder, or above (--out)"
         )
-    held = None
+    work = Survey(folder, paths, sources, counts, splits, schema, statistics)
+    found = _read(work, workers, quiet=quiet)
+    index = _index(found, schema, splits, statistics, command, fingerprint)
     try:
-        held = lock(folder)
-        work = Survey(folder, paths, sources, counts, splits, schema, statistics)
-        found = _read(work, workers, quiet=quiet)
-        index = _index(found, schema, splits, statistics, command, fingerprint)
-        index.save(folder)
+        index.save(folder)  # at once: who comes between sees the old one or the new
     except OSError as error:
         raise storage_error(folder, error) from None
-    finally:
-        if held is not None:
-            os.close(held)
     if not quiet:
         print(f"{folder}: {summary(index)}")
         print(_advice(folder, schema, found))

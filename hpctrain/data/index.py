@@ -194,17 +194,17 @@ class Index:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def version(self) -> int:
+        """The lowest that can say it."""
+        return 2 if any(spec.elsewhere for spec in self.fields.values()) else 1
+
+    @property
     def digest(self) -> str:
         """Names the data: equal digests are equal samples in equal order."""
         schema = {name: spec.as_json() for name, spec in self.fields.items()}
         shards = [[shard.split, shard.count, shard.digest] for shard in self.shards]
         content = json.dumps([FORMAT, self.version, schema, shards], sort_keys=True)
         return "xxh3_128:" + xxhash.xxh3_128_hexdigest(content.encode())
-
-    @property
-    def version(self) -> int:
-        """The lowest that can say it."""
-        return 2 if any(spec.elsewhere for spec in self.fields.values()) else 1
 
     @property
     def splits(self) -> tuple[str, ...]:

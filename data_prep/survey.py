@@ -2,7 +2,8 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import numpy as np
 import xxhash
 
 from data_prep.piece import Progress
+from data_prep.rows import BLOCK_BYTES, blocks
 from data_prep.source import SourceFile
 from hpctrain.data.index import Field, Shard
 from hpctrain.data.moments import Moments
+from hpctrain.data.ragged import Ragged
 from hpctrain.data.storage.chunks import Chunked
 from hpctrain.data.storage.codecs import describe
 from hpctrain.data.storage.layout import Layout
@@ -22,7 +25,6 @@ from hpctrain.data.storage.plain import Plain
 from hpctrain.data.storage.table import filters
 from hpctrain.errors import DataError
 
-BLOCK_BYTES = 8 * 2**20
 LARGE, SMALL = 8 * 2**20, 16 * 2**10  # bytes of a chunk: much for one sample; little for a read
 
 
@@ -69,15 +71,14 @@ class Survey:
         Raises:
             DataError: It cannot, or it was changed.
         """
-        # That HDF5 has to decode is in the notes.
-        logging.getLogger("hpctrain.data.storage").setLevel(logging.ERROR)
         source, path = self.sources[number], self.folder / self.paths[number]
         source.check()
         shard = Shard(
             *(self.paths[number], self.splits[number], self.counts[number], source.size),
             _digest(path, progress),
         )
-        layout = Layout(path, shard, self.schema, mapped=False)  # as a loader will
+        with _quiet():
+            layout = Layout(path, shard, self.schema, mapped=False)  # as a loader will
         elements, moments = {}, {}
         try:
             for name, field in self.schema.items():
@@ -92,6 +93,18 @@ class Survey:
         source.check()
         progress(shard.count, 0)
         return Found(replace(shard, elements=elements), moments, notes)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """That HDF5 has to decode is in the notes."""
+    log = logging.getLogger("hpctrain.data.storage")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _digest(path: Path, progress: Progress) -> str:
@@ -120,15 +133,11 @@ def _check_offsets(layout: Layout, name: str, count: int) -> None:
 
 
 def _moments(layout: Layout, name: str, field: Field, count: int) -> Moments:
-    moments, rows = Moments(), layout.rows[name]
-    row_bytes = np.dtype(field.dtype).itemsize * int(np.prod(field.shape))
-    step = max(1, BLOCK_BYTES // (row_bytes * rows.chunk_rows)) * rows.chunk_rows
-    step = min(step, max(1, 8 * BLOCK_BYTES // row_bytes))  # chunks of very many samples
-    values = np.empty((min(step, count), *field.shape), field.dtype)
-    for start in range(0, count, step):
-        stop = min(start + step, count)
-        rows.copy(start, stop, values[: stop - start])
-        moments.add(values[: stop - start])
+    moments = Moments()
+    for _, values in blocks(layout, {name: field}, 0, count):
+        rows = values[name]
+        assert not isinstance(rows, Ragged)
+        moments.add(rows)
     return moments
 
 

@@ -42,8 +42,16 @@ is written last, so a folder with an `index.json` is a finished data set. Versio
       }
     }
 
-A reader of version 1 ignores keys that it does not know; whatever it must not ignore raises the
-version.
+A reader ignores keys that it does not know; whatever it must not ignore raises the version.
+
+Version 2 is of HDF5 files that others wrote (`python -m data_prep index`). A field of theirs may
+lie elsewhere than `hpctrain.data.format` says, and then has one or more of these keys:
+
+        "dataset": "/x/data",          its path in each file; of a variable-length field's values
+        "offsets": "/x/ends",          the path of a variable-length field's offsets
+        "axis": 1                      the axis of the dataset that counts the samples
+
+An index without such a field is of version 1.
 
     >>> index = Index.load(Path("data/digits"))
     >>> index.split("train").count
@@ -64,7 +72,7 @@ from hpctrain.errors import DataError
 
 FILE = "index.json"
 FORMAT = "hpctrain-shards"
-VERSION = 1
+VERSIONS = (1, 2)
 # Little-endian in the file. No bool, complex, string or object, and no uint64, which torch
 # cannot compute with: store uint8, two fields, UTF-8 bytes, int64.
 DTYPES = (
@@ -84,22 +92,53 @@ class Field:
         dtype: One of DTYPES.
         shape: Of one sample; of one element of a sample when the length varies.
         variable: Whether a sample is a sequence of any length of such elements.
+        dataset: Path in the file, where it is not that of `hpctrain.data.format`, else "".
+        offsets: The same for the offsets of a variable-length field.
+        axis: Of the dataset, that counts the samples.
+
+    Fields are equal when their samples are alike, wherever they lie.
     """
 
     dtype: str
     shape: tuple[int, ...] = ()
     variable: bool = False
+    dataset: str = field(default="", compare=False)
+    offsets: str = field(default="", compare=False)
+    axis: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse what no shard can hold.
 
         Raises:
-            DataError: An unknown dtype, or a shape without elements.
+            DataError: An unknown dtype, a shape without elements, or an axis that cannot be.
         """
         if self.dtype not in DTYPES:
             raise DataError(f"dtype {self.dtype} is not supported; allowed: {', '.join(DTYPES)}")
         if any(size < 1 for size in self.shape):
             raise DataError(f"shape {list(self.shape)} has no elements; every size must be >= 1")
+        if not 0 <= self.axis <= (0 if self.variable else len(self.shape)):
+            kind = "variable-length samples" if self.variable else f"samples {list(self.shape)}"
+            raise DataError(f"axis {self.axis} cannot count {kind}")
+
+    def as_json(self) -> dict[str, Any]:
+        """What the index holds of it."""
+        values = asdict(self)
+        return {
+            key: value
+            for key, value in values.items()
+            if key in ("dtype", "shape", "variable") or value
+        }
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it lies where only version 2 can say."""
+        return bool(self.dataset or self.offsets or self.axis)
+
+    def datasets(self, name: str) -> tuple[str, str]:
+        """Paths in the file: of the values, and of the offsets ("" where there are none)."""
+        if not self.variable:
+            return self.dataset or name, ""
+        return self.dataset or f"{name}/values", self.offsets or f"{name}/offsets"
 
     def __str__(self) -> str:
         """`uint8[3, 64, 64]`, `uint8[*]` (variable length)."""
@@ -210,12 +249,17 @@ class Index:
                 )
 
     @property
+    def version(self) -> int:
+        """The lowest that can say it."""
+        return 2 if any(spec.elsewhere for spec in self.fields.values()) else 1
+
+    @property
     def digest(self) -> str:
         """Names the data: equal digests are equal samples in equal order."""
-        schema = {name: asdict(spec) for name, spec in self.fields.items()}
+        schema = {name: spec.as_json() for name, spec in self.fields.items()}
         shards = [[shard.split, shard.count, shard.digest] for shard in self.shards]
         named = [self.categories] if self.categories else []  # older digests stay
-        content = json.dumps([FORMAT, VERSION, schema, shards, *named], sort_keys=True)
+        content = json.dumps([FORMAT, self.version, schema, shards, *named], sort_keys=True)
         return "xxh3_128:" + xxhash.xxh3_128_hexdigest(content.encode())
 
     @property
@@ -294,9 +338,9 @@ class Index:
         temporary = path.with_name(f".{FILE}.{os.getpid()}")
         content = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": self.version,
             "digest": self.digest,
-            "fields": {name: asdict(spec) for name, spec in self.fields.items()},
+            "fields": {name: spec.as_json() for name, spec in self.fields.items()},
             "shards": [
                 {key: value for key, value in asdict(shard).items() if key != "elements" or value}
                 for shard in self.shards
@@ -323,11 +367,16 @@ class Index:
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             found = content.get("format") if isinstance(content, dict) else type(content).__name__
             raise DataError(f"format is {found!r}; this is not an index of {FORMAT}")
-        if content["version"] != VERSION:
-            raise DataError(f"found version {content['version']}, this hpctrain reads {VERSION}")
+        version = content["version"]
+        if version not in VERSIONS:
+            known = " and ".join(map(str, VERSIONS))
+            raise DataError(f"found version {version}, this hpctrain reads {known}")
         index = cls(
             fields={
-                str(name): Field(str(f["dtype"]), tuple(map(int, f["shape"])), bool(f["variable"]))
+                str(name): Field(
+                    *(str(f["dtype"]), tuple(map(int, f["shape"])), bool(f["variable"])),
+                    *(_elsewhere(f) if version > 1 else ()),
+                )
                 for name, f in content["fields"].items()
             },
             shards=tuple(
@@ -353,6 +402,10 @@ class Index:
                 f"({index.digest}): edited by hand? Run data_prep again"
             )
         return index
+
+
+def _elsewhere(field: Mapping[str, Any]) -> tuple[str, str, int]:
+    return str(field.get("dataset", "")), str(field.get("offsets", "")), int(field.get("axis", 0))
 
 
 def check_shard(path: Path, shard: Shard) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.sources.array_files import ArrayFile, Where, choose, unreadable
+from data_prep.sources.netcdf_classic import check_whole
 from data_prep.sources.packing import ATTRIBUTES
 from hpctrain.data.ragged import Array
 from hpctrain.errors import DataError
@@ -18,7 +19,6 @@ HOPS = 64  # links that lead to links
 
 def open_container(kind: str, where: Where, axis: int, external: bool) -> ArrayFile:
     """Open an array of a file of this kind; see `open_array`."""
-    os.stat(where.path)
     match kind:
         case "hdf5":
             return _HDF5(where, axis, external)
@@ -175,6 +175,7 @@ def _hdf5_names(file: Any) -> dict[str, str]:
 class _NetCDF(ArrayFile):
     def __init__(self, where: Where, axis: int) -> None:
         netcdf = _library("netCDF4", where)
+        check_whole(where.path)
         self._file = netcdf.Dataset(where.path, "r")
         try:
             names = dict(_netcdf_variables(self._file))
@@ -292,5 +293,5 @@ class _Zarr(ArrayFile):
 
     def close(self) -> None:
         """See `ArrayFile`."""
-        if self._zip is not None:
+        if self._zip is not None and hasattr(self._zip, "_zf"):  # else it could not be opened
             self._zip.close()

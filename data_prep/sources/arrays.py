@@ -25,11 +25,9 @@ read too; one in Fortran's order is read whole.
 
 import argparse
 import math
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
-from itertools import accumulate
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +36,9 @@ from numpy.typing import NDArray
 
 from data_prep.options import Options, add_arguments
 from data_prep.source import Block, Piece, Reading, Source, SourceFile
-from data_prep.sources.array_files import (
-    FORMS,
-    ArrayFile,
-    Where,
-    named_by_files,
-    open_array,
-    parse_where,
-)
-from data_prep.sources.packing import Packing, cast
+from data_prep.sources.array_columns import Column, OpenColumn, Part
+from data_prep.sources.array_files import FORMS, Where, named_by_files, open_array, parse_where
+from data_prep.sources.packing import Packing
 from hpctrain.data.index import DTYPES, Field, check_name
 from hpctrain.data.ragged import Array
 from hpctrain.errors import ConfigError, DataError
@@ -112,113 +104,6 @@ def run(args: argparse.Namespace) -> None:
     convert(source, args.out, options)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One array of a field: `rows` samples."""
-
-    where: Where
-    rows: int
-    packing: Packing
-
-
-@dataclass(frozen=True)
-class Column:
-    """A field's arrays, one behind the other."""
-
-    name: str
-    parts: tuple[Part, ...]
-    axis: int = 0
-    cast: str = ""
-    external: bool = False
-    ends: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Note where each part ends."""
-        object.__setattr__(self, "ends", list(accumulate(part.rows for part in self.parts)))
-
-    def place(self, row: int) -> tuple[Part, int]:
-        """The part that a row is in, and its number there."""
-        number = bisect_right(self.ends, row)
-        return self.parts[number], row - (self.ends[number - 1] if number else 0)
-
-    def spans(self, start: int, stop: int) -> Iterator[tuple[Part, int, int]]:
-        """What these rows are in each part."""
-        while start < stop:
-            part, first = self.place(start)
-            last = min(part.rows, first + stop - start)
-            yield part, first, last
-            start += last - first
-
-
-class _OpenColumn:
-    """A column, and the file of it that is being read."""
-
-    def __init__(self, column: Column) -> None:
-        self.column = column
-        self._part: Part | None = None
-        self._file: ArrayFile | None = None
-
-    def file(self, part: Part) -> ArrayFile:
-        if part is not self._part or self._file is None:
-            self.close()
-            self._file = open_array(part.where, self.column.axis, external=self.column.external)
-            self._part = part
-            if self._file.shape[0] != part.rows or self._file.dtype.str != part.packing.stored:
-                raise DataError(f"{part.where} was changed while it was being read; run this again")
-        return self._file
-
-    def rows(self, start: int, stop: int) -> tuple[Array, dict[int, str]]:
-        """The values, and why rows (from 0) cannot be used."""
-        found = [self._span(*span) for span in self.column.spans(start, stop)]
-        if len(found) == 1:
-            return found[0]
-        problems, before = {}, 0
-        for array, bad in found:
-            problems.update({before + row: why for row, why in bad.items()})
-            before += len(array)
-        return np.concatenate([array for array, _ in found]), problems
-
-    def _span(self, part: Part, start: int, stop: int) -> tuple[Array, dict[int, str]]:
-        raw = self.file(part).rows(start, stop)
-        values, missing = part.packing.read(raw)
-        problems: dict[int, str] = {}
-        if values.dtype == bool:
-            values = values.view(np.uint8)
-            _note(problems, values > 1, lambda row, at: f"{values[row][at]} is no bool")
-        to = self.column.cast
-        if missing is not None and to.startswith("float"):
-            # Whole numbers with gaps, as the floats that were asked for: what is missing is NaN.
-            values, lost = cast(np.where(missing, 0, values), to)
-            values = np.where(missing, np.array(np.nan, to), values)
-        else:
-            if missing is not None:
-                _note(
-                    problems,
-                    missing,
-                    lambda row, at: (
-                        f"{missing[row].sum()} values are missing (stored as {raw[row][at]}); "
-                        f"--cast {self.column.name}=float32 or float64 makes them NaN, --packed "
-                        f"{self.column.name} keeps them"
-                    ),
-                )
-            before = values
-            values, lost = cast(values, to) if to else (values, None)
-        if lost is not None:
-            _note(problems, lost, lambda row, at: f"{before[row][at]} is no {to}")
-        return values, problems
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
-def _note(problems: dict[int, str], bad: Array, why: Any) -> None:
-    """Note `why(row, where in it)` for each row with something bad."""
-    for row in np.flatnonzero(bad.reshape(len(bad), -1).any(1)).tolist():
-        problems.setdefault(row, why(row, np.unravel_index(bad[row].argmax(), bad[row].shape)))
-
-
 @dataclass(frozen=True)
 class Arrays(Source):
     """See `arrays`."""
@@ -229,18 +114,20 @@ class Arrays(Source):
     def read(self, what: tuple[int, int], reading: Reading) -> Iterator[Block]:
         """See `Source`."""
         with ExitStack() as stack:
-            columns = [_OpenColumn(column) for column in self.data]
+            columns = [OpenColumn(column) for column in self.data]
             for column in columns:
                 stack.callback(column.close)
             # A block is of one file of the first field, so that `--split file:…` can go by it.
-            for part, start, stop in _spans(self.data[0], *what):
-                for first in range(start, stop, self.step):
-                    yield from self._block(
-                        columns, part, first, min(first + self.step, stop), reading
-                    )
+            start = what[0]
+            for part, first, last in self.data[0].spans(*what):
+                end = start + last - first
+                while start < end:
+                    stop = min(start + self.step, end)
+                    yield from self._block(columns, part, start, stop, reading)
+                    start = stop
 
     def _block(
-        self, columns: list[_OpenColumn], part: Part, start: int, stop: int, reading: Reading
+        self, columns: list[OpenColumn], part: Part, start: int, stop: int, reading: Reading
     ) -> Iterator[Block]:
         good = np.ones(stop - start, bool)
         values: dict[str, Array] = {}
@@ -259,13 +146,6 @@ class Arrays(Source):
         if len(kept):
             first = self.data[0].place(start)[1]
             yield Block(values, file=part.where.path, records=_Rows(first + kept))
-
-
-def _spans(column: Column, start: int, stop: int) -> Iterator[tuple[Part, int, int]]:
-    """Runs of rows, numbered through the whole column, that are in one part."""
-    for part, first, last in column.spans(start, stop):
-        yield part, start, start + last - first
-        start += last - first
 
 
 class _Rows(Sequence[str]):
@@ -484,7 +364,7 @@ def _source_files(
     """The files that each piece is read from."""
     known: dict[str, SourceFile] = {}
     with ExitStack() as stack:
-        opened = [_OpenColumn(column) for column in columns]
+        opened = [OpenColumn(column) for column in columns]
         for column in opened:
             stack.callback(column.close)
         for start, stop in ends:

@@ -10,6 +10,7 @@
     arrays OUT --field u=FILE.npy --axis u=2 --cast u=float32
 
 A FILE.h5, .nc or .zarr without a path must hold one array; otherwise what is in it is listed.
+--split file:… goes by the files of the first field.
 
 Values do not change, except: bool is stored as uint8 and other byte orders as little-endian;
 --cast converts, and a value that does not fit (or a fraction that would be cut off) is a record
@@ -110,6 +111,10 @@ class Arrays(Source):
 
     data: tuple[Column, ...] = ()
     step: int = 1
+
+    def split_files(self) -> Iterator[str]:
+        """Those of the first field."""
+        return (part.where.path for part in self.data[0].parts)
 
     def read(self, what: tuple[int, int], reading: Reading) -> Iterator[Block]:
         """See `Source`."""

@@ -4,6 +4,7 @@ Nothing is mapped: a file that is cut off while it is read is an error then, not
 process.
 """
 
+import atexit
 import math
 import os
 import re
@@ -149,6 +150,9 @@ def _bytes(array: Array) -> Any:
 @lru_cache(maxsize=4)
 def _stream(path: str, name: str, size: int, mtime_ns: int) -> _Stream:
     return _Stream(path, name)
+
+
+atexit.register(_stream.cache_clear)  # closes them
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

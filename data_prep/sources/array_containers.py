@@ -23,7 +23,7 @@ def open_container(kind: str, where: Where, axis: int, external: bool) -> ArrayF
         case "hdf5":
             return _HDF5(where, axis, external)
         case "netcdf":
-            return _NetCDF(where, axis)
+            return _NetCDF(where, axis, external)
         case _:
             return _Zarr(where, axis)
 
@@ -173,7 +173,7 @@ def _hdf5_names(file: Any) -> dict[str, str]:
 
 
 class _NetCDF(ArrayFile):
-    def __init__(self, where: Where, axis: int) -> None:
+    def __init__(self, where: Where, axis: int, external: bool) -> None:
         netcdf = _library("netCDF4", where)
         check_whole(where.path)
         self._file = netcdf.Dataset(where.path, "r")
@@ -181,7 +181,9 @@ class _NetCDF(ArrayFile):
             names = dict(_netcdf_variables(self._file))
             key = where.key.lstrip("/")
             texts = {name: f"{v.dtype} {v.shape}" for name, v in names.items()}
-            self._variable = names[choose(Where(where.path, key), texts)]
+            key = choose(Where(where.path, key), texts)
+            self._others = _links_of_netcdf(where, key, external)
+            self._variable = names[key]
             self._variable.set_auto_maskandscale(False)  # `packing` does that
             self._variable.set_auto_chartostring(False)
             chunks = self._variable.chunking()
@@ -206,9 +208,30 @@ class _NetCDF(ArrayFile):
             raise unreadable(self.where, error) from None
         return np.moveaxis(np.asarray(array), self.axis, 0)
 
+    def files(self, start: int, stop: int) -> Iterable[str]:
+        """Also those that links led to."""
+        return self.where.path, *self._others
+
     def close(self) -> None:
         """See `ArrayFile`."""
         self._file.close()
+
+
+def _links_of_netcdf(where: Where, key: str, external: bool) -> list[str]:
+    """The other files that a variable is in: NetCDF4 is HDF5, and its library follows any link."""
+    import h5py
+
+    if not h5py.is_hdf5(where.path):
+        return []
+    group, _, name = key.rpartition("/")
+    with h5py.File(where.path, "r", locking=False) as file:
+        links = _Links(Where(where.path, key), external)
+        # A variable with the name of a dimension that is not its own is stored under another.
+        for stored in (key, f"{group}/_nc4_non_coord_{name}"):
+            if (found := links.find(file, stored)) is not None:
+                links.dataset(found)
+                return links.files
+    raise DataError(f"{where} is not where NetCDF4 would have it")
 
 
 def _netcdf_variables(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -21,7 +21,8 @@ stores what is in the file instead.
 
 Files may be larger than memory: about 8 MB of each field are in memory at a time, of compressed or
 transposed ones up to 128 MB. In an .npz from savez_compressed what lies before a sample has to be
-read too; one in Fortran's order is read whole.
+read too; one in Fortran's order is read whole. HDF5 and NetCDF4 files may lead to other files
+(links, virtual datasets) only with --external.
 """
 
 import argparse
@@ -53,7 +54,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     again = "(may be repeated)"
     add(
-        *("--field", "--fields"),
+        "--field",
         action="append",
         default=[],
         metavar="NAME=FILE[:KEY]",
@@ -83,7 +84,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--external",
         action="store_true",
-        help="follow links and virtual datasets of HDF5 files into other files",
+        help="follow links and virtual datasets of HDF5 and NetCDF4 files into other files",
     )
     add_arguments(parser)
 

@@ -48,6 +48,7 @@ def here(tmp_path, monkeypatch):
         for name, size in zip("tyx", X.shape, strict=True):
             file.createDimension(name, size)
         file.createVariable("x", "f4", ("t", "y", "x"), zlib=True, chunksizes=(9, 3, 4))[:] = X
+        file.createVariable("y", "i4", "t")[:] = np.arange(COUNT)  # not of the dimension y
         file.createGroup("deep").createVariable("x", "f4", ("t", "y", "x"))[:] = X
     with netCDF4.Dataset("old.nc", "w", format="NETCDF3_CLASSIC") as file:
         for name, size in zip("tyx", (None, *X.shape[1:]), strict=True):
@@ -76,14 +77,14 @@ def convert(data_prep):
 
     def run(*args, said=""):
         code, out, err = data_prep("arrays", "OUT", *args, "--overwrite", "--workers", 1)
-        assert (code, err) == (0, "")
+        assert (code, [line for line in err.splitlines() if " samples, " not in line]) == (0, [])
         assert said in out
         return everything("OUT")
 
     return run
 
 
-@pytest.mark.parametrize("shard_size", ["1KB", "20KB", "256MiB"])
+@pytest.mark.parametrize("shard_size", ["10KB", "256MiB"])
 def test_every_format_gives_the_same(here, convert, shard_size):
     wheres = {
         "npy": "x.npy",
@@ -153,6 +154,10 @@ def test_the_same_bytes_for_any_workers(here, data_prep):
 
 
 # Several files as one field
+
+
+def test_a_netcdf_variable_named_as_another_dimension(here, convert):
+    assert convert("--field", "y=x.nc:y")["y"].tolist() == list(range(COUNT))
 
 
 def test_files_one_behind_the_other(here, convert):
@@ -388,6 +393,15 @@ def damaged(name):
                 gone[:] = h5py.VirtualSource("gone.h5", "x", X.shape)
                 file.create_virtual_dataset("gone", gone)
                 file.create_dataset("raw", X.shape, "f4", external=[("x.bin", 0, X.nbytes)])
+        case "links.nc":
+            with netCDF4.Dataset(name, "w") as file:
+                for axis, size in zip("tyx", X.shape, strict=True):
+                    file.createDimension(axis, size)
+            with h5py.File(name, "a") as file:
+                file["out"] = h5py.ExternalLink("x.nc", "/deep/x")
+                layout = h5py.VirtualLayout(X.shape, "f4")
+                layout[:] = h5py.VirtualSource("x.nc", "x", X.shape)
+                file.create_virtual_dataset("virtual", layout)
         case "strange.h5":
             with h5py.File(name, "w") as file:
                 file["v"] = X
@@ -450,6 +464,8 @@ def damaged(name):
         ("links.h5:soft", "is an external link to x.h5:/group/data; --external allows other files"),
         ("links.h5:virtual", "is virtual, of values in x.h5:big; --external allows other files"),
         ("links.h5:twice", "is virtual, of values in x.h5:big; --external allows other files"),
+        ("links.nc:out", "is an external link to x.nc:/deep/x; --external allows other files"),
+        ("links.nc:virtual", "is virtual, of values in x.nc:x; --external allows other files"),
         ("links.h5:raw", "keeps its values in another file, 'x.bin'"),
         ("links.h5:loop", "its links lead in a circle"),
         ("links.h5:null", "has no shape"),
@@ -579,6 +595,9 @@ def test_links_that_are_allowed(here, convert, data_prep):
     for name in ("out", "soft", "virtual"):
         rows = convert("--field", f"x=links.h5:{name}", "--external")
         assert np.array_equal(rows["x"], X)
+    damaged("links.nc")
+    rows = convert("--field", "x=links.nc:out", "--external")
+    assert np.array_equal(rows["x"], X)
     source = arrays([], ["x=links.h5:virtual"], Options(2**20), external=True)
     assert [file.path for file in source.pieces[0].files] == ["links.h5", "x.h5"]
     code, _, err = data_prep("arrays", "OUT2", "--field", "x=links.h5:gone", "--external")

@@ -10,6 +10,7 @@ import numpy as np
 
 from data_prep.sources.array_files import ArrayFile, Where, open_array
 from data_prep.sources.packing import Packing, cast
+from hpctrain.data.index import Field
 from hpctrain.data.ragged import Array
 from hpctrain.errors import DataError
 
@@ -121,3 +122,44 @@ def _note(problems: dict[int, str], bad: Array, why: Any) -> None:
     """Note `why(row, where in it)` for each row with something bad."""
     for row in np.flatnonzero(bad.reshape(len(bad), -1).any(1)).tolist():
         problems.setdefault(row, why(row, np.unravel_index(bad[row].argmax(), bad[row].shape)))
+
+
+def open_parts(
+    name: str, wheres: list[Where], axis: int, to: str, *, unpack: bool, external: bool
+) -> tuple[Column, Field]:
+    """Look at a field's arrays, each of which is opened for a moment.
+
+    Args:
+        name: Of the field.
+        wheres: Its arrays, in their order.
+        axis: That is the sample.
+        to: The dtype to cast to; "": as it is.
+        unpack: Go by scale_factor and the like.
+        external: HDF5 files may lead to others.
+
+    Raises:
+        DataError: One cannot be read or stored, or is not like the first; or none has samples.
+    """
+    parts: list[Part] = []
+    schema: Field | None = None
+    for where in wheres:
+        with open_array(where, axis, external=external) as array:
+            attributes = array.attributes if unpack else {}
+            packing = Packing.of(str(where), array.dtype, attributes)
+            dtype = np.dtype(packing.dtype)
+            stored = to or ("uint8" if dtype.kind == "b" else dtype.name)
+            rows, shape = array.shape[0], array.shape[1:]
+        try:
+            this = Field(stored, shape)
+        except DataError as error:
+            can = f"; --cast {name}=int64 stores it, checked" if stored == "uint64" else ""
+            raise DataError(f"{where}: {error}{can}") from None
+        schema = schema or this
+        if this != schema:
+            can = f"; --cast {name}=DTYPE makes them one" if this.shape == schema.shape else ""
+            raise DataError(f"{wheres[0]} holds samples of {schema}, {where} of {this}{can}")
+        if rows:
+            parts.append(Part(where, rows, packing))
+    if schema is None or not parts:
+        raise DataError(f"{', '.join(map(str, wheres[:3]))} has no samples")
+    return Column(name, tuple(parts), axis, to, external), schema

@@ -27,6 +27,9 @@ from data_prep.sources.array_files import (
 from hpctrain.data.ragged import Array
 from hpctrain.errors import ConfigError, DataError
 
+STRIDE = 2**14  # bytes: runs closer to each other are read with what is between them
+STRIP_BYTES = 8 * 2**20
+
 
 def open_numpy(where: Where, axis: int) -> ArrayFile:
     """Open an array of these kinds; see `open_array`."""
@@ -68,8 +71,17 @@ class Flat(ArrayFile):
     def _rows(self, start: int, stop: int) -> Array:
         array = np.empty((self._outer, stop - start, self._inner), self.dtype)
         size = self.dtype.itemsize * self._inner
-        for outer, run in enumerate(array):
-            self._fill(run, self._offset + (outer * self.shape[0] + start) * size)
+        stride = size * self.shape[0]
+        if self._outer > 1 and stride <= STRIDE:
+            many = STRIP_BYTES // stride
+            for outer in range(0, self._outer, many):
+                part = array[outer : outer + many]
+                strip = np.empty((len(part), self.shape[0], self._inner), self.dtype)
+                self._fill(strip, self._offset + outer * stride)
+                part[:] = strip[:, start:stop]
+        else:
+            for outer, run in enumerate(array):
+                self._fill(run, self._offset + outer * stride + start * size)
         before, after = self._shape[: self._axis], self._shape[self._axis + 1 :]
         array = array.reshape(*before, stop - start, *after)
         return np.moveaxis(array.T if self._reversed else array, self.axis, 0)

@@ -38,10 +38,9 @@ from numpy.typing import NDArray
 
 from data_prep.options import Options, add_arguments
 from data_prep.source import Block, Piece, Reading, Source, SourceFile
-from data_prep.sources.array_columns import Column, OpenColumn, Part
-from data_prep.sources.array_files import FORMS, Where, named_by_files, open_array, parse_where
-from data_prep.sources.packing import Packing
-from hpctrain.data.index import DTYPES, Field, check_name
+from data_prep.sources.array_columns import Column, OpenColumn, Part, open_parts
+from data_prep.sources.array_files import FORMS, Where, named_by_files, parse_where
+from hpctrain.data.index import DTYPES, check_name
 from hpctrain.data.ragged import Array
 from hpctrain.errors import ConfigError, DataError
 
@@ -202,7 +201,7 @@ def arrays(
     }
     columns, fields = [], {}
     for name, parts in wheres.items():
-        column, fields[name] = _column(
+        column, fields[name] = open_parts(
             name,
             parts,
             _axis(of["--axis"].get(name, "0")),
@@ -307,35 +306,6 @@ def _dtype(text: str) -> str:
     if text and text not in DTYPES:
         raise ConfigError(f"--cast: {text!r} is not one of {', '.join(DTYPES)}")
     return text
-
-
-def _column(
-    name: str, wheres: list[Where], axis: int, to: str, *, unpack: bool, external: bool
-) -> tuple[Column, Field]:
-    """A field's arrays, and what it is; all of them are opened once."""
-    parts: list[Part] = []
-    schema: Field | None = None
-    for where in wheres:
-        with open_array(where, axis, external=external) as array:
-            attributes = array.attributes if unpack else {}
-            packing = Packing.of(str(where), array.dtype, attributes)
-            dtype = np.dtype(packing.dtype)
-            stored = to or ("uint8" if dtype.kind == "b" else dtype.name)
-            rows, shape = array.shape[0], array.shape[1:]
-        try:
-            this = Field(stored, shape)
-        except DataError as error:
-            can = f"; --cast {name}=int64 stores it, checked" if stored == "uint64" else ""
-            raise DataError(f"{where}: {error}{can}") from None
-        schema = schema or this
-        if this != schema:
-            can = f"; --cast {name}=DTYPE makes them one" if this.shape == schema.shape else ""
-            raise DataError(f"{wheres[0]} holds samples of {schema}, {where} of {this}{can}")
-        if rows:
-            parts.append(Part(where, rows, packing))
-    if schema is None or not parts:
-        raise DataError(f"{', '.join(map(str, wheres[:3]))} has no samples")
-    return Column(name, tuple(parts), axis, to, external), schema
 
 
 def _count(columns: Sequence[Column]) -> int:

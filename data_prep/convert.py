@@ -179,9 +179,8 @@ def _check(source: Source, options: Options, out: Path) -> None:
             f"--split {split}: {source.name} has no such column to go by; it has {has}"
         )
     if isinstance(split, ByFile):
-        for piece in source.pieces:
-            for file in piece.files:
-                split.of_file(file.path)
+        for file in source.split_files():
+            split.of_file(file)
     if not options.stratify:
         return
     field = source.fields.get(options.stratify)

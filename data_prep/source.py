@@ -120,6 +120,10 @@ class Source:
     columns: Sequence[str] = ()
     folders: Sequence[str] = ()
 
+    def split_files(self) -> Iterable[str]:
+        """All that `Block.file` may be, to see early whether `--split file:…` knows them."""
+        return (file.path for piece in self.pieces for file in piece.files)
+
     def read(self, what: Any, reading: Reading) -> Iterator[Block]:
         """Yield the samples of the piece whose `what` this is; the same ones each time.
 

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
     ignored = source.about["ignored"]
     if ignored and not options.quiet:
         first = source.about["first_ignored"]
-        print(f"{ignored} files are no images and are ignored, as {first!r}", file=sys.stderr)
+        print(f"{ignored} files are no images and are ignored, such as {first!r}", file=sys.stderr)
     convert(source, args.out, options)
 
 
@@ -187,6 +187,8 @@ def images(
     fixed = _classes(classes) if classes else None
     split = options.split.column if isinstance(options.split, ByColumn) else ""
     problems, ignored = Problems(options.on_error), Ignored()
+    if not path.exists():
+        raise DataError(f"{path} does not exist")
     if path.is_dir():
         if split and split != FOLDER:
             raise ConfigError(f"--split column:{split}: a folder of images has column:{FOLDER}")

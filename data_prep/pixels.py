@@ -195,12 +195,16 @@ class Pixels:
         return pixels
 
     def convert(self, image: Any) -> Array:
-        """Return an image that Pillow holds already, as `sample` does, never encoded.
+        """Return the sample of an image that Pillow holds already; see `sample`.
 
         Raises:
             Unusable: See `sample`.
         """
         with _reasons():
+            if self.encoded:
+                file = io.BytesIO()
+                image.save(file, "PNG")
+                return self.sample(file.getvalue())
             return self._array(self._resized(self._upright(image)))
 
     def _file(self, content: bytes) -> bytes:

@@ -4,7 +4,7 @@ A value is stored as its field's dtype when that changes nothing; otherwise the 
 used. Nothing is cut off, wrapped around or rounded in silence.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,6 +76,24 @@ def field_of(value: Any, *, variable: bool = False, dtype: str = "") -> Field:
         raise Unusable(str(error)) from None
 
 
+def fields_of(
+    values: Mapping[str, Any], variable: Sequence[str] = (), dtypes: Mapping[str, str] | None = None
+) -> dict[str, Field]:
+    """Return the schema that a first sample makes; see `field_of`.
+
+    Raises:
+        Unusable: No field can hold a value; its name is said.
+    """
+    fields = {}
+    for name, value in values.items():
+        try:
+            dtype = (dtypes or {}).get(name, "")
+            fields[name] = field_of(value, variable=name in variable, dtype=dtype)
+        except Unusable as error:
+            raise Unusable(f"field {name!r}: {error}") from None
+    return fields
+
+
 def fitted(value: Any, field: Field, *, rounded: bool = False) -> Array:
     """Return a value as a sample of `field`.
 
@@ -92,7 +110,12 @@ def fitted(value: Any, field: Field, *, rounded: bool = False) -> Array:
         array = array.reshape(0, *field.shape)
     found = array.shape[1:] if field.variable and array.ndim else array.shape
     if found != field.shape or (field.variable and not array.ndim):
-        raise Unusable(f"found {array.dtype.name}{list(array.shape)}, the field is {field}")
+        hint = (
+            ""
+            if field.variable or found[1:] != field.shape[1:]
+            else "; --variable takes any length"
+        )
+        raise Unusable(f"found {array.dtype.name}{list(array.shape)}, the field is {field}{hint}")
     dtype = np.dtype(field.dtype)
     if array.dtype == dtype:
         return array
@@ -107,7 +130,8 @@ def fitted(value: Any, field: Field, *, rounded: bool = False) -> Array:
             lost |= (cast < 0) != (array < 0)  # int64 and uint64 wrap both ways
     if lost.any():
         example = array[lost].reshape(-1)[0]
-        raise Unusable(f"{array.dtype.name} {example} cannot be stored as {field.dtype} exactly")
+        how = "" if rounded and array.dtype.kind == dtype.kind == "f" else " exactly"
+        raise Unusable(f"{array.dtype.name} {example} cannot be stored as {field.dtype}{how}")
     return cast
 
 

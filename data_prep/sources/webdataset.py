@@ -30,7 +30,7 @@ from data_prep import pixels
 from data_prep.options import Options, add_arguments
 from data_prep.piece import Problems
 from data_prep.pixels import SUFFIXES, Pixels
-from data_prep.samples import Samples, Unusable, field_of, fit_all
+from data_prep.samples import Samples, Unusable, fields_of, fit_all
 from data_prep.source import Block, Piece, Reading, Source, SourceFile
 from hpctrain.data.index import Field
 from hpctrain.errors import ConfigError, DataError
@@ -191,7 +191,7 @@ def _members(named: Sequence[str]) -> dict[str, Member]:
         name, _, extensions = text.partition("=")
         if name in members:
             raise ConfigError(f"--field {name} is there twice")
-        if extensions.startswith("json:"):
+        if extensions.startswith("json:") and extensions != "json:bytes":
             members[name] = Member(("json",), "json", extensions[5:])
             continue
         parts = [part.partition(":") for part in extensions.lower().split(",")]
@@ -365,11 +365,6 @@ def _fields(
     pixels: Pixels,
     variable: Sequence[str],
 ) -> dict[str, Field]:
-    fields = {}
-    for name, value in values.items():
-        known = pixels.field if members[name].kind == "image" else None
-        try:
-            fields[name] = known or field_of(value, variable=name in variable)
-        except Unusable as error:
-            raise Unusable(f"field {name!r}: {error}") from None
-    return fields
+    fields = fields_of(values, variable)
+    images = {name: pixels.field for name in values if members[name].kind == "image"}
+    return fields | {name: spec for name, spec in images.items() if spec is not None}

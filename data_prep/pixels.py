@@ -220,7 +220,9 @@ class Pixels:
                 )
             fits = self.size == (image.height, image.width) and _orientation(image) == 1
             if kind in LOADED and (fits or self.size is None):
-                _check_end(image, kind, content)
+                if kind == "PNG":
+                    self._opened(content).verify()  # all checksums; nothing may be read before
+                _check_end(kind, content)
                 return content
         with _reasons(), self._opened(content) as image:  # reading the EXIF may have moved it
             file = io.BytesIO()
@@ -387,17 +389,15 @@ def _grey16(image: Any) -> Any:
     return image
 
 
-def _check_end(image: Any, kind: str, content: bytes) -> None:
-    """See that a file is not cut off, without decoding it.
+def _check_end(kind: str, content: bytes) -> None:
+    """See that a JPEG or WebP is not cut off, without decoding it.
 
     Raises:
         Unusable: It is.
     """
-    if kind == "PNG":
-        image.verify()  # all checksums, to the last chunk
-    elif kind == "JPEG":
+    if kind == "JPEG":
         # Neither marker can be in the pixels; the last scan is to be followed by the end.
         if content.rfind(b"\xff\xd9") < content.rfind(b"\xff\xda"):
             raise Unusable("it is cut off: the end of the JPEG is missing")
-    elif len(content) < int.from_bytes(content[4:8], "little") + 8:
+    elif kind == "WEBP" and len(content) < int.from_bytes(content[4:8], "little") + 8:
         raise Unusable("it is cut off: the WebP is shorter than its header says")

@@ -46,9 +46,9 @@ def array_of(value: Any) -> Array:
         raise Unusable(f"{type(value).__name__} is no array: {error}") from None
     if array.dtype == bool:
         return array.view(np.uint8) if array.ndim else array.astype(np.uint8)
-    if array.dtype.kind not in "iufc":
-        what = type(value).__name__ if array.ndim == 0 else f"an array of dtype {array.dtype}"
-        raise Unusable(f"{what} is neither numbers, text nor bytes")
+    if array.dtype.kind not in "iuf":
+        what = type(value).__name__ if array.dtype == object else f"dtype {array.dtype}"
+        raise Unusable(f"{what} is neither real numbers, text nor bytes")
     if isinstance(value, (list, tuple)) and array.dtype.kind == "f":
         _check_whole(value)
     return array
@@ -123,8 +123,6 @@ def fitted(value: Any, field: Field, *, rounded: bool = False) -> Array:
         cast = array.astype(dtype)
         if rounded and array.dtype.kind == dtype.kind == "f":
             lost = np.isfinite(array) & ~np.isfinite(cast)
-        elif array.dtype.kind == "c":
-            lost = np.ones(array.shape, bool)
         else:
             lost = (cast.astype(array.dtype) != array) & ~((cast != cast) & (array != array))
             lost |= (cast < 0) != (array < 0)  # int64 and uint64 wrap both ways

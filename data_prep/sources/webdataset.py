@@ -284,7 +284,7 @@ def _samples(
                     seen.add(key)
                 extension = name[2].lower() if name else ""
                 if reason := _refused(member, extension in parts):
-                    good = False
+                    good = good and name is None  # without a key it belongs to no sample
                     reading.bad(path, f"member {member.name!r}", reason)
                 elif good and (wanted is None or extension in wanted):
                     file = tar.extractfile(member)

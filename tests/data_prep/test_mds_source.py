@@ -206,9 +206,9 @@ def test_any_damage_is_named(folder, data_prep):
         assert "Traceback" not in err
 
 
-def test_the_library_writes_what_we_read(tmp_path, data_prep):
+def test_the_library_writes_what_we_read(tmp_path, monkeypatch):
     """Where mosaicml-streaming is installed; torchvision need not fit torch."""
-    sys.modules.setdefault("streaming.vision", type(sys)("streaming.vision"))
+    monkeypatch.setitem(sys.modules, "streaming.vision", type(sys)("streaming.vision"))
     streaming = pytest.importorskip("streaming", reason="mosaicml-streaming is not installed")
     with streaming.MDSWriter(out=str(tmp_path / "in"), columns=COLUMNS, size_limit=4000) as writer:
         for i in range(6):

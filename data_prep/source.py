@@ -59,7 +59,7 @@ class Piece:
     """
 
     what: Any
-    files: tuple[SourceFile, ...] = ()
+    files: Sequence[SourceFile] = ()
     samples: int | None = None
     bytes: int = 0
 

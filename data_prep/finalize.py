@@ -1,7 +1,7 @@
 """From finished pieces to a data set: names for the shards, the index, and all of it at once."""
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import xxhash
@@ -10,11 +10,12 @@ from data_prep.job import Job, Problem, Result
 from hpctrain.data.commit import commit
 from hpctrain.data.index import Index, Shard
 from hpctrain.data.moments import Moments
-from hpctrain.data.shard import shard_name
+from hpctrain.data.shard import digest_file, shard_name
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DataError
 
 REPORT = "problems.jsonl"  # in OUT: the records that could not be used
+BESIDE = "beside"  # in the provenance: {file: digest}, see `Source`
 SHOWN = 3
 
 
@@ -39,6 +40,8 @@ def finalize(job: Job) -> Index:
     if problems and plan.on_error == "collect":
         raise DataError(f"{_listed(out, problems)}; nothing was written (--on-error collect)")
     shards, moves = _named(job, results)
+    beside = _beside(job)
+    moves.update({name: name for name in beside})
     if not shards:
         why = f": {_listed(out, problems)}" if problems else ""
         raise DataError(f"nothing to write into {out}: the source has no samples{why}")
@@ -49,6 +52,9 @@ def finalize(job: Job) -> Index:
                 moments[split].setdefault(name, Moments()).merge(Moments.from_state(state))
     digest = xxhash.xxh3_128("".join(result.digest for result in results).encode()).hexdigest()
     duplicates = sum(result.duplicates for result in results)
+    skipped: Counter[str] = Counter()
+    for result in results:
+        skipped.update(result.skipped)
     index = Index(
         fields=plan.fields,
         shards=tuple(shards),
@@ -63,7 +69,8 @@ def finalize(job: Job) -> Index:
                 "bytes": sum(result.source_bytes for result in results),
                 "digest": f"xxh3_128:{digest}",
             },
-            "left_out": {"unusable": len(problems), "duplicates": duplicates},
+            "left_out": {"unusable": len(problems), "duplicates": duplicates, **skipped},
+            **({BESIDE: beside} if beside else {}),
         },
     )
     commit(out, index, moves)
@@ -83,6 +90,8 @@ def summary(index: Index) -> str:
         lines.append(f"{left_out['unusable']} records could not be used: see {REPORT}")
     if left_out.get("duplicates"):
         lines.append(f"{left_out['duplicates']} samples were there before and are left out")
+    if left_out.get("empty"):
+        lines.append(f"{left_out['empty']} records are empty and left out")
     for name in index.fields:
         statistics = [fields[name] for fields in index.statistics.values() if name in fields]
         if bad := sum(values.nonfinite for values in statistics):
@@ -105,6 +114,15 @@ def _named(job: Job, results: list[Result]) -> tuple[list[Shard], dict[str, str]
                 Shard(name, split, shard.count, shard.bytes, shard.digest, shard.elements)
             )
     return shards, moves
+
+
+def _beside(job: Job) -> dict[str, str]:
+    """Write the files that stand beside the shards; return the digest of each."""
+    digests = {}
+    for name, content in job.plan.beside.items():
+        write_atomically(job.folder / name, content)
+        digests[name] = digest_file(job.folder / name)
+    return digests
 
 
 def _report(out: Path, problems: list[Problem]) -> None:

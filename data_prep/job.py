@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,6 +34,7 @@ class Plan:
         categories: See `Source`.
         provenance: For the index, less what is only known at the end.
         on_error: What becomes of records that cannot be used.
+        beside: See `Source`.
     """
 
     fingerprint: str
@@ -43,6 +44,7 @@ class Plan:
     categories: Mapping[str, Sequence[str]]
     provenance: Mapping[str, Any]
     on_error: str
+    beside: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Result:
         duplicates: Left out because their content was there before.
         problems: Records that could not be used.
         source_bytes: Of the files that were read.
+        skipped: How many records held nothing, by the reason.
     """
 
     shards: Sequence[Shard]
@@ -78,6 +81,7 @@ class Result:
     duplicates: int
     problems: Sequence[Problem]
     source_bytes: int
+    skipped: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,7 @@ class Converter:
                 duplicates=counts.duplicates,
                 problems=problems.found,
                 source_bytes=sum(file.size for file in piece.files),
+                skipped=problems.skipped,
             )
             job.finish(number, folder, result)
         except BaseException:
@@ -132,6 +133,7 @@ class Problems:
     def __init__(self, on_error: str) -> None:
         self._on_error = on_error
         self.found: list[Problem] = []
+        self.skipped: dict[str, int] = {}
 
     def bad(self, file: str, record: str, reason: str) -> None:
         """See `Reading`."""
@@ -139,6 +141,10 @@ class Problems:
         if self._on_error == "stop":
             raise DataError(f"{problem}; --on-error skip leaves such records out")
         self.found.append(problem)
+
+    def skip(self, reason: str) -> None:
+        """See `Reading`."""
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1
 
 
 @dataclass

@@ -94,6 +94,9 @@ class Reading(Protocol):
             DataError: With all three, when one such record is to be the end.
         """
 
+    def skip(self, reason: str) -> None:
+        """A record that holds nothing, such as an empty document: left out and counted."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -108,6 +111,8 @@ class Source:
         about: For the provenance; JSON.
         categories: The names of the values 0, 1, … of a field.
         columns: That a split can go by.
+        beside: Text files by their names, which stand beside the shards: what a reader of the
+            data needs too, such as a tokenizer.
     """
 
     name: str
@@ -117,6 +122,7 @@ class Source:
     about: Mapping[str, Any] = field(default_factory=dict)
     categories: Mapping[str, Sequence[str]] = field(default_factory=dict)
     columns: Sequence[str] = ()
+    beside: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, what: Any, reading: Reading) -> Iterator[Block]:
         """Yield the samples of the piece whose `what` this is; the same ones each time.

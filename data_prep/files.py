@@ -54,7 +54,7 @@ def find(sources: Sequence[Path], patterns: Sequence[str]) -> Found:
             files.append(_regular(str(source)))
             continue
         before = len(files)
-        for path in _walk(source):
+        for path in _walk(str(source)):
             if any(fnmatchcase(os.path.basename(path), pattern) for pattern in patterns):
                 files.append(_regular(path))
             else:
@@ -79,14 +79,19 @@ def _regular(path: str) -> SourceFile:
     return file
 
 
-def _walk(folder: Path) -> Iterator[str]:
-    def stop(error: OSError) -> None:
-        raise DataError(f"{error.filename} cannot be read: {error.strerror}")
-
-    for here, folders, names in os.walk(folder, onerror=stop):
-        folders[:] = sorted((n for n in folders if not n.startswith(".")), key=os.fsencode)
-        for name in sorted((n for n in names if not n.startswith(".")), key=os.fsencode):
-            yield os.path.join(here, name)
+def _walk(folder: str) -> Iterator[str]:
+    try:
+        with os.scandir(folder) as found:
+            entries = sorted(found, key=lambda entry: os.fsencode(entry.name))
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read: {error.strerror}") from None
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(entry.path)
+        elif not entry.is_dir():  # links to folders are not followed: they may lead back
+            yield entry.path
 
 
 def pieces(parts: Iterable[tuple[Part, SourceFile, int]], nbytes: int) -> list[Piece]:

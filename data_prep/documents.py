@@ -3,26 +3,20 @@
 One document is in memory at a time, of at most MAX_DOCUMENT.
 """
 
-import gzip
-import io
 import json
-import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple
 
 from data_prep.files import LinesOf, Part, line_at, ranges
+from data_prep.opening import BUFFER, GROWTH, open_parquet, opened
 from data_prep.source import Reading, SourceFile
 from hpctrain.errors import ConfigError, DataError
 
 PATTERNS = ("*.txt", "*.txt.gz", "*.txt.zst", "*.jsonl", "*.jsonl.gz", "*.jsonl.zst", "*.parquet")
 MAX_DOCUMENT = 2**30
-BUFFER = 2**20
 ROWS = 256  # of Parquet, at once
-# How much larger text is than its compressed file, about: for the size of the shards only.
-GROWTH = {".gz": 3.0, ".zst": 3.5}
 BOM = b"\xef\xbb\xbf"
 
 
@@ -55,7 +49,7 @@ class Reader:
         """
         kind, packing = kind_of(file.path)
         if kind == "parquet":
-            with _parquet(file.path) as table:
+            with open_parquet(file.path) as table:
                 place = self._place(table, file.path)
                 for group in range(table.num_row_groups):
                     rows = table.metadata.row_group(group)
@@ -73,10 +67,10 @@ class Reader:
         """What a split can go by: the columns of Parquet, the keys of the first JSON object."""
         kind, _ = kind_of(file.path)
         if kind == "parquet":
-            with _parquet(file.path) as table:
+            with open_parquet(file.path) as table:
                 return list(table.schema_arrow.names)
         if kind == "jsonl":
-            with _opened(Part(file.path), by_line=False) as lines:
+            with opened(Part(file.path)) as lines:
                 try:
                     first = json.loads(lines.readline(MAX_DOCUMENT).removeprefix(BOM))
                 except (ValueError, RecursionError):
@@ -95,7 +89,7 @@ class Reader:
             yield from self._rows(part, reading)
             return
         by_line = self._by_line(kind)
-        with _opened(part, by_line) as stream:
+        with opened(part) as stream:
             if by_line:
                 yield from self._lines(part, kind, stream, reading)
                 return
@@ -162,7 +156,7 @@ class Reader:
         return Document(text, str(column))
 
     def _rows(self, part: Part, reading: Reading) -> Iterator[Document]:
-        with _parquet(part.path) as table:
+        with open_parquet(part.path) as table:
             self._place(table, part.path)
             counts = [table.metadata.row_group(i).num_rows for i in range(part.start)]
             number = sum(counts)
@@ -178,7 +172,7 @@ class Reader:
 
     def _place(self, table: Any, path: str) -> int:
         """The column with the text among the leaves of a Parquet file."""
-        import pyarrow as pa
+        from pyarrow import types
 
         schema = table.schema_arrow
         if self.key not in schema.names:
@@ -187,9 +181,9 @@ class Reader:
                 "--text-column names it"
             )
         kind = schema.field(self.key).type
-        if pa.types.is_dictionary(kind):
+        if types.is_dictionary(kind):
             kind = kind.value_type
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        if not (types.is_string(kind) or types.is_large_string(kind)):
             raise DataError(f"{path}: the column {self.key!r} is no text but {kind}")
         paths = [table.metadata.schema.column(i).path for i in range(table.metadata.num_columns)]
         return paths.index(self.key)
@@ -248,56 +242,3 @@ def _kind(value: object) -> str:
 
 def _too_long() -> str:
     return f"a document of more than {MAX_DOCUMENT // 2**30} GiB"
-
-
-@contextmanager
-def _opened(part: Part, by_line: bool) -> Iterator[BinaryIO]:
-    """A part's bytes, unpacked.
-
-    Raises:
-        DataError: It cannot be read or unpacked.
-    """
-    _, packing = kind_of(part.path)
-    try:
-        if packing == ".gz":
-            with gzip.open(part.path) as stream:
-                yield cast(BinaryIO, stream)
-        elif packing == ".zst":
-            pa = _pyarrow()
-            # Not the library zstandard, which takes a truncated stream for a whole one.
-            with (
-                pa.CompressedInputStream(pa.OSFile(part.path), "zstd") as packed,
-                io.BufferedReader(packed, BUFFER) as stream,
-            ):
-                yield cast(BinaryIO, stream)
-        elif part.stop:
-            with io.BufferedReader(LinesOf(*part), BUFFER) as stream:
-                yield cast(BinaryIO, stream)
-        else:
-            with open(part.path, "rb", BUFFER) as stream:
-                yield stream
-    except (OSError, EOFError, zlib.error) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise DataError(f"{part.path} cannot be read: {why}") from None
-
-
-@contextmanager
-def _parquet(path: str) -> Iterator[Any]:
-    pa = _pyarrow()
-    from pyarrow import parquet
-
-    try:
-        with parquet.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as table:
-            yield table
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read as Parquet: {error}") from None
-
-
-def _pyarrow() -> Any:
-    try:
-        import pyarrow
-    except ImportError:
-        raise DataError(
-            "this needs pyarrow, which is not installed: pip install 'hpctrain[prep]'"
-        ) from None
-    return pyarrow

@@ -80,7 +80,9 @@ def test_the_standard_library_as_bytes(data_prep):
     assert left_out == {"unusable": 0, "duplicates": 0, **({"empty": empty} if empty else {})}
     about = source("OUT")["tokenizer"]
     assert about == {
-        **{"name": "bytes", "vocabulary": 257, "eod": 256},
+        "name": "bytes",
+        "vocabulary": 257,
+        "eod": 256,
         "digest": tokens.digest_of("bytes"),
     }
     assert str(Index.load(Path("OUT")).fields["tokens"]) == "uint16[*]"

@@ -61,7 +61,12 @@ def open_parquet(path: str) -> Iterator[Any]:
         with parquet.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as table:
             yield table
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read as Parquet: {error}") from None
+        raise DataError(f"{path} cannot be read as Parquet: {one_line(error)}") from None
+
+
+def one_line(error: Exception) -> str:
+    """What a library says, in one line."""
+    return " ".join(str(error).split())
 
 
 def pyarrow() -> Any:

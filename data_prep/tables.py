@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from operator import add
 from pathlib import PurePath
-from typing import Any, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from data_prep.columns import shown
 from data_prep.files import LinesOf, Part, ranges
-from data_prep.opening import GROWTH, open_parquet, opened, pyarrow
+from data_prep.opening import GROWTH, one_line, open_parquet, opened, pyarrow
 from data_prep.source import SourceFile
 from hpctrain.errors import ConfigError, DataError
 
@@ -56,11 +56,13 @@ class Csv:
     Attributes:
         delimiter: "" is a comma, and a tabulator in .tsv.
         names: Of the columns, where the first row does not have them.
+        quotes: Whether a value may stand in quotes; otherwise they are characters like others.
         types: Of the columns, once they are known.
     """
 
     delimiter: str = ""
     names: tuple[str, ...] = ()
+    quotes: bool = True
     types: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -101,7 +103,7 @@ def schema_of(path: str, csv: Csv) -> tuple[Any, Any]:
     return schema, first
 
 
-def parts_of(file: SourceFile, nbytes: int) -> Iterator[tuple[Part, int]]:
+def parts_of(file: SourceFile, nbytes: int, csv: Csv) -> Iterator[tuple[Part, int]]:
     """Cut a file; yield the parts with the bytes of data in them, about."""
     path, kind = file.path, format_of(file.path)
     if kind == "parquet":
@@ -118,7 +120,7 @@ def parts_of(file: SourceFile, nbytes: int) -> Iterator[tuple[Part, int]]:
             yield Part(path), file.size
     elif PurePath(path).suffix in GROWTH:
         yield Part(path), int(file.size * GROWTH[PurePath(path).suffix])
-    elif file.size <= nbytes or _has_quotes(path):
+    elif file.size <= nbytes or (csv.quotes and _has_quotes(path)):
         yield Part(path), file.size
     else:
         for start, stop in ranges(file.size, nbytes):
@@ -204,6 +206,7 @@ class _Invalid:
     def __init__(self, part: Part, csv: Csv, told: int = 0) -> None:
         # pyarrow counts the header as a row, where it reads it.
         self._header = 0 if csv.names or part.start else 1
+        self._skipped = 0 if csv.names else 1
         self._part, self._reasons, self.told = part, dict[int, str](), told
 
     def __call__(self, row: Any) -> str:
@@ -242,15 +245,15 @@ class _Invalid:
         return number
 
     def _number(self, physical: int) -> int:
-        return physical - self._header + _rows_before(self._part)
+        return physical - self._header + _rows_before(self._part, self._skipped)
 
 
-def _rows_before(part: Part) -> int:
-    """The rows of a CSV file before a part: its lines, less the header; in messages only."""
+def _rows_before(part: Part, headers: int) -> int:
+    """The rows of a CSV file before a part: its lines, less the header; for messages only."""
     if not part.start:
         return 0
     with io.BufferedReader(LinesOf(part.path, 0, part.start)) as file:
-        return sum(1 for line in file if line.strip(b"\r\n")) - 1
+        return sum(1 for line in file if line.strip(b"\r\n")) - headers
 
 
 def _converted(batch: Any, types: Mapping[str, Any]) -> tuple[Any, dict[int, str]]:
@@ -299,6 +302,24 @@ def _parsed(values: Sequence[bytes], kind: Any) -> Any:
     return array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
 
 
+class _Quotes(io.RawIOBase):
+    """A stream whose quotes are counted: Arrow takes an open one for closed at the end."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self.count = stream, 0
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill `buffer`; return how much."""
+        content = self._stream.read(len(buffer))
+        self.count += content.count(b'"')
+        buffer[: len(content)] = content
+        return len(content)
+
+
 @contextmanager
 def _csv(
     part: Part, csv: Csv, types: Mapping[str, Any], invalid: Any, block: int = CSV_BLOCK
@@ -309,17 +330,18 @@ def _csv(
     names = list(csv.names) or (list(csv.types) if part.start else None)
     tabs = ".tsv" in PurePath(part.path).suffixes
     with opened(part) as stream:
-        buffered = cast(io.BufferedReader, stream)
-        if part.start and not buffered.peek(1):  # no row begins in this part
-            yield ()
+        if part.start and not cast(io.BufferedReader, stream).peek(1):
+            yield ()  # no row begins in this part
             return
+        counted = _Quotes(stream)
         try:
             reader = library.open_csv(
-                stream,
+                counted,
                 library.ReadOptions(use_threads=False, column_names=names, block_size=block),
                 library.ParseOptions(
                     delimiter=csv.delimiter or ("\t" if tabs else ","),
-                    newlines_in_values=True,
+                    quote_char='"' if csv.quotes else False,
+                    newlines_in_values=csv.quotes,
                     invalid_row_handler=invalid,
                 ),
                 library.ConvertOptions(column_types=types, include_columns=list(types) or None),
@@ -329,7 +351,12 @@ def _csv(
         except (pa.ArrowException, UnicodeDecodeError) as error:
             if "conversion error" in str(error) and invalid is not None:
                 raise _OtherType from None
-            raise DataError(f"{part.path} cannot be read as CSV: {error}") from None
+            raise DataError(f"{part.path} cannot be read as CSV: {one_line(error)}") from None
+        if csv.quotes and invalid is not None and counted.count % 2:
+            raise DataError(
+                f"{part.path} has an odd number of quotes: one is not closed, and what follows it "
+                "would be taken for one value; --no-quotes takes quotes as they are"
+            )
 
 
 @contextmanager
@@ -346,7 +373,7 @@ def _arrow(path: str) -> Iterator[Any]:
             with reader:
                 yield reader
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read as Arrow: {error}") from None
+        raise DataError(f"{path} cannot be read as Arrow: {one_line(error)}") from None
 
 
 def _has_quotes(path: str) -> bool:

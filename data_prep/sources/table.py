@@ -62,6 +62,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     several("--stack", "FIELD=NAME,…", "columns (also patterns) side by side as one field (n, k)")
     group.add_argument("--delimiter", default="", help="of CSV (default: a comma; .tsv: a tab)")
     group.add_argument("--header", metavar="NAME,…", help="of CSV that does not begin with one")
+    group.add_argument("--no-quotes", action="store_true", help='of CSV: a " is like other letters')
     add_arguments(parser)
 
 
@@ -81,7 +82,8 @@ def run(args: argparse.Namespace) -> None:
         null=_pairs("--null", args.null),
         stack={name: _list([text]) for name, text in _pairs("--stack", args.stack).items()},
     )
-    csv = Csv(args.delimiter, tuple(_list([args.header] if args.header else [])))
+    names = tuple(_list([args.header] if args.header else []))
+    csv = Csv(args.delimiter, names, not args.no_quotes)
     convert(table(args.sources, wanted, options, csv), args.out, options)
 
 
@@ -243,7 +245,7 @@ def table(
     parts = (
         (part, file, size)
         for file in found.files
-        for part, size in tables.parts_of(file, options.shard_bytes)
+        for part, size in tables.parts_of(file, options.shard_bytes, csv)
     )
     return Table(
         name="table",
@@ -255,7 +257,7 @@ def table(
             "cast": dict(wanted.cast),
             "null": dict(wanted.null),
             "categorical": {name: list(map(str, values)) for name, values in categories.items()},
-            "csv": [csv.delimiter, csv.names],
+            "csv": [csv.delimiter, csv.names, csv.quotes],
         },
         about={
             "from": [str(source.absolute()) for source in sources],
@@ -370,7 +372,7 @@ def _categories(
             raise ConfigError(f"--categorical {name}: its codes are int32, there is no --cast")
     found: dict[str, set[Any]] = {name: set() for name in names}
     for file in sources if names else ():
-        for part, _ in tables.parts_of(file, file.size or 1):
+        for part, _ in tables.parts_of(file, file.size or 1, csv):
             for rows in tables.rows_of(part, names, csv):
                 for name in names if rows.batch.num_rows else ():
                     values = _without(rows.batch.column(name), rows.bad)

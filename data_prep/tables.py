@@ -21,6 +21,7 @@ from hpctrain.errors import ConfigError, DataError
 
 CSV_BLOCK = 4 * 2**20
 FIRST = 2**20  # bytes of CSV whose values decide the types
+BLOCK_BYTES = 8 * 2**20
 ROWS = 2**16  # of a batch at most
 SUFFIXES = {
     ".csv": "csv",
@@ -137,38 +138,47 @@ def rows_of(part: Part, names: Sequence[str], csv: Csv) -> Iterator[Rows]:
     if kind == "csv":
         yield from _csv_rows(part, names, csv)
         return
-    batches = _parquet_batches if kind == "parquet" else _arrow_batches
+    batches = _parquet_batches if kind == "parquet" else arrow_batches
     for batch, first in batches(part, names):
-        for start in range(0, batch.num_rows, ROWS):
-            yield Rows(batch.slice(start, ROWS), {}, (), partial(add, first + start + 1))
+        yield Rows(batch, {}, (), partial(add, first + 1))
 
 
 def _parquet_batches(part: Part, names: Sequence[str]) -> Iterator[tuple[Any, int]]:
     with open_parquet(part.path) as table:
-        rows = sum(table.metadata.row_group(i).num_rows for i in range(part.start))
-        groups = list(range(part.start, part.stop))
-        if not names:
-            return
-        for batch in table.iter_batches(ROWS, row_groups=groups, columns=list(names)):
-            batch = batch.select(list(names))
-            batch.validate(full=True)
-            yield batch, rows
-            rows += batch.num_rows
+        groups = [table.metadata.row_group(i) for i in range(part.stop)]
+        first = sum(group.num_rows for group in groups[: part.start])
+        size = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
+        count = min(ROWS, max(1, BLOCK_BYTES // max(1, size)))
+        which = list(range(part.start, part.stop))
+        for batch in table.iter_batches(count, row_groups=which, columns=list(names)):
+            yield _checked(batch, names), first
+            first += batch.num_rows
 
 
-def _arrow_batches(part: Part, names: Sequence[str]) -> Iterator[tuple[Any, int]]:
+def arrow_batches(part: Part, names: Sequence[str]) -> Iterator[tuple[Any, int]]:
+    """Yield `pyarrow.RecordBatch`es of a few MB and how many rows are before them in the file.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
     with _arrow(part.path) as reader:
-        if not part.stop:
-            numbered = ((batch, 0) for batch in reader)
-            rows = 0
-        else:
-            rows = sum(reader.get_batch(i).num_rows for i in range(part.start))
-            numbered = ((reader.get_batch(i), i) for i in range(part.start, part.stop))
-        for batch, _ in numbered:
-            batch = batch.select(list(names))
-            batch.validate(full=True)  # offsets that lead out of the file would crash us
-            yield batch, rows
-            rows += batch.num_rows
+        first, batches = 0, iter(reader) if not part.stop else iter(())
+        if part.stop:
+            first = sum(reader.get_batch(i).num_rows for i in range(part.start))
+            batches = (reader.get_batch(i) for i in range(part.start, part.stop))
+        for batch in batches:
+            batch = _checked(batch, names)
+            count = max(1, min(ROWS, BLOCK_BYTES * batch.num_rows // max(1, batch.nbytes)))
+            for start in range(0, batch.num_rows, count):
+                yield batch.slice(start, count), first + start
+            first += batch.num_rows
+
+
+def _checked(batch: Any, names: Sequence[str]) -> Any:
+    """The columns asked for; lengths that lead out of their buffers would crash us later."""
+    batch = batch.select(list(names))
+    batch.validate(full=True)
+    return batch
 
 
 def _csv_rows(part: Part, names: Sequence[str], csv: Csv) -> Iterator[Rows]:

@@ -32,7 +32,7 @@ from data_prep.options import Options, add_arguments
 from data_prep.source import Block, Piece, Reading, Source, SourceFile
 from data_prep.split import ByColumn
 from hpctrain.data.index import Field
-from hpctrain.data.ragged import Array
+from hpctrain.data.ragged import Array, offsets_of
 from hpctrain.errors import ConfigError, DataError
 
 SPLIT = "split"  # the column that stands for the names of a DatasetDict
@@ -131,6 +131,7 @@ class HuggingFace(Source):
     """See `huggingface`."""
 
     by_name: Mapping[str, Column | None] = field(default_factory=dict)  # None: an image
+    shapes: Mapping[str, Sequence[int | None]] = field(default_factory=dict)  # of arrays
     images: Images = field(default_factory=Images)
     column: str = ""
 
@@ -148,7 +149,7 @@ class HuggingFace(Source):
                     images[name] = [self._image(name, item) for item in batch[name].to_pylist()]
                     found = {i: x for i, x in enumerate(images[name]) if isinstance(x, str)}
                 else:
-                    arrays[name], found = _typed(batch[name], column)
+                    arrays[name], found = _typed(batch[name], column, self.shapes.get(name))
                     found = {**column.problems(arrays[name]), **found}
                 for row, why in found.items():
                     bad.setdefault(row, why)
@@ -291,6 +292,11 @@ def huggingface(
         categories=categories,
         columns=[*saved.features, *extra],
         by_name=by_name,
+        shapes={
+            name: tuple(saved.features[name].shape)
+            for name in chosen
+            if _kind(saved.features[name]).startswith("Array")
+        },
         images=images,
         column=column,
     )
@@ -310,29 +316,46 @@ def _column_of(name: str, saved: Saved) -> Column | None:
     return Column.of(name, kind)
 
 
-def _typed(array: Any, column: Column) -> tuple[Any, dict[int, str]]:
-    """An array with the column's type, and the rows that have another shape: nulls there."""
+def _typed(
+    array: Any, column: Column, shape: Sequence[int | None] | None
+) -> tuple[Any, dict[int, str]]:
+    """An array as its column's type, and the rows that have another shape: nulls there.
+
+    The library stores its arrays (those with a `shape`) as nested lists of any lengths.
+    """
     import pyarrow as pa
+    from pyarrow import compute
 
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
-    if array.type == column.type:
+    if shape is None:
+        if array.type != column.type:
+            raise DataError(
+                f"column {column.name!r}: a file has {array.type}, its description {column.type}"
+            )
         return array, {}
-    try:
-        return array.cast(column.type), {}
-    except pa.ArrowInvalid:
-        rows, bad = [], {}
-        for i in range(len(array)):
-            try:
-                rows.append(array.slice(i, 1).cast(column.type))
-            except pa.ArrowInvalid as error:
-                rows.append(pa.nulls(1, column.type))
-                bad[i] = f"column {column.name!r}: it is no {column.type}: {error}"
-        return pa.concat_arrays(rows), bad
-    except pa.ArrowException:
-        raise DataError(
-            f"column {column.name!r}: the file has {array.type}, its description {column.type}"
-        ) from None
+    good, level, rows = np.ones(len(array), bool), array, np.arange(len(array))
+    for size in shape:
+        lengths = np.asarray(compute.list_value_length(level).fill_null(-1))
+        good[rows[lengths < 0 if size is None else lengths != size]] = False
+        level, rows = level.flatten(), np.repeat(rows, np.maximum(lengths, 0))
+    valid = np.asarray(array.is_valid())
+    bad = {
+        row: f"column {column.name!r} is no array of shape {list(column.field.shape)}"
+        for row in np.flatnonzero(valid & ~good).tolist()
+    }
+    chosen = array.filter(pa.array(good))
+    leaves = chosen
+    for _ in shape:
+        leaves = leaves.flatten()
+    for size in reversed(shape[1:]):
+        leaves = pa.FixedSizeListArray.from_arrays(leaves, size)
+    if shape[0] is None:
+        ends = offsets_of(np.asarray(compute.list_value_length(chosen)))
+        leaves = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), leaves)
+    else:
+        leaves = pa.FixedSizeListArray.from_arrays(leaves, shape[0])
+    return leaves.take(pa.array(np.cumsum(good) - 1, mask=~good)), bad
 
 
 def _kind(feature: Any) -> str:

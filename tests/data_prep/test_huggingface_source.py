@@ -126,13 +126,19 @@ def test_a_dict_keeps_its_splits(data_prep, digits):
     _, labels, saved = digits
     parts = {"train": saved.select(range(200)), "test": saved.select(range(200, COUNT))}
     DatasetDict(parts).save_to_disk("in")
-    assert data_prep("huggingface", "in", "OUT", "--columns", "label,text")[0] == 0
+    assert (
+        data_prep("huggingface", "in", "OUT", "--columns", "label,text", "--workers", "1")[0] == 0
+    )
     assert (rows("OUT")["label"] == labels[:200]).all()
     assert (rows("OUT", "test")["label"] == labels[200:]).all()
     assert list(fields("OUT")) == ["label", "text"]
-    assert data_prep("huggingface", "in", "HASH", "--split", "a=0.5,b=0.5")[0] == 0
+    assert (
+        data_prep("huggingface", "in", "HASH", "--split", "a=0.5,b=0.5", "--workers", "1")[0] == 0
+    )
     assert set(Index.load(Path("HASH")).splits) == {"a", "b"}
-    assert data_prep("huggingface", "in", "FLAG", "--split", "column:flag")[0] == 0
+    assert (
+        data_prep("huggingface", "in", "FLAG", "--split", "column:flag", "--workers", "1")[0] == 0
+    )
     assert (rows("FLAG", "True")["label"] % 2).all()
 
 
@@ -185,8 +191,7 @@ def bad(here, digits):
     saved.select_columns(["label"]).save_to_disk("json")
     (here / "json" / "dataset_info.json").write_text("{")
     nested = Features({"audio": Audio(), "dict": {"a": Value("int64")}, "n": Value("int64")})
-    audio = {"bytes": b"x", "path": None}
-    Dataset.from_dict({"audio": [audio], "dict": [{"a": 1}], "n": [1]}, nested).save_to_disk("odd")
+    Dataset.from_dict({"audio": [None], "dict": [{"a": 1}], "n": [1]}, nested).save_to_disk("odd")
     Dataset.from_dict({"n": [1, None], "s": ["a", "b"]}).save_to_disk("null")
     Dataset.from_dict({"n": [1, 2], "s": ["a", None]}).save_to_disk("nosplit")
     no_images = Dataset.from_dict({"i": [None]}, features=Features({"i": Image()}))
@@ -230,9 +235,9 @@ def test_a_row_of_another_shape_is_named(data_prep, here):
     grids = [np.full((2, 2), i, np.int16) for i in range(3)]
     Dataset.from_dict({"grid": grids, "n": [1, 2, 3]}, features=features).save_to_disk("in")
     path = here / "in" / "data-00000-of-00001.arrow"
-    grid = pa.array(
-        [[[1, 2], [3, 4]], [[1, 2], [3]], [[5, 6], [7, 8]]], pa.list_(pa.list_(pa.int16()))
-    )
+    values = [[[1, 2], [3, 4]], [[1, 2], [3]], [[5, 6], [7, 8]]]
+    kind = features.arrow_schema.field("grid").type
+    grid = pa.ExtensionArray.from_storage(kind, pa.array(values, kind.storage_type))
     table = pa.table({"grid": grid, "n": [1, 2, 3]})
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
         writer.write_table(table)
@@ -240,7 +245,7 @@ def test_a_row_of_another_shape_is_named(data_prep, here):
     assert rows("OUT")["grid"].tolist() == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
     [(record, reason)] = problems("OUT")
     assert record == "row 2"
-    assert "column 'grid': it is no fixed_size_list" in reason
+    assert reason == "column 'grid' is no array of shape [2, 2]"
 
 
 def test_torch_is_not_loaded(digits, here):

@@ -25,7 +25,7 @@ import numpy as np
 
 import hpctrain
 from data_prep import processes
-from data_prep.finalize import REPORT, finalize, summary
+from data_prep.finalize import BESIDE, REPORT, finalize, summary
 from data_prep.job import WAIT_S, Job, JobFolder, Plan
 from data_prep.options import Options
 from data_prep.passes import choose
@@ -38,6 +38,7 @@ from hpctrain.data import index as index_file
 from hpctrain.data.compression import Compression
 from hpctrain.data.index import Index
 from hpctrain.data.schema import check_fields
+from hpctrain.data.shard import digest_file
 from hpctrain.errors import ConfigError, DataError, StorageError
 
 
@@ -261,6 +262,7 @@ def _plan(source: Source, options: Options) -> Plan:
         },
         on_error=options.on_error,
         parts=options.part[1] if options.part else 0,
+        beside=source.beside,
     )
 
 
@@ -328,6 +330,13 @@ def _damage(index: Index, out: Path) -> str:
         index.check(out)
     except DataError as error:
         return str(error)
+    for name, digest in index.provenance.get(BESIDE, {}).items():
+        try:
+            same = digest_file(out / name) == digest
+        except OSError:
+            same = False
+        if not same:
+            return f"{out / name} is missing or changed"
     return ""
 
 

@@ -732,9 +732,59 @@ def test_a_missing_library_is_named(here, data_prep, monkeypatch):
         assert f"needs {name}, which is not installed: pip install 'hpctrain[prep]'" in err
 
 
+def test_a_codec_that_is_not_installed(here, data_prep):
+    """In a process of its own: a filter that is registered stays so."""
+    code = (
+        "import sys, h5py, hdf5plugin, numpy as np\n"
+        "with h5py.File('z.h5', 'w') as file:\n"
+        "    file.create_dataset('x', data=np.arange(9), **hdf5plugin.Zstd())\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert data_prep("arrays", "OUT", "--field", "x=z.h5")[0] == 0
+    without = (
+        "import os, sys; os.environ['HDF5_PLUGIN_PATH'] = '/nowhere'\n"
+        "sys.modules['hdf5plugin'] = None\n"
+        "from data_prep.cli import main\n"
+        "sys.exit(main(['arrays', 'OUT2', '--field', 'x=z.h5']))\n"
+    )
+    found = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True)
+    assert found.returncode == 3
+    assert "z.h5 is not readable as HDF5" in found.stderr
+    assert "pip install 'hpctrain[codecs]'" in found.stderr
+
+
 def test_from_python(here):
     with pytest.raises(ConfigError, match="no file matches"):
         arrays([], ["x=nope*"], Options(2**20))
     source = arrays([], ["x=x.npy"], Options(2**20))
     assert source.fields["x"].shape == (3, 4)
     assert source.pieces[0].samples == COUNT
+
+
+def test_transposed_arrays_whose_rows_are_far_apart(here, convert):
+    """Read run by run, not in strips."""
+    middle = np.random.default_rng(0).normal(size=(20, 90, 300)).astype(np.float32)
+    tall = np.asfortranarray(np.arange(40_000).reshape(10_000, 4))
+    np.save("middle_axis.npy", middle)
+    np.save("tall.npy", tall)
+    rows = convert("--field", "x=middle_axis.npy", "--axis", "x=1", "--shard-size", "700KB")
+    assert np.array_equal(rows["x"], np.moveaxis(middle, 1, 0))
+    rows = convert("--field", "x=tall.npy", "--shard-size", "100KB")
+    assert np.array_equal(rows["x"], tall)
+
+
+def test_a_chunk_that_was_written_again_is_noticed(here, data_prep):
+    array = zarr.create_array("mine.zarr", data=X, chunks=(7, 3, 4))
+    assert data_prep("arrays", "OUT", "--field", "x=mine.zarr")[0] == 0
+    assert "already holds" in data_prep("arrays", "OUT", "--field", "x=mine.zarr")[1]
+    array[50] = 0
+    assert "holds another data set" in data_prep("arrays", "OUT", "--field", "x=mine.zarr")[2]
+
+
+def test_in_parts(here, data_prep):
+    command = ("--field", "x=x.h5:chunked", "--field", "y=x.nc:y", "--shard-size", "2KB")
+    data_prep("arrays", "whole", *command)
+    for i in (3, 1, 2):
+        assert data_prep("arrays", "parts", *command, "--part", f"{i}/3")[0] == 0
+    assert data_prep("finalize", "parts")[0] == 0
+    assert Index.load(here / "parts").digest == Index.load(here / "whole").digest

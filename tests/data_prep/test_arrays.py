@@ -136,7 +136,8 @@ def test_every_format_gives_the_same(here, convert, shard_size):
         assert values.dtype == np.float32, name
         assert np.array_equal(values, X), name
     source = Index.load(here / "OUT").provenance["source"]
-    assert source["from"]["npz"] == f"{here}/plain.npz:a"
+    assert source["fields"]["npz"] == {"from": f"{here}/plain.npz:a"}
+    assert source["fields"]["last"] == {"from": f"{here}/last.npy", "axis": 2}
 
 
 def test_numpy_files_need_no_names(here, data_prep):
@@ -269,9 +270,25 @@ def test_packed_numbers_are_unpacked(here, convert):
         rows = convert("--field", f"v={where}", said="v has 1 NaN or infinite values")
         assert np.array_equal(rows["v"], expected, equal_nan=True), where
         assert rows["v"].dtype == (np.float64 if "zarr" in where else np.float32)
+        about = Index.load(here / "OUT").provenance["source"]["fields"]["v"]
+        assert (about["scale_factor"], about["add_offset"], about["missing"]) == (0.5, 20, [-999])
         rows = convert("--field", f"v={where}", "--packed", "v")
         assert np.array_equal(rows["v"], stored)
         assert rows["v"].dtype == np.int16
+
+
+def test_each_file_is_unpacked_by_its_own_attributes(here, convert):
+    for i in (1, 2):
+        with netCDF4.Dataset(f"era{i}.nc", "w") as file:
+            file.createDimension("t", 3)
+            variable = file.createVariable("v", "i2", "t")
+            variable.scale_factor, variable.add_offset = 0.5 * i, 100.0 * i
+            variable.set_auto_maskandscale(False)
+            variable[:] = [1, 2, 3]
+    rows = convert("--field", "v=era*.nc:v", "--cast", "v=float32")
+    assert rows["v"].tolist() == [100.5, 101, 101.5, 201, 202, 203]
+    about = Index.load(here / "OUT").provenance["source"]["fields"]["v"]
+    assert about["packing"] == "each file's own"
 
 
 def test_missing_whole_numbers(here, convert, data_prep):

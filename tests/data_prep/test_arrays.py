@@ -309,6 +309,13 @@ def test_missing_whole_numbers(here, convert, data_prep):
     rows = convert("--field", "k=m.nc:k", "--cast", "k=float32")
     assert np.array_equal(rows["k"], np.array([0, 1, np.nan, 3, 4]), equal_nan=True)
     assert convert("--field", "k=m.nc:k", "--packed", "k")["k"][2] == -2147483647
+    with h5py.File("k.h5", "w") as file:
+        file["k"] = np.array([5, -1, 2**24 + 1])
+        file["k"].attrs["_FillValue"] = -1
+    code, _, err = data_prep("arrays", "OUT3", "--field", "k=k.h5:k", "--cast", "k=float32")
+    assert "k.h5:k: row 2: field 'k': 16777217 is no float32" in err
+    rows = convert("--field", "k=k.h5:k", "--cast", "k=float64")
+    assert np.array_equal(rows["k"], np.array([5, np.nan, 2**24 + 1]), equal_nan=True)
     rows = convert("--field", "u=m.nc:u")
     assert (rows["u"].dtype, rows["u"].tolist()) == (np.uint8, [0, 100, 200, 254, 17])
     assert np.isnan(convert("--field", "n=m.nc:never")["n"]).all()

@@ -80,7 +80,8 @@ def _print(data: DataSet, layout: Mapping[str, str]) -> None:
     tables.say(index.digest)
 
     rows = [[name, str(field), layout.get(name)] for name, field in index.fields.items()]
-    tables.show("fields", ["field", "one sample", "in the shards"], rows)
+    tables.title("fields")
+    tables.show(["field", "one sample", "in the shards"], rows)
     named = [(name, data.categories(name)) for name in index.fields if data.categories(name)]
     for name, names in named:
         more = f" … {len(names):,} in all" if len(names) > MOST else ""
@@ -94,23 +95,26 @@ def _print(data: DataSet, layout: Mapping[str, str]) -> None:
         share = f"{100 * split.count / whole:.1f} %"
         rows.append([split.name, f"{split.count:,}", share, f"{len(split.shards):,}", nbytes])
     columns = ["split", "samples", "share", "shards", "size"]
-    tables.show("splits", columns, rows, numbers="samples share shards size")
+    tables.title("splits")
+    tables.show(columns, rows, numbers="samples share shards size")
 
     rows = [[s.path, s.split, f"{s.count:,}", tables.size(s.bytes)] for s in index.shards[:MOST]]
     if len(index.shards) > MOST:
         rows.append([f"and {len(index.shards) - MOST:,} more", None, None, None])
-    tables.show("shards", ["file", "split", "samples", "size"], rows, numbers="samples size")
+    tables.title("shards")
+    tables.show(["file", "split", "samples", "size"], rows, numbers="samples size")
 
     rows = [[key, value] for key, value in _flat(index.provenance)]
-    tables.show("how it was made", ["", ""], rows)
+    tables.title("how it was made")
+    tables.show([], rows)
 
-    tables.say("\nto read it", style="bold")
-    for line in _snippet(index, data.folder):
+    tables.title("to read it")
+    for line in _snippet(index, data.folder, layout):
         tables.say(f"  {line}")
 
 
 def _flat(content: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield ("source.name", "digits"), …"""
+    """Yield ("source.name", "digits") and so on."""
     if isinstance(content, Mapping) and content:
         for key, value in content.items():
             yield from _flat(value, f"{name}.{key}" if name else str(key))
@@ -118,11 +122,12 @@ def _flat(content: Any, name: str = "") -> Iterator[tuple[str, str]]:
         yield name, content if isinstance(content, str) else json.dumps(content)
 
 
-def _snippet(index: Index, folder: Path) -> Iterator[str]:
+def _snippet(index: Index, folder: Path, layout: Mapping[str, str]) -> Iterator[str]:
     shard = index.shards[0]
     name, field = next(iter(index.fields.items()))
     values, offsets, axis = place(name, field)
-    yield "import h5py, hdf5plugin"
+    plain = all(text == "contiguous" for text in layout.values())
+    yield "import h5py" + ("" if plain else ", hdf5plugin")
     yield f"with h5py.File({str(folder / shard.path)!r}) as file:"
     if offsets:
         yield f"    start, stop = file[{offsets!r}][0:2]"

@@ -121,6 +121,18 @@ class DataSet:
                         yield number, {name: opened.rows(name, at, at + 1)[0] for name in fields}
             first = last
 
+    def lengths(self, split: Split, name: str) -> Array:
+        """int64 (n,) of a variable-length field's samples; the values are not read.
+
+        Raises:
+            DataError: A shard is missing or damaged.
+        """
+        parts = []
+        for shard in split.shards:
+            with self.open(shard, self.fields([name])) as opened:
+                parts.append(opened.lengths(name, 0, shard.count))
+        return np.concatenate(parts)
+
     def _missing(self) -> str:
         return "shards" if self.index.fields else "fields"
 

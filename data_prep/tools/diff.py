@@ -114,10 +114,10 @@ def _made(a: DataSet, b: DataSet) -> Iterator[str]:
     if one != other:
         yield f"shards: {one:,} in A, {other:,} in B"
     first, second = (dict(_flat(data.index.provenance)) for data in (a, b))
-    for name, provenance in (("A", first), ("B", second)):
-        if not provenance:
-            yield f"{name} does not say how it was made"
-            return
+    if not (first and second):
+        if first or second:
+            yield f"{'B' if first else 'A'} does not say how it was made"
+        return
     for key in {**first, **second}:
         if key not in ("created", "fingerprint") and first.get(key) != second.get(key):
             yield f"{key}: {first.get(key, 'none')} in A, {second.get(key, 'none')} in B"
@@ -185,7 +185,8 @@ class _Samples:
             return
         for name, only in (("A", only_a), ("B", only_b)):
             if len(only):
-                yield f"{len(only):,} samples are only in {name} (first: {split} {only[0]})"
+                samples = "1 sample is" if len(only) == 1 else f"{len(only):,} samples are"
+                yield f"{samples} only in {name} (first: {split} {only[0]})"
         both = np.intersect1d(only_a, only_b)
         if len(both) and len(a) == len(b):
             yield from self._values(split, both)

@@ -120,19 +120,12 @@ def summarise(data: DataSet, split: Split, name: str) -> Summary:
 
 
 def _lengths(data: DataSet, split: Split, name: str) -> dict[str, float | None]:
-    moments, total = Moments(), 0
-    for shard in split.shards:
-        with data.open(shard, {name: data.index.fields[name]}) as opened:
-            lengths = opened.lengths(name, 0, shard.count)
-        moments.add(lengths)
-        total += int(lengths.sum())
+    lengths, moments = data.lengths(split, name), Moments()
+    moments.add(lengths)
     found = moments.result()
     return {
-        "mean": found.mean,
-        "std": found.std,
-        "min": found.min,
-        "max": found.max,
-        "total": total,
+        **{"mean": found.mean, "std": found.std, "min": found.min, "max": found.max},
+        "total": int(lengths.sum()),
     }
 
 

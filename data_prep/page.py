@@ -22,6 +22,7 @@ from hpctrain.errors import ConfigError, StorageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MAX_HEIGHT = 400.0  # inches; matplotlib draws up to 2**16 pixels
 CSS = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #22272e; max-width: 1100px; margin: 2em auto;
        padding: 0 1em } h1 { font-size: 1.5em; margin-bottom: 0 } h2 { font-size: 1.1em }
@@ -59,6 +60,7 @@ def draw(path: Path, data: DataSet, splits: Sequence[Split], summaries: Sequence
         summaries: Of each split and field that is drawn.
 
     Raises:
+        ConfigError: Too many fields for a .png file.
         DataError: A shard is damaged.
         StorageError: It cannot be written.
     """
@@ -85,6 +87,11 @@ def _page(data: DataSet, found: Sequence[View]) -> "Figure":
     from matplotlib.figure import Figure
 
     heights = [0.75, *map(plots.height, found)]
+    if sum(heights) > MAX_HEIGHT:
+        raise ConfigError(
+            f"--plot: {len(found)} fields are too many for one picture; --field takes some of "
+            "them, and an .html file has room for all"
+        )
     figure = Figure(figsize=(plots.WIDTH, sum(heights)), facecolor="white")
     parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     inches = heights[0]

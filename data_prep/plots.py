@@ -9,6 +9,7 @@ from data_prep.samples import evenly
 from data_prep.tables import number, printable
 from data_prep.tools.stats import Summary, class_name, not_finite
 from data_prep.views import View
+from hpctrain.data.ragged import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,7 +78,7 @@ def draw(part: "Figure | SubFigure", view: View) -> None:
         _classes(axes, view)
     else:
         _histogram(axes, view)
-    if len(view.summaries) > 1:
+    if len(view.summaries) > 1 and axes.get_legend_handles_labels()[0]:
         place_above: Any = {"loc": "lower right", "bbox_to_anchor": (1.01, 0.98), "ncols": 6}
         look: Any = {"frameon": False, "fontsize": 8, "handlelength": 1.0, "columnspacing": 1.2}
         axes.legend(**place_above, **look)
@@ -118,14 +119,13 @@ def _panels(
     from matplotlib import colormaps
 
     chosen = evenly(len(view.samples), PANELS)
-    slices = [view.samples[i][middle].astype(np.float64) for i in chosen]
+    slices = [_drawable(view.samples[i][middle]) for i in chosen]
     finite = np.concatenate([values[np.isfinite(values)] for values in slices])
     low, high = np.quantile(finite, [0.005, 0.995]) if finite.size else (0.0, 1.0)
-    cmap = colormaps["viridis"].copy()
+    cmap = colormaps["RdBu_r" if low < 0 < high else "viridis"].with_extremes(bad="#d4d7db")
     if low < 0 < high:
         high = max(-low, high)
-        low, cmap = -high, colormaps["RdBu_r"].copy()
-    cmap.set_bad("#d4d7db")
+        low = -high
     count = len(slices)
     grid = part.add_gridspec(1, count + 1, width_ratios=[*[1.0] * count, 0.06], wspace=0.1, **space)
     for i, (sample, values) in enumerate(zip(chosen, slices, strict=True)):
@@ -147,7 +147,7 @@ def _box_aspect(axes: "Axes", bar: "Axes", shape: tuple[int, ...]) -> float:
 
 def _curves(axes: "Axes", view: View) -> None:
     for sample in [view.samples[i] for i in evenly(len(view.samples), CURVES)]:
-        flat = sample.reshape(-1)
+        flat = _drawable(sample.reshape(-1))
         step = max(1, flat.size // 4096)
         axes.plot(np.arange(0, flat.size, step), flat[::step], lw=0.8, alpha=0.6, color=COLOURS[0])
     axes.set_xlabel("position")
@@ -161,8 +161,7 @@ def _histogram(axes: "Axes", view: View) -> None:
 
     lengths = view.field.variable
     arrays = {
-        split: values[np.isfinite(values)].astype(np.float64)
-        for split, values in view.values.items()
+        split: _drawable(values[np.isfinite(values)]) for split, values in view.values.items()
     }
     everything = np.concatenate([*arrays.values()])
     if not everything.size:
@@ -179,8 +178,8 @@ def _histogram(axes: "Axes", view: View) -> None:
     elif whole:
         width = math.ceil((high - low + 1) / 60)  # as many whole numbers in each
         bins = np.arange(low, high + width + 1, width) - 0.5
-    elif low == high or not math.isfinite(high - low):
-        bins = np.array([low - 0.5, low + 0.5]) if low == high else np.linspace(-1, 1, 2) * high
+    elif low == high:
+        bins = np.array([low - 0.5, low + 0.5])
     else:
         bins = np.linspace(low, high, 61)
     tallest: list[float] = []
@@ -234,6 +233,11 @@ def _classes(axes: "Axes", view: View) -> None:
 
 def _colours(count: int) -> list[str]:
     return [COLOURS[i % len(COLOURS)] for i in range(count)]
+
+
+def _drawable(values: Array) -> Array:
+    """In float64; matplotlib computes with differences and squares of them."""
+    return np.clip(values.astype(np.float64), -1e150, 1e150)
 
 
 def _short(text: str, most: int) -> str:

@@ -123,10 +123,9 @@ def _lengths(data: DataSet, split: Split, name: str) -> dict[str, float | None]:
     lengths, moments = data.lengths(split, name), Moments()
     moments.add(lengths)
     found = moments.result()
-    return {
-        **{"mean": found.mean, "std": found.std, "min": found.min, "max": found.max},
-        "total": int(lengths.sum()),
-    }
+    content = asdict(found)
+    numbers = {key: content[key] for key in ("mean", "std", "min", "max")}
+    return {**numbers, "total": int(lengths.sum())}
 
 
 def _classes(data: DataSet, split: Split, name: str) -> dict[int, int]:

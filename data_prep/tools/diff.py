@@ -8,7 +8,7 @@ when that cannot be said. Other shards, codecs or options are reported, and are 
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -102,11 +102,15 @@ def _schema(a: DataSet, b: DataSet) -> Iterator[str]:
         elif one != other:
             yield f"field {name} is {one} in A, {other} in B"
         elif list(a.categories(name)) != list(b.categories(name)):
-            ours, theirs = ([*data.categories(name)] for data in (a, b))
-            pairs = enumerate(zip_longest(ours, theirs, fillvalue="none"))
-            at, pair = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
-            which = f"{at} is {pair[0]!r} in A, {pair[1]!r} in B"
-            yield f"field {name}: other categories: {which}"
+            yield f"field {name}: {_categories(a.categories(name), b.categories(name))}"
+
+
+def _categories(ours: Sequence[str], theirs: Sequence[str]) -> str:
+    if not (ours and theirs):
+        return f"only {'A' if ours else 'B'} has names for its values"
+    pairs = enumerate(zip_longest(ours, theirs, fillvalue="none"))
+    at, pair = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
+    return f"other categories: {at} is {pair[0]!r} in A, {pair[1]!r} in B"
 
 
 def _made(a: DataSet, b: DataSet) -> Iterator[str]:

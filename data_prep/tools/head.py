@@ -77,9 +77,9 @@ def describe(value: Array, field: Field, categories: Sequence[str] = ()) -> str:
     '3 (d)'
     """
     if value.ndim == 0:
-        if value.dtype.kind != "f" and 0 <= value < len(categories):
-            return f"{value} ({categories[int(value)]})"
-        return str(value)
+        known = value.dtype.kind != "f" and 0 <= value < len(categories)
+        name = categories[int(value)] if known else ""
+        return f"{value} ({name})" if name not in ("", str(value)) else str(value)
     shape = f"{field.dtype}[{', '.join(map(str, value.shape))}]"
     if not value.size:
         return f"{shape}  empty"

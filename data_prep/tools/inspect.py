@@ -82,8 +82,10 @@ def _print(data: DataSet, layout: Mapping[str, str]) -> None:
     rows = [[name, str(field), layout.get(name)] for name, field in index.fields.items()]
     tables.title("fields")
     tables.show(["field", "one sample", "in the shards"], rows)
-    named = [(name, data.categories(name)) for name in index.fields if data.categories(name)]
-    for name, names in named:
+    for name in index.fields:
+        names = data.categories(name)
+        if all(text == str(i) for i, text in enumerate(names)):
+            continue  # none, or they say nothing
         more = f" … {len(names):,} in all" if len(names) > MOST else ""
         shown = ", ".join(f"{i} {text}" for i, text in enumerate(names[:MOST]))
         tables.say(f"{name}: {shown}{more}")

@@ -116,6 +116,23 @@ def test_schemas_that_differ(write, data_prep):
     assert "no field is in both" in data_prep("diff", a.folder, c.folder)[1]
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        (["a", "b"], ["a", "c"], ["field x: other categories: 1 is 'b' in A, 'c' in B"]),
+        (["a"], ["a", "c"], ["field x: other categories: 1 is 'none' in A, 'c' in B"]),
+        (["a"], [], ["field x: only A has names for its values"]),
+        (["a"], ["a"], []),
+    ],
+)
+def test_categories_that_differ(write, monkeypatch, ours, theirs, said):
+    a, b = write("a", x=np.arange(3)), write("b", x=np.arange(3), max_bytes=8)
+    monkeypatch.setattr(DataSet, "categories", lambda data, _: ours if data is a else theirs)
+    found = difference(a, b)
+    assert found.schema == said
+    assert found.samples == {"train": []}
+
+
 def test_how_they_were_made(write, data_prep):
     made = {"command": "one", "created": "1", "options": {"split": "train=1", "same": 0}}
     other = {"command": "two", "created": "2", "options": {"split": "val=1", "same": 0}}

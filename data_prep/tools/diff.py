@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from data_prep import tables
 from data_prep.progress import Progress
 from data_prep.samples import DataSet, Rows, sizes
-from hpctrain.data.index import Field
 from hpctrain.data.ragged import Ragged
 
 LOOKED_AT = 1000  # samples that differ where they stand, to say in which field
@@ -138,8 +137,8 @@ def _flat(content: Any, name: str = "") -> Iterator[tuple[str, str]]:
 class _Samples:
     """Compares the samples of two data sets in the fields that they share."""
 
-    def __init__(self, a: DataSet, b: DataSet, fields: Mapping[str, Field], quiet: bool) -> None:
-        self.a, self.b, self.fields, self.quiet = a, b, fields, quiet
+    def __init__(self, a: DataSet, b: DataSet, names: Sequence[str], quiet: bool) -> None:
+        self.a, self.b, self.fields, self.quiet = a, b, names, quiet
 
     def compare(self) -> dict[str, list[str]]:
         """By split, what differs."""
@@ -168,10 +167,10 @@ class _Samples:
         """Of all samples of a split, in their order."""
         if split not in data.index.splits:
             return np.empty(0, "V16")
-        parts = []
-        for rows in data.blocks(data.index.split(split), self.fields):
+        parts, fields = [], data.fields(self.fields)  # each has its own places in the files
+        for rows in data.blocks(data.index.split(split), fields):
             parts.append(hashes(rows))
-            advance(len(parts[-1]), sizes(rows, self.fields))
+            advance(len(parts[-1]), sizes(rows, fields))
         return np.concatenate(parts)
 
     def _told(
@@ -199,7 +198,8 @@ class _Samples:
         """In which fields the samples differ that stand at the same place."""
         chosen = numbers[:LOOKED_AT].tolist()
         one, other = (
-            data.take(data.index.split(split), self.fields, chosen) for data in (self.a, self.b)
+            data.take(data.index.split(split), data.fields(self.fields), chosen)
+            for data in (self.a, self.b)
         )
         counts, most = dict.fromkeys(self.fields, 0), dict.fromkeys(self.fields, 0.0)
         for (_, ours), (_, theirs) in zip(one, other, strict=True):

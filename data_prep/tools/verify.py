@@ -101,8 +101,10 @@ def run(args: argparse.Namespace) -> None:
         count = f"{len(report.problems)} problem{'s'[: len(report.problems) != 1]}"
         raise DataError(f"{args.folder}: {count}, in {bad} of {shards} shards")
     if not quiet:
-        what = "sizes and schema" if args.quick else "sizes, schema, digests and statistics"
-        tables.say(f"{args.folder}: {what} are as the index says: {summary(data.index)}")
+        what = ["sizes", "schema", *([] if args.quick else ["offsets", "digests"])]
+        what += ["statistics"] if data.index.statistics and not args.quick else []
+        told = f"{', '.join(what[:-1])} and {what[-1]} are as the index says"
+        tables.say(f"{args.folder}: {told}: {summary(data.index)}")
 
 
 def verify(data: DataSet, *, full: bool = True, workers: int = 1, quiet: bool = True) -> Report:

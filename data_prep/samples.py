@@ -16,6 +16,7 @@ from typing import Any, Self
 import h5py
 import numpy as np
 
+from hpctrain.data import index as index_file
 from hpctrain.data import shard as shard_format
 from hpctrain.data.index import Field, Index, Shard, Split, check_name, check_shard
 from hpctrain.data.ragged import Array, Ragged
@@ -41,11 +42,8 @@ class DataSet:
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         self.index = Index.load(self.folder)
-        if not self.index.fields or not self.index.shards:
-            raise DataError(f"{self.folder}: its index lists no {self._missing()}")
-        for what, names in (("field", self.index.fields), ("split", self.index.splits)):
-            for name in names:
-                check_name(name, f"{self.folder}: {what}")
+        if problem := _damage(self.index):
+            raise DataError(f"{self.folder}/{index_file.FILE}: damaged: {problem}")
 
     def splits(self, name: str | None = None) -> list[Split]:
         """The split of that name, or all.
@@ -132,9 +130,6 @@ class DataSet:
             with self.open(shard, self.fields([name])) as opened:
                 parts.append(opened.lengths(name, 0, shard.count))
         return np.concatenate(parts)
-
-    def _missing(self) -> str:
-        return "shards" if self.index.fields else "fields"
 
 
 class OpenShard:
@@ -327,6 +322,24 @@ class OpenShard:
             raise DataError(f"shard {self.path} is damaged: {said}") from None
         except MemoryError as error:
             raise DataError(f"shard {self.path}: a sample is too large to read: {error}") from None
+
+
+def _damage(index: Index) -> str:
+    """What is wrong with an index that could be read."""
+    if not index.fields or not index.shards:
+        return f"it lists no {'shards' if index.fields else 'fields'}"
+    for what, names in (("field", index.fields), ("split", index.splits)):
+        for name in names:
+            try:
+                check_name(name, what)
+            except (DataError, TypeError) as error:
+                return str(error)
+    for split, fields in index.statistics.items():
+        for name, values in fields.items():
+            numbers = (values.mean, values.std, values.min, values.max)
+            if not all(isinstance(number, int | float | None) for number in numbers):
+                return f"the statistics of {split}/{name} are no numbers"
+    return "" if isinstance(index.provenance, Mapping) else "the provenance is no object"
 
 
 def place(name: str, field: Field) -> tuple[str, str, int]:

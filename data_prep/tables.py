@@ -28,9 +28,9 @@ def title(text: str) -> None:
 def say(text: str, style: str = "") -> None:
     """Print a line."""
     if sys.stdout.isatty():
-        console().print(printable(text), style=style, soft_wrap=True)
+        console().print(_shown(text), style=style, soft_wrap=True)
     else:
-        print(printable(text))
+        print(_shown(text))
 
 
 def show(columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: str = "") -> None:
@@ -41,7 +41,9 @@ def show(columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: str 
         rows: Of as many cells; None is empty.
         numbers: The columns that are set to the right, by name, separated by spaces.
     """
-    cells = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
+    if not rows:
+        return
+    cells = [["" if cell is None else _shown(str(cell)) for cell in row] for row in rows]
     right = [column in numbers.split() for column in columns] or [False] * len(cells[0])
     if not sys.stdout.isatty():
         lines = [[*columns], *cells] if columns else cells
@@ -69,6 +71,12 @@ def printable(text: str) -> str:
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
     )
+
+
+def _shown(text: str) -> str:
+    """As far as the encoding of stdout goes: not every job has UTF-8."""
+    encoding = sys.stdout.encoding or "utf-8"
+    return printable(text).encode(encoding, "replace").decode(encoding)
 
 
 def number(value: float | int | None) -> str:

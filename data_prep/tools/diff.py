@@ -83,11 +83,9 @@ def difference(a: DataSet, b: DataSet, *, quiet: bool = True) -> Difference:
         b.index.check(b.folder)
         return found
     found.schema = list(_schema(a, b))
-    common = {
-        name: spec for name, spec in a.index.fields.items() if b.index.fields.get(name) == spec
-    }
-    if common:
-        found.samples = _Samples(a, b, dict(sorted(common.items())), quiet).compare()
+    ours, theirs = a.index.fields, b.index.fields
+    if common := sorted(name for name in ours if ours[name] == theirs.get(name)):
+        found.samples = _Samples(a, b, common, quiet).compare()
     else:
         found.samples = {"": ["no field is in both: no sample can be compared"]}
     return found

@@ -11,6 +11,8 @@ from data_prep.tools.verify import verify
 from hpctrain.data.format import digest_file, write_shards
 from hpctrain.data.index import Index, Shard
 
+VALUES = ("mean", "std", "min", "max", "nonfinite")
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -216,8 +218,50 @@ def test_no_data_set(tmp_path, data_prep):
     assert data_prep("verify", tmp_path, "--quick", "--full")[0] == 2
 
 
-def test_an_empty_index(folder, data_prep):
-    edited(folder, {**json.loads((folder / "index.json").read_text()), "shards": []})
-    code, _, err = data_prep("verify", folder)
-    assert code == 3
-    assert err == f"data_prep: {folder}: its index lists no shards\n"
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"shards": []}, "it lists no shards"),
+        ({"fields": {}}, "it lists no fields"),
+        ({"provenance": "made"}, "the provenance is no object"),
+        ({"statistics": {"train": {"x": dict.fromkeys(VALUES, "much")}}}, "are no numbers"),
+    ],
+)
+def test_an_index_that_is_no_index(folder, data_prep, change, why):
+    content = json.loads((folder / "index.json").read_text()) | change
+    content["digest"] = _digest(content)
+    (folder / "index.json").write_text(json.dumps(content))
+    for command in ("verify", "inspect", "stats", "head"):
+        code, out, err = data_prep(command, folder)
+        assert (code, out) == (3, "")
+        assert err.startswith(f"data_prep: {folder}/index.json: damaged: ")
+        assert why in err
+
+
+def test_split_names_are_no_paths(folder, data_prep, tmp_path):
+    content = json.loads((folder / "index.json").read_text())
+    for shard in content["shards"]:
+        shard["split"] = "../" + shard["split"]
+    content["digest"] = _digest(content)
+    (folder / "index.json").write_text(json.dumps(content))
+    code, _, err = data_prep("export", folder, tmp_path / "out" / "here", "--to", "npz")
+    assert (code, "damaged: split '../train'" in err) == (3, True)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damaged_files_never_crash(tmp_path, data_prep, seed):
+    """A few bytes of the frame are changed, and the index is made to fit the file."""
+    rng = np.random.default_rng(seed)
+    text = [np.frombuffer(b"ab" * i, np.uint8) for i in range(6)]
+    batch = {"x": rng.normal(size=(6, 2)), "label": np.arange(6), "text": text}
+    write_shards(tmp_path, [("train", batch)])
+    path = tmp_path / "train-00000.h5"
+    content = bytearray(path.read_bytes())
+    for _ in range(3):
+        content[int(rng.integers(8, 3000))] = int(rng.integers(256))
+    path.write_bytes(content)
+    relist(tmp_path, path.name)
+    for command in ("verify", "inspect", "stats", "head"):
+        code, _, err = data_prep(command, tmp_path)
+        assert code in (0, 3)
+        assert code == 0 or err.startswith("data_prep: ")

@@ -99,7 +99,8 @@ def run(args: argparse.Namespace) -> None:
     if report.problems:
         bad = len({found.shard for found in report.problems if found.shard})
         count = f"{len(report.problems)} problem{'s'[: len(report.problems) != 1]}"
-        raise DataError(f"{args.folder}: {count}, in {bad} of {shards} shards")
+        where = f"{bad} of {shards} shards" if bad else "the index"
+        raise DataError(f"{args.folder}: {count}, in {where}")
     if not quiet:
         what = ["sizes", "schema", *([] if args.quick else ["offsets", "digests"])]
         what += ["statistics"] if data.index.statistics and not args.quick else []

@@ -1,6 +1,8 @@
 import io
 import json
 import os
+import subprocess
+import sys
 from itertools import pairwise
 
 import numpy as np
@@ -254,6 +256,30 @@ def test_out_that_cannot_be(digits, tmp_path, data_prep):
         assert data_prep("export", digits, tmp_path / "new", "--to", "npz", *options)[0] == 2
     assert data_prep("export", digits, tmp_path / "new")[0] == 2
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        (["export", "SET", "OUT", "--to", "parquet"], "pyarrow"),
+        (["export", "SET", "OUT", "--to", "images"], "PIL.Image"),
+        (["stats", "SET", "--plot", "OUT.png"], "matplotlib"),
+    ],
+)
+def test_libraries_that_are_missing(digits, tmp_path, data_prep, monkeypatch, command, module):
+    monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    words = {"SET": digits, "OUT": tmp_path / "out", "OUT.png": tmp_path / "out.png"}
+    code, out, err = data_prep(*[words.get(word, word) for word in command])
+    assert (code, out) == (2, "")
+    assert "is not installed: pip install 'hpctrain[prep]'" in err
+    assert not os.listdir(tmp_path)
+
+
+def test_looking_needs_no_torch():
+    tools = "verify, stats, inspect, head, diff, export"
+    check = "assert not {'torch', 'matplotlib', 'pyarrow', 'PIL', 'rich'} & set(sys.modules)"
+    program = f"import sys; from data_prep.tools import {tools}; {check}"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_a_damaged_data_set_leaves_nothing(everything, tmp_path, data_prep):

@@ -99,8 +99,9 @@ def _whole(out: Path) -> Iterator[Path]:
         if out.exists() and next(out.iterdir(), None) is not None:
             raise DataError(f"{out} is not empty; give an empty or new folder")
         folder = temporary(out.resolve())
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _clear(folder)
+        folder.mkdir()
     except NotADirectoryError:
         raise DataError(f"{out} is a file, or lies in one; OUT is a folder") from None
     except OSError as error:
@@ -112,3 +113,12 @@ def _whole(out: Path) -> Iterator[Path]:
         raise storage_error(out, error) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _clear(folder: Path) -> None:
+    """Remove what exports to the same place left when they were killed on this machine."""
+    prefix = folder.name.removesuffix(str(os.getpid()))
+    for path in folder.parent.iterdir():
+        process = path.name.removeprefix(prefix)
+        if process.isdecimal() and path.name != process and not Path("/proc", process).exists():
+            shutil.rmtree(path, ignore_errors=True)

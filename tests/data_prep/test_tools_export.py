@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from itertools import pairwise
@@ -296,3 +297,19 @@ def test_diff_of_what_came_back(digits, tmp_path, data_prep):
     assert found.samples == {"train": [], "val": ["is only in A: 382 samples"]}
     named = DataSet(digits).categories("label")  # npz has no names
     assert found.schema == (["field label: only A has names for its values"] if named else [])
+
+
+def test_what_a_killed_export_left_is_removed(digits, tmp_path, data_prep):
+    program = f"""
+import os, signal
+from data_prep.exports.npz import Npz
+Npz.write = lambda self, folder, *_: ((folder / "x").touch(), os.kill(os.getpid(), signal.SIGKILL))
+from data_prep.cli import main
+main(["export", {str(digits)!r}, {str(tmp_path / "out")!r}, "--to", "npz"])
+"""
+    killed = subprocess.run([sys.executable, "-c", program], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = os.listdir(tmp_path)
+    assert left.startswith(".out.")
+    assert data_prep("export", digits, tmp_path / "out", "--to", "npz")[0] == 0
+    assert os.listdir(tmp_path) == ["out"]

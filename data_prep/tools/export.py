@@ -102,7 +102,7 @@ def _whole(out: Path) -> Iterator[Path]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _clear(folder)
         folder.mkdir()
-    except NotADirectoryError:
+    except (NotADirectoryError, FileExistsError):
         raise DataError(f"{out} is a file, or lies in one; OUT is a folder") from None
     except OSError as error:
         raise storage_error(out, error) from None

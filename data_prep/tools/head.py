@@ -140,10 +140,12 @@ def _text(value: Array) -> str | None:
 
 
 def _range(value: Array) -> str:
-    finite = value[np.isfinite(value)] if value.dtype.kind == "f" else value.reshape(-1)
-    bad = value.size - finite.size
-    text = f"{finite.min():.4g} to {finite.max():.4g}, mean {finite.mean(dtype=float):.4g}"
-    return (text if finite.size else "nothing finite") + (f", {bad:,} not finite" if bad else "")
+    finite = value[np.isfinite(value)]
+    bad = f", {value.size - finite.size:,} not finite" if finite.size < value.size else ""
+    if not finite.size:
+        return f"nothing finite{bad}"
+    low, high, mean = finite.min(), finite.max(), finite.mean(dtype=np.float64)
+    return f"{low:.4g} to {high:.4g}, mean {mean:.4g}{bad}"
 
 
 def _value(value: Array, field: Field) -> Any:

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from data_prep import tables
 from data_prep.progress import Progress
-from data_prep.samples import DataSet, Rows, sizes
+from data_prep.samples import DataSet, sizes
+from data_prep.shards import Rows
 from hpctrain.data.ragged import Ragged
 
 LOOKED_AT = 1000  # samples that differ where they stand, to say in which field

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from data_prep import tables
-from data_prep.samples import DataSet, place
+from data_prep.samples import DataSet
+from data_prep.shards import place
 from hpctrain.data.index import Index
 from hpctrain.errors import DataError
 

@@ -23,7 +23,8 @@ import xxhash
 from data_prep import tables
 from data_prep.finalize import summary
 from data_prep.progress import Progress
-from data_prep.samples import DataSet, OpenShard, positive
+from data_prep.samples import DataSet, positive
+from data_prep.shards import OpenShard
 from hpctrain.data.commit import PARTIAL
 from hpctrain.data.index import Index, Shard
 from hpctrain.data.moments import Moments

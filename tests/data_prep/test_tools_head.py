@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from data_prep.samples import DataSet
+from data_prep.tables import size
 from data_prep.tools.head import describe
 from hpctrain.data.format import write_shards
 from hpctrain.data.index import Field, Index
@@ -144,8 +145,8 @@ def test_inspect(folder, data_prep):
     assert (code, err) == (0, "")
     lines = [" ".join(line.split()) for line in out.splitlines()]
     index = Index.load(folder)
-    size = sum(shard.bytes for shard in index.shards) / 1e3
-    told = f"10 samples, {len(index.shards)} shards, {size:.1f} kB"
+    nbytes = size(sum(shard.bytes for shard in index.shards))
+    told = f"10 samples, {len(index.shards)} shards, {nbytes}"
     assert lines[:3] == [str(folder), told, index.digest]
     assert "image uint8[3, 4, 4] contiguous" in lines
     assert "boxes float32[*, 4] contiguous" in lines

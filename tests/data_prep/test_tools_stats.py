@@ -83,7 +83,7 @@ def test_as_json(folder, data_prep):
 @pytest.mark.parametrize("kind", ["png", "html"])
 def test_plots_are_the_same_each_time(folder, tmp_path, data_prep, kind):
     files = [tmp_path / f"{name}.{kind}" for name in "ab"]
-    fields = [f"--field={name}" for name in ("image", "flow", "signal", "label", "text")]
+    fields = [f"--field={name}" for name in ("flow", "label")]
     for file in files:
         code, out, err = data_prep("stats", folder, "--plot", file, *fields)
         assert (code, err) == (0, "")
@@ -93,7 +93,7 @@ def test_plots_are_the_same_each_time(folder, tmp_path, data_prep, kind):
         with Image.open(files[0]) as image:
             pixels = np.asarray(image.convert("RGB"))
         assert pixels.shape[1] == 1650
-        assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 500  # not a blank page
+        assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 100  # not a blank page
 
 
 class _Links(HTMLParser):
@@ -154,12 +154,12 @@ def test_a_picture_has_an_end(tmp_path, data_prep):
 
 def test_only_samples_that_are_drawn_are_read(folder, monkeypatch):
     """A plot does not read a large data set."""
-    from data_prep import samples, views
+    from data_prep import shards, views
 
     read = []
-    real = samples.OpenShard.rows
+    real = shards.OpenShard.rows
     monkeypatch.setattr(
-        samples.OpenShard,
+        shards.OpenShard,
         "rows",
         lambda self, name, a, b: read.append((name, b - a)) or real(self, name, a, b),
     )

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_prep import plots
-from data_prep.samples import DataSet
-from data_prep.tables import number, printable
+from data_prep.console import number, printable
+from data_prep.dataset import DataSet
 from data_prep.tools.stats import Summary, class_name, not_finite
 from data_prep.views import View, views
 from hpctrain.data.index import Split

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from data_prep.samples import evenly
-from data_prep.tables import number, printable
+from data_prep.console import number, printable
+from data_prep.dataset import evenly
 from data_prep.tools.stats import Summary, class_name, not_finite
 from data_prep.views import View
 from hpctrain.data.ragged import Array

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import numpy as np
 
-from data_prep.samples import DataSet, sizes
+from data_prep.dataset import DataSet, sizes
 from data_prep.shards import Rows
 from data_prep.tools.head import SIGNATURES, as_image, is_text
 from hpctrain.data.index import Field, Split

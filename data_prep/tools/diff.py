@@ -18,9 +18,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from data_prep import tables
+from data_prep import console
+from data_prep.dataset import DataSet, sizes
 from data_prep.progress import Progress
-from data_prep.samples import DataSet, sizes
 from data_prep.shards import Rows
 from hpctrain.data.ragged import Ragged
 
@@ -269,16 +269,16 @@ def _shared(a: Hashes, b: Hashes) -> int:
 
 
 def _print(a: DataSet, b: DataSet, found: Difference) -> None:
-    tables.say(f"A  {a.folder}  {a.index.digest}")
-    tables.say(f"B  {b.folder}  {b.index.digest}")
+    console.say(f"A  {a.folder}  {a.index.digest}")
+    console.say(f"B  {b.folder}  {b.index.digest}")
     for line in found.schema:
-        tables.say(line)
+        console.say(line)
     for split, lines in found.samples.items():
         for line in lines:
-            tables.say(f"{split}: {line}" if split else line)
+            console.say(f"{split}: {line}" if split else line)
     if found.equal:
-        tables.say("the same samples in the same order")
+        console.say("the same samples in the same order")
     if found.made:
-        tables.title("how they were made (no difference of the data)")
+        console.title("how they were made (no difference of the data)")
         for line in found.made:
-            tables.say(f"  {line}")
+            console.say(f"  {line}")

@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from data_prep import tables
+from data_prep import console
+from data_prep.dataset import DataSet, positive
 from data_prep.exports.images import Images
 from data_prep.exports.npz import Npz
 from data_prep.exports.parquet import Parquet
 from data_prep.progress import Progress
-from data_prep.samples import DataSet, positive
 from hpctrain.data.commit import storage_error
 from hpctrain.disk import temporary
 from hpctrain.errors import ConfigError, DataError
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
         told = ", ".join(f"{name} {count:,}" for name, count in counts.items())
         left_out = ", ".join(name for name in data.index.fields if name not in export.fields)
         more = f"; without {left_out}" if left_out else ""
-        tables.say(f"{out}: {sum(counts.values()):,} samples ({told}) as {args.to}{more}")
+        console.say(f"{out}: {sum(counts.values()):,} samples ({told}) as {args.to}{more}")
 
 
 def _export(data: DataSet, args: argparse.Namespace) -> Npz | Images | Parquet:

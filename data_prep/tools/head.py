@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from data_prep import tables
-from data_prep.samples import DataSet, positive
+from data_prep import console
+from data_prep.dataset import DataSet, positive
 from hpctrain.data.index import Field
 from hpctrain.data.ragged import Array
 
@@ -62,10 +62,10 @@ def run(args: argparse.Namespace) -> None:
                 values = {name: _value(sample[name], field) for name, field in fields.items()}
                 print(json.dumps({"split": split.name, "sample": number, **values}))
                 continue
-            tables.say(f"{split.name} {number}", style="bold")
+            console.say(f"{split.name} {number}", style="bold")
             for name, field in fields.items():
                 text = describe(sample[name], field, data.categories(name))
-                tables.say(f"  {name:{width}}  {text}")
+                console.say(f"  {name:{width}}  {text}")
                 if args.images and (image := as_image(sample[name], field)) is not None:
                     _draw(image)
 
@@ -181,4 +181,4 @@ def _draw(image: Array) -> None:
         for above, below in zip(upper, lower, strict=True):
             text.append("▀", Style(color=Color.from_rgb(*above), bgcolor=Color.from_rgb(*below)))
         text.append("\n")
-    tables.console().print(text, end="")
+    console.terminal().print(text, end="")

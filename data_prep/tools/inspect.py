@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from data_prep import tables
-from data_prep.samples import DataSet
+from data_prep import console
+from data_prep.dataset import DataSet
 from data_prep.shards import place
 from hpctrain.data.index import Index
 from hpctrain.errors import DataError
@@ -75,45 +75,45 @@ def _content(data: DataSet, problem: str, layout: Mapping[str, str]) -> dict[str
 def _print(data: DataSet, layout: Mapping[str, str]) -> None:
     index = data.index
     counts = {name: index.split(name).count for name in index.splits}
-    size = tables.size(sum(shard.bytes for shard in index.shards))
-    tables.say(str(data.folder), style="bold")
-    tables.say(f"{sum(counts.values()):,} samples, {len(index.shards):,} shards, {size}")
-    tables.say(index.digest)
+    size = console.size(sum(shard.bytes for shard in index.shards))
+    console.say(str(data.folder), style="bold")
+    console.say(f"{sum(counts.values()):,} samples, {len(index.shards):,} shards, {size}")
+    console.say(index.digest)
 
     rows = [[name, str(field), layout.get(name)] for name, field in index.fields.items()]
-    tables.title("fields")
-    tables.show(["field", "one sample", "in the shards"], rows)
+    console.title("fields")
+    console.show(["field", "one sample", "in the shards"], rows)
     for name in index.fields:
         names = data.categories(name)
         if all(text == str(i) for i, text in enumerate(names)):
             continue  # none, or they say nothing
         more = f" … {len(names):,} in all" if len(names) > MOST else ""
         shown = ", ".join(f"{i} {text}" for i, text in enumerate(names[:MOST]))
-        tables.say(f"{name}: {shown}{more}")
+        console.say(f"{name}: {shown}{more}")
 
     whole = sum(counts.values())
     rows = []
     for split in map(index.split, index.splits):
-        nbytes = tables.size(sum(shard.bytes for shard in split.shards))
+        nbytes = console.size(sum(shard.bytes for shard in split.shards))
         share = f"{100 * split.count / whole:.1f} %"
         rows.append([split.name, f"{split.count:,}", share, f"{len(split.shards):,}", nbytes])
     columns = ["split", "samples", "share", "shards", "size"]
-    tables.title("splits")
-    tables.show(columns, rows, numbers="samples share shards size")
+    console.title("splits")
+    console.show(columns, rows, numbers="samples share shards size")
 
-    rows = [[s.path, s.split, f"{s.count:,}", tables.size(s.bytes)] for s in index.shards[:MOST]]
+    rows = [[s.path, s.split, f"{s.count:,}", console.size(s.bytes)] for s in index.shards[:MOST]]
     if len(index.shards) > MOST:
         rows.append([f"and {len(index.shards) - MOST:,} more", None, None, None])
-    tables.title("shards")
-    tables.show(["file", "split", "samples", "size"], rows, numbers="samples size")
+    console.title("shards")
+    console.show(["file", "split", "samples", "size"], rows, numbers="samples size")
 
     rows = [[key, value] for key, value in _flat(index.provenance)]
-    tables.title("how it was made")
-    tables.show([], rows)
+    console.title("how it was made")
+    console.show([], rows)
 
-    tables.title("to read it")
+    console.title("to read it")
     for line in _snippet(index, data.folder, layout):
-        tables.say(f"  {line}")
+        console.say(f"  {line}")
 
 
 def _flat(content: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from data_prep import tables
-from data_prep.samples import DataSet
+from data_prep import console
+from data_prep.dataset import DataSet
 from hpctrain.data.index import Field, Split
 from hpctrain.data.moments import Moments
 
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> None:
     if args.plot:
         page.draw(args.plot, data, splits, summaries)
         if not args.json:
-            tables.say(f"\n{args.plot}".lstrip())
+            console.say(f"\n{args.plot}".lstrip())
 
 
 def summarise(data: DataSet, split: Split, name: str) -> Summary:
@@ -148,27 +148,27 @@ def _content(data: DataSet, summary: Summary) -> dict[str, Any]:
 
 
 def _print(data: DataSet, summaries: Sequence[Summary]) -> None:
-    tables.title(f"{summaries[0].split}: {summaries[0].count:,} samples")
+    console.title(f"{summaries[0].split}: {summaries[0].count:,} samples")
     rows: list[list[object]] = []
     for s in summaries:
-        numbers = [tables.number(value) for value in (s.mean, s.std, s.min, s.max)]
+        numbers = [console.number(value) for value in (s.mean, s.std, s.min, s.max)]
         rows.append([s.name, s.field, *numbers, not_finite(s)])
     columns = ["field", "type", "mean", "std", "min", "max", "not finite"]
-    tables.show(columns, rows, numbers="mean std min max")
+    console.show(columns, rows, numbers="mean std min max")
 
     rows = []
     for s in summaries:
         if s.lengths is not None:
             lengths = [s.lengths.get(key) for key in ("mean", "std", "min", "max", "total")]
-            rows.append([s.name, *map(tables.number, lengths)])
+            rows.append([s.name, *map(console.number, lengths)])
     if rows:
-        tables.title("lengths")
+        console.title("lengths")
         columns = ["field", "mean", "std", "min", "max", "total"]
-        tables.show(columns, rows, numbers="mean std min max total")
+        console.show(columns, rows, numbers="mean std min max total")
 
     for s in summaries:
         if s.classes:
-            tables.title(f"{s.name}: {len(s.classes):,} values")
+            console.title(f"{s.name}: {len(s.classes):,} values")
             names, most = data.categories(s.name), max(s.classes.values())
             rows = []
             for value, count in list(s.classes.items())[:MOST]:
@@ -178,7 +178,7 @@ def _print(data: DataSet, summaries: Sequence[Summary]) -> None:
             if len(s.classes) > MOST:
                 rows.append([f"and {len(s.classes) - MOST:,} more", *[None] * 4])
             columns = ["value", "name", "samples", "share", ""]
-            tables.show(columns, rows, numbers="value samples share")
+            console.show(columns, rows, numbers="value samples share")
 
 
 def class_name(value: int, names: Sequence[str]) -> str:

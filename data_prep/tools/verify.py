@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from data_prep import tables
+from data_prep import console
+from data_prep.dataset import DataSet, positive
 from data_prep.finalize import summary
 from data_prep.progress import Progress
-from data_prep.samples import DataSet, positive
 from data_prep.shards import OpenShard
 from hpctrain.data.commit import PARTIAL
 from hpctrain.data.index import Index, Shard
@@ -94,9 +94,9 @@ def run(args: argparse.Namespace) -> None:
         print(json.dumps(content, indent=2))
     else:
         for found in report.problems:
-            tables.say(f"{found.shard or 'index.json'}: {found.problem}")
+            console.say(f"{found.shard or 'index.json'}: {found.problem}")
         if report.unlisted and not args.quiet:
-            tables.say(f"not in the index: {', '.join(report.unlisted)}")
+            console.say(f"not in the index: {', '.join(report.unlisted)}")
     if report.problems:
         bad = len({found.shard for found in report.problems if found.shard})
         count = f"{len(report.problems)} problem{'s'[: len(report.problems) != 1]}"
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> None:
         what = ["sizes", "schema", *([] if args.quick else ["offsets", "digests"])]
         what += ["statistics"] if data.index.statistics and not args.quick else []
         told = f"{', '.join(what[:-1])} and {what[-1]} are as the index says"
-        tables.say(f"{args.folder}: {told}: {summary(data.index)}")
+        console.say(f"{args.folder}: {told}: {summary(data.index)}")
 
 
 def verify(data: DataSet, *, full: bool = True, workers: int = 1, quiet: bool = True) -> Report:

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from data_prep.dataset import DataSet
 from data_prep.exports.images import folder_names
-from data_prep.samples import DataSet
 from data_prep.tools.diff import difference
 from hpctrain.data.format import write_shards
 from hpctrain.data.index import DTYPES, Index

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from data_prep import page
-from data_prep.samples import DataSet, evenly
-from data_prep.tables import printable, size
+from data_prep.console import printable, size
+from data_prep.dataset import DataSet, evenly
 from hpctrain.data.format import write_shards
 from hpctrain.data.index import Index
 

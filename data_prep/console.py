@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def console() -> "Console":
+def terminal() -> "Console":
     """Of a terminal."""
     from rich.console import Console
 
@@ -28,7 +28,7 @@ def title(text: str) -> None:
 def say(text: str, style: str = "") -> None:
     """Print a line."""
     if sys.stdout.isatty():
-        console().print(_shown(text), style=style, soft_wrap=True)
+        terminal().print(_shown(text), style=style, soft_wrap=True)
     else:
         print(_shown(text))
 
@@ -61,7 +61,7 @@ def show(columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: str 
         table.add_column(name, justify="right" if is_right else "left", overflow="fold")
     for row in cells:
         table.add_row(*row)
-    console().print(table)
+    terminal().print(table)
 
 
 def printable(text: str) -> str:

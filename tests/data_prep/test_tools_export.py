@@ -313,3 +313,25 @@ main(["export", {str(digits)!r}, {str(tmp_path / "out")!r}, "--to", "npz"])
     assert left.startswith(".out.")
     assert data_prep("export", digits, tmp_path / "out", "--to", "npz")[0] == 0
     assert os.listdir(tmp_path) == ["out"]
+
+
+def test_images_and_back(digits, tmp_path, data_prep):
+    pytest.importorskip("data_prep.sources.images", reason="the command `images` is not here")
+    assert data_prep("export", digits, tmp_path / "out", "--to", "images", "--quiet")[0] == 0
+    for split in ("train", "val"):
+        back = tmp_path / split
+        options = ["--mode", "L", "--split", f"{split}=1", "--quiet"]
+        assert data_prep("images", tmp_path / "out" / split, back, *options)[0] == 0
+        (said,) = difference(DataSet(digits), DataSet(back)).samples[split]
+        assert said.startswith("the same samples in another order")  # by class
+
+
+def test_text_and_back(everything, tmp_path, data_prep):
+    pytest.importorskip("data_prep.sources.table", reason="the command `table` is not here")
+    options = ["--to", "parquet", "--text", "text", "-f", "text", "-f", "nan", "-f", "boxes"]
+    assert data_prep("export", everything, tmp_path / "out", *options)[0] == 0
+    columns = ["--columns", "text,nan"]
+    source = tmp_path / "out" / "train.parquet"
+    code, _, err = data_prep("table", source, tmp_path / "back", *columns, "--quiet")
+    assert (code, err) == (0, "")
+    assert difference(DataSet(everything), DataSet(tmp_path / "back")).samples["train"] == []

@@ -19,7 +19,7 @@ import numpy as np
 from hpctrain.data.index import Lengths, Statistics
 from hpctrain.data.ragged import Array, Ragged
 
-BLOCK = 2**16  # values: their float64 copy stays in the cache
+BLOCK = 2**17  # values: their float64 copy stays in the cache
 BYTES_BLOCK, ROW = 2**18, 256  # of 8-bit integers; 256 · 255² < 2**24: float32 adds them exactly
 PIVOT = 64  # every so many-th value
 MOST_CLASSES = 1000

@@ -7,11 +7,12 @@
     zstd     32015          1-22    small, and fast to read
     blosc2   32026          0-9     Zstandard by blocks that fit the cache
 
-A chunk is whole samples, about `chunk_bytes` of them and at least one: what is read and decoded
-at once, so many samples that lie together should be wanted together (`window` of the loader's
-shuffle). Numbers of more than one byte go through the shuffle filter first, first bytes before
-second bytes, which nearly always helps. All but gzip need hdf5plugin, to write and for readers
-other than ours: `import hdf5plugin` in Python, HDF5_PLUGIN_PATH for h5dump and MATLAB.
+A chunk is whole samples, about `chunk_bytes` of them and at least one. It is read and decoded at
+once, so samples that lie together should be wanted together: see `hpctrain.data.samplers.blocks`.
+
+Numbers of more than one byte go through the shuffle filter first, first bytes before second
+bytes, which nearly always helps. All but gzip need hdf5plugin, to write and for readers other than
+ours: `import hdf5plugin` in Python, HDF5_PLUGIN_PATH for h5dump and MATLAB.
 
 The same samples give the same bytes, by one version of the codecs.
 """

@@ -37,13 +37,14 @@ from hpctrain.data.commit import PARTIAL, clear_leftovers, commit, discard, lock
 from hpctrain.data.compression import Compression
 from hpctrain.data.index import Field, Index, Shard, check_name
 from hpctrain.data.moments import Moments
-from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.ragged import Array, Ragged, offsets_of
 from hpctrain.data.schema import Batch, check_batch, check_fields, infer_fields, row_bytes
 from hpctrain.data.shard import NONE, shard_name, write_shard
 from hpctrain.data.shard import digest_file as digest_file
 from hpctrain.errors import DataError
 
 MAX_BYTES = 256 * 2**20
+LOOK_BYTES = 2**20  # of samples at least that statistics are made of at once
 
 
 class ShardFiles:
@@ -104,8 +105,10 @@ class ShardFiles:
             if state.count == 0:
                 stop = max(stop, start + 1)  # a sample larger than a shard is a shard
             if stop > start:
-                state.append({name: _copy(value, start, stop) for name, value in rows.items()})
-                state.bytes += int(ends[stop - 1]) - before
+                state.append(
+                    {name: _copy(value, start, stop) for name, value in rows.items()},
+                    int(ends[stop - 1]) - before,
+                )
                 start, before = stop, int(ends[stop - 1])
             if start < len(ends):
                 self._flush(state)
@@ -128,6 +131,7 @@ class ShardFiles:
 
     def _flush(self, state: "_Split") -> None:
         """Write a split's samples as its next shard."""
+        state.look()
         path = self._folder / shard_name(state.name, len(state.shards))
         try:
             size, digest = write_shard(
@@ -141,7 +145,7 @@ class ShardFiles:
             if self.fields[name].variable
         }
         state.shards.append(Shard(path.name, state.name, state.count, size, digest, elements))
-        state.parts, state.count, state.bytes = {}, 0, 0
+        state.clear()
 
 
 class ShardWriter:
@@ -260,14 +264,38 @@ class _Split:
         self.name = name
         self.shards: list[Shard] = []
         self.moments: dict[str, Moments] = {}
+        self.clear()
+
+    def clear(self) -> None:
+        """Let go of the samples."""
         self.parts: dict[str, list[Any]] = {}
         self.count, self.bytes = 0, 0
+        self._seen, self._seen_bytes = 0, 0
 
-    def append(self, rows: Mapping[str, Array | Ragged]) -> None:
+    def append(self, rows: Mapping[str, Array | Ragged], nbytes: int) -> None:
         for name, value in rows.items():
             self.parts.setdefault(name, []).append(value)
-            self.moments.setdefault(name, Moments()).add(value)  # now that the cache has it
         self.count += len(next(iter(rows.values())))
+        self.bytes += nbytes
+        if self.bytes - self._seen_bytes >= LOOK_BYTES:
+            self.look()
+
+    def look(self) -> None:
+        """Take what is new into the statistics, while the cache has it."""
+        for name, parts in self.parts.items():
+            if new := parts[self._seen :]:
+                self.moments.setdefault(name, Moments()).add(_joined(new))
+        self._seen, self._seen_bytes = len(parts), self.bytes
+
+
+def _joined(parts: list[Any]) -> Array | Ragged:
+    first: Array | Ragged = parts[0]
+    if len(parts) == 1:
+        return first
+    if not isinstance(first, Ragged):
+        return np.concatenate(parts)
+    lengths = np.concatenate([part.lengths for part in parts])
+    return Ragged(np.concatenate([part.values for part in parts]), offsets_of(lengths))
 
 
 def _copy(value: Array | Ragged, start: int, stop: int) -> Array | Ragged:

@@ -4,10 +4,10 @@ Mean and variance of blocks are combined (Chan, Golub and LeVeque, "Updating for
 pairwise algorithm for computing sample variances", Stanford CS-79-773, 1979): no cancellation,
 whatever the mean, and memory for one block.
 
-In a block, deviations are from a pivot p, the mean m of every 64th value, and the variance is
-mean((x - p)²) - (m_all - p)². The values that p is the mean of are a 64th of the block, so that
-(m_all - p)² is at most 64 times the variance (Jensen): six bits are lost at the most, for two
-passes over the block in place of four. Sums of 8-bit integers are exact.
+In a block, deviations are from a pivot, the mean p of every 64th value, and with the block's mean m
+the variance is mean((x - p)²) - (m - p)². The values that p is the mean of are a 64th of the block,
+so (m - p)² is at most 64 times the variance (Jensen): no more than six bits are lost, and no pass
+over the block is needed for its mean. Sums of 8-bit integers are exact.
 """
 
 import math
@@ -19,7 +19,7 @@ import numpy as np
 from hpctrain.data.index import Lengths, Statistics
 from hpctrain.data.ragged import Array, Ragged
 
-BLOCK = 2**16  # values: their float64 copy stays in the cache
+BLOCK = 2**17  # values: their float64 copy stays in the cache
 BYTES_BLOCK, ROW = 2**18, 256  # of 8-bit integers; 256 · 255² < 2**24: float32 adds them exactly
 PIVOT = 64  # every so many-th value
 MOST_CLASSES = 1000

@@ -99,6 +99,8 @@ class _Output:
         while stop is None or self.size < stop:
             step = os.read(self._descriptor, STEP if stop is None else min(STEP, stop - self.size))
             if not step:
+                if stop is not None:
+                    raise OSError(f"it ends at byte {self.size}, before its data at {stop}")
                 return
             self._digest.update(step)
             self.size += len(step)
@@ -123,7 +125,8 @@ def _write_contiguous(
         output = _Output(file.fileno())
         for name in sorted(offsets, key=lambda name: offsets[name]):
             output.keep(offsets[name])
-            for array in datasets[name]:
+            arrays = datasets[name]
+            for array in _chunks(arrays, max(1, STEP // _row_bytes(arrays[0]))):
                 output.write(_bytes(array))
         output.keep()
         return output.finish()
@@ -181,15 +184,16 @@ def _image(
 def _chunks(arrays: Sequence[Array], rows: int) -> Iterator[Array]:
     """Cut arrays that follow each other into so many rows at a time, the last as it comes."""
     held: list[Array] = []
+    room = rows
     for array in arrays:
         start = 0
         while start < len(array):
-            part = array[start : start + rows - sum(map(len, held))]
-            start += len(part)
+            part = array[start : start + room]
             held.append(part)
-            if sum(map(len, held)) == rows:
+            start, room = start + len(part), room - len(part)
+            if not room:
                 yield held[0] if len(held) == 1 else np.concatenate(held)
-                held = []
+                held, room = [], rows
     if held:
         yield np.concatenate(held)
 

@@ -15,7 +15,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from platform import python_version
@@ -25,7 +25,7 @@ import numpy as np
 
 import hpctrain
 from data_prep import processes
-from data_prep.finalize import REPORT, finalize, summary
+from data_prep.finalize import BESIDE, REPORT, finalize, summary
 from data_prep.job import WAIT_S, Job, JobFolder, Plan
 from data_prep.options import Options
 from data_prep.passes import choose
@@ -35,8 +35,10 @@ from data_prep.source import Source, SourceFile
 from data_prep.split import ByColumn, ByFile, Fractions
 from hpctrain.data import commit
 from hpctrain.data import index as index_file
+from hpctrain.data.compression import Compression
 from hpctrain.data.index import Index
 from hpctrain.data.schema import check_fields
+from hpctrain.data.shard import digest_file
 from hpctrain.errors import ConfigError, DataError, StorageError
 
 
@@ -57,6 +59,8 @@ def convert(source: Source, out: Path, options: Options) -> Index | None:
     commit.settle(out, wait=WAIT_S if parts else 0)
     if (found := _finished(out, plan, options)) is not None:
         return found
+    if options.auto:
+        options, plan = _with_codec(source, out, options, plan)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -83,7 +87,8 @@ def _do(converter: Converter, job: Job) -> None:
     if len(todo) < len(share) and not options.quiet:
         there = len(share) - len(todo)
         print(f"{job.out}: goes on, {there} of {len(share)} pieces are there", file=sys.stderr)
-    _check_room(source, todo, job.out)
+    if options.compression.codec == "none":
+        _check_room(source, todo, job.out)
     if options.two_passes and todo:
         with _progress(source, range(total), options, "first pass: ") as progress:
             choose(converter, job, progress.advance)
@@ -141,6 +146,28 @@ def _is_last(job: Job, options: Options) -> bool:
     return False
 
 
+def _with_codec(source: Source, out: Path, options: Options, plan: Plan) -> tuple[Options, Plan]:
+    """Choose the codec, or take what was chosen when this job began.
+
+    Raises:
+        ConfigError: Parts would choose each for themselves.
+    """
+    from data_prep import codec
+
+    record = codec.recorded(out, plan.fingerprint)
+    if record is None:
+        chosen, why = codec.choose(source, options.compression, quiet=options.quiet)
+        record = {**asdict(chosen), "why": why}
+    compression = Compression(record["codec"], record["level"], record["chunk_bytes"])
+    if options.part is not None:
+        raise ConfigError(
+            "--codec auto measures, and the parts could choose differently; give each part what "
+            f"was chosen here: {codec.options_of(compression)}"
+        )
+    provenance = {**plan.provenance, "compression": record}
+    return replace(options, compression=compression), replace(plan, provenance=provenance)
+
+
 def _check(source: Source, options: Options, out: Path) -> None:
     """See that source, options and OUT fit together.
 
@@ -148,6 +175,7 @@ def _check(source: Source, options: Options, out: Path) -> None:
         ConfigError: They do not.
     """
     check_fields(source.fields)
+    options.compression.check(source.fields)
     _check_apart(source, out)
     split = options.split
     if isinstance(split, ByColumn) and split.column not in source.columns:
@@ -156,9 +184,8 @@ def _check(source: Source, options: Options, out: Path) -> None:
             f"--split {split}: {source.name} has no such column to go by; it has {has}"
         )
     if isinstance(split, ByFile):
-        for piece in source.pieces:
-            for file in piece.files:
-                split.of_file(file.path)
+        for file in source.split_files():
+            split.of_file(file)
     if not options.stratify:
         return
     field = source.fields.get(options.stratify)
@@ -228,6 +255,7 @@ def _plan(source: Source, options: Options) -> Plan:
                 "hdf5": h5py.version.hdf5_version,
             },
             "options": {**options.of_result, "on_error": options.on_error},
+            "compression": asdict(options.compression),
             "source": {
                 "name": source.name,
                 "files": len(files),
@@ -238,6 +266,7 @@ def _plan(source: Source, options: Options) -> Plan:
         },
         on_error=options.on_error,
         parts=options.part[1] if options.part else 0,
+        beside=source.beside,
     )
 
 
@@ -305,6 +334,13 @@ def _damage(index: Index, out: Path) -> str:
         index.check(out)
     except DataError as error:
         return str(error)
+    for name, digest in index.provenance.get(BESIDE, {}).items():
+        try:
+            same = digest_file(out / name) == digest
+        except OSError:
+            same = False
+        if not same:
+            return f"{out / name} is missing or changed"
     return ""
 
 

@@ -1,7 +1,7 @@
 """From finished pieces to a data set: names for the shards, the index, and all of it at once."""
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import xxhash
@@ -10,11 +10,12 @@ from data_prep.job import JOB, Job, Plan, Problem, Result
 from hpctrain.data.commit import PARTIAL, commit, discard, settle, storage_error
 from hpctrain.data.index import Index, Shard
 from hpctrain.data.moments import Moments
-from hpctrain.data.shard import shard_name
+from hpctrain.data.shard import digest_file, shard_name
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DataError
 
 REPORT = "problems.jsonl"  # in OUT: the records that could not be used
+BESIDE = "beside"  # in the provenance: {file: digest}, see `Source`
 SHOWN = 3
 
 
@@ -44,14 +45,19 @@ def finalize(job: Job) -> Index:
             discard(out)
             why = f": {_listed(out, problems)}" if problems else ""
             raise DataError(f"nothing to write into {out}: the source has no samples{why}")
+        beside = _beside(job)
     except OSError as error:
         raise storage_error(out, error) from None
+    moves.update({name: name for name in beside})
     moments: dict[str, dict[str, Moments]] = defaultdict(dict)
     for result in results:
         for split, fields in result.moments.items():
             for name, state in fields.items():
                 moments[split].setdefault(name, Moments()).merge(Moments.from_state(state))
     digest = xxhash.xxh3_128("".join(result.digest for result in results).encode()).hexdigest()
+    skipped: Counter[str] = Counter()
+    for result in results:
+        skipped.update(result.skipped)
     index = Index(
         fields=plan.fields,
         shards=tuple(shards),
@@ -69,8 +75,11 @@ def finalize(job: Job) -> Index:
                 "unusable": len(problems),
                 "duplicates": sum(result.duplicates for result in results),
                 "duplicates_across_splits": sum(result.leaks for result in results),
+                **skipped,
             },
+            **({BESIDE: beside} if beside else {}),
         },
+        categories=plan.categories,
     )
     commit(out, index, moves)
     return index
@@ -109,6 +118,8 @@ def summary(index: Index) -> str:
         leaks = left_out.get("duplicates_across_splits")
         where = f", {leaks} of them in another split than the first" if leaks else ""
         lines.append(f"{left_out['duplicates']} samples were there before and are left out{where}")
+    if left_out.get("empty"):
+        lines.append(f"{left_out['empty']} records are empty and left out")
     for name in index.fields:
         statistics = [fields[name] for fields in index.statistics.values() if name in fields]
         if bad := sum(values.nonfinite for values in statistics):
@@ -143,6 +154,15 @@ def _named(job: Job, results: list[Result]) -> tuple[list[Shard], dict[str, str]
                 Shard(name, split, shard.count, shard.bytes, shard.digest, shard.elements)
             )
     return shards, moves
+
+
+def _beside(job: Job) -> dict[str, str]:
+    """Write the files that stand beside the shards; return the digest of each."""
+    digests = {}
+    for name, content in job.plan.beside.items():
+        write_atomically(job.folder / name, content)
+        digests[name] = digest_file(job.folder / name)
+    return digests
 
 
 def _report(out: Path, problems: list[Problem]) -> None:

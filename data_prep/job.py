@@ -13,7 +13,7 @@ import shutil
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -43,6 +43,7 @@ class Plan:
         provenance: For the index, less what is only known at the end.
         on_error: What becomes of records that cannot be used.
         parts: Of how many parts the command was one; 0: it does all.
+        beside: See `Source`.
     """
 
     fingerprint: str
@@ -53,6 +54,7 @@ class Plan:
     provenance: Mapping[str, Any]
     on_error: str
     parts: int = 0
+    beside: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def command(self) -> str:
@@ -89,6 +91,7 @@ class Result:
         duplicates: Samples left out because their content was there before.
         leaks: Of those, how many would have gone to another split than the first.
         problems: Records that could not be used.
+        skipped: How many records held nothing, by the reason.
     """
 
     fingerprint: str
@@ -98,6 +101,7 @@ class Result:
     duplicates: int
     leaks: int
     problems: Sequence[Problem]
+    skipped: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,11 @@ class Converter:
         try:
             folder = job.begin(number)
             try:
-                files = ShardFiles(folder, self.source.fields, self.options.shard_bytes)
-                choice = job.choice(number) if self.options.two_passes else None
+                options = self.options
+                files = ShardFiles(
+                    folder, self.source.fields, options.shard_bytes, options.compression
+                )
+                choice = job.choice(number) if options.two_passes else None
                 result = self._fill(files, job.fingerprint, number, choice, progress)
                 job.finish(number, folder, result)
             except BaseException:
@@ -101,6 +104,7 @@ class Converter:
             duplicates=duplicates,
             leaks=0 if choice is None else choice.leaks,
             problems=problems.found,
+            skipped=problems.skipped,
         )
 
     def look(self, job: JobFolder, number: int, progress: Progress) -> None:
@@ -164,6 +168,7 @@ class Problems:
     def __init__(self, on_error: str) -> None:
         self._on_error = on_error
         self.found: list[Problem] = []
+        self.skipped: dict[str, int] = {}
 
     def bad(self, file: str, record: str, reason: str) -> None:
         """See `Reading`."""
@@ -171,6 +176,10 @@ class Problems:
         if self._on_error == "stop":
             raise DataError(f"{problem}; --on-error skip leaves such records out")
         self.found.append(problem)
+
+    def skip(self, reason: str) -> None:
+        """See `Reading`."""
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1
 
 
 @dataclass(frozen=True)

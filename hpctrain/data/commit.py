@@ -33,7 +33,7 @@ def commit(folder: Path, index: Index, moves: Mapping[str, str]) -> None:
     Args:
         folder: A data set that is there is replaced.
         index: Of the new one.
-        moves: For each of its shards, its path in PARTIAL.
+        moves: For each of its shards, and of the files beside them, its path in PARTIAL.
 
     Raises:
         StorageError: The folder cannot be written; it may be resumed.
@@ -219,11 +219,13 @@ def _empty(partial: Path) -> None:
 
 
 def _listed(folder: Path) -> set[str]:
-    """The shards that the index in `folder` lists; none without a readable index."""
+    """The shards and files that the index in `folder` lists; none without a readable index."""
     try:
-        return {shard.path for shard in Index.load(folder).shards}
+        index = Index.load(folder)
     except DataError:
         return set()
+    beside = {name for name in index.provenance.get("beside", {}) if "/" not in name}
+    return {shard.path for shard in index.shards} | beside
 
 
 def _write(path: Path, text: str) -> None:

@@ -6,8 +6,8 @@ is written last, so a folder with an `index.json` is a finished data set. Versio
     {
       "format": "hpctrain-shards",
       "version": 1,
-      "digest": "xxh3_128:…",          names the data: schema and shard digests in their order;
-                                       not where it lies, nor how and when it was made
+      "digest": "xxh3_128:…",          names the data: schema, categories, shard digests in their
+                                       order; not where it lies, nor how and when it was made
       "fields": {
         "image": {"dtype": "uint8", "shape": [3, 64, 64], "variable": false},
         "text":  {"dtype": "uint8", "shape": [], "variable": true}
@@ -21,11 +21,20 @@ is written last, so a folder with an `index.json` is a finished data set. Versio
          "digest": "xxh3_128:…",       of the whole file
          "elements": {"text": 91204}}  of each variable-length field; may be missing
       ],                               the order of a split's shards is the order of its samples
+      "categories": {"label": ["cat", "dog"]},
+                                       names of a field's values 0, 1, …; may be missing
       "statistics": {
-        "train": {"image": {"mean": 0.4, "std": 0.2, "min": 0, "max": 1, "nonfinite": 0}}
-      },                               per split and fixed-size field, of the finite values;
-                                       std is the population's; null: there are none, or the
-                                       number is beyond float64
+        "train": {
+          "image": {"mean": 0.4, "std": 0.2, "min": 0, "max": 1, "nonfinite": 3, "nan": 2},
+          "label": {…, "classes": {"0": 2100, "1": 1996}},
+          "text": {…, "lengths": {"mean": 22.3, "std": 9.1, "min": 0, "max": 80, "total": 91204}}
+        }
+      },                               per split and field, of the finite values (of all elements
+                                       of all samples); std is the population's; null: there are
+                                       none, or the number is beyond float64. nan: how many of the
+                                       nonfinite are NaN, null: not counted. classes: how often
+                                       each value of an integer field of shape [] is there, if
+                                       there are at most 1,000. lengths: of variable-length samples
       "provenance": {                  for people and for data_prep, never part of the digest
         "command": "python -m data_prep …", "created": "2026-01-31T12:00:00+00:00",
         "versions": {"hpctrain": "0.1.0", …}, "options": {…},
@@ -33,8 +42,16 @@ is written last, so a folder with an `index.json` is a finished data set. Versio
       }
     }
 
-A reader of version 1 ignores keys that it does not know; whatever it must not ignore raises the
-version.
+A reader ignores keys that it does not know; whatever it must not ignore raises the version.
+
+Version 2 is of HDF5 files that others wrote (`python -m data_prep index`). A field of theirs may
+lie elsewhere than `hpctrain.data.format` says, and then has one or more of these keys:
+
+        "dataset": "/x/data",          its path in each file; of a variable-length field's values
+        "offsets": "/x/ends",          the path of a variable-length field's offsets
+        "axis": 1                      the axis of the dataset that counts the samples
+
+An index without such a field is of version 1.
 
     >>> index = Index.load(Path("data/digits"))
     >>> index.split("train").count
@@ -44,7 +61,7 @@ version.
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -55,7 +72,7 @@ from hpctrain.errors import DataError
 
 FILE = "index.json"
 FORMAT = "hpctrain-shards"
-VERSION = 1
+VERSIONS = (1, 2)
 # Little-endian in the file. No bool, complex, string or object, and no uint64, which torch
 # cannot compute with: store uint8, two fields, UTF-8 bytes, int64.
 DTYPES = (
@@ -75,22 +92,53 @@ class Field:
         dtype: One of DTYPES.
         shape: Of one sample; of one element of a sample when the length varies.
         variable: Whether a sample is a sequence of any length of such elements.
+        dataset: Path in the file, where it is not that of `hpctrain.data.format`, else "".
+        offsets: The same for the offsets of a variable-length field.
+        axis: Of the dataset, that counts the samples.
+
+    Fields are equal when their samples are alike, wherever they lie.
     """
 
     dtype: str
     shape: tuple[int, ...] = ()
     variable: bool = False
+    dataset: str = field(default="", compare=False)
+    offsets: str = field(default="", compare=False)
+    axis: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse what no shard can hold.
 
         Raises:
-            DataError: An unknown dtype, or a shape without elements.
+            DataError: An unknown dtype, a shape without elements, or an axis that cannot be.
         """
         if self.dtype not in DTYPES:
             raise DataError(f"dtype {self.dtype} is not supported; allowed: {', '.join(DTYPES)}")
         if any(size < 1 for size in self.shape):
             raise DataError(f"shape {list(self.shape)} has no elements; every size must be >= 1")
+        if not 0 <= self.axis <= (0 if self.variable else len(self.shape)):
+            kind = "variable-length samples" if self.variable else f"samples {list(self.shape)}"
+            raise DataError(f"axis {self.axis} cannot count {kind}")
+
+    def as_json(self) -> dict[str, Any]:
+        """What the index holds of it."""
+        values = asdict(self)
+        return {
+            key: value
+            for key, value in values.items()
+            if key in ("dtype", "shape", "variable") or value
+        }
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it lies where only version 2 can say."""
+        return bool(self.dataset or self.offsets or self.axis)
+
+    def datasets(self, name: str) -> tuple[str, str]:
+        """Paths in the file: of the values, and of the offsets ("" where there are none)."""
+        if not self.variable:
+            return self.dataset or name, ""
+        return self.dataset or f"{name}/values", self.offsets or f"{name}/offsets"
 
     def __str__(self) -> str:
         """`uint8[3, 64, 64]`, `uint8[*]` (variable length)."""
@@ -135,14 +183,44 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
+class Lengths:
+    """Of the samples of a variable-length field, in elements; `total` is their sum."""
+
+    mean: float | None
+    std: float | None
+    min: int | None
+    max: int | None
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Statistics:
-    """Of the finite values of one fixed-size field in one split; None: see the module."""
+    """Of the finite values of one field in one split; the module has the keys."""
 
     mean: float | None
     std: float | None
     min: float | None
     max: float | None
     nonfinite: int = 0
+    nan: int | None = None
+    classes: Mapping[int, int] | None = None
+    lengths: Lengths | None = None
+
+    @classmethod
+    def of_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read what `to_json` returned, of an earlier version too."""
+        classes, lengths = values.get("classes"), values.get("lengths")
+        return cls(
+            *(values["mean"], values["std"], values["min"], values["max"], values["nonfinite"]),
+            nan=values.get("nan"),
+            classes=classes and {int(value): int(count) for value, count in classes.items()},
+            lengths=lengths and Lengths(**{key: lengths[key] for key in Lengths.__slots__}),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the index holds: without classes or lengths where there are none."""
+        optional = ("classes", "lengths")
+        return {k: v for k, v in asdict(self).items() if k not in optional or v is not None}
 
 
 @dataclass(frozen=True)
@@ -153,13 +231,35 @@ class Index:
     shards: tuple[Shard, ...]
     statistics: Mapping[str, Mapping[str, Statistics]] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    categories: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse categories of what is no field.
+
+        Raises:
+            DataError: See above.
+        """
+        categories = {name: tuple(values) for name, values in self.categories.items()}
+        object.__setattr__(self, "categories", categories)  # as they are loaded
+        for name in categories:
+            if name not in self.fields:
+                raise DataError(
+                    f"categories of {name!r}: there is no such field; there are "
+                    f"{_names(tuple(self.fields))}"
+                )
+
+    @property
+    def version(self) -> int:
+        """The lowest that can say it."""
+        return 2 if any(spec.elsewhere for spec in self.fields.values()) else 1
 
     @property
     def digest(self) -> str:
         """Names the data: equal digests are equal samples in equal order."""
-        schema = {name: asdict(spec) for name, spec in self.fields.items()}
+        schema = {name: spec.as_json() for name, spec in self.fields.items()}
         shards = [[shard.split, shard.count, shard.digest] for shard in self.shards]
-        content = json.dumps([FORMAT, VERSION, schema, shards], sort_keys=True)
+        named = [self.categories] if self.categories else []  # older digests stay
+        content = json.dumps([FORMAT, self.version, schema, shards, *named], sort_keys=True)
         return "xxh3_128:" + xxhash.xxh3_128_hexdigest(content.encode())
 
     @property
@@ -238,15 +338,16 @@ class Index:
         temporary = path.with_name(f".{FILE}.{os.getpid()}")
         content = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": self.version,
             "digest": self.digest,
-            "fields": {name: asdict(spec) for name, spec in self.fields.items()},
+            "fields": {name: spec.as_json() for name, spec in self.fields.items()},
             "shards": [
                 {key: value for key, value in asdict(shard).items() if key != "elements" or value}
                 for shard in self.shards
             ],
+            **({"categories": self.categories} if self.categories else {}),
             "statistics": {
-                split: {name: asdict(values) for name, values in fields.items()}
+                split: {name: values.to_json() for name, values in fields.items()}
                 for split, fields in self.statistics.items()
             },
             "provenance": dict(self.provenance),
@@ -266,11 +367,16 @@ class Index:
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             found = content.get("format") if isinstance(content, dict) else type(content).__name__
             raise DataError(f"format is {found!r}; this is not an index of {FORMAT}")
-        if content["version"] != VERSION:
-            raise DataError(f"found version {content['version']}, this hpctrain reads {VERSION}")
+        version = content["version"]
+        if version not in VERSIONS:
+            known = " and ".join(map(str, VERSIONS))
+            raise DataError(f"found version {version}, this hpctrain reads {known}")
         index = cls(
             fields={
-                str(name): Field(str(f["dtype"]), tuple(map(int, f["shape"])), bool(f["variable"]))
+                str(name): Field(
+                    *(str(f["dtype"]), tuple(map(int, f["shape"])), bool(f["variable"])),
+                    *(_elsewhere(f) if version > 1 else ()),
+                )
                 for name, f in content["fields"].items()
             },
             shards=tuple(
@@ -281,13 +387,14 @@ class Index:
                 for s in content["shards"]
             ),
             statistics={
-                split: {
-                    name: Statistics(v["mean"], v["std"], v["min"], v["max"], v["nonfinite"])
-                    for name, v in fields.items()
-                }
+                split: {name: Statistics.of_json(values) for name, values in fields.items()}
                 for split, fields in content["statistics"].items()
             },
             provenance=content["provenance"],
+            categories={
+                str(name): tuple(map(str, values))
+                for name, values in content.get("categories", {}).items()
+            },
         )
         if index.digest != content["digest"]:
             raise DataError(
@@ -295,6 +402,10 @@ class Index:
                 f"({index.digest}): edited by hand? Run data_prep again"
             )
         return index
+
+
+def _elsewhere(field: Mapping[str, Any]) -> tuple[str, str, int]:
+    return str(field.get("dataset", "")), str(field.get("offsets", "")), int(field.get("axis", 0))
 
 
 def check_shard(path: Path, shard: Shard) -> None:

@@ -1,4 +1,6 @@
 import errno
+import itertools
+import json
 import os
 import pickle
 import re
@@ -6,6 +8,7 @@ import resource
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import h5py
 import numpy as np
@@ -14,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.data.format import digest_file, write_shards
-from hpctrain.data.index import Index, Shard
+from hpctrain.data.index import Field, Index, Shard
 from hpctrain.data.ragged import Ragged
 from hpctrain.data.reader import Reader
 from hpctrain.data.storage import arena
@@ -447,3 +450,97 @@ def test_a_shard_that_was_replaced_stays_as_it_was_opened(own):
         (own / shard.path).unlink()
     reader.opened.check_unchanged()
     compare(reader, list(range(COUNT)))
+
+
+def adopted(folder, fields, write, userblock=0):
+    """Two HDF5 files of another program, and an index of version 2; `write(file, start, stop)`."""
+    shards, ends = [], [0, 20, COUNT]
+    for start, stop in itertools.pairwise(ends):
+        path = folder / f"{start}.h5"
+        with h5py.File(path, "w", userblock_size=userblock) as file:
+            write(file, start, stop)
+        size = path.stat().st_size
+        shards.append(Shard(path.name, "train", stop - start, size, digest_file(path)))
+    index = Index(fields, tuple(shards))
+    index.save(folder)
+    assert Index.load(folder) == index
+    assert Index.load(folder).digest == index.digest
+    return folder
+
+
+# Each is (axis, h5py's options, dtype in the file).
+ELSEWHERE = {
+    "contiguous": (0, {}, "<i4"),
+    "big-endian": (0, {}, ">i4"),
+    "chunks": (0, {"chunks": (3, 4, 2)}, "<i4"),
+    "tiles": (0, {"chunks": (3, 2, 2), "compression": "gzip"}, "<i4"),
+    "axis 1": (1, {}, "<i4"),
+    "axis 1, big-endian": (1, {}, ">i4"),
+    "axis 1, chunks": (1, {"chunks": (4, 7, 3)}, "<i4"),
+    "axis 1, tiles": (1, {"chunks": (3, 7, 2), "compression": "gzip", "shuffle": True}, ">i4"),
+    "axis 1, filters of HDF5": (1, {"chunks": (3, 7, 2), "scaleoffset": 0}, "<i4"),
+    "axis 2": (2, {"chunks": (3, 2, 8), "compression": "lzf"}, "<i4"),
+    "axis 2, chunks of one": (2, {"chunks": (1, 1, 1)}, "<i4"),
+}
+CUBES = np.random.default_rng(1).integers(-99, 99, (COUNT, 4, 3), dtype=np.int32)
+
+
+@pytest.mark.parametrize("io", ["mmap", "read"])
+@pytest.mark.parametrize("layout", ELSEWHERE)
+@pytest.mark.parametrize("userblock", [0, 512])  # as MATLAB's files have
+def test_fields_that_lie_elsewhere(tmp_path, layout, io, userblock):
+    axis, options, dtype = ELSEWHERE[layout]
+
+    def write(file, start, stop):
+        cubes = np.moveaxis(CUBES[start:stop], 0, axis).astype(dtype)
+        file.create_dataset("deep/down/cubes", data=cubes, **options)
+        file["flag"] = np.arange(start, stop) % 3 == 0  # HDF5's bool is an enumeration
+
+    fields = {
+        "cube": Field("int32", (4, 3), dataset="/deep/down/cubes", axis=axis),
+        "flag": Field("uint8"),
+    }
+    reader = Reader(adopted(tmp_path, fields, write, userblock), "train", io=io)
+    for indices in ([49, 0, 7, 7, 23, 22], list(range(COUNT)), [3], []):
+        rows = reader.read(np.array(indices, np.int64))
+        assert rows["cube"].dtype == np.int32
+        assert (rows["cube"] == CUBES[indices]).all()
+        assert rows["flag"].tolist() == [int(i % 3 == 0) for i in indices]
+
+
+@pytest.mark.parametrize("kind", ["int64", "int32", ">u2", "uint64"])
+def test_a_variable_length_field_that_lies_elsewhere(tmp_path, kind):
+    def write(file, start, stop):
+        texts = TEXTS[start:stop]
+        file["all/tokens"] = np.concatenate(texts)
+        file["ends"] = np.cumsum([0, *map(len, texts)]).astype(kind)
+
+    fields = {"text": Field("uint32", variable=True, dataset="all/tokens", offsets="ends")}
+    reader = Reader(adopted(tmp_path, fields, write), "train")
+    indices = [49, 0, 7, 7, 23]
+    rows = reader.read(np.array(indices))["text"]
+    assert [row.tolist() for row in rows] == [TEXTS[i].tolist() for i in indices]
+    assert reader.lengths("text", np.arange(COUNT)).tolist() == [len(text) for text in TEXTS]
+    assert reader.offsets("text", 0)[-1] == reader.elements("text")[0]
+
+
+def test_the_version_says_who_can_read_it(tmp_path):
+    index = Index({"x": Field("int64", (3,))}, (Shard("a.h5", "train", 1, 1, "xxh3_128:0"),))
+    other = replace(index, fields={"x": Field("int64", (3,), dataset="/y", axis=1)})
+    assert (index.version, other.version) == (1, 2)
+    assert index.fields == other.fields  # the samples are alike
+    assert index.digest != other.digest
+    other.save(tmp_path)
+    content = json.loads((tmp_path / "index.json").read_text())
+    assert content["version"] == 2
+    assert content["fields"]["x"] == {
+        "dtype": "int64",
+        "shape": [3],
+        "variable": False,
+        "dataset": "/y",
+        "axis": 1,
+    }
+    content["fields"]["x"]["axis"] = 2
+    (tmp_path / "index.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"axis 2 cannot count samples \[3\]"):
+        Index.load(tmp_path)

@@ -39,12 +39,12 @@ from hpctrain.data.ragged import Array
 from hpctrain.data.storage.cache import CACHE, ChunkCache, Load
 from hpctrain.data.storage.codecs import describe
 from hpctrain.data.storage.file import patiently, reading
+from hpctrain.data.storage.grid import Grid, samples_first
 from hpctrain.data.storage.scratch import Bytes, Damaged, Undecodable
 from hpctrain.data.storage.table import ChunkTable, filters
 from hpctrain.errors import DataError
 
 Int64s = NDArray[np.int64]
-Slices = tuple[slice, ...]
 Visit = tuple[int, Any, Any]  # chunk, rows of the result that it fills, rows of it
 
 # Of an uncompressed chunk, rows of at least so many bytes are read alone when they are less than
@@ -65,7 +65,9 @@ def _decoders(pid: int) -> Executor:  # a fork has none of its parent's threads
 
 
 class Chunked:
-    """One chunked, compressed or otherwise oddly stored dataset; the first axis is the sample.
+    """One chunked, compressed or otherwise oddly stored dataset.
+
+    The first axis is the sample, or another one is, and is moved to the front.
 
     Threads may share it. In a forked child it is only to be dropped, and made again.
 
@@ -74,13 +76,15 @@ class Chunked:
         path: Of the file.
         pool: Decodes ahead; without one, chunks are decoded when asked for.
         cache: Where decoded chunks stay.
+        axis: Which one is the sample.
 
     Attributes:
         path: Of the file.
         name: Of the dataset.
-        shape: Of the dataset.
+        shape: Of the dataset, the samples first.
         dtype: Of the dataset, and of what is returned.
         direct: Whether it is read without HDF5.
+        reason: Why not.
         chunk_rows: Samples in a chunk; 1 where there are no chunks.
         chunk_bytes: Of so many samples, decoded.
 
@@ -95,30 +99,32 @@ class Chunked:
         *,
         pool: Executor | None = None,
         cache: ChunkCache = CACHE,
+        axis: int = 0,
     ) -> None:
-        self.path, self.name = path, dataset.name.lstrip("/")
-        self.shape: tuple[int, ...] = dataset.shape
+        self.path, self.name, self._axis = path, dataset.name.lstrip("/"), axis
+        self.shape: tuple[int, ...] = samples_first(dataset.shape, axis)
         self.dtype: np.dtype[Any] = dataset.dtype
         self._pool, self._cache = pool, cache
         self._lock = threading.Lock()
         self._dataset: h5py.Dataset | None = None
         self._stored: ChunkTable | None = None
         self._chunks: tuple[int, ...] | None = dataset.chunks
+        self.reason = ""
         try:
             self._stored = ChunkTable(dataset, path)
         except Undecodable as reason:
             _check_filters(dataset, path)
             if self._chunks:
                 _say_once(f"{path.parent}: {self.name!r} is decoded by HDF5, slowly: {reason}")
-            self._dataset = dataset
+            self._dataset, self.reason = dataset, str(reason)
         except Damaged as error:
             raise DataError(f"shard {path}: {self.name!r} is damaged: {error}") from None
         self.direct = self._stored is not None
-        chunk = self._chunks or (1, *self.shape[1:])
-        self.chunk_rows = chunk[0]
+        self._grid = Grid(dataset.shape, self._chunks or dataset.shape, axis)
+        self._tiles = self._grid.tiles
+        self.chunk_rows = self._grid.rows if self._chunks else 1
         self._row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
-        self._tiles = _tiles(self.shape[1:], chunk[1:])
-        self._chunk_bytes = math.prod(chunk) * self.dtype.itemsize
+        self._chunk_bytes = math.prod(self._chunks or (1, *self.shape[1:])) * self.dtype.itemsize
         self.chunk_bytes = len(self._tiles) * self._chunk_bytes
         status = os.stat(path)  # another file of that name has another key
         self._key = (status.st_dev, status.st_ino, status.st_mtime_ns, self.name)
@@ -208,23 +214,26 @@ class Chunked:
     @contextmanager
     def _chunk(self, number: int, tile: int) -> Iterator[Array]:
         with self._cache.use(*self._wanted(number, tile)) as buffer:
-            yield buffer.view(self.dtype).reshape(self._chunks)
+            yield self._as_array(buffer)
+
+    def _as_array(self, buffer: Bytes) -> Array:
+        """A decoded chunk, the samples first."""
+        return np.moveaxis(buffer.view(self.dtype).reshape(self._chunks), self._axis, 0)
 
     def _wanted(self, number: int, tile: int) -> tuple[Hashable, int, Load]:
         """What the cache asks for."""
-        chunk = number * len(self._tiles) + tile
-        return (self._key, chunk), self._chunk_bytes, partial(self._load, number, tile)
+        key = (self._key, self._grid.chunk(number, tile))
+        return key, self._chunk_bytes, partial(self._load, number, tile)
 
     def _load(self, number: int, tile: int, out: Bytes) -> None:
         """Read and decode a chunk, at least that part of it which lies inside the dataset."""
         start, stop = self._range(number)
         if self._stored is None:
             _, inside, used = self._tiles[tile]
-            chunk = out.view(self.dtype).reshape(self._chunks)
-            self._select((slice(start, stop), *inside), chunk[: stop - start, *used])
+            self._select((slice(start, stop), *inside), self._as_array(out)[: stop - start, *used])
             return
         with self._reading(start, stop - 1):
-            self._stored.read(number * len(self._tiles) + tile, out)
+            self._stored.read(self._grid.chunk(number, tile), out)
 
     def _range(self, number: int) -> tuple[int, int]:
         start = number * self.chunk_rows
@@ -234,6 +243,7 @@ class Chunked:
         """Whether rows are better read alone than with their chunk."""
         return (
             self._stored is not None
+            and not self._axis
             and self._tiles == [(0, (), ())]
             and self._row_bytes >= SINGLE_BYTES
             and len(local) * SINGLE_PART < self.chunk_rows
@@ -254,27 +264,16 @@ class Chunked:
         """Read what HDF5 has to: rows, a slice of them, or a slice for each axis."""
         dataset, rows = self._dataset, selection[0] if isinstance(selection, tuple) else selection
         assert dataset is not None
+        axis, each = self._axis, selection if isinstance(selection, tuple) else (selection,)
+        each += (slice(None),) * (len(self.shape) - len(each))
+        where = (*each[1 : axis + 1], each[0], *each[axis + 1 :])
         first, last = (rows.start, rows.stop - 1) if isinstance(rows, slice) else rows[[0, -1]]
         with self._reading(first, last), self._lock:
-            out[...] = patiently(lambda: dataset[selection])
+            out[...] = np.moveaxis(patiently(lambda: dataset[where]), axis, 0)
 
     def _reading(self, first: int, last: int) -> AbstractContextManager[None]:
         """Errors name the file and the samples."""
         return reading(self.path, self.name, first, last)
-
-
-def _tiles(shape: tuple[int, ...], chunk: tuple[int, ...]) -> list[tuple[int, Slices, Slices]]:
-    """The chunks that hold a sample: number, its part of the sample, the part used of the chunk."""
-    if shape == chunk:
-        return [(0, (), ())]
-    tiles = []
-    grid = [-(-n // size) for n, size in zip(shape, chunk, strict=True)]
-    for number, place in enumerate(np.ndindex(*grid)):
-        starts = [i * size for i, size in zip(place, chunk, strict=True)]
-        lengths = [min(size, n - at) for n, size, at in zip(shape, chunk, starts, strict=True)]
-        inside = tuple(slice(at, at + size) for at, size in zip(starts, lengths, strict=True))
-        tiles.append((number, inside, tuple(slice(size) for size in lengths)))
-    return tiles
 
 
 def _check_filters(dataset: h5py.Dataset, path: Path) -> None:

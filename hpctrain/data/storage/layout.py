@@ -2,25 +2,32 @@
 
 A contiguous, uncompressed dataset in the machine's byte order (what `data_prep` writes) has an
 offset in the file, so its rows may be mapped, or read by `Plain`. Any other layout is read by
-`Chunked`.
+`Chunked`. Who only reads by `rows` needs no torch.
 """
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import h5py
+import numpy as np
 
 from hpctrain.data import shard as shard_format
 from hpctrain.data.index import Field, Shard, check_shard
-from hpctrain.data.storage.arena import Arena
 from hpctrain.data.storage.chunks import Chunked, decoders
+from hpctrain.data.storage.grid import samples_first
 from hpctrain.data.storage.plain import Plain
 from hpctrain.errors import DataError
 
+if TYPE_CHECKING:
+    from hpctrain.data.storage.arena import Arena
+
+INTEGERS = (*("int8", "int16", "int32", "int64"), *("uint8", "uint16", "uint32", "uint64"))
+
 
 class Layout:
-    """A shard's datasets: FIELD, or FIELD/offsets and FIELD/values.
+    """A shard's datasets: FIELD, or FIELD/offsets and FIELD/values, wherever they lie in the file.
 
     Args:
         path: The file.
@@ -49,22 +56,22 @@ class Layout:
         self._needs_hdf5 = False
         check_shard(path, shard)
         try:
-            # No lock: thousands of readers, often on file systems that have none.
-            self._file = h5py.File(path, "r", locking=False)
+            self._file = _open(path)
             self._check_version()
             for name, field in fields.items():
                 if field.variable:
                     self._add_ragged(name, field, shard.count)
                 else:
-                    self._add(name, field.dtype, (shard.count, *field.shape))
+                    place, _ = field.datasets(name)
+                    self._add(name, place, (field.dtype,), (shard.count, *field.shape), field.axis)
             if not self._needs_hdf5:
                 self._file.close()
             stat = os.stat(path)
-        except (OSError, RuntimeError, ValueError, KeyError) as error:
+        except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"shard {path} is damaged: {error}") from None
         self._stamp = stat.st_ino, stat.st_size, stat.st_mtime_ns
 
-    def map(self, arena: Arena, slot: int) -> None:
+    def map(self, arena: "Arena", slot: int) -> None:
         """Map the file into a slot.
 
         Raises:
@@ -111,8 +118,10 @@ class Layout:
 
     def _add_ragged(self, name: str, field: Field, count: int) -> None:
         offsets, values = f"{name}/offsets", f"{name}/values"
-        ends = self._add(offsets, "int64", (count + 1,))
-        self._add(values, field.dtype, (None, *field.shape))
+        values_place, offsets_place = field.datasets(name)
+        # Others count in what they like; ours are int64, and mapped.
+        ends = self._add(offsets, offsets_place, ("int64", *INTEGERS), (count + 1,))
+        self._add(values, values_place, (field.dtype,), (None, *field.shape))
         total = self.totals[values]
         first, last = int(ends[0]), int(ends[count])
         if (first, last) != (0, total):
@@ -121,43 +130,72 @@ class Layout:
                 f"{first} to {last}"
             )
 
-    def _add(self, name: str, dtype: str, shape: tuple[int | None, ...]) -> h5py.Dataset:
-        dataset = self._file.get(name)
+    def _add(
+        self,
+        name: str,
+        place: str,
+        dtypes: tuple[str, ...],
+        shape: tuple[int | None, ...],
+        axis: int = 0,
+    ) -> h5py.Dataset:
+        """Take in a dataset of one of these dtypes; `shape` begins with the samples."""
+        dataset = self._file.get(place)
         if not isinstance(dataset, h5py.Dataset):
-            raise DataError(f"shard {self.path} has no dataset {name!r}; the index lists it")
+            raise DataError(f"shard {self.path} has no dataset {place!r}; the index lists it")
         if dataset.file.filename != self._file.filename:  # its offset is one in that file
             raise DataError(
-                f"shard {self.path}: {name!r} is a link into {dataset.file.filename}; the samples "
+                f"shard {self.path}: {place!r} is a link into {dataset.file.filename}; the samples "
                 "must lie in the shard, whose digest the index has"
             )
         found: tuple[int, ...] = dataset.shape or ()  # None: there is no data at all
-        agrees = len(found) == len(shape) and all(
-            want in (None, have) for want, have in zip(shape, found, strict=True)
+        want = shape[1 : axis + 1] + shape[:1] + shape[axis + 1 :]
+        agrees = len(found) == len(want) and all(
+            size in (None, have) for size, have in zip(want, found, strict=True)
         )
-        if dataset.dtype.newbyteorder("=") != dtype or not agrees:
-            want = [size if size is not None else "any" for size in shape]
+        dtype = dtype_of(dataset)
+        if dtype not in dtypes or not agrees:
+            sizes = [size if size is not None else "any" for size in want]
             raise DataError(
-                f"shard {self.path}: {name!r} is {dataset.dtype.name} {list(found)}, the index "
-                f"says {dtype} {want}"
+                f"shard {self.path}: {place!r} is {dtype} {list(found)}, the index says "
+                f"{dtypes[0]} {sizes}"
             )
+        found = samples_first(found, axis)
         self.totals[name] = found[0]
         offset = dataset.id.get_offset()  # None: chunked, compact, or without data
         if dataset.size == 0:
             self.offsets[name] = 0
-        elif offset is not None and _as_in_memory(dataset) and not dataset.external:
+        elif offset is not None and not axis and dtype == dtypes[0] and is_plain(dataset):
             if offset + dataset.nbytes > self.size:
-                raise DataError(f"shard {self.path} is truncated: {name!r} goes beyond its end")
+                raise DataError(f"shard {self.path} is truncated: {place!r} goes beyond its end")
             if self._mapped:
                 self.offsets[name] = offset
             else:
-                self.rows[name] = Plain(self.path, name, offset, dtype, dataset.shape[1:])
+                self.rows[name] = Plain(self.path, name, offset, dtype, found[1:])
         else:
-            self.rows[name] = chunked = Chunked(dataset, self.path, pool=decoders())
+            self.rows[name] = chunked = Chunked(dataset, self.path, pool=decoders(), axis=axis)
             self._needs_hdf5 |= not chunked.direct
         return dataset
 
 
-def _as_in_memory(dataset: h5py.Dataset) -> bool:
-    """Whether the bytes in the file are those of an array: the order of bytes, and no odd bits."""
+def _open(path: Path) -> h5py.File:
+    """No lock: thousands of readers, often on file systems that have none."""
+    try:
+        return h5py.File(path, "r", locking=False)
+    except OSError as error:
+        if "file locking flag" not in str(error):
+            raise
+        return h5py.File(path, "r")  # as somebody else in this process has it open
+
+
+def dtype_of(dataset: h5py.Dataset) -> str:
+    """Name of what a dataset is read as, in native byte order; HDF5's bool is uint8, 0 or 1."""
+    dtype: np.dtype[np.generic] = dataset.dtype
+    return "uint8" if dtype.kind == "b" else dtype.newbyteorder("=").name
+
+
+def is_plain(dataset: h5py.Dataset) -> bool:
+    """Whether the bytes in the file are those of an array: in the machine's order, no odd bits."""
+    if dataset.id.get_offset() is None or dataset.external:
+        return False
     dtype = dataset.dtype
     return dtype.isnative and bool(dataset.id.get_type().equal(h5py.h5t.py_create(dtype)))

@@ -11,13 +11,15 @@ from hpctrain.data.storage.codecs import Filter, Pipeline
 from hpctrain.data.storage.file import File
 from hpctrain.data.storage.scratch import Bytes, Damaged, Undecodable, scratch
 
+MOST = 2**28  # chunks: their table has 5 GB
+
 
 class ChunkTable:
     """The chunks of a dataset as they lie in the file: their table, and what decodes them.
 
     Raises:
         Undecodable: The dataset has to be read by HDF5.
-        Damaged: A chunk reaches beyond the end of the file.
+        Damaged: A chunk reaches beyond the end of the file, or there are absurdly many.
     """
 
     def __init__(self, dataset: h5py.Dataset, path: Path) -> None:
@@ -25,6 +27,8 @@ class ChunkTable:
         self._file = File.open(path)
         self._shape, self._dtype, self._fill = dataset.chunks, dataset.dtype, dataset.fillvalue
         grid = [-(-n // size) for n, size in zip(dataset.shape, self._shape, strict=True)]
+        if math.prod(grid) > MOST:
+            raise Damaged(f"it lists {math.prod(grid):,} chunks")
         found: list[Any] = []
         if dataset.id.get_num_chunks():
             dataset.id.chunk_iter(found.append)

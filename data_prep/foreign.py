@@ -1,0 +1,227 @@
+"""An HDF5 file that others wrote: whether its datasets can be fields."""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+from hpctrain.data.index import Field
+from hpctrain.data.storage.layout import dtype_of
+from hpctrain.errors import DataError
+
+LISTED = 8  # datasets, in a message
+CONVERT = "`python -m data_prep python FILE.py:function OUT` can convert it"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What shall be a field: `dataset` and, of a variable-length one, `offsets` are paths.
+
+    `axis` counts the samples, from the end when it is negative.
+    """
+
+    dataset: str
+    offsets: str = ""
+    axis: int = 0
+
+
+def open_file(path: Path | str) -> h5py.File:
+    """Open for reading, and see that nobody writes, where the file system has locks.
+
+    Raises:
+        DataError: It cannot be opened; the message says why.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise DataError(f"{path} is not a file")
+    try:
+        return h5py.File(path, "r", locking="best-effort")
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist") from None
+    except PermissionError:
+        raise DataError(f"{path} may not be read: permission denied") from None
+    except (OSError, RuntimeError) as error:
+        text = str(error)
+        if "truncated" in text:
+            why = f"is truncated: its header lists more than its {os.stat(path).st_size} bytes"
+        elif "unable to lock" in text or "already open" in text:
+            why = (
+                "is open for writing in another process, or was when that one died: close it "
+                "there, or `h5clear -s` it"
+            )
+        elif "signature" in text:
+            why = "is not an HDF5 file"
+        else:
+            why = f"is damaged: {text}"
+        raise DataError(f"{path} {why}") from None
+
+
+def look(path: Path | str, wanted: Mapping[str, Wanted]) -> tuple[dict[str, Field], int]:
+    """Return the schema and the number of samples of a file; no data is read.
+
+    Raises:
+        DataError: A dataset is missing, or cannot be a field; the message says why.
+    """
+    with open_file(path) as file:
+        try:
+            fields, counts = {}, {}
+            for name, each in wanted.items():
+                try:
+                    fields[name], counts[name] = _look_at(file, name, each)
+                except DataError as error:
+                    raise DataError(f"{path}: field {name!r}: {error}") from None
+        except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path} is damaged: {error}") from None
+    if len(set(counts.values())) > 1:
+        found = ", ".join(f"{name} has {count}" for name, count in counts.items())
+        raise DataError(
+            f"{path}: every field has the same number of samples; {found} (--axis NAME=K says "
+            "which axis counts them)"
+        )
+    count = next(iter(counts.values()))
+    if not count:
+        raise DataError(f"{path} has no samples")
+    return fields, count
+
+
+def _look_at(file: h5py.File, name: str, wanted: Wanted) -> tuple[Field, int]:
+    dataset = _dataset(file, wanted.dataset)
+    dtype, sizes = dtype_of(dataset), dataset.shape
+    if not sizes:
+        raise DataError(f"{wanted.dataset} is a single value; one axis has to count the samples")
+    if wanted.offsets:
+        offsets = _dataset(file, wanted.offsets)
+        if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or not len(offsets):
+            raise DataError(
+                f"{wanted.offsets} is {offsets.dtype.name} {list(offsets.shape)}; offsets are "
+                "whole numbers, one more than there are samples: 0, the ends of all samples"
+            )
+        values, ends = f"{name}/values", f"{name}/offsets"
+        field = Field(
+            *(dtype, sizes[1:], True),
+            dataset="" if wanted.dataset.strip("/") == values else wanted.dataset,
+            offsets="" if wanted.offsets.strip("/") == ends else wanted.offsets,
+        )
+        return field, len(offsets) - 1
+    axis = wanted.axis + len(sizes) * (wanted.axis < 0)
+    if not 0 <= axis < len(sizes):
+        raise DataError(
+            f"{wanted.dataset} has {len(sizes)} axes, {list(sizes)}; there is no axis {wanted.axis}"
+        )
+    place = "" if wanted.dataset.strip("/") == name else wanted.dataset
+    shape = (*sizes[:axis], *sizes[axis + 1 :])
+    return Field(dtype, shape, dataset=place, axis=axis), sizes[axis]
+
+
+def _dataset(file: h5py.File, path: str) -> h5py.Dataset:
+    """A dataset whose samples lie in this file, and have a dtype of the format."""
+    dataset = file.get(path)
+    if dataset is None:
+        raise DataError(_missing(file, path))
+    if not isinstance(dataset, h5py.Dataset):
+        raise DataError(f"{path} is a group; in this file are {_listed(file)}")
+    inside = "the samples must lie in the file itself, whose digest the index has"
+    if dataset.file.filename != file.filename:
+        raise DataError(f"{path} is a link into {dataset.file.filename}; {inside}")
+    if dataset.is_virtual:
+        others = sorted({source.file_name for source in dataset.virtual_sources()})
+        raise DataError(f"{path} is a virtual dataset, of {', '.join(others[:3])}; {inside}")
+    if dataset.external:
+        raise DataError(f"{path} is stored in the file {dataset.external[0][0]}; {inside}")
+    if dataset.shape is None:
+        raise DataError(f"{path} is empty (a null dataspace)")
+    if reason := _no_dtype(dataset):
+        raise DataError(f"{path} {reason}; {CONVERT}")
+    if dataset.size and not dataset.id.get_storage_size():
+        raise DataError(
+            f"{path} was made for {list(dataset.shape)} values, none of which was ever written"
+        )
+    return dataset
+
+
+def _no_dtype(dataset: h5py.Dataset) -> str:
+    """Why a dataset's type is none of the format's, or ""."""
+    try:
+        dtype = dataset.dtype
+    except TypeError as error:
+        return f"has a type that NumPy does not have ({error})"
+    kinds = {
+        "S": "holds strings of a fixed length; text is UTF-8 bytes (uint8) with offsets",
+        "c": "holds complex numbers; a field is real: store two",
+        "u": "holds uint64, which torch cannot compute with: store int64",
+        "f": f"holds {dtype.name}; floats are float16, float32 or float64",
+    }
+    if dtype.kind == "O":
+        if h5py.check_string_dtype(dtype):
+            return "holds strings of HDF5's own kind; text is UTF-8 bytes (uint8) with offsets"
+        if h5py.check_vlen_dtype(dtype):
+            return "holds variable-length arrays of HDF5's own kind; here they are values, offsets"
+        return "holds references to other objects"
+    if dtype.names:
+        return f"holds records with the members {', '.join(dtype.names)}; a field is one of them"
+    if dtype.subdtype:
+        return "has an array for a type; a field's shape is the dataset's"
+    try:
+        Field(dtype_of(dataset))
+    except DataError as error:
+        return kinds.get(dtype.kind, f"holds {dtype.name}: {error}")
+    return ""
+
+
+def _missing(file: h5py.File, path: str) -> str:
+    """Why there is no such dataset."""
+    parts = path.strip("/").split("/")
+    for i in range(len(parts)):
+        part = "/".join(parts[: i + 1])
+        try:
+            link = file.get(part, getlink=True)
+        except (KeyError, RuntimeError, ValueError):
+            break
+        if isinstance(link, h5py.ExternalLink):
+            return (
+                f"{path}: /{part} is a link into {link.filename}, which cannot be opened; the "
+                "samples must lie in the file itself, whose digest the index has"
+            )
+        if isinstance(link, h5py.SoftLink) and file.get(part) is None:
+            return f"{path}: /{part} is a link to {link.path}, where nothing is"
+    return f"there is no dataset {path}; in this file are {_listed(file)}"
+
+
+def _listed(file: h5py.File) -> str:
+    found = _datasets(file, LISTED)
+    return ", ".join(found) or "no datasets"
+
+
+def _datasets(file: h5py.File, most: int) -> list[str]:
+    found: list[str] = []
+
+    def visit(name: str, item: Any) -> bool | None:
+        if isinstance(item, h5py.Dataset):
+            try:
+                kind = item.dtype.name
+            except TypeError:
+                kind = "of another type"
+            found.append(f"/{name} {kind} {list(item.shape or [])}")
+        return True if len(found) > most else None
+
+    file.visititems(visit)
+    return found if len(found) <= most else [*found[:most], "…"]
+
+
+def datasets(path: Path | str, most: int = 100) -> list[str]:
+    """Name the datasets of a file, with types and shapes.
+
+    Raises:
+        DataError: See `open_file`.
+    """
+    with open_file(path) as file:
+        return _datasets(file, most)
+
+
+def same(first: Mapping[str, Field], other: Mapping[str, Field]) -> Iterable[str]:
+    """Yield what is different in two schemas with the same names."""
+    for name, field in first.items():
+        if (field, field.axis) != (other[name], other[name].axis):
+            yield f"field {name!r} is {other[name]}, there {field}"

@@ -1,0 +1,111 @@
+"""Samples of one shard's file by their rows: a range in blocks, or some in any order.
+
+A file of ours or an adopted one, read as the loader reads it, without torch.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.data.index import Field
+from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.storage.layout import Layout
+from hpctrain.data.storage.plain import Plain
+from hpctrain.errors import DataError
+
+BLOCK_BYTES = 8 * 2**20
+GAP_BYTES = 2**15
+
+Int64s = NDArray[np.int64]
+
+
+def element_bytes(field: Field) -> int:
+    """Of a sample; of one element of a variable-length sample."""
+    return np.dtype(field.dtype).itemsize * math.prod(field.shape)
+
+
+def blocks(
+    layout: Layout, fields: Mapping[str, Field], start: int, stop: int
+) -> Iterator[tuple[int, dict[str, Array | Ragged]]]:
+    """Yield the samples `start` to `stop` in blocks of some MB, with the first row of each.
+
+    Raises:
+        DataError: They cannot be read.
+    """
+    fixed = sum(element_bytes(field) for field in fields.values() if not field.variable)
+    step = max(1, BLOCK_BYTES // max(8, fixed))
+    while start < stop:
+        end = min(start + step, stop)
+        offsets = {}
+        size = np.arange(1, end - start + 1) * fixed
+        for name, field in fields.items():
+            if field.variable:
+                offsets[name] = np.empty(end - start + 1, np.int64)
+                layout.rows[f"{name}/offsets"].copy(start, end + 1, offsets[name])
+                _check_offsets(layout, name, offsets[name])
+                size = size + (offsets[name][1:] - offsets[name][0]) * element_bytes(field)
+        count = max(1, int(np.searchsorted(size, BLOCK_BYTES, side="right")))
+        values: dict[str, Array | Ragged] = {}
+        for name, field in fields.items():
+            if field.variable:
+                ends = offsets[name][: count + 1]
+                flat = _values(layout, name, field, int(ends[0]), int(ends[-1]))
+                values[name] = Ragged(flat, ends - ends[0])
+            else:
+                rows = np.empty((count, *field.shape), field.dtype)
+                layout.rows[name].copy(start, start + count, rows)
+                values[name] = rows
+        yield start, values
+        start += count
+
+
+def some(layout: Layout, name: str, field: Field, rows: Int64s) -> Array | list[Array]:
+    """Return samples of one field in the order asked: (n, *shape), or n arrays (length, *shape).
+
+    Raises:
+        DataError: They cannot be read.
+    """
+    if not field.variable:
+        return _rows(layout, name, field, rows)
+    places = np.stack([rows, rows + 1], axis=1).reshape(-1)
+    pairs = _rows(layout, f"{name}/offsets", Field("int64"), places).reshape(-1, 2)
+    found: list[Any] = [None] * len(rows)
+    for i in np.argsort(rows, kind="stable").tolist():
+        _check_offsets(layout, name, pairs[i])
+        found[i] = _values(layout, name, field, *pairs[i].tolist())
+    return found
+
+
+def _rows(layout: Layout, dataset: str, field: Field, rows: Int64s) -> Array:
+    stored, size = layout.rows[dataset], element_bytes(field)
+    if not isinstance(stored, Plain):
+        return stored.rows(rows).astype(field.dtype, copy=False)
+    found = np.empty((len(rows), *field.shape), field.dtype)
+    order = np.argsort(rows, kind="stable")
+    ascending = rows[order]
+    # What lies in between is read as well, where that is cheaper than another read.
+    apart = np.diff(ascending) * size > GAP_BYTES
+    apart |= np.diff(ascending * size // BLOCK_BYTES) != 0
+    for part in np.split(order, np.flatnonzero(apart) + 1):
+        first, stop = int(rows[part[0]]), int(rows[part[-1]]) + 1
+        span = np.empty((stop - first, *field.shape), field.dtype)
+        stored.copy(first, stop, span)
+        found[part] = span[rows[part] - first]
+    return found
+
+
+def _check_offsets(layout: Layout, name: str, offsets: Int64s) -> None:
+    """They do not go back, nor beyond the values."""
+    inside = offsets[0] >= 0 and offsets[-1] <= layout.totals[f"{name}/values"]
+    if not inside or (np.diff(offsets) < 0).any():
+        raise DataError(f"shard {layout.path} is damaged: the offsets of {name!r} go back")
+
+
+def _values(layout: Layout, name: str, field: Field, start: int, stop: int) -> Array:
+    values = np.empty((stop - start, *field.shape), field.dtype)
+    if stop > start:
+        layout.rows[f"{name}/values"].copy(start, stop, values)
+    return values

@@ -1,0 +1,324 @@
+"""Write a data set again: in shards of another size, other splits, another order, fewer fields.
+
+    python -m data_prep repack SRC OUT --shard-size 1GiB
+    python -m data_prep repack SRC OUT --shuffle 0
+    python -m data_prep repack SRC OUT --split train=0.9,val=0.1 --stratify label --dedup exact
+
+SRC is a folder with an index.json, written by this package or adopted by `index`. Its shards are
+compared with the index: their sizes, and, unless --fields leaves some out, their digests. The
+order is kept, and the splits; --shuffle puts the samples of each split (or, with another --split,
+all samples) in a random order, the same for the same SEED, however many there are.
+"""
+
+import argparse
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.options import Options, add_arguments
+from data_prep.rows import blocks, element_bytes, some
+from data_prep.source import Block, Piece, Reading, Source, SourceFile
+from hpctrain.data.index import Field, Index, Shard
+from hpctrain.data.samplers.order import Order
+from hpctrain.data.shard import digest_file
+from hpctrain.data.storage.layout import Layout
+from hpctrain.errors import ConfigError, DataError
+
+KEEP = "keep"
+SHUFFLED_BYTES = 64 * 2**20  # a block in random order: the more, the fewer jumps between shards
+OPEN = 128  # shards at a time
+FULL = 15 / 16  # of a shard, where the samples' lengths are only known on average
+
+Int64s = NDArray[np.int64]
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command line."""
+    parser.add_argument("src", type=Path, metavar="SRC", help="folder of a data set")
+    parser.add_argument(
+        "--shuffle", type=int, metavar="SEED", help="put the samples in a random order"
+    )
+    parser.add_argument("--fields", metavar="A,B", help="only these, in this order (default: all)")
+    add_arguments(parser, split=KEEP)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Do it; see `convert`."""
+    from data_prep.convert import convert
+
+    keep = args.split == KEEP
+    if keep:
+        args.split = "column:split"
+    options = Options.of(args)
+    names = args.fields.split(",") if args.fields is not None else None
+    source = repack(args.src, args.out, options, fields=names, seed=args.shuffle, keep=keep)
+    convert(source, args.out, options)
+
+
+class _Part(NamedTuple):
+    """Samples `start` to `stop` of a group of shards; `owned` are those that it verifies."""
+
+    group: int
+    start: int
+    stop: int
+    owned: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Repack(Source):
+    """See `repack`.
+
+    Attributes:
+        folder: Of the data set.
+        stored: The fields as the source has them: where they lie in its files.
+        shards: All, group after group.
+        files: Theirs, as they were when this was planned.
+        groups: Number of the first shard of each group, and the end.
+        seed: Of the order; None: that of the source.
+        whole: All fields are read, so digests are compared.
+        bytes_each: Of a sample, about.
+    """
+
+    folder: str = ""
+    stored: tuple[tuple[str, Field], ...] = ()
+    shards: tuple[Shard, ...] = ()
+    files: tuple[SourceFile, ...] = ()
+    groups: tuple[int, ...] = ()
+    seed: int | None = None
+    whole: bool = True
+    bytes_each: int = 1
+
+    def read(self, what: _Part, reading: Reading) -> Iterator[Block]:
+        """See `Source`."""
+        for number in what.owned if self.whole else ():
+            self._verify(number)
+        opened = lru_cache(OPEN)(self._open)
+        first, last = self.groups[what.group : what.group + 2]
+        ends = np.cumsum([shard.count for shard in self.shards[first:last]])
+        if self.seed is None:
+            yield from self._in_order(what, first, ends, opened)
+        else:
+            yield from self._shuffled(what, self.seed, first, ends, opened)
+        for number in range(first, last):  # nobody wrote into one after it was opened
+            if self.seed is None and not _overlaps(ends, number - first, what):
+                continue
+            self.files[number].check()
+
+    def _in_order(self, what: _Part, first: int, ends: Int64s, opened: Any) -> Iterator[Block]:
+        number = int(np.searchsorted(ends, what.start, side="right"))
+        at = what.start
+        while at < what.stop:
+            shard = self.shards[first + number]
+            begin = int(ends[number]) - shard.count
+            stop = min(what.stop - begin, shard.count)
+            for row, values in blocks(opened(first + number), dict(self.stored), at - begin, stop):
+                count = len(next(iter(values.values())))
+                yield self._block([shard] * count, np.arange(row, row + count), values)
+            at, number = int(ends[number]), number + 1
+
+    def _shuffled(
+        self, what: _Part, seed: int, first: int, ends: Int64s, opened: Any
+    ) -> Iterator[Block]:
+        order, step = Order(int(ends[-1]), seed), max(1, SHUFFLED_BYTES // self.bytes_each)
+        for start in range(what.start, what.stop, step):
+            samples = order(what.group, np.arange(start, min(start + step, what.stop)))
+            numbers = np.searchsorted(ends, samples, side="right")
+            rows = samples - (ends[numbers] - [self.shards[first + n].count for n in numbers])
+            values: dict[str, Any] = {
+                name: [None] * len(rows)
+                if field.variable
+                else np.empty((len(rows), *field.shape), field.dtype)
+                for name, field in self.fields.items()
+            }
+            for number in np.unique(numbers).tolist():
+                where, layout = np.flatnonzero(numbers == number), opened(first + number)
+                for name, field in self.fields.items():
+                    found = some(layout, name, field, rows[where])
+                    if not field.variable:
+                        values[name][where] = found
+                        continue
+                    for place, sequence in zip(where.tolist(), found, strict=True):
+                        values[name][place] = sequence
+            yield self._block([self.shards[first + n] for n in numbers.tolist()], rows, values)
+
+    def _block(self, shards: Sequence[Shard], rows: Int64s, values: Any) -> Block:
+        return Block(
+            values,
+            column=[shard.split for shard in shards],
+            file=self._path(shards[0]),
+            records=_Records(shards, rows),
+        )
+
+    def _path(self, shard: Shard) -> str:
+        return f"{self.folder}/{shard.path}"
+
+    def _open(self, number: int) -> Layout:
+        self.files[number].check()
+        shard = self.shards[number]
+        return Layout(Path(self._path(shard)), shard, dict(self.stored), mapped=False)
+
+    def _verify(self, number: int) -> None:
+        shard = self.shards[number]
+        try:
+            found = digest_file(Path(self._path(shard)))
+        except OSError as error:
+            raise DataError(f"{self._path(shard)} cannot be read: {error.strerror}") from None
+        if found != shard.digest:
+            raise DataError(
+                f"shard {self._path(shard)} is damaged: its digest is {found}, index.json lists "
+                f"{shard.digest}"
+            )
+
+
+class _Records(Sequence[str]):
+    """`train-00000.h5 sample 17`, made when it is asked for."""
+
+    def __init__(self, shards: Sequence[Shard], rows: Int64s) -> None:
+        self._shards, self._rows = shards, rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, i: Any) -> Any:
+        return f"{self._shards[i].path} sample {self._rows[i]}"
+
+
+def repack(
+    src: Path,
+    out: Path,
+    options: Options,
+    *,
+    fields: Sequence[str] | None = None,
+    seed: int | None = None,
+    keep: bool = True,
+) -> Source:
+    """A source of the samples of a data set.
+
+    Args:
+        src: Its folder.
+        out: Where they go; neither lies in the other.
+        options: How much makes a piece.
+        fields: Some, in this order; None: all.
+        seed: Of a random order; None: the order of the source.
+        keep: The splits; `options.split` is by the column "split".
+
+    Raises:
+        ConfigError: `out` is `src`, or one lies in the other; or options that exclude each other.
+        DataError: There is no data set, no such field, or a shard is missing or has another size.
+    """
+    _check_apart(src, out)
+    index = Index.load(src)
+    index.check(src)
+    stored = _stored(src, index, fields)
+    if seed is not None and str(options.split).startswith("file:"):
+        raise ConfigError(f"--split {options.split} goes by the shards, which --shuffle mixes")
+    kept = [index.split(name).shards for name in index.splits]
+    groups = kept if keep else [index.shards]
+    shards = tuple(shard for group in groups for shard in group)
+    files = tuple(SourceFile.of(src / shard.path) for shard in shards)
+    firsts = np.cumsum([0, *map(len, groups)]).tolist()
+    bytes_each = _bytes_each(src, shards, stored)
+    size = options.shard_bytes
+    if any(field.variable for field in stored.values()):
+        size = int(size * FULL)
+    pieces = []
+    for number, group in enumerate(groups):
+        parts = _parts(number, firsts[number], group, max(1, size // bytes_each), seed)
+        for part in parts:
+            count = part.stop - part.start
+            owned = tuple(files[i] for i in part.owned)
+            pieces.append(Piece(part, owned, samples=count, bytes=count * bytes_each))
+    categories = getattr(index, "categories", {})
+    return Repack(
+        name="repack",
+        # Where they lie in the source is not where they will lie.
+        fields={n: Field(f.dtype, f.shape, f.variable) for n, f in stored.items()},
+        pieces=pieces,
+        identity={"digest": index.digest, "seed": seed, "keep": keep, "fields": list(stored)},
+        about={
+            "from": {
+                "folder": str(src.resolve()),
+                "digest": index.digest,
+                "provenance": dict(index.provenance),
+            }
+        },
+        categories={name: categories[name] for name in stored if name in categories},
+        columns=("split",),
+        folder=str(src),
+        stored=tuple(stored.items()),
+        shards=shards,
+        files=files,
+        groups=tuple(firsts),
+        seed=seed,
+        whole=set(stored) == set(index.fields),
+        bytes_each=bytes_each,
+    )
+
+
+def _check_apart(src: Path, out: Path) -> None:
+    source, target = src.resolve(), out.resolve()
+    if source == target:
+        raise ConfigError(f"SRC and OUT are both {source}; a data set cannot be read and replaced")
+    for inner, outer in ((source, target), (target, source)):
+        if inner.is_relative_to(outer):
+            raise ConfigError(f"{inner} lies in {outer}; give an OUT beside SRC")
+
+
+def _stored(src: Path, index: Index, names: Sequence[str] | None) -> dict[str, Field]:
+    """The chosen fields."""
+    if names is None:
+        return dict(index.fields)
+    for name in names:
+        if name not in index.fields or names.count(name) > 1:
+            problem = "is there twice" if name in index.fields else "is no field"
+            raise ConfigError(f"--fields: {name!r} {problem}; {src} has {', '.join(index.fields)}")
+    return {name: index.fields[name] for name in names}
+
+
+def _parts(
+    group: int, first: int, shards: Sequence[Shard], size: int, seed: int | None
+) -> list[_Part]:
+    """A group's samples, so many in each; every shard is owned once."""
+    ends = np.cumsum([shard.count for shard in shards])
+    total = int(ends[-1])
+    starts = range(0, total, size)
+    # In order, a shard is owned by who reads its first sample, while it is in the page cache.
+    begins = ends - [shard.count for shard in shards]
+    owners = begins // size if seed is None else np.arange(len(shards)) % len(starts)
+    owned: list[list[int]] = [[] for _ in starts]
+    for i, owner in enumerate(owners.tolist()):
+        owned[owner].append(first + i)
+    return [
+        _Part(group, start, min(start + size, total), tuple(mine))
+        for start, mine in zip(starts, owned, strict=True)
+    ]
+
+
+def _overlaps(ends: Int64s, number: int, what: _Part) -> bool:
+    begin = int(ends[number - 1]) if number else 0
+    return begin < what.stop and int(ends[number]) > what.start
+
+
+def _bytes_each(src: Path, shards: Sequence[Shard], fields: dict[str, Field]) -> int:
+    """Of a sample: exact, or of variable-length fields the average."""
+    size = 0.0
+    for name, field in fields.items():
+        element = element_bytes(field)
+        if not field.variable:
+            size += element
+            continue
+        known = [shard for shard in shards if name in shard.elements]
+        if known:
+            elements = sum(shard.elements[name] for shard in known)
+        else:  # an index without them: the first shard is as good as any
+            known = [shards[0]]
+            layout = Layout(src / known[0].path, known[0], {name: field}, mapped=False)
+            elements = layout.totals[f"{name}/values"]
+        size += element * elements / sum(shard.count for shard in known) + 8
+    return math.ceil(size)

@@ -1,0 +1,181 @@
+"""One HDF5 file that others wrote, read from beginning to end, as a loader will read it."""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import xxhash
+
+from data_prep.piece import Progress
+from data_prep.rows import BLOCK_BYTES, blocks
+from data_prep.source import SourceFile
+from hpctrain.data.index import Field, Shard
+from hpctrain.data.moments import Moments
+from hpctrain.data.ragged import Ragged
+from hpctrain.data.storage.chunks import Chunked
+from hpctrain.data.storage.codecs import describe
+from hpctrain.data.storage.layout import Layout
+from hpctrain.data.storage.plain import Plain
+from hpctrain.data.storage.table import filters
+from hpctrain.errors import DataError
+
+LARGE, SMALL = 8 * 2**20, 16 * 2**10  # bytes of a chunk: much for one sample; little for a read
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was seen of a file.
+
+    Attributes:
+        shard: For the index.
+        moments: By fixed-size field, `Moments.state`.
+        notes: Of each field, how a loader reads it, and whether other storage would be faster.
+    """
+
+    shard: Shard
+    moments: Mapping[str, Mapping[str, Any]]
+    notes: Mapping[str, tuple[str, bool]]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A worker's task: read one file.
+
+    Attributes:
+        folder: Of the index.
+        paths: Of the files, inside.
+        sources: The files as they were when they were looked at.
+        counts: Their samples.
+        splits: Their splits.
+        schema: Of all.
+        statistics: Whether the values are read.
+    """
+
+    folder: Path
+    paths: Sequence[str]
+    sources: Sequence[SourceFile]
+    counts: Sequence[int]
+    splits: Sequence[str]
+    schema: Mapping[str, Field]
+    statistics: bool
+
+    def __call__(self, number: int, progress: Progress) -> Found:
+        """Digest the file, and see that all of it can be read.
+
+        Raises:
+            DataError: It cannot, or it was changed.
+        """
+        source, path = self.sources[number], self.folder / self.paths[number]
+        source.check()
+        shard = Shard(
+            *(self.paths[number], self.splits[number], self.counts[number], source.size),
+            _digest(path, progress),
+        )
+        with _quiet():
+            layout = Layout(path, shard, self.schema, mapped=False)  # as a loader will
+        elements, moments = {}, {}
+        try:
+            for name, field in self.schema.items():
+                if field.variable:
+                    _check_offsets(layout, name, shard.count)
+                    elements[name] = layout.totals[f"{name}/values"]
+                elif self.statistics:
+                    moments[name] = _moments(layout, name, field, shard.count).state()
+        except MemoryError:
+            raise DataError(f"{path}: a sample of {name!r} does not fit into memory") from None
+        notes = _how_read(layout, self.schema)
+        source.check()
+        progress(shard.count, 0)
+        return Found(replace(shard, elements=elements), moments, notes)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """That HDF5 has to decode is in the notes."""
+    log = logging.getLogger("hpctrain.data.storage")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def _digest(path: Path, progress: Progress) -> str:
+    digest = xxhash.xxh3_128()
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while block := file.read(BLOCK_BYTES):
+                digest.update(block)
+                progress(0, len(block))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    return f"xxh3_128:{digest.hexdigest()}"
+
+
+def _check_offsets(layout: Layout, name: str, count: int) -> None:
+    """They begin at 0 and end at the last value (see `Layout`), and never go back."""
+    rows, last = layout.rows[f"{name}/offsets"], 0
+    for start in range(0, count + 1, BLOCK_BYTES // 8):
+        ends = np.empty(min(BLOCK_BYTES // 8, count + 1 - start), np.int64)
+        rows.copy(start, start + len(ends), ends)
+        back = np.flatnonzero(np.diff(ends, prepend=last) < 0)
+        if len(back):
+            sample = start + int(back[0]) - 1
+            raise DataError(f"{layout.path}: the offsets of {name!r} go back at sample {sample}")
+        last = int(ends[-1])
+
+
+def _moments(layout: Layout, name: str, field: Field, count: int) -> Moments:
+    moments = Moments()
+    for _, values in blocks(layout, {name: field}, 0, count):
+        rows = values[name]
+        assert not isinstance(rows, Ragged)
+        moments.add(rows)
+    return moments
+
+
+def _how_read(layout: Layout, fields: Mapping[str, Field]) -> dict[str, tuple[str, bool]]:
+    """See `Found.notes`."""
+    found = {}
+    with h5py.File(layout.path, "r", locking=False) as file:
+        for name, field in fields.items():
+            rows = layout.rows.get(f"{name}/values" if field.variable else name)
+            dataset = file[field.datasets(name)[0]]
+            if rows is None or isinstance(rows, Plain):
+                found[name] = "contiguous: mapped as it lies", False
+            elif dataset.chunks:
+                found[name] = _of_chunks(dataset, rows, field)
+            else:
+                why = [f"samples along axis {field.axis}"] * bool(field.axis)
+                why += ["other byte order"] * (not dataset.dtype.isnative)
+                text = ", ".join(why) or "an odd type"
+                found[name] = f"contiguous, but {text}: read by HDF5, one thread at a time", True
+    return found
+
+
+def _of_chunks(dataset: h5py.Dataset, rows: Chunked, field: Field) -> tuple[str, bool]:
+    codec = ", ".join(describe(each) for each in filters(dataset)) or "not compressed"
+    unit = "element" if field.variable else "sample"
+    parts = [f"chunks of {_number(rows.chunk_rows, unit)}", codec]
+    tiles = rows.chunk_bytes // max(1, math.prod(dataset.chunks) * dataset.dtype.itemsize)
+    slow = []
+    if tiles > 1:
+        slow.append(f"each {unit} lies in {tiles} of them")
+    elif rows.chunk_bytes < SMALL:
+        slow.append(f"{rows.chunk_bytes} bytes are little for a read")
+    if rows.chunk_rows > 1 and rows.chunk_bytes > LARGE and not field.variable:
+        slow.append(f"{rows.chunk_bytes / 1e6:.0f} MB are much for a sample drawn at random")
+    if not rows.direct:
+        slow.append(f"decoded by HDF5, one thread at a time ({rows.reason})")
+    return f"{', '.join(parts)}: {', '.join(slow) or 'decoded in threads'}", bool(slow)
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"

@@ -1,0 +1,387 @@
+"""Adopt HDF5 files where they lie: check them, read them once, write index.json. Nothing is copied.
+
+    python -m data_prep index run-*.h5 --field image=/x/data --field label=/y
+    python -m data_prep index FOLDER --field image=data --axis image=-1 --split train=a*,val=b*
+    python -m data_prep index corpus/*.h5 --field text=/tokens:/offsets
+
+FILE is an HDF5 file, or a folder: its *.h5 and *.hdf5 files by name. Any layout will do:
+contiguous, in chunks, compressed, of either byte order; what would be faster is said at the end.
+All files hold the same fields; the order of the files is that of the samples. A file that is
+written to afterwards no longer fits the index.
+
+Links: a FILE that is a symbolic link stands for the file that it leads to, which has to lie in
+the folder of the index, because whoever copies, stages or serves that folder needs it there.
+Links, virtual datasets and external storage inside HDF5 are refused where they lead to another
+file: the digest in the index has to be that of the samples.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from platform import python_version
+
+import h5py
+import numpy as np
+
+import hpctrain
+from data_prep import processes
+from data_prep.finalize import SHOWN, summary
+from data_prep.foreign import Wanted, datasets, look, same
+from data_prep.progress import Progress
+from data_prep.source import SourceFile
+from data_prep.split import ByFile, parse_split
+from data_prep.survey import Found, Survey
+from hpctrain.data import index as index_file
+from hpctrain.data.commit import PARTIAL, storage_error
+from hpctrain.data.index import Field, Index, check_name
+from hpctrain.data.moments import Moments
+from hpctrain.data.schema import check_fields
+from hpctrain.errors import ConfigError, DataError, StorageError
+
+SUFFIXES = (".h5", ".hdf5")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command line."""
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="see above")
+    parser.add_argument(
+        "--field",
+        action="append",
+        default=[],
+        metavar="NAME=DATASET",
+        help="a field, and where it lies in the files; VALUES:OFFSETS when its samples have "
+        "different lengths (repeat it)",
+    )
+    parser.add_argument(
+        "--axis",
+        action="append",
+        default=[],
+        metavar="NAME=K",
+        help="the axis of a field that counts the samples (default: 0; -1 is the last)",
+    )
+    parser.add_argument(
+        "--split",
+        default="train",
+        metavar="SPLIT",
+        help="of all files; or NAME=PATTERN,… by the files' names (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="for index.json (default: the files' folder)"
+    )
+    parser.add_argument(
+        "--no-statistics",
+        action="store_true",
+        help="read no values, only the bytes for the digests",
+    )
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="processes (default: the cores, at most the files)"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace another index.json")
+    parser.add_argument("--quiet", action="store_true", help="print errors only")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Do it; see `adopt`."""
+    adopt(
+        args.files,
+        wanted(args.field, args.axis, args.files),
+        args.split,
+        args.out,
+        statistics=not args.no_statistics,
+        workers=len(os.sched_getaffinity(0)) if args.workers is None else args.workers,
+        overwrite=args.overwrite,
+        quiet=args.quiet,
+        command=args.command_line,
+    )
+
+
+def adopt(
+    files: Sequence[Path],
+    fields: Mapping[str, Wanted],
+    split: str,
+    out: Path | None = None,
+    *,
+    statistics: bool = True,
+    workers: int = 1,
+    overwrite: bool = False,
+    quiet: bool = False,
+    command: str = "",
+) -> Index:
+    """Write the index of HDF5 files into the folder that they lie in, unless it is there already.
+
+    Args:
+        files: HDF5 files, or folders of them.
+        fields: Where each lies.
+        split: One for all, or "NAME=PATTERN,…".
+        out: The folder; None: the one that all files have in common.
+        statistics: Of the fixed-size fields.
+        workers: Processes.
+        overwrite: Another index in the folder may be replaced.
+        quiet: Print nothing.
+        command: For the provenance.
+
+    Raises:
+        ConfigError: A field, axis or split that is not one.
+        DataError: A file cannot be adopted, or the folder has another index.
+        StorageError: The index cannot be written.
+    """
+    if workers < 1:
+        raise ConfigError(f"--workers {workers}: it is 1 or more")
+    folder, paths = _located(files, out)
+    splits = _splits(split, paths)
+    schema, counts = _schema(folder, paths, fields)
+    sources = [SourceFile.of(folder / path) for path in paths]
+    fingerprint = _fingerprint(paths, sources, splits, schema, statistics)
+    if existing := _existing(folder, fingerprint, overwrite=overwrite):
+        if not quiet:
+            print(f"{folder} already holds this index: {existing.digest}")
+        return existing
+    if not os.access(folder, os.W_OK, effective_ids=True):
+        raise StorageError(
+            f"cannot write index.json into {folder}: permission denied; it has to lie in the "
+            "files' folder, or above (--out)"
+        )
+    work = Survey(folder, paths, sources, counts, splits, schema, statistics)
+    found = _read(work, workers, quiet=quiet)
+    index = _index(found, schema, splits, statistics, command, fingerprint)
+    try:
+        index.save(folder)  # at once: who comes between sees the old one or the new
+    except OSError as error:
+        raise storage_error(folder, error) from None
+    if not quiet:
+        print(f"{folder}: {summary(index)}")
+        print(_advice(folder, schema, found))
+    return index
+
+
+def wanted(fields: Sequence[str], axes: Sequence[str], files: Sequence[Path]) -> dict[str, Wanted]:
+    """Read `--field` and `--axis`.
+
+    Raises:
+        ConfigError: One is not of its form; without any field the message has the datasets.
+    """
+    found: dict[str, Wanted] = {}
+    for text in fields:
+        name, equals, place = text.partition("=")
+        dataset, colon, offsets = place.partition(":")
+        if not equals or not dataset.strip("/") or (colon and not offsets.strip("/")):
+            raise ConfigError(f"--field {text!r}: it is NAME=DATASET or NAME=VALUES:OFFSETS")
+        if name in found:
+            raise ConfigError(f"--field {text!r}: {name!r} is there twice; each name once")
+        found[name] = Wanted(dataset, offsets)
+    if not found:
+        first = next(_files(files[:1]))
+        raise ConfigError(
+            f"give --field NAME=DATASET for each field; {first} has\n  "
+            + "\n  ".join(datasets(first))
+        )
+    try:
+        check_fields(dict.fromkeys(found, Field("uint8")))
+    except DataError as error:
+        raise ConfigError(f"--field: {error}") from None
+    for text in axes:
+        name, _, axis = text.partition("=")
+        if name not in found or not axis.removeprefix("-").isdecimal():
+            raise ConfigError(
+                f"--axis {text!r}: it is NAME=K, K a number, NAME one of {', '.join(found)}"
+            )
+        if found[name].offsets:
+            raise ConfigError(
+                f"--axis {text!r}: samples of different lengths lie end to end along axis 0"
+            )
+        found[name] = Wanted(found[name].dataset, axis=int(axis))
+    return found
+
+
+def _files(given: Sequence[Path]) -> Iterator[Path]:
+    """The files, and those of the folders."""
+    for path in given:
+        try:
+            is_file = not path.is_dir()
+            inside = [] if is_file else sorted(path.iterdir())
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}") from None
+        if is_file:
+            yield path
+            continue
+        inside = [p for p in inside if p.suffix.lower() in SUFFIXES]
+        if not inside:
+            raise DataError(f"{path} has no {' or '.join(SUFFIXES)} files")
+        yield from inside
+
+
+def _located(given: Sequence[Path], out: Path | None) -> tuple[Path, list[str]]:
+    """The folder of the index, and the files' paths inside; the docstring above has the rules."""
+    links: dict[Path, Path] = {}
+    for path in _files(given):
+        real = path.resolve()
+        if not os.path.exists(real):
+            link = f"{path} is a link to {real}, which" if path.is_symlink() else str(path)
+            raise DataError(f"{link} does not exist")
+        if not str(real).isprintable():
+            raise DataError(f"{str(real)!r}: rename it; its path has characters that do not print")
+        if real in links:
+            raise DataError(
+                f"{path} and {links[real]} are the same file, {real}; give each file once"
+            )
+        if out is None and real.parent != path.parent.resolve():
+            raise DataError(
+                f"{path} is a link to {real}: an index lists the file itself; --out FOLDER says "
+                "where it shall lie, in a folder above all files"
+            )
+        links[real] = path
+    folder = out.resolve() if out else Path(os.path.commonpath([real.parent for real in links]))
+    if not folder.is_dir():
+        raise DataError(f"--out {out} is not a folder")
+    for real, path in links.items():
+        if not real.is_relative_to(folder):
+            what = f"{path}, a link to {real}," if path.is_symlink() else str(path)
+            raise DataError(
+                f"{what} lies outside of {folder}: an index lists files inside its folder, so "
+                "that whoever copies or stages the folder has them; --out takes one above them"
+            )
+    return folder, [real.relative_to(folder).as_posix() for real in links]
+
+
+def _splits(text: str, paths: Sequence[str]) -> list[str]:
+    """The split of each file."""
+    if "=" not in text:
+        try:
+            check_name(text, "split")
+        except DataError as error:
+            raise ConfigError(f"--split: {error}") from None
+        return [text] * len(paths)
+    split = parse_split(f"file:{text.removeprefix('file:')}")
+    assert isinstance(split, ByFile)
+    found = [split.of_file(path) for path in paths]
+    if empty := [name for name in split.patterns if name not in found]:
+        raise DataError(f"--split {text}: no file is left for {', '.join(empty)}")
+    return found
+
+
+def _schema(
+    folder: Path, paths: Sequence[str], fields: Mapping[str, Wanted]
+) -> tuple[dict[str, Field], list[int]]:
+    """What all files have in common, and how many samples each has."""
+    schema, count = look(folder / paths[0], fields)
+    counts, problems = [count], []
+    for path in paths[1:]:
+        try:
+            found, count = look(folder / path, fields)
+        except DataError as error:
+            problems.append(str(error))
+            continue
+        problems += [f"{folder / path}: {what}" for what in same(schema, found)]
+        counts.append(count)
+    if problems:
+        more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+        raise DataError(f"{'; '.join(problems[:SHOWN])}{more}")
+    return schema, counts
+
+
+def _fingerprint(
+    paths: Sequence[str],
+    sources: Sequence[SourceFile],
+    splits: Sequence[str],
+    schema: Mapping[str, Field],
+    statistics: bool,
+) -> str:
+    files = [(path, file.size, file.mtime_ns) for path, file in zip(paths, sources, strict=True)]
+    fields = {name: field.as_json() for name, field in schema.items()}
+    content = json.dumps(["index", files, list(splits), fields, statistics])
+    return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+
+def _existing(folder: Path, fingerprint: str, *, overwrite: bool) -> Index | None:
+    """The same index, if it is there."""
+    if (folder / PARTIAL).exists():
+        raise DataError(f"{folder} holds an unfinished conversion ({PARTIAL}): finish it first")
+    if not (folder / index_file.FILE).exists():
+        return None
+    try:
+        index = Index.load(folder)
+        if index.provenance.get("fingerprint") == fingerprint:
+            return index
+        problem = f"{folder} has another index, {index.digest}"
+    except DataError as error:
+        problem = str(error)
+    if not overwrite:
+        raise DataError(f"{problem}; --overwrite replaces it")
+    return None
+
+
+def _read(work: Survey, workers: int, *, quiet: bool) -> list[Found]:
+    """All files, in their order."""
+    found: dict[int, Found] = {}
+    size = sum(source.size for source in work.sources)
+    with Progress(samples=None, nbytes=size, quiet=quiet) as progress:
+        tasks = processes.run(work, range(len(work.paths)), workers, progress.advance)
+        found.update(tasks)
+    return [found[number] for number in range(len(work.paths))]
+
+
+def _index(
+    found: Sequence[Found],
+    schema: Mapping[str, Field],
+    splits: Sequence[str],
+    statistics: bool,
+    command: str,
+    fingerprint: str,
+) -> Index:
+    moments: dict[str, dict[str, Moments]] = defaultdict(dict)
+    for each in found:
+        for name, state in each.moments.items():
+            into = moments[each.shard.split].setdefault(name, Moments())
+            into.merge(Moments.from_state(state))
+    return Index(
+        fields=schema,
+        shards=tuple(
+            each.shard
+            for name in dict.fromkeys(splits)
+            for each in found
+            if each.shard.split == name
+        ),
+        statistics={
+            split: {name: values.result() for name, values in fields.items()}
+            for split, fields in moments.items()
+        },
+        provenance={
+            "command": command,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "versions": {
+                "hpctrain": hpctrain.__version__,
+                "python": python_version(),
+                "numpy": np.__version__,
+                "h5py": h5py.version.version,
+                "hdf5": h5py.version.hdf5_version,
+            },
+            "options": {"statistics": statistics},
+            "source": {
+                "name": "index",
+                "files": len(found),
+                "bytes": sum(each.shard.bytes for each in found),
+            },
+            "fingerprint": fingerprint,
+        },
+    )
+
+
+def _advice(folder: Path, schema: Mapping[str, Field], found: Sequence[Found]) -> str:
+    """How each field is read, and what would be faster."""
+    lines = []
+    for name, field in schema.items():
+        counts = Counter(each.notes[name][0] for each in found)
+        for note, files in counts.items():
+            where = f" ({files} of {len(found)} files)" if len(counts) > 1 else ""
+            lines.append(f"  {name} {field}: {note}{where}")
+    if any(slow for each in found for _, slow in each.notes.values()):
+        lines.append(
+            f"Faster: `python -m data_prep repack {folder} NEW` writes all of it contiguous, to be "
+            "mapped"
+        )
+    return "\n".join(lines)

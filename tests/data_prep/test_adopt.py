@@ -1,0 +1,434 @@
+import itertools
+import json
+import os
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pytest
+
+from hpctrain.data.format import digest_file, write_shards
+from hpctrain.data.index import Field, Index
+from hpctrain.data.loader import Loader
+from hpctrain.data.reader import Reader
+from hpctrain.data.samplers.order import Order
+
+ENDS = [0, 30, 50, 90]
+COUNT = ENDS[-1]
+IMAGES = np.random.default_rng(0).integers(0, 255, (COUNT, 5, 4), dtype=np.uint8)
+LABELS = np.arange(COUNT, dtype=np.int64) * 3
+TEXTS = [np.arange(i % 5, dtype=np.uint16) + i for i in range(COUNT)]
+FIELDS = ("--field", "image=/x/data", "--field", "label=y")
+
+
+def write(folder, axis=0, order="<", **options):
+    """Three files of another program."""
+    folder.mkdir(exist_ok=True)
+    for i, (start, stop) in enumerate(itertools.pairwise(ENDS)):
+        with h5py.File(folder / f"run {i}.h5", "w") as file:
+            images = np.moveaxis(IMAGES[start:stop], 0, axis)
+            file.create_dataset("x/data", data=images, **options)
+            file["y"] = LABELS[start:stop].astype(f"{order}i8")
+    return folder
+
+
+# Each is (axis, order of bytes, h5py's options, what `index` says of the image).
+LAYOUTS = {
+    "contiguous": (0, "<", {}, "image uint8[5, 4]: contiguous: mapped as it lies"),
+    "big-endian": (0, ">", {}, "label int64: contiguous, but other byte order: read by HDF5"),
+    "axis": (2, "<", {}, "contiguous, but samples along axis 2: read by HDF5, one thread"),
+    "one sample": (
+        0,
+        "<",
+        {"chunks": (1, 5, 4), "compression": "gzip"},
+        "chunks of 1 sample",
+    ),
+    "tiles": (0, "<", {"chunks": (8, 2, 4)}, "not compressed: each sample lies in 3 of them"),
+    "lzf": (
+        1,
+        "<",
+        {"chunks": (5, 8, 4), "compression": "lzf"},
+        "decoded by HDF5, one thread",
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_adopted_folder_reads_as_h5py_does(tmp_path, data_prep, layout):
+    axis, order, options, note = LAYOUTS[layout]
+    folder = write(tmp_path / "set", axis, order, **options)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    more = ["--axis", f"image={axis}"] if axis else []
+    code, out, err = data_prep("index", folder, *FIELDS, *more, "--workers", 1)
+    assert (code, err) == (0, "")
+    assert "90 samples (train 90) in 3 shards" in out
+    assert note in out
+    assert ("Faster: `python -m data_prep repack" in out) == (layout != "contiguous")
+    index = Index.load(folder)
+    assert index.version == 2
+    assert [shard.path for shard in index.shards] == ["run 0.h5", "run 1.h5", "run 2.h5"]
+    for shard in index.shards:
+        assert shard.digest == digest_file(folder / shard.path)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before | {
+        "index.json": (folder / "index.json").read_bytes()
+    }
+    statistics = index.statistics["train"]
+    assert statistics["image"].mean == pytest.approx(IMAGES.mean(), rel=1e-12)
+    assert statistics["image"].std == pytest.approx(IMAGES.std(), rel=1e-12)
+    assert statistics["label"].max == LABELS.max()
+
+    files = [h5py.File(folder / shard.path) for shard in index.shards]
+    raw = np.concatenate([np.moveaxis(file["x/data"][:], axis, 0) for file in files])
+    assert (raw == IMAGES).all()
+    for io in ("mmap", "read"):
+        reader = Reader(folder, "train", io=io)
+        rows = reader.read(np.arange(COUNT))
+        assert (rows["image"] == raw).all()
+        assert (rows["label"] == LABELS).all()
+        shuffled = Order(COUNT, seed=1)(0, np.arange(COUNT))
+        assert (reader.read(shuffled)["image"] == raw[shuffled]).all()
+    batches = list(Loader(Reader(folder, "train"), global_batch_size=30, seed=1, max_epochs=1))
+    assert len(batches) == 3
+    for samples, batch in zip(shuffled.reshape(3, 30), batches, strict=True):
+        assert (np.asarray(batch["image"]) == raw[samples]).all()
+        assert (np.asarray(batch["label"]) == LABELS[samples]).all()
+    for file in files:
+        file.close()
+
+
+def test_variable_length_fields(tmp_path, data_prep):
+    for i, (start, stop) in enumerate(itertools.pairwise(ENDS)):
+        with h5py.File(tmp_path / f"{i}.hdf5", "w") as file:
+            file["tokens"] = np.concatenate(TEXTS[start:stop])
+            file["ends"] = np.cumsum([0, *map(len, TEXTS[start:stop])]).astype("u4")
+    code, out, _ = data_prep("index", tmp_path, "--field", "text=tokens:ends")
+    assert code == 0
+    assert "text uint16[*]: contiguous: mapped as it lies" in out
+    index = Index.load(tmp_path)
+    assert [shard.elements["text"] for shard in index.shards] == [
+        sum(map(len, TEXTS[start:stop])) for start, stop in itertools.pairwise(ENDS)
+    ]
+    rows = Reader(tmp_path, "train").read(np.array([89, 0, 33, 33]))["text"]
+    assert [row.tolist() for row in rows] == [TEXTS[i].tolist() for i in (89, 0, 33, 33)]
+
+
+def test_what_lies_as_ours_does_is_an_index_of_version_1(tmp_path, data_prep):
+    samples = {"x": LABELS, "text": TEXTS}
+    was = write_shards(tmp_path, [("train", samples)], max_bytes=500)
+    (tmp_path / "index.json").unlink()
+    files = [tmp_path / shard.path for shard in was.shards]
+    assert (
+        data_prep("index", *files, "--field", "x=/x", "--field", "text=text/values:text/offsets")[0]
+        == 0
+    )
+    index = Index.load(tmp_path)
+    assert index.version == 1
+    assert index.digest == was.digest  # a lost index comes back
+    assert index.shards == was.shards
+    assert index.statistics["train"]["x"].mean == pytest.approx(was.statistics["train"]["x"].mean)
+
+
+def test_bool_is_uint8(tmp_path, data_prep):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["mask"] = LABELS % 2 == 0
+    assert data_prep("index", tmp_path, "--field", "even=mask")[0] == 0
+    assert Index.load(tmp_path).fields == {"even": Field("uint8")}
+    even = Reader(tmp_path, "train").read(np.arange(COUNT))["even"]
+    assert even.tolist() == [1, 0] * (COUNT // 2)
+
+
+def test_splits_go_by_the_names_of_the_files(tmp_path, data_prep):
+    folder = write(tmp_path / "set")
+    split = "val=run 2*,train=*"
+    assert data_prep("index", folder, *FIELDS, "--split", split, "--workers", 2)[0] == 0
+    index = Index.load(folder)
+    assert {name: index.split(name).count for name in index.splits} == {"train": 50, "val": 40}
+    assert (Reader(folder, "val").read(np.arange(40))["label"] == LABELS[50:]).all()
+    assert index.statistics["val"]["label"].min == LABELS[50]
+    for wrong, words in {
+        "train=*,val=nothing*": "no file is left for val",
+        "val=run 2*": "no pattern matches run 0.h5",
+        "a b": "split 'a b': a name has letters",
+    }.items():
+        code, _, err = data_prep("index", folder, *FIELDS, "--split", wrong, "--overwrite")
+        assert code in (2, 3)
+        assert words in err
+    assert Index.load(folder) == index
+
+
+def test_the_same_command_twice(tmp_path, data_prep):
+    folder = write(tmp_path / "set")
+    command = ("index", folder, *FIELDS)
+    assert data_prep(*command)[0] == 0
+    first = (folder / "index.json").read_bytes()
+    code, out, _ = data_prep(*command)
+    assert code == 0
+    assert "already holds this index" in out
+    code, _, err = data_prep(*command, "--split", "test")
+    assert code == 3
+    assert "has another index" in err
+    assert "--overwrite replaces it" in err
+    assert (folder / "index.json").read_bytes() == first
+    assert data_prep(*command, "--split", "test", "--overwrite")[0] == 0
+    assert Index.load(folder).splits == ("test",)
+    (folder / "index.json").write_text("{")
+    assert data_prep(*command)[0] == 3
+    assert data_prep(*command, "--overwrite")[0] == 0
+    (folder / ".hpctrain-partial").mkdir()
+    assert "unfinished conversion" in data_prep(*command)[2]
+
+
+def test_the_result_does_not_depend_on_the_workers(tmp_path, data_prep):
+    folder = write(tmp_path / "set")
+    contents = []
+    for workers in (1, 3):
+        code, *_ = data_prep("index", folder, *FIELDS, "--workers", workers, "--overwrite")
+        assert code == 0
+        content = json.loads((folder / "index.json").read_text())
+        del content["provenance"]
+        contents.append(content)
+        (folder / "index.json").unlink()
+    assert contents[0] == contents[1]
+
+
+def test_statistics_may_be_left_out(tmp_path, data_prep):
+    folder = write(tmp_path / "set")
+    assert data_prep("index", folder, *FIELDS, "--no-statistics")[0] == 0
+    assert Index.load(folder).statistics == {}
+    assert (Reader(folder, "train").read(np.arange(COUNT))["label"] == LABELS).all()
+
+
+def test_without_a_field_the_datasets_are_named(tmp_path, data_prep):
+    folder = write(tmp_path / "set")
+    code, _, err = data_prep("index", folder)
+    assert code == 2
+    assert f"give --field NAME=DATASET for each field; {folder}/run 0.h5 has" in err
+    assert "/x/data uint8 [30, 5, 4]" in err
+    assert "/y int64 [30]" in err
+
+
+ODD = {
+    "text": (["abc"] * 5, "holds strings of HDF5's own kind"),
+    "bytes": (np.array([b"abc"] * 5), "holds strings of a fixed length"),
+    "complex": (np.zeros(5, complex), "holds complex numbers"),
+    "unsigned": (np.zeros(5, np.uint64), "holds uint64, which torch cannot compute with"),
+    "record": (np.zeros(5, [("a", "i4"), ("b", "f4")]), "holds records with the members a, b"),
+    "scalar": (3, "is a single value"),
+    "null": (h5py.Empty("f4"), "is empty (a null dataspace)"),
+    "short": (np.zeros(4), "every field has the same number of samples; good has 5, field has 4"),
+    "none": (np.zeros((5, 0)), "shape [0] has no elements"),
+    "soft": (h5py.SoftLink("/nowhere"), "is a link to /nowhere, where nothing is"),
+    "external": (h5py.ExternalLink("other.h5", "/x"), "is a link into"),
+    "broken": (
+        h5py.ExternalLink("gone.h5", "/x"),
+        "a link into gone.h5, which cannot be",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_what_cannot_be_a_field(tmp_path, data_prep, kind):
+    content, words = ODD[kind]
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["x"] = np.arange(5)
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["good"] = np.arange(5)
+        file[kind] = content
+    code, _, err = data_prep("index", path, "--field", "good=good", "--field", f"field={kind}")
+    assert code == 3
+    assert str(path) in err
+    assert words in err
+    assert not (tmp_path / "index.json").exists()
+
+
+def test_samples_that_lie_in_other_files(tmp_path, data_prep):
+    write(tmp_path)
+    with h5py.File(tmp_path / "virtual.h5", "w") as file:
+        layout = h5py.VirtualLayout((30,), "i8")
+        layout[:] = h5py.VirtualSource("run 0.h5", "y", (30,))
+        file.create_virtual_dataset("y", layout)
+    with h5py.File(tmp_path / "external.h5", "w") as file:
+        file.create_dataset("y", (30,), "i8", external=[("raw.bin", 0, 240)])[:] = 1
+    with h5py.File(tmp_path / "never.h5", "w") as file:
+        file.create_dataset("y", (30,), "i8")
+    for name, words in {
+        "virtual": "y is a virtual dataset, of run 0.h5",
+        "external": "y is stored in the file raw.bin",
+        "never": "y was made for [30] values, none of which was ever written",
+    }.items():
+        code, _, err = data_prep("index", tmp_path / f"{name}.h5", "--field", "y=y")
+        assert code == 3
+        assert words in err
+
+
+def test_files_that_cannot_be_read(tmp_path, data_prep):
+    folder = write(tmp_path / "set")
+    good = (folder / "run 0.h5").read_bytes()
+    path = folder / "other.h5"
+    for content, words in {
+        good[:3000]: "is truncated: its header lists more than its 3000 bytes",
+        b"": "is not an HDF5 file",
+        b"hello" * 1000: "is not an HDF5 file",
+        good[:8] + bytes(9000): "is damaged",
+    }.items():
+        path.write_bytes(content)
+        code, _, err = data_prep("index", folder, *FIELDS)
+        assert code == 3
+        assert f"{path} {words}" in err
+    path.unlink()
+    os.mkfifo(path)
+    assert f"{path} is not a file" in data_prep("index", folder, *FIELDS)[2]
+    assert f"{folder}/no.h5 does not exist" in data_prep("index", folder / "no.h5", *FIELDS)[2]
+    (folder / "empty").mkdir()
+    assert "has no .h5 or .hdf5 files" in data_prep("index", folder / "empty", *FIELDS)[2]
+
+
+def test_a_damaged_chunk_is_found_before_the_index_is_written(tmp_path, data_prep):
+    folder = write(tmp_path / "set", chunks=(8, 5, 4), compression="gzip")
+    with h5py.File(folder / "run 1.h5") as file:
+        offset = file["x/data"].id.get_chunk_info(1).byte_offset
+    with (folder / "run 1.h5").open("r+b") as raw:
+        raw.seek(offset)
+        raw.write(b"\xff" * 8)
+    code, _, err = data_prep("index", folder, *FIELDS)
+    assert code == 3
+    assert "run 1.h5: 'x/data' is damaged in samples 8 to 15" in err
+    assert not (folder / "index.json").exists()
+
+
+def test_sizes_that_only_the_header_claims(tmp_path, data_prep):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", (10**15, 6), "i8", chunks=(1000, 6))[5] = 1
+    code, _, err = data_prep("index", tmp_path, "--field", "x=x")
+    assert code == 3
+    assert "a.h5: 'x' is damaged: it lists 1,000,000,000,000 chunks" in err
+
+
+def test_a_file_that_is_written_to(tmp_path, data_prep):
+    folder = write(tmp_path / "set")
+    with h5py.File(folder / "run 1.h5", "r+"):
+        child = subprocess.run(
+            [sys.executable, "-m", "data_prep", "index", folder, *FIELDS],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert child.returncode == 3
+    assert "run 1.h5 is open for writing in another process" in child.stderr
+
+
+def test_files_of_another_schema(tmp_path, data_prep):
+    folder = write(tmp_path / "set")
+    with h5py.File(folder / "z.h5", "w") as file:
+        file["x/data"] = IMAGES.astype(np.int16)
+        file["y"] = LABELS
+    code, _, err = data_prep("index", folder, *FIELDS)
+    assert code == 3
+    assert f"{folder}/z.h5: field 'image' is int16[5, 4], there uint8[5, 4]" in err
+
+
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        ([0, 4, 2, 10], "the offsets of 't' go back at sample 1"),
+        ([0, 4, 9], "field 't' has 10 values, its offsets go from 0 to 9"),
+        ([1, 4, 10], "field 't' has 10 values, its offsets go from 1 to 10"),
+        ([0.0, 10.0], "offsets are whole numbers"),
+        ([0], "has no samples"),
+    ],
+)
+def test_wrong_offsets(tmp_path, data_prep, ends, words):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["v"], file["o"] = np.arange(10), np.array(ends)
+    code, _, err = data_prep("index", tmp_path, "--field", "t=v:o")
+    assert code == 3
+    assert words in err
+
+
+def test_links(tmp_path, data_prep):
+    folder = write(tmp_path / "set")
+    (folder / "link.h5").symlink_to("run 0.h5")
+    (tmp_path / "elsewhere").mkdir()
+    outside = tmp_path / "elsewhere" / "link.h5"
+    outside.symlink_to(folder / "run 1.h5")
+    assert "are the same file" in data_prep("index", folder, *FIELDS)[2]
+    code, _, err = data_prep("index", outside, *FIELDS)
+    assert code == 3
+    assert f"{outside} is a link to {folder}/run 1.h5: an index lists the file itself" in err
+    code, _, err = data_prep("index", outside, *FIELDS, "--out", tmp_path / "elsewhere")
+    assert f"a link to {folder}/run 1.h5, lies outside of {tmp_path}/elsewhere" in err
+    assert data_prep("index", outside, folder / "link.h5", *FIELDS, "--out", tmp_path)[0] == 0
+    paths = [shard.path for shard in Index.load(tmp_path).shards]
+    assert paths == ["set/run 1.h5", "set/run 0.h5"]
+    assert (Reader(tmp_path, "train").read(np.arange(20))["label"] == LABELS[30:50]).all()
+    (folder / "dangling.h5").symlink_to("gone.h5")
+    words = f"is a link to {folder}/gone.h5, which does not exist"
+    assert words in data_prep("index", folder / "dangling.h5", *FIELDS)[2]
+
+
+def test_the_index_lies_above_the_files(tmp_path, data_prep):
+    write(tmp_path / "a")
+    write(tmp_path / "b")
+    code, out, _ = data_prep("index", tmp_path / "a", tmp_path / "b", *FIELDS)
+    assert code == 0
+    assert f"{tmp_path}: 180 samples" in out
+    assert Index.load(tmp_path).shards[3].path == "b/run 0.h5"
+    code, _, err = data_prep("index", tmp_path / "a", *FIELDS, "--out", tmp_path / "b")
+    assert code == 3
+    assert "lies outside of" in err
+
+
+def test_odd_names(tmp_path, data_prep):
+    folder = write(tmp_path / "ünï [bold]")
+    assert data_prep("index", folder, *FIELDS)[0] == 0
+    assert (Reader(folder, "train").read(np.arange(COUNT))["image"] == IMAGES).all()
+    (folder / "run 0.h5").rename(folder / "run\n0.h5")
+    code, _, err = data_prep("index", folder, *FIELDS, "--overwrite")
+    assert code == 3
+    assert "run\\n0.h5': rename it" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--field", "x"], "--field 'x': it is NAME=DATASET or NAME=VALUES:OFFSETS"),
+        (["--field", "x=y:"], "--field 'x=y:': it is"),
+        (["--field", "x=y", "--field", "x=z"], "'x' is there twice"),
+        (["--field", "mask=y"], "a field cannot be named 'mask'"),
+        (["--field", "x=y", "--axis", "z=1"], "--axis 'z=1': it is NAME=K"),
+        (["--field", "x=y", "--axis", "x=one"], "--axis 'x=one': it is NAME=K"),
+        (["--field", "x=y:z", "--axis", "x=0"], "lie end to end along axis 0"),
+        (["--field", "x=y", "--axis", "x=1"], "y has 1 axes, [30]; there is no axis 1"),
+        (["--field", "x=nope"], "there is no dataset nope; in this file are /x/data uint8 [30, 5"),
+        (["--field", "x=x"], "x is a group"),
+        (["--field", "x=y", "--workers", "0"], "--workers 0: it is 1 or more"),
+    ],
+)
+def test_wrong_options(tmp_path, data_prep, options, words):
+    folder = write(tmp_path / "set")
+    code, _, err = data_prep("index", folder, *options)
+    assert code in (2, 3)
+    assert words in err
+    assert not (folder / "index.json").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_no_permission(tmp_path, data_prep):
+    folder = write(tmp_path / "set")
+    (folder / "run 1.h5").chmod(0)
+    for path in (folder, tmp_path, *tmp_path.parents):
+        if path.stat().st_uid == 0 and str(path).startswith("/tmp/"):
+            path.chmod(0o755)
+    os.seteuid(65534)
+    try:
+        code, _, err = data_prep("index", folder, *FIELDS)
+        assert code == 3
+        assert "run 1.h5 may not be read: permission denied" in err
+        code, _, err = data_prep("index", folder / "run 0.h5", *FIELDS)
+        assert code == 6
+        assert f"cannot write index.json into {folder}: permission denied" in err
+    finally:
+        os.seteuid(0)

@@ -1,0 +1,296 @@
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import h5py
+import numpy as np
+import pytest
+import xxhash
+
+from hpctrain.data.format import digest_file, write_shards
+from hpctrain.data.index import Index
+from hpctrain.data.reader import Reader
+from hpctrain.data.samplers.order import Order
+
+COUNT = 300
+IMAGES = np.random.default_rng(0).integers(0, 255, (COUNT, 5, 4), dtype=np.uint8)
+LABELS = np.arange(COUNT, dtype=np.int64) % 7
+NUMBERS = np.arange(COUNT, dtype=np.int32)
+TEXTS = [np.arange(i % 9, dtype=np.uint16) + i for i in range(COUNT)]
+SPLITS = {"train": slice(0, 240), "val": slice(240, COUNT)}
+
+
+@pytest.fixture
+def repack(data_prep):
+    """The command, on one process unless it says otherwise."""
+    return lambda *args: data_prep("repack", *args[:2], "--workers", 1, *args[2:])
+
+
+@pytest.fixture
+def src(tmp_path):
+    """A data set of ours, in many small shards."""
+    samples = {"image": IMAGES, "label": LABELS, "number": NUMBERS, "text": TEXTS}
+    parts = [(n, {key: value[s] for key, value in samples.items()}) for n, s in SPLITS.items()]
+    write_shards(tmp_path / "src", parts, max_bytes=2000, provenance={"command": "by hand"})
+    return tmp_path / "src"
+
+
+@pytest.fixture
+def foreign(tmp_path, data_prep):
+    """The same, but for the texts, in HDF5 files of others."""
+    folder = tmp_path / "foreign"
+    folder.mkdir()
+    for start, stop in ((0, 100), (100, 240), (240, COUNT)):
+        with h5py.File(folder / f"{start:03}.h5", "w") as file:
+            images = np.moveaxis(IMAGES[start:stop], 0, 1)
+            file.create_dataset("i", data=images, chunks=(2, 16, 4), compression="gzip")
+            file["l"] = LABELS[start:stop].astype(">i8")
+            file["n"] = NUMBERS[start:stop]
+            file["v"] = np.concatenate(TEXTS[start:stop])
+            file["o"] = np.cumsum([0, *map(len, TEXTS[start:stop])])
+    places = ("image=i", "label=l", "number=n", "text=v:o")
+    fields = [word for place in places for word in ("--field", place)]
+    split = ("--split", "val=24*,train=*")
+    assert data_prep("index", folder, *fields, "--axis", "image=1", *split)[0] == 0
+    return folder
+
+
+def hashes(folder, split):
+    """Of each sample, in their order."""
+    reader = Reader(folder, split)
+    rows = reader.read(np.arange(len(reader)))
+    return [
+        xxhash.xxh3_128_hexdigest(
+            b"|".join(name.encode() + rows[name][i].tobytes() for name in sorted(reader.fields))
+        )
+        for i in range(len(reader))
+    ]
+
+
+def contents(folder):
+    """All bytes, but for the provenance."""
+    found = {path.name: path.read_bytes() for path in folder.glob("*.h5")}
+    index = json.loads((folder / "index.json").read_text())
+    del index["provenance"]
+    return found | {"index": index}
+
+
+@pytest.mark.parametrize("kind", ["src", "foreign"])
+@pytest.mark.parametrize("size", ["0.5KB", "3KB", "1MB"])
+def test_the_same_samples_in_other_shards(request, tmp_path, repack, kind, size):
+    folder, out = request.getfixturevalue(kind), tmp_path / "out"
+    code, printed, err = repack(folder, out, "--shard-size", size)
+    assert (code, err) == (0, "")
+    assert "300 samples (train 240, val 60)" in printed
+    for split, where in SPLITS.items():
+        assert hashes(out, split) == hashes(folder, split)
+        rows = Reader(out, split).read(np.arange(len(NUMBERS[where])))
+        assert (rows["number"] == NUMBERS[where]).all()
+        assert (rows["image"] == IMAGES[where]).all()
+        assert [text.tolist() for text in rows["text"]] == [t.tolist() for t in TEXTS[where]]
+    index = Index.load(out)
+    assert index.version == 1  # it lies as ours does, whatever it was
+    if size == "1MB":
+        assert len(index.shards) == 2
+    came = index.provenance["source"]["from"]
+    assert came["digest"] == Index.load(folder).digest
+    assert came["provenance"] == dict(Index.load(folder).provenance)
+    assert index.provenance["source"]["files"] == len(Index.load(folder).shards)
+    assert index.provenance["source"]["bytes"] == sum(s.bytes for s in Index.load(folder).shards)
+
+
+def test_shards_are_full(tmp_path, repack):
+    write_shards(tmp_path / "src", [("train", {"x": np.arange(1000)})], max_bytes=72)
+    code, *_ = repack(tmp_path / "src", tmp_path / "out", "--shard-size", "0.8KB")
+    assert code == 0
+    counts = [shard.count for shard in Index.load(tmp_path / "out").shards]
+    assert counts == [100] * 10
+
+
+@pytest.mark.parametrize("options", [(), ("--shuffle", "5"), ("--dedup", "exact")])
+def test_the_bytes_do_not_depend_on_the_workers(src, tmp_path, repack, data_prep, options):
+    found = []
+    for workers in (1, 3):
+        out = tmp_path / f"out{workers}"
+        command = (src, out, "--shard-size", "4KB", "--workers", workers)
+        assert repack(*command, *options)[0] == 0
+        found.append(contents(out))
+    assert found[0] == found[1]
+    out = tmp_path / "parts"
+    if "--dedup" in options:
+        return
+    for part in ("2/3", "1/3", "3/3"):
+        command = (src, out, "--shard-size", "4KB", "--part", part)
+        assert repack(*command, *options)[0] == 0
+    assert data_prep("finalize", out)[0] == 0
+    assert contents(out) == found[0]
+
+
+@pytest.mark.parametrize("kind", ["src", "foreign"])
+def test_a_shuffle_is_that_of_the_seed(request, tmp_path, repack, kind):
+    folder, orders = request.getfixturevalue(kind), {}
+    for seed, size in ((1, "4KB"), (1, "1MB"), (2, "1MB")):
+        out = tmp_path / f"{seed}{size}"
+        command = (folder, out, "--shuffle", seed, "--shard-size", size)
+        assert repack(*command)[0] == 0
+        for number, (split, where) in enumerate(SPLITS.items()):
+            found = Reader(out, split).read(np.arange(len(NUMBERS[where])))["number"]
+            wanted = NUMBERS[where][Order(len(found), seed)(number, np.arange(len(found)))]
+            assert (found == wanted).all()
+            assert (found != NUMBERS[where]).mean() > 0.9
+            assert sorted(hashes(out, split)) == sorted(hashes(folder, split))
+            orders.setdefault((seed, split), []).append(found.tolist())
+    assert orders[1, "train"][0] == orders[1, "train"][1]
+    assert orders[1, "train"][0] != orders[2, "train"][0]
+
+
+def test_other_splits(src, tmp_path, repack):
+    out = tmp_path / "out"
+    split = ("--split", "train=0.5,test=0.5", "--stratify", "label")
+    assert repack(src, out, *split, "--shuffle", "0")[0] == 0
+    index = Index.load(out)
+    assert index.splits == ("train", "test")
+    both = []
+    for name in index.splits:
+        rows = Reader(out, name).read(np.arange(index.split(name).count))
+        both += rows["number"].tolist()
+        assert (np.bincount(rows["label"]) >= COUNT // 14).all()
+    assert sorted(both) == NUMBERS.tolist()
+    by_file = tmp_path / "by_file"
+    pattern = ("--split", "file:a=train-*,b=*")
+    assert repack(src, by_file, *pattern)[0] == 0
+    assert hashes(by_file, "a") == hashes(src, "train")
+    code, _, err = repack(src, tmp_path / "no", *pattern, "--shuffle", "1")
+    assert code == 2
+    assert "goes by the shards, which --shuffle mixes" in err
+
+
+def test_duplicates(tmp_path, repack):
+    twice = np.tile(np.arange(50), 2)
+    write_shards(tmp_path / "src", [("train", {"x": twice}), ("val", {"x": twice[:7]})])
+    out = tmp_path / "out"
+    code, printed, _ = repack(tmp_path / "src", out, "--dedup", "exact")
+    assert code == 0
+    assert "57 samples were there before" in printed
+    assert Reader(out, "train").read(np.arange(50))["x"].tolist() == list(range(50))
+    assert Index.load(out).splits == ("train",)
+
+
+def test_some_fields(src, tmp_path, repack):
+    out = tmp_path / "out"
+    assert repack(src, out, "--fields", "text,number")[0] == 0
+    assert list(Index.load(out).fields) == ["text", "number"]
+    assert (Reader(out, "val").read(np.arange(60))["number"] == NUMBERS[240:]).all()
+    other = tmp_path / "other"
+    assert repack(src, other, "--fields", "number,text")[0] == 0
+    assert repack(src, out, "--fields", "number,text")[0] == 3  # another data set
+    for fields, words in {
+        "label,x": "'x' is no field; ",
+        "": "'' is no field",
+        "label,label": "'label' is there twice",
+    }.items():
+        code, _, err = repack(src, tmp_path / "no", "--fields", fields)
+        assert code == 2
+        assert words in err
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_damaged_shard_is_found(src, tmp_path, repack):
+    path = src / Index.load(src).shards[2].path
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    for options in ((), ("--shuffle", "1"), ("--shard-size", "1KB")):
+        code, _, err = repack(src, tmp_path / "out", *options)
+        assert code == 3
+        assert f"shard {path} is damaged: its digest is" in err
+        assert not (tmp_path / "out" / "index.json").exists()
+    os.truncate(path, 100)
+    code, _, err = repack(src, tmp_path / "out")
+    assert code == 3
+    assert f"shard {path} is truncated" in err
+    path.unlink()
+    assert f"shard {path} is missing" in repack(src, tmp_path / "out")[2]
+
+
+def test_offsets_that_go_back(tmp_path, repack):
+    write_shards(tmp_path / "src", [("train", {"text": TEXTS})])
+    path = tmp_path / "src" / "train-00000.h5"
+    with h5py.File(path, "r+") as file:
+        file["text/offsets"][5] = 10**6
+    index = Index.load(tmp_path / "src")  # what was digested was wrong already
+    shard = replace(index.shards[0], digest=digest_file(path))
+    replace(index, shards=(shard,)).save(tmp_path / "src")
+    for options in ((), ("--shuffle", "1")):
+        code, _, err = repack(tmp_path / "src", tmp_path / "out", *options)
+        assert code == 3
+        assert f"shard {path} is damaged: the offsets of 'text' go back" in err
+
+
+def test_into_itself(src, tmp_path, repack):
+    (tmp_path / "link").symlink_to(src)
+    for out, words in {
+        src: "SRC and OUT are both",
+        tmp_path / "link": "SRC and OUT are both",
+        src / "deep" / "er": "lies in",
+        tmp_path: "lies in",
+    }.items():
+        code, _, err = repack(src, out, "--overwrite")
+        assert code == 2
+        assert words in err
+    assert hashes(src, "val")
+
+
+def test_no_data_set(tmp_path, repack):
+    code, _, err = repack(tmp_path / "no", tmp_path / "out")
+    assert code == 3
+    assert f"the data folder {tmp_path}/no does not exist" in err
+    (tmp_path / "empty").mkdir()
+    code, _, err = repack(tmp_path / "empty", tmp_path / "out")
+    assert "has no index.json" in err
+
+
+def test_an_old_index_without_elements(src, tmp_path, repack):
+    content = json.loads((src / "index.json").read_text())
+    for shard in content["shards"]:
+        del shard["elements"]
+    (src / "index.json").write_text(json.dumps(content))
+    assert repack(src, tmp_path / "out")[0] == 0
+    assert hashes(tmp_path / "out", "train") == hashes(src, "train")
+
+
+def test_samples_of_very_different_lengths(tmp_path, repack):
+    """Blocks are bounded in bytes, pieces by the average."""
+    rng = np.random.default_rng(0)
+    lengths = np.where(rng.random(400) < 0.02, 200_000, 3)
+    texts = [np.full(n, i % 251, np.uint8) for i, n in enumerate(lengths.tolist())]
+    write_shards(tmp_path / "src", [("train", {"text": texts, "n": np.arange(400)})])
+    for options in ((), ("--shuffle", "1")):
+        out = tmp_path / f"out{len(options)}"
+        assert repack(tmp_path / "src", out, "--shard-size", "1MB", *options)[0] == 0
+        rows = Reader(out, "train").read(np.arange(400))
+        for i, text in zip(rows["n"].tolist(), rows["text"], strict=True):
+            assert len(text) == lengths[i]
+            assert (text == i % 251).all()
+        assert len(Index.load(out).shards) >= math.ceil(lengths.sum() / 1e6)
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from data_prep.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_no_torch(foreign, tmp_path):
+    def run(*args):
+        command = [sys.executable, "-c", WITHOUT_TORCH, *map(str, args)]
+        subprocess.run(command, check=True, timeout=60, capture_output=True)
+
+    run("index", foreign, "--field", "n=n", "--overwrite", "--workers", 1)
+    run("repack", foreign, tmp_path / "out", "--shuffle", 1, "--workers", 1)
+    assert len(Reader(tmp_path / "out", "train")) == COUNT

@@ -228,6 +228,7 @@ def test_provenance(tmp_path, numbers, data_prep):
     found = Index.load(tmp_path / "OUT").provenance
     assert found["command"].startswith(f"python -m data_prep arrays {numbers} ")
     keys = {"command", "created", "versions", "options", "source", "fingerprint", "left_out"}
+    keys |= {"compression"}
     assert set(found) == keys
     assert set(found["versions"]) == {"hpctrain", "python", "numpy", "h5py", "hdf5"}
     given = {"shard_bytes": 256 * 2**20, "split": "train=0.5,val=0.5", "on_error": "stop"}

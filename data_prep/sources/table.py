@@ -259,6 +259,7 @@ def table(
             "categorical": {name: list(map(str, values)) for name, values in categories.items()},
             "csv": [csv.delimiter, csv.names, csv.quotes],
         },
+        folders=[str(source) for source in sources],
         about={
             "from": [str(source.absolute()) for source in sources],
             "ignored": found.ignored,

@@ -237,6 +237,7 @@ def text(corpus: Corpus, tokenizer: Tokenizer, options: Options) -> Source:
             "tokenizer": tokenizer.about,
         },
         columns=corpus.reader.columns(corpus.files[0]),
+        folders=corpus.sources,
         beside={tokens.FILE: tokenizer.content} if tokenizer.content else {},
         reader=corpus.reader,
         tokenizer=tokenizer,

@@ -77,7 +77,8 @@ def test_the_standard_library_as_bytes(data_prep):
     assert val
     empty = there.count("")
     left_out = Index.load(Path("OUT")).provenance["left_out"]
-    assert left_out == {"unusable": 0, "duplicates": 0, **({"empty": empty} if empty else {})}
+    assert (left_out["unusable"], left_out["duplicates"]) == (0, 0)
+    assert left_out.get("empty", 0) == empty
     about = source("OUT")["tokenizer"]
     assert about == {
         "name": "bytes",
@@ -377,10 +378,11 @@ def test_a_document_that_is_too_long_is_named(data_prep, here, monkeypatch):
 
 
 def test_a_split_by_files(data_prep, here):
+    (here / "in").mkdir()
     for name in ("train-1.txt", "val-1.txt", "train-2.txt"):
-        (here / name).write_text(name)
+        (here / "in" / name).write_text(name)
     spec = "file:train=train-*,val=val-*"
-    assert data_prep("text", here, "OUT", "--split", spec, "--workers", "1")[0] == 0
+    assert data_prep("text", "in", "OUT", "--split", spec, "--workers", "1")[0] == 0
     assert texts("OUT") == ["train-1.txt", "train-2.txt"]
     assert texts("OUT", "val") == ["val-1.txt"]
 

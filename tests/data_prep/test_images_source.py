@@ -137,7 +137,7 @@ def test_photos(tmp_path, data_prep):
     assert (code, err) == (0, "")
     rows = everything(tmp_path / "o" / "d")
     for row, name in zip(rows["image"], ("china", "flower"), strict=True):
-        with Image.open(tmp_path / f"{name}.jpg") as image:
+        with Image.open(tmp_path / "in" / f"{name}.jpg") as image:
             assert (row == np.asarray(image).transpose(2, 0, 1)).all()
 
 

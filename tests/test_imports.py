@@ -79,7 +79,7 @@ NO_TORCH = (
 # What a data set is, and how it is written; data_prep takes nothing else of us.
 FORMAT = {
     *("errors", "disk", "data.commit", "data.format", "data.index", "data.moments", "data.ragged"),
-    *("data.schema", "data.shard"),
+    *("data.compression", "data.schema", "data.shard", "data.storage.cache", "data.storage.chunks"),
 }
 NO_HYDRA = ("train", "data", "distributed", "tracking", "parallel", "tasks", "models", "job")
 

@@ -317,6 +317,7 @@ ANIMATION = [Image.fromarray(noise(8, 12)) for _ in range(3)]
             "it is an animation or has several pages: 3 images",
         ),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_bad_images_are_named(two, data_prep, content, words):
     two(content)
@@ -341,6 +342,7 @@ def test_bad_images_are_named(two, data_prep, content, words):
         (png(16, 2, bytes(12)), "more than 8 bits a channel, which the loader does not take"),
         (b"hello", "it is no JPEG"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_bad_encoded_images_are_named(two, data_prep, content, words):
     two(content)
@@ -356,6 +358,16 @@ def test_modes_become_rgb(mode):
     kind = "JPEG" if mode in ("CMYK", "YCbCr") else "PNG"
     found = Pixels().sample(encoded(Image.fromarray(grey).convert(mode), kind, quality=100))
     assert np.abs(found.astype(int) - grey.transpose(2, 0, 1)).max() < 6
+
+
+def test_the_first_of_a_phones_images():
+    file = io.BytesIO()
+    ANIMATION[0].save(file, "MPO", save_all=True, append_images=ANIMATION[1:], quality=100)
+    with Image.open(file) as image:
+        assert image.format == "MPO"
+        first = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+    assert (Pixels().sample(file.getvalue()) == first).all()
+    assert Pixels(encoded=True).sample(file.getvalue()).tobytes() == file.getvalue()
 
 
 def test_sixteen_bits():
@@ -441,7 +453,7 @@ def test_a_draft_is_nearly_the_same():
         (["empty"], 3, "empty has no images"),
         (["nope"], 3, "nope does not exist"),
         (["splits"], 2, "splits, it seems. --split column:folder"),
-        (["hole"], 3, "hole/b has no images, so it is no class"),
+        (["hole"], 3, "hole/b has no files of this kind, so it is no class"),
         (["loop"], 3, "is a link that leads back"),
         (["src", "--classes", "one.txt"], 3, "src/b/1.png: its class 'b' is not in --classes"),
         (["src", "--classes", "nope.txt"], 2, "--classes nope.txt cannot be read"),

@@ -312,7 +312,8 @@ class Pixels:
             return image.resize((width, height), resample)
         if self.resize == "crop":
             scale = min(image.width / width, image.height / height)
-            left, top = (image.width - scale * width) / 2, (image.height - scale * height) / 2
+            left = max(0.0, (image.width - scale * width) / 2)  # rounding: a little below 0
+            top = max(0.0, (image.height - scale * height) / 2)
             box = (left, top, image.width - left, image.height - top)
             return image.resize((width, height), resample, box=box)
         inner = _inside(self.size, (image.height, image.width))

@@ -440,6 +440,14 @@ def test_resizing(shape):
             Pixels(size=(32, 48), resize="none").sample(content)
 
 
+def test_every_size_can_be_cropped():
+    """Pillow refuses a box that is 1e-14 outside; 600 x 600 of 415 x 385 was one."""
+    pixels = Pixels(size=(7, 11))
+    for height in range(1, 50):
+        for width in range(1, 50):
+            assert pixels.convert(Image.new("RGB", (width, height))).shape == (3, 7, 11)
+
+
 def test_a_draft_is_nearly_the_same():
     content = encoded(load_sample_images().images[0], "JPEG", quality=95)
     exact, draft = (Pixels(size=(48, 64), draft=d).sample(content).astype(int) for d in (0, 1))

@@ -13,6 +13,8 @@ import xxhash
 from data_prep.listing import Files, Ignored, look, rows, scan
 from data_prep.piece import Problems
 from data_prep.samples import Unusable
+from hpctrain.data.commit import PARTIAL
+from hpctrain.data.index import FILE
 from hpctrain.errors import ConfigError, DataError
 
 FOLDER = "folder"  # the column of the folders below a root
@@ -109,10 +111,13 @@ def by_folder(
                 f"column:{FOLDER} takes them so, with the classes below; if they are the classes, "
                 "list them in a file for --classes"
             )
-        for entry in sorted(os.scandir(root), key=lambda entry: entry.name):
-            if entry.is_dir() and not entry.name.startswith(".") and entry.name not in names:
+        with os.scandir(root) as entries:
+            folders = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+        for name in folders:
+            ours = any((root / name / file).exists() for file in (FILE, PARTIAL))
+            if name not in names and not ours:  # OUT may be below SRC
                 raise DataError(
-                    f"{entry.path} has no files of this kind, so it is no class; remove it, or "
+                    f"{root / name} has no files of this kind, so it is no class; remove it, or "
                     "list the classes in a file for --classes"
                 )
     return found

@@ -2,6 +2,7 @@ import csv
 import io
 import json
 import os
+import pickle
 import struct
 import sys
 import zlib
@@ -12,9 +13,10 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits, load_sample_images
 
-from data_prep.options import parse_size
+from data_prep.options import Options
 from data_prep.pixels import Pixels
 from data_prep.samples import Unusable, field_of, fitted
+from data_prep.sources.images import images
 from hpctrain.data.images import decode
 from hpctrain.data.index import Field, Index
 from hpctrain.data.reader import Reader
@@ -102,6 +104,22 @@ def test_folders_are_classes(digits, data_prep):
     assert (about["ignored"], about["first_ignored"]) == (3, ".DS_Store")
     assert data_prep("images", "digits", "OUT", "--mode", "L", "--quiet")[::2] == (0, "")
     assert data_prep("images", "digits", "OUT", "--mode", "RGB")[0] == 3  # another data set
+
+
+def test_the_names_of_the_classes(digits):
+    options = Options(shard_bytes=1000)
+    source = pickle.loads(pickle.dumps(images(Path("digits"), options, Pixels(mode="L"))))
+    assert source.categories == {"label": [str(digit) for digit in range(10)]}
+    assert sum(piece.samples for piece in source.pieces) == 100
+    assert source.pieces[0].files[0].path == "digits/0/000.png"
+    assert images(Path("digits"), options, labels=False).categories == {}
+
+
+def test_out_may_be_below_src(digits, data_prep):
+    for words in ("100 samples", "already holds this data set"):
+        code, out, _ = data_prep("images", "digits", "digits/OUT", "--mode", "L")
+        assert code == 0
+        assert words in out
 
 
 def test_workers_parts_and_restarts_give_the_same_bytes(digits, data_prep):
@@ -463,6 +481,7 @@ def test_a_draft_is_nearly_the_same():
         (["splits"], 2, "splits, it seems. --split column:folder"),
         (["hole"], 3, "hole/b has no files of this kind, so it is no class"),
         (["loop"], 3, "is a link that leads back"),
+        (["broken"], 3, "broken/a/1.png cannot be read: No such file"),
         (["src", "--classes", "one.txt"], 3, "src/b/1.png: its class 'b' is not in --classes"),
         (["src", "--classes", "nope.txt"], 2, "--classes nope.txt cannot be read"),
         (["src", "--classes", "twice.txt"], 2, "'a' is there twice"),
@@ -485,9 +504,10 @@ def test_folders_and_options_that_cannot_be(two, data_prep, args, code, words):
     for name in ("flat/1.png", "splits/train/a/1.png", "splits/val/a/1.png", "hole/a/1.png"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_bytes(encoded(noise(8, 12)))
-    for name in ("empty", "hole/b", "loop/a"):
+    for name in ("empty", "hole/b", "loop/a", "broken/a"):
         Path(name).mkdir(parents=True)
     os.symlink("../../loop", "loop/a/again")
+    os.symlink("nowhere", "broken/a/1.png")
     Path("one.txt").write_text("a\n")
     Path("twice.txt").write_text("a\nb\na\n")
     Path("none.txt").write_text("\n")
@@ -589,4 +609,3 @@ def test_values_that_fit():
     assert field_of(True) == Field("uint8")
     with pytest.raises(Unusable, match="dtype uint64 is not supported"):
         field_of(np.uint64(3))
-    assert parse_size("1KB") == 1000

@@ -18,6 +18,7 @@ Decoded by Pillow into uint8 (channels, height, width), or kept as they are for 
 import argparse
 import io
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -343,7 +344,9 @@ def _pillow() -> Any:
 def _reasons() -> Iterator[None]:
     """Pillow raises half a dozen kinds over damaged files; they all mean the same."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of metadata; what spoils the pixels is raised
+            yield
     except (Unusable, ConfigError, MemoryError):
         raise
     except Exception as error:

@@ -223,7 +223,7 @@ class Pixels:
             if kind in LOADED and (fits or self.size is None):
                 if kind == "PNG":
                     self._opened(content).verify()  # all checksums; nothing may be read before
-                _check_end(kind, content)
+                _check_end(image, kind, content)
                 return content
         with _reasons(), self._opened(content) as image:  # reading the EXIF may have moved it
             file = io.BytesIO()
@@ -393,15 +393,16 @@ def _grey16(image: Any) -> Any:
     return image
 
 
-def _check_end(kind: str, content: bytes) -> None:
+def _check_end(image: Any, kind: str, content: bytes) -> None:
     """See that a JPEG or WebP is not cut off, without decoding it.
 
     Raises:
         Unusable: It is.
     """
     if kind == "JPEG":
-        # Neither marker can be in the pixels; the last scan is to be followed by the end.
-        if content.rfind(b"\xff\xd9") < content.rfind(b"\xff\xda"):
+        # No tile: it ends before the pixels. In the pixels neither marker can be, so the end has
+        # to follow the last scan.
+        if not image.tile or content.rfind(b"\xff\xd9") < content.rfind(b"\xff\xda"):
             raise Unusable("it is cut off: the end of the JPEG is missing")
     elif kind == "WEBP" and len(content) < int.from_bytes(content[4:8], "little") + 8:
         raise Unusable("it is cut off: the WebP is shorter than its header says")

@@ -113,7 +113,7 @@ class ImageSource(Source):
 def images(
     path: Path,
     options: Options,
-    pixels: Pixels = Pixels(),  # noqa: B008 (frozen)
+    pixels: Pixels | None = None,
     *,
     labels: bool = True,
     classes: Path | None = None,
@@ -136,6 +136,7 @@ def images(
         DataError: No image; an image without a label; and, unless `--on-error` says
             otherwise, a label or path that is not allowed, or a first image that is damaged.
     """
+    pixels = pixels or Pixels()
     if classes and not labels:
         raise ConfigError("--classes and --no-labels: one of them")
     fixed = read_classes(classes) if classes else None
@@ -169,7 +170,7 @@ def images(
         name="images",
         fields=fields,
         pieces=_pieces(found, spec, options.shard_bytes),
-        identity={"pixels": pixels.identity(), "content": found.digest()},
+        identity={"pixels": pixels.identity(), "content": found.digest(), "classes": names},
         about={
             "from": str(path.absolute()),
             "ignored": ignored.count,

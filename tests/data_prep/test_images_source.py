@@ -6,6 +6,7 @@ import pickle
 import struct
 import sys
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from data_prep.samples import Unusable, field_of, fitted
 from data_prep.sources.images import images
 from hpctrain.data.images import decode
 from hpctrain.data.index import Field, Index
+from hpctrain.data.ragged import Ragged
 from hpctrain.data.reader import Reader
 
 rng = np.random.default_rng(0)
@@ -368,6 +370,22 @@ def test_bad_encoded_images_are_named(two, data_prep, content, words):
     assert words in err
     assert err.startswith("data_prep: src/b/1.png: ")
     assert code == 3
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "progressive", "thumbnail", "PNG", "WEBP"])
+def test_what_stays_encoded_can_be_decoded_wherever_it_was_cut(kind):
+    options = {"progressive": True} if kind == "progressive" else {}
+    if kind == "thumbnail":  # a whole JPEG in the header of another
+        exif = Image.Exif()
+        exif[0x010E] = "x"
+        options = {"exif": exif.tobytes() + encoded(smooth(12, 16), "JPEG")}
+    content = encoded(smooth(24, 32), kind if kind in ("PNG", "WEBP") else "JPEG", **options)
+    assert Pixels(encoded=True).sample(content).tobytes() == content
+    taken = 0
+    for size in range(len(content)):
+        with suppress(Unusable):
+            taken += decode(Ragged.of([Pixels(encoded=True).sample(content[:size])])).size > 0
+    assert taken < 5  # a PNG without its last checksum
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGBA", "CMYK", "YCbCr"])

@@ -446,6 +446,16 @@ def test_arrow_whose_offsets_lead_out_of_it_is_refused(data_prep):
     assert "a.arrow cannot be read as Arrow" in err
 
 
+def test_parquet_that_says_utf8_and_is_not(data_prep):
+    array = pa.array([b"good", b"\xff"]).view(pa.string())
+    parquet.write_table(pa.table({"t": array}), "a.parquet")
+    for more in ([], ["--categorical", "t"]):
+        code, _, err = data_prep("table", "a.parquet", "OUT", *more)
+        assert code == 3
+        assert "a.parquet cannot be read as Parquet: " in err
+        assert "Invalid UTF8" in err
+
+
 def test_a_permuted_tensor_is_refused():
     kind = pa.fixed_shape_tensor(pa.int8(), [2, 3], permutation=[1, 0])
     with pytest.raises(HpctrainError, match="permuted"):

@@ -268,6 +268,8 @@ def trained(
         first = next(texts, None)
         if first is None:
             raise DataError(f"{', '.join(corpus.sources)}: no text to train a tokenizer on")
+        if not quiet:
+            print(f"training a tokenizer of {vocabulary} tokens", file=sys.stderr, flush=True)
         content = tokens.trained(_chain(first, texts), vocabulary)
     tokenizer = tokens.of_content(content, name, eod, tokens.EOD)
     if tokenizer.vocabulary < vocabulary and not quiet:

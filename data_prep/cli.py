@@ -67,7 +67,10 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     chosen = next((word for word in argv if not word.startswith("-")), None)
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(
-            name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter
+            name,
+            help=summary,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,  # a later option would make a script's abbreviation ambiguous
         )
         if name == chosen:
             found = import_module(f"data_prep.{module}")

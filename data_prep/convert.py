@@ -10,8 +10,12 @@ are missing, and the result has the same bytes.
 
 import hashlib
 import json
+import os
+import shlex
 import shutil
-from dataclasses import asdict, dataclass
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from platform import python_version
@@ -21,18 +25,20 @@ import numpy as np
 
 import hpctrain
 from data_prep import processes
-from data_prep.finalize import REPORT, finalize, summary
-from data_prep.job import Job, JobFolder, Plan
+from data_prep.finalize import BESIDE, REPORT, finalize, summary
+from data_prep.job import WAIT_S, Job, JobFolder, Plan
 from data_prep.options import Options
-from data_prep.passes import choices
-from data_prep.piece import Choice, Converter, Progress
+from data_prep.passes import choose
+from data_prep.piece import Converter, Progress
 from data_prep.progress import Progress as ProgressBar
-from data_prep.source import Source
+from data_prep.source import Source, SourceFile
 from data_prep.split import ByColumn, ByFile, Fractions
 from hpctrain.data import commit
 from hpctrain.data import index as index_file
+from hpctrain.data.compression import Compression
 from hpctrain.data.index import Index
 from hpctrain.data.schema import check_fields
+from hpctrain.data.shard import digest_file
 from hpctrain.errors import ConfigError, DataError, StorageError
 
 
@@ -47,26 +53,24 @@ def convert(source: Source, out: Path, options: Options) -> Index | None:
         DataError: `out` holds something else, or the source is not usable.
         StorageError: `out` cannot be written, or has too little room.
     """
-    _check(source, options)
+    _check(source, options, out)
     plan = _plan(source, options)
-    existing = _existing(out)
-    if existing is not None:
-        damage = _damage(existing, out)
-        if not damage and existing.provenance.get("fingerprint") == plan.fingerprint:
-            if not options.quiet:
-                print(f"{out} already holds this data set: {existing.digest}")
-            return existing
-        if not options.overwrite:
-            what = damage or f"{out} holds another data set, {existing.digest}"
-            raise DataError(f"{what}; --overwrite replaces it")
-    with Job(out, plan, shared=options.part is not None) as job:
-        done = job.pieces.done()
-        todo = [number for number in _share(len(source.pieces), options) if number not in done]
-        _check_room(source, todo, out)
-        _run(Converter(source, options), job, todo)
-        if options.part is not None:
-            if not options.quiet:
-                print(_part_done(job, options))
+    parts = options.part is not None
+    commit.settle(out, wait=WAIT_S if parts else 0)
+    if (found := _finished(out, plan, options)) is not None:
+        return found
+    if options.auto:
+        options, plan = _with_codec(source, out, options, plan)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise commit.storage_error(out, error) from None
+    with Job(out, shared=parts) as job:
+        if (found := _finished(out, plan, options)) is not None:
+            return found  # by another process, before this one had the lock
+        job.begin(plan, overwrite=options.overwrite)
+        _do(Converter(source, options), job)
+        if parts and not _is_last(job, options):
             return None
         index = finalize(job)
     if not options.quiet:
@@ -74,22 +78,39 @@ def convert(source: Source, out: Path, options: Options) -> Index | None:
     return index
 
 
-def _run(converter: Converter, job: Job, todo: list[int]) -> None:
-    source, options = converter.source, converter.options
-    pieces = [source.pieces[number] for number in todo]
+def _do(converter: Converter, job: Job) -> None:
+    """Do the pieces that are missing, or this part's."""
+    source, options, total = converter.source, converter.options, job.plan.pieces
+    share = range(total) if options.part is None else job.plan.share(options.part[0])
+    done = job.pieces.done()
+    todo = [number for number in share if number not in done]
+    if len(todo) < len(share) and not options.quiet:
+        there = len(share) - len(todo)
+        print(f"{job.out}: goes on, {there} of {len(share)} pieces are there", file=sys.stderr)
+    if options.compression.codec == "none":
+        _check_room(source, todo, job.out)
+    if options.two_passes and todo:
+        with _progress(source, range(total), options, "first pass: ") as progress:
+            choose(converter, job, progress.advance)
+    with _progress(source, todo, options) as progress:
+        for _ in processes.run(
+            _Write(converter, job.pieces), todo, options.workers, progress.advance
+        ):
+            pass
+
+
+def _progress(
+    source: Source, numbers: Sequence[int], options: Options, label: str = ""
+) -> ProgressBar:
+    pieces = [source.pieces[number] for number in numbers]
     counts = [piece.samples for piece in pieces]
     known = [count for count in counts if count is not None]
-    with ProgressBar(
+    return ProgressBar(
         samples=sum(known) if len(known) == len(counts) else None,
         nbytes=sum(piece.bytes for piece in pieces),
+        label=label,
         quiet=options.quiet,
-    ) as progress:
-        chosen: dict[int, Choice] = {}
-        if options.dedup != "none" or options.stratify:
-            chosen = choices(converter, job)
-        task = _Write(converter, job.pieces, chosen)
-        for _ in processes.run(task, todo, options.workers, progress.advance):
-            pass
+    )
 
 
 @dataclass(frozen=True)
@@ -98,19 +119,60 @@ class _Write:
 
     converter: Converter
     folder: JobFolder
-    choices: dict[int, Choice]
 
     def __call__(self, number: int, progress: Progress) -> None:
-        self.converter.write(self.folder, number, self.choices.get(number, Choice()), progress)
+        self.converter.write(self.folder, number, progress)
 
 
-def _check(source: Source, options: Options) -> None:
-    """See that source and options fit together.
+def _is_last(job: Job, options: Options) -> bool:
+    """Whether this part is to put all together: all are done, and none is at work."""
+    assert options.part is not None
+    part, parts = options.part
+    left = job.plan.pieces - len(job.pieces.done())
+    if not left and job.alone():
+        return True
+    if not options.quiet:
+        mine = len(job.plan.share(part))
+        then = (
+            f"{left} pieces of other parts are missing; the last part puts all together"
+            if left
+            else "all are there, and another task puts them together"
+        )
+        print(f"{job.out}: part {part}/{parts} is done, {mine} of {job.plan.pieces} pieces; {then}")
+    return False
+
+
+def _with_codec(source: Source, out: Path, options: Options, plan: Plan) -> tuple[Options, Plan]:
+    """Choose the codec, or take what was chosen when this job began.
+
+    Raises:
+        ConfigError: Parts would choose each for themselves.
+    """
+    from data_prep import codec
+
+    record = codec.recorded(out, plan.fingerprint)
+    if record is None:
+        chosen, why = codec.choose(source, options.compression, quiet=options.quiet)
+        record = {**asdict(chosen), "why": why}
+    compression = Compression(record["codec"], record["level"], record["chunk_bytes"])
+    if options.part is not None:
+        raise ConfigError(
+            "--codec auto measures, and the parts could choose differently; give each part what "
+            f"was chosen here: {codec.options_of(compression)}"
+        )
+    provenance = {**plan.provenance, "compression": record}
+    return replace(options, compression=compression), replace(plan, provenance=provenance)
+
+
+def _check(source: Source, options: Options, out: Path) -> None:
+    """See that source, options and OUT fit together.
 
     Raises:
         ConfigError: They do not.
     """
     check_fields(source.fields)
+    options.compression.check(source.fields)
+    _check_apart(source, out)
     split = options.split
     if isinstance(split, ByColumn) and split.column not in source.columns:
         has = ", ".join(source.columns) or "none"
@@ -118,9 +180,8 @@ def _check(source: Source, options: Options) -> None:
             f"--split {split}: {source.name} has no such column to go by; it has {has}"
         )
     if isinstance(split, ByFile):
-        for piece in source.pieces:
-            for file in piece.files:
-                split.of_file(file.path)
+        for file in source.split_files():
+            split.of_file(file)
     if not options.stratify:
         return
     field = source.fields.get(options.stratify)
@@ -134,27 +195,28 @@ def _check(source: Source, options: Options) -> None:
         raise ConfigError(f"--stratify needs fractions to split by; --split is {split}")
 
 
-def _share(pieces: int, options: Options) -> range:
-    """The pieces of this part."""
-    if options.part is None:
-        return range(pieces)
-    i, n = options.part
-    return range(pieces * (i - 1) // n, pieces * i // n)
+def _check_apart(source: Source, out: Path) -> None:
+    """See that OUT is no part of the source, nor the other way round.
+
+    Raises:
+        ConfigError: It is.
+    """
+    target = out.resolve()
+    for folder in {Path(os.path.dirname(file.path)) for file in _files(source)}:
+        if target in (resolved := folder.resolve(), *resolved.parents):
+            raise ConfigError(f"{folder} is read, and is inside of OUT, {out}; give another OUT")
+    for folder in map(Path, source.folders):
+        if folder.resolve() in (target, *target.parents):
+            raise ConfigError(f"{folder} is read, and OUT, {out}, is inside of it; give another")
 
 
-def _part_done(job: Job, options: Options) -> str:
-    assert options.part is not None
-    done, i, n = job.pieces.done(), *options.part
-    mine = len(_share(job.plan.pieces, options))
-    left = job.plan.pieces - len(done)
-    then = (
-        f"{left} pieces of other parts are missing" if left else "all parts are there"
-    ) + f"; then: python -m data_prep finalize {job.out}"
-    return f"{job.out}: part {i}/{n} is done, {mine} of {job.plan.pieces} pieces; {then}"
+def _files(source: Source) -> list[SourceFile]:
+    """Each once, in the order of the pieces."""
+    return list(dict.fromkeys(file for piece in source.pieces for file in piece.files))
 
 
 def _plan(source: Source, options: Options) -> Plan:
-    files = [file for piece in source.pieces for file in piece.files]
+    files = _files(source)
     identity = {
         "name": source.name,
         "identity": source.identity,
@@ -179,7 +241,7 @@ def _plan(source: Source, options: Options) -> Plan:
         fields=source.fields,
         categories=source.categories,
         provenance={
-            "command": options.command,
+            "command": _without_part(options.command),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": {
                 "hpctrain": hpctrain.__version__,
@@ -188,12 +250,54 @@ def _plan(source: Source, options: Options) -> Plan:
                 "h5py": h5py.version.version,
                 "hdf5": h5py.version.hdf5_version,
             },
-            "options": options.of_result,
-            "source": {"name": source.name, "files": len(files), **source.about},
+            "options": {**options.of_result, "on_error": options.on_error},
+            "compression": asdict(options.compression),
+            "source": {
+                "name": source.name,
+                "files": len(files),
+                "bytes": sum(file.size for file in files),
+                **source.about,
+            },
             "fingerprint": fingerprint,
         },
         on_error=options.on_error,
+        parts=options.part[1] if options.part else 0,
+        beside=source.beside,
     )
+
+
+def _without_part(command: str) -> str:
+    """The command that all parts have in common: alone it does the same."""
+    words = shlex.split(command)
+    for i, word in enumerate(words):
+        if word == "--part":
+            return shlex.join(words[:i] + words[i + 2 :])
+        if word.startswith("--part="):
+            return shlex.join(words[:i] + words[i + 1 :])
+    return command
+
+
+def _finished(out: Path, plan: Plan, options: Options) -> Index | None:
+    """The data set in `out`, if it is the one that is wanted.
+
+    Raises:
+        DataError: `out` holds something that is not to be replaced.
+    """
+    index = _existing(out)
+    if index is None:
+        return None
+    problem = _damage(index, out)
+    if not problem and index.provenance.get("fingerprint") == plan.fingerprint:
+        skipped = index.provenance.get("left_out", {}).get("unusable", 0)
+        if not skipped or options.on_error == "skip":
+            if not options.quiet:
+                print(f"{out} already holds this data set: {index.digest}")
+            return index
+        problem = f"{out} holds this data set without {skipped} records that could not be used"
+    if not options.overwrite:
+        problem = problem or f"{out} holds another data set, {index.digest}"
+        raise DataError(f"{problem}; --overwrite replaces it")
+    return None
 
 
 def _existing(out: Path) -> Index | None:
@@ -210,10 +314,6 @@ def _existing(out: Path) -> Index | None:
         raise DataError(f"{out} is a file; OUT is a folder") from None
     except OSError as error:
         raise StorageError(f"{out} cannot be read: {error.strerror}") from None
-    if (out / commit.PARTIAL / commit.MOVES).exists():  # killed while it was moved into place
-        with Job(out, None):
-            commit.resume(out)
-        return _existing(out)
     if index_file.FILE in names:
         return Index.load(out)
     if names - {REPORT} and commit.PARTIAL not in names:
@@ -230,6 +330,13 @@ def _damage(index: Index, out: Path) -> str:
         index.check(out)
     except DataError as error:
         return str(error)
+    for name, digest in index.provenance.get(BESIDE, {}).items():
+        try:
+            same = digest_file(out / name) == digest
+        except OSError:
+            same = False
+        if not same:
+            return f"{out / name} is missing or changed"
     return ""
 
 
@@ -238,5 +345,9 @@ def _check_room(source: Source, todo: list[int], out: Path) -> None:
     free = shutil.disk_usage(out).free
     if needed > free:
         raise StorageError(
-            f"{out}: {needed / 1e9:.1f} GB are to be written, {free / 1e9:.1f} GB are free there"
+            f"{out}: {_size(needed)} are to be written, {_size(free)} are free there"
         )
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:,.1f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:,.1f} MB"

@@ -1,20 +1,21 @@
 """From finished pieces to a data set: names for the shards, the index, and all of it at once."""
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import xxhash
 
-from data_prep.job import Job, Problem, Result
-from hpctrain.data.commit import commit
+from data_prep.job import JOB, Job, Plan, Problem, Result
+from hpctrain.data.commit import PARTIAL, commit, discard, settle, storage_error
 from hpctrain.data.index import Index, Shard
 from hpctrain.data.moments import Moments
-from hpctrain.data.shard import shard_name
+from hpctrain.data.shard import digest_file, shard_name
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DataError
 
 REPORT = "problems.jsonl"  # in OUT: the records that could not be used
+BESIDE = "beside"  # in the provenance: {file: digest}, see `Source`
 SHOWN = 3
 
 
@@ -29,26 +30,34 @@ def finalize(job: Job) -> Index:
     plan, out = job.plan, job.out
     missing = sorted(set(range(plan.pieces)) - job.pieces.done())
     if missing:
-        raise DataError(
-            f"{out}: {len(missing)} of {plan.pieces} pieces are missing, the first is number "
-            f"{missing[0]}: not every part is done. The same --part command goes on"
-        )
+        raise DataError(_missing(plan, out, missing))
     results = [job.pieces.result(number) for number in range(plan.pieces)]
     problems = [problem for result in results for problem in result.problems]
-    _report(out, problems)
-    if problems and plan.on_error == "collect":
-        raise DataError(f"{_listed(out, problems)}; nothing was written (--on-error collect)")
-    shards, moves = _named(job, results)
-    if not shards:
-        why = f": {_listed(out, problems)}" if problems else ""
-        raise DataError(f"nothing to write into {out}: the source has no samples{why}")
+    if problems and plan.on_error == "stop":  # pieces of an interrupted --on-error skip
+        raise DataError(f"{problems[0]}; --on-error skip leaves such records out")
+    try:
+        _report(out, problems)
+        if problems and plan.on_error == "collect":
+            discard(out)  # it is done: who mends the source begins anew
+            raise DataError(f"{_listed(out, problems)}; nothing was written (--on-error collect)")
+        shards, moves = _named(job, results)
+        if not shards:
+            discard(out)
+            why = f": {_listed(out, problems)}" if problems else ""
+            raise DataError(f"nothing to write into {out}: the source has no samples{why}")
+        beside = _beside(job)
+    except OSError as error:
+        raise storage_error(out, error) from None
+    moves.update({name: name for name in beside})
     moments: dict[str, dict[str, Moments]] = defaultdict(dict)
     for result in results:
         for split, fields in result.moments.items():
             for name, state in fields.items():
                 moments[split].setdefault(name, Moments()).merge(Moments.from_state(state))
     digest = xxhash.xxh3_128("".join(result.digest for result in results).encode()).hexdigest()
-    duplicates = sum(result.duplicates for result in results)
+    skipped: Counter[str] = Counter()
+    for result in results:
+        skipped.update(result.skipped)
     index = Index(
         fields=plan.fields,
         shards=tuple(shards),
@@ -60,14 +69,38 @@ def finalize(job: Job) -> Index:
             **plan.provenance,
             "source": {
                 **plan.provenance["source"],
-                "bytes": sum(result.source_bytes for result in results),
                 "digest": f"xxh3_128:{digest}",
             },
-            "left_out": {"unusable": len(problems), "duplicates": duplicates},
+            "left_out": {
+                "unusable": len(problems),
+                "duplicates": sum(result.duplicates for result in results),
+                "duplicates_across_splits": sum(result.leaks for result in results),
+                **skipped,
+            },
+            **({BESIDE: beside} if beside else {}),
         },
+        categories=plan.categories,
     )
     commit(out, index, moves)
     return index
+
+
+def finalize_parts(out: Path) -> Index:
+    """Put the parts in a folder together, unless that is done already.
+
+    Raises:
+        DataError: There are none, or one is missing: the message has the command.
+        StorageError: The folder cannot be written, or a part is being written.
+    """
+    settle(out)
+    if (out / PARTIAL / JOB).exists():
+        with Job(out) as job:
+            if job.load():
+                return finalize(job)
+    try:
+        return Index.load(out)
+    except DataError as error:
+        raise DataError(f"{out} holds no parts to put together; {error}") from None
 
 
 def summary(index: Index) -> str:
@@ -82,12 +115,28 @@ def summary(index: Index) -> str:
     if left_out.get("unusable"):
         lines.append(f"{left_out['unusable']} records could not be used: see {REPORT}")
     if left_out.get("duplicates"):
-        lines.append(f"{left_out['duplicates']} samples were there before and are left out")
+        leaks = left_out.get("duplicates_across_splits")
+        where = f", {leaks} of them in another split than the first" if leaks else ""
+        lines.append(f"{left_out['duplicates']} samples were there before and are left out{where}")
+    if left_out.get("empty"):
+        lines.append(f"{left_out['empty']} records are empty and left out")
     for name in index.fields:
         statistics = [fields[name] for fields in index.statistics.values() if name in fields]
         if bad := sum(values.nonfinite for values in statistics):
             lines.append(f"{name} has {bad} NaN or infinite values; --nan refuse would say where")
     return "\n".join(lines)
+
+
+def _missing(plan: Plan, out: Path, missing: list[int]) -> str:
+    gone = set(missing)
+    parts = [part for part in range(1, plan.parts + 1) if gone & set(plan.share(part))]
+    what = f"{out}: {len(missing)} of {plan.pieces} pieces are missing"
+    if not parts:
+        return f"{what}; the command that was interrupted goes on: {plan.command}"
+    shown = ", ".join(f"{part}/{plan.parts}" for part in parts[:SHOWN])
+    more = f" and {len(parts) - SHOWN} more" if len(parts) > SHOWN else ""
+    which = f"part {shown} is" if len(parts) == 1 else f"parts {shown}{more} are"
+    return f"{what}: {which} not done; {plan.command} --part {parts[0]}/{plan.parts}"
 
 
 def _named(job: Job, results: list[Result]) -> tuple[list[Shard], dict[str, str]]:
@@ -105,6 +154,15 @@ def _named(job: Job, results: list[Result]) -> tuple[list[Shard], dict[str, str]
                 Shard(name, split, shard.count, shard.bytes, shard.digest, shard.elements)
             )
     return shards, moves
+
+
+def _beside(job: Job) -> dict[str, str]:
+    """Write the files that stand beside the shards; return the digest of each."""
+    digests = {}
+    for name, content in job.plan.beside.items():
+        write_atomically(job.folder / name, content)
+        digests[name] = digest_file(job.folder / name)
+    return digests
 
 
 def _report(out: Path, problems: list[Problem]) -> None:

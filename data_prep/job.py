@@ -4,22 +4,30 @@ OUT/.hpctrain-partial/job.json            what is being done: who continues must
 OUT/.hpctrain-partial/pieces/00012/       a finished piece: its shards and piece.json
 OUT/.hpctrain-partial/pieces/.00012.…/    one that is being written, by one process
 OUT/.hpctrain-partial/looks/00012.npz     what the first of two passes saw of a piece
+OUT/.hpctrain-partial/looks/00012.choice.npz    what follows from all of them for its samples
 """
 
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from hpctrain.data.commit import PARTIAL, clear_leftovers, lock, storage_error
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.data import commit
+from hpctrain.data.commit import PARTIAL, storage_error
 from hpctrain.data.index import Field, Shard
-from hpctrain.disk import temporary, write_atomically
+from hpctrain.disk import write_atomically
 from hpctrain.errors import DataError
 
 JOB, PIECES, LOOKS, PIECE = "job.json", "pieces", "looks", "piece.json"
+WAIT_S = 60.0  # for another part that puts all together
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,8 @@ class Plan:
         categories: See `Source`.
         provenance: For the index, less what is only known at the end.
         on_error: What becomes of records that cannot be used.
+        parts: Of how many parts the command was one; 0: it does all.
+        beside: See `Source`.
     """
 
     fingerprint: str
@@ -43,6 +53,18 @@ class Plan:
     categories: Mapping[str, Sequence[str]]
     provenance: Mapping[str, Any]
     on_error: str
+    parts: int = 0
+    beside: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def command(self) -> str:
+        """The command line, without `--part`."""
+        return str(self.provenance.get("command"))
+
+    def share(self, part: int) -> range:
+        """The pieces of a part, from 1."""
+        parts = max(1, self.parts)
+        return range(self.pieces * (part - 1) // parts, self.pieces * part // parts)
 
 
 @dataclass(frozen=True)
@@ -62,22 +84,41 @@ class Result:
     """What became of a piece.
 
     Attributes:
+        fingerprint: Of the job.
         shards: Their paths are within the piece's folder.
         moments: By split and field, `Moments.state`.
         digest: Of the samples.
-        samples: Kept.
-        duplicates: Left out because their content was there before.
+        duplicates: Samples left out because their content was there before.
+        leaks: Of those, how many would have gone to another split than the first.
         problems: Records that could not be used.
-        source_bytes: Of the files that were read.
+        skipped: How many records held nothing, by the reason.
     """
 
+    fingerprint: str
     shards: Sequence[Shard]
     moments: Mapping[str, Mapping[str, Any]]
     digest: str
-    samples: int
     duplicates: int
+    leaks: int
     problems: Sequence[Problem]
-    source_bytes: int
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the first of two passes decided of a piece's samples.
+
+    Attributes:
+        keep: bool (n,).
+        leaks: See `Result`.
+        names: Of the splits.
+        splits: For each sample the place of its split in `names`, (n,); None: its own matter.
+    """
+
+    keep: NDArray[np.bool_]
+    leaks: int
+    names: Sequence[str]
+    splits: NDArray[np.intp] | None
 
 
 @dataclass(frozen=True)
@@ -85,23 +126,26 @@ class JobFolder:
     """Where pieces are written and found; any process may."""
 
     folder: Path
+    fingerprint: str
 
     def done(self) -> set[int]:
         """The pieces that are finished."""
-        names = os.listdir(self.folder / PIECES)
+        try:
+            names = os.listdir(self.folder / PIECES)
+        except (FileNotFoundError, NotADirectoryError):
+            return set()
         return {int(name) for name in names if name.isdigit()}
 
     def begin(self, number: int) -> Path:
         """Return an empty folder for a piece."""
-        folder = temporary(self._place(number))
-        if folder.exists():
-            shutil.rmtree(folder)
+        folder = self._place(number).with_name(f".{number:05d}.{uuid.uuid4().hex}")
         folder.mkdir()
         return folder
 
     def finish(self, number: int, folder: Path, result: Result) -> None:
         """Have the piece in `folder` be there, whole, after a crash too."""
         write_atomically(folder / PIECE, json.dumps(asdict(result)))
+        commit.sync_folder(folder)
         try:
             folder.rename(self._place(number))
         except OSError:
@@ -110,8 +154,17 @@ class JobFolder:
             shutil.rmtree(folder)  # the same task ran twice: both did the same
 
     def result(self, number: int) -> Result:
-        """Of a finished piece."""
+        """Of a finished piece.
+
+        Raises:
+            DataError: It is another job's.
+        """
         content = json.loads((self._place(number) / PIECE).read_bytes())
+        if content["fingerprint"] != self.fingerprint:
+            raise DataError(
+                f"{self._place(number)} is of another source or of other options than the rest: "
+                "two commands wrote here at once; remove it, and give the command again"
+            )
         content["shards"] = [Shard(**shard) for shard in content["shards"]]
         content["problems"] = [Problem(**problem) for problem in content["problems"]]
         return Result(**content)
@@ -120,9 +173,36 @@ class JobFolder:
         """Of a piece's shard, within `folder`."""
         return f"{PIECES}/{number:05d}/{shard}"
 
-    def look(self, number: int) -> Path:
+    def look_path(self, number: int) -> Path:
         """Where the first pass notes what it saw of a piece."""
         return self.folder / LOOKS / f"{number:05d}.npz"
+
+    def look(self, number: int) -> dict[str, NDArray[Any]]:
+        """What `note_look` was given."""
+        with np.load(self.look_path(number)) as content:
+            return dict(content)
+
+    def note_look(self, number: int, **arrays: Any) -> None:
+        """Note what the first pass saw."""
+        _save(self.look_path(number), arrays)
+
+    def choice_path(self, number: int) -> Path:
+        """Where it is noted what becomes of a piece's samples."""
+        return self.folder / LOOKS / f"{number:05d}.choice.npz"
+
+    def choice(self, number: int) -> Choice:
+        """What `choose` was given."""
+        with np.load(self.choice_path(number)) as content:
+            arrays = dict(content)
+        names, leaks = arrays["names"].tolist(), int(arrays["leaks"])
+        return Choice(arrays["keep"], leaks, names, arrays.get("splits"))
+
+    def choose(self, number: int, choice: Choice) -> None:
+        """Note what becomes of a piece's samples."""
+        arrays = {"keep": choice.keep, "leaks": choice.leaks, "names": np.array(choice.names, str)}
+        if choice.splits is not None:
+            arrays["splits"] = choice.splits
+        _save(self.choice_path(number), arrays)
 
     def _place(self, number: int) -> Path:
         return self.folder / PIECES / f"{number:05d}"
@@ -132,55 +212,80 @@ class Job:
     """An unfinished conversion, held against other writers while it is open.
 
     Args:
-        out: Made if it does not exist.
-        plan: What is to be done; None: what was begun there.
-        shared: Beside other parts of the same job; otherwise another job's remains are removed.
+        out: Exists.
+        shared: Beside other parts of the same job.
 
     Raises:
-        DataError: Another job's remains are there, or (`plan` None) nothing.
         StorageError: The folder cannot be written, or another process is writing there.
     """
 
-    def __init__(self, out: Path, plan: Plan | None, *, shared: bool = False) -> None:
-        self.out, self.folder = out, out / PARTIAL
-        self.pieces = JobFolder(self.folder)
+    plan: Plan
+    pieces: JobFolder
+
+    def __init__(self, out: Path, *, shared: bool = False) -> None:
+        self.out, self.folder, self._shared = out, out / PARTIAL, shared
         try:
-            if plan is not None:
-                out.mkdir(parents=True, exist_ok=True)
-            self._lock = lock(out, shared=shared)
-            try:
-                self.plan = self._begin(plan, shared)
-            except BaseException:
-                self.close()
-                raise
+            self._lock = commit.lock(out, shared=shared, wait=WAIT_S if shared else 0)
         except OSError as error:
             raise storage_error(out, error) from None
 
-    def _begin(self, plan: Plan | None, shared: bool) -> Plan:
-        found = self._found()
-        if plan is None:
-            if found is None:
-                raise DataError(f"{self.out} holds no parts to finalize: there is no {PARTIAL}")
-            return found
-        if found is not None and found.fingerprint != plan.fingerprint:
-            if shared:
-                raise DataError(
-                    f"{self.out} holds parts of another source or of other options: "
-                    f"{found.provenance.get('command')}; give the same command for each part, "
-                    f"or remove {self.folder}"
-                )
-            found = None
-        if found is None:
-            if not shared:
-                clear_leftovers(self.out)
-            (self.folder / PIECES).mkdir(parents=True, exist_ok=True)
+    def begin(self, plan: Plan, *, overwrite: bool = False) -> None:
+        """Go on with what was begun here, or begin.
+
+        Args:
+            plan: What is to be done.
+            overwrite: Another job's finished pieces may be removed.
+
+        Raises:
+            DataError: Another job's are there.
+            StorageError: The folder cannot be written.
+        """
+        found, self.plan = self._found(), plan
+        self.pieces = JobFolder(self.folder, plan.fingerprint)
+        try:
+            if found is None or found.fingerprint != plan.fingerprint:
+                self._make_room(found, overwrite)
+            (self.folder / PIECES).mkdir(exist_ok=True)
             (self.folder / LOOKS).mkdir(exist_ok=True)
             write_atomically(self.folder / JOB, json.dumps(asdict(plan)))
-        self.resumed = found is not None
-        if not shared:
-            for unfinished in (self.folder / PIECES).glob(".*"):
-                shutil.rmtree(unfinished)
-        return plan
+            if not self._shared:
+                self._remove_unfinished()
+        except OSError as error:
+            raise storage_error(self.out, error) from None
+
+    def _make_room(self, found: Plan | None, overwrite: bool) -> None:
+        """Remove what another job has left, if it may be."""
+        if self._shared and found is not None:
+            raise DataError(
+                f"{self.out} holds parts of another source or of other options: {found.command}; "
+                f"give the same command for each part, or remove {self.folder}"
+            )
+        done = len(self.pieces.done())
+        if done and not overwrite:
+            what = f": {found.command}" if found is not None else ""
+            raise DataError(
+                f"{self.out} holds {done} finished pieces of an interrupted command{what}. "
+                "That one goes on with them; --overwrite removes them"
+            )
+        if not self._shared:
+            commit.clear_leftovers(self.out)
+
+    def load(self) -> bool:
+        """Take up what was begun here; return whether there is anything."""
+        found = self._found()
+        if found is None:
+            return False
+        self.plan, self.pieces = found, JobFolder(self.folder, found.fingerprint)
+        return True
+
+    def alone(self) -> bool:
+        """Hold it against other parts too, if there are none at work; otherwise let go of it."""
+        if self._shared and not commit.alone(self.out, self._lock):
+            commit.unlock(self._lock)
+            self._lock = None
+            return False
+        self._shared = False
+        return True
 
     def _found(self) -> Plan | None:
         try:
@@ -193,14 +298,30 @@ class Job:
         except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
             return None
 
+    def _remove_unfinished(self) -> None:
+        for unfinished in (self.folder / PIECES).glob(".*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
+
     def close(self) -> None:
-        """Let other writers in."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        """Let other writers in; nothing stays behind but what is finished."""
+        with suppress(OSError):
+            if commit.alone(self.out, self._lock):
+                self._remove_unfinished()
+                if all(path.name.startswith(".") for path in self.folder.glob("*/*")):
+                    commit.discard(self.out)
+        commit.unlock(self._lock)
+        self._lock = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _save(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Whole or not at all."""
+    unfinished = path.with_name(f".{path.name}")
+    with unfinished.open("wb") as file:
+        np.savez(file, **arrays)
+    unfinished.replace(path)

@@ -1,19 +1,26 @@
 """Worker processes that do numbered tasks, and never outlive this one.
 
 Each is told one task after the other over a pipe, and answers with progress and with the result.
-They ignore Ctrl-C, which is this process's matter, and die with it, even when it is killed.
+They never see Ctrl-C, which is this process's matter, and die with it, even when it is killed.
 """
 
 import ctypes
 import multiprocessing
+import os
+import pickle
 import signal
+import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from hpctrain.errors import HpctrainError, StorageError
 
 PR_SET_PDEATHSIG = 1
+EVERY_S = 0.1  # between two messages of a worker's progress
 
 Task = Callable[[int, Callable[[int, int], None]], Any]  # (number, progress) -> result
 """Picklable; `progress(samples, bytes)`."""
@@ -27,22 +34,23 @@ def run(
     Raises:
         HpctrainError: What a task raised; of several the first that is heard of. The others are
             ended.
+        StorageError: A worker process died.
     """
     waiting = list(numbers)
     if workers == 1 or len(waiting) < 2:
         for number in waiting:
             yield number, task(number, progress)
         return
-    pool = [_Worker(task) for _ in range(min(workers, len(waiting)))]
     waiting.reverse()
+    pool: list[_Worker] = []
     try:
+        with _without_interrupts():
+            pool = [_Worker(task) for _ in range(min(workers, len(waiting)))]
         for worker in pool:
             worker.begin(waiting.pop())
-        while any(worker.busy is not None for worker in pool):
-            ready = wait([worker.pipe for worker in pool if worker.busy is not None])
-            for worker in pool:
-                if worker.pipe not in ready:
-                    continue
+        while busy := {worker.pipe: worker for worker in pool if worker.busy is not None}:
+            for pipe in wait(list(busy)):
+                worker = busy[pipe]  # type: ignore[index]
                 kind, content = worker.answer()
                 if kind == "progress":
                     progress(*content)
@@ -64,13 +72,14 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.busy: int | None = None
-        self._process = context.Process(target=_work, args=(task, theirs), daemon=True)
+        self._process = context.Process(target=_work, args=(task, theirs, os.getpid()), daemon=True)
         self._process.start()
         theirs.close()
 
     def begin(self, number: int) -> None:
         self.busy = number
-        self.pipe.send(number)
+        with suppress(BrokenPipeError):  # it died: `answer` says so
+            self.pipe.send(number)
 
     def answer(self) -> tuple[str, Any]:
         try:
@@ -91,20 +100,60 @@ class _Worker:
         self.pipe.close()
 
 
-def _work(task: Task, pipe: Connection) -> None:
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Processes that are started here never see Ctrl-C; for this one it comes afterwards."""
+    resource_tracker.ensure_running()  # it would change the mask when the first process starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _Told:
+    """Passes progress on, now and then: a piece may have a million blocks."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe, self._samples, self._bytes = pipe, 0, 0
+        self._last = time.monotonic()
+
+    def __call__(self, samples: int, nbytes: int) -> None:
+        self._samples += samples
+        self._bytes += nbytes
+        if time.monotonic() - self._last >= EVERY_S:
+            self.flush()
+
+    def flush(self) -> None:
+        self._pipe.send(("progress", (self._samples, self._bytes)))
+        self._samples, self._bytes, self._last = 0, 0, time.monotonic()
+
+
+def _work(task: Task, pipe: Connection, parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if os.getppid() != parent:  # it died before it was asked to take this one along
+        return
+    told = _Told(pipe)
     while True:
         try:
             number = pipe.recv()
         except EOFError:  # the parent is gone
             return
+        answer: tuple[str, Any]
         try:
-            answer = "done", task(number, lambda *more: pipe.send(("progress", more)))
+            answer = "done", task(number, told)
+            told.flush()
         except Exception as error:
-            if not isinstance(error, HpctrainError):
-                import traceback
-
-                error.add_note(traceback.format_exc())  # a bug keeps its traceback
-            answer = "error", error
+            answer = "error", error if isinstance(error, HpctrainError) else _bug(error)
         pipe.send(answer)
+
+
+def _bug(error: Exception) -> Exception:
+    """It keeps its traceback, and its type where that can be sent."""
+    text = traceback.format_exc()
+    try:
+        error = pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    error.add_note(text)
+    return error

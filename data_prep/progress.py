@@ -14,11 +14,14 @@ class Progress:
     Args:
         samples: In all, if that is known.
         nbytes: Of data in all, about; 0: not known.
+        label: Before the numbers.
         quiet: Show nothing.
     """
 
-    def __init__(self, samples: int | None, nbytes: int, *, quiet: bool = False) -> None:
-        self._samples, self._bytes = samples, nbytes
+    def __init__(
+        self, samples: int | None, nbytes: int, *, label: str = "", quiet: bool = False
+    ) -> None:
+        self._samples, self._bytes, self._label = samples, nbytes, label
         self.samples = self.bytes = 0
         self._start = self._said = time.monotonic()
         self._bar: Any = None
@@ -67,7 +70,7 @@ class Progress:
         took = max(time.monotonic() - self._start, 1e-6)
         total = f"/{self._samples}" if self._samples is not None else ""
         return (
-            f"{self.samples}{total} samples, {self.bytes / 1e6:,.1f} MB, "
+            f"{self._label}{self.samples}{total} samples, {self.bytes / 1e6:,.1f} MB, "
             f"{self.samples / took:,.0f} samples/s, {self.bytes / took / 1e6:,.0f} MB/s"
         )
 

@@ -59,7 +59,7 @@ class Piece:
     """
 
     what: Any
-    files: tuple[SourceFile, ...] = ()
+    files: Sequence[SourceFile] = ()
     samples: int | None = None
     bytes: int = 0
 
@@ -94,6 +94,9 @@ class Reading(Protocol):
             DataError: With all three, when one such record is to be the end.
         """
 
+    def skip(self, reason: str) -> None:
+        """A record that holds nothing, such as an empty document: left out and counted."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -108,6 +111,9 @@ class Source:
         about: For the provenance; JSON.
         categories: The names of the values 0, 1, … of a field.
         columns: That a split can go by.
+        folders: That were searched for files: OUT may not be inside of them.
+        beside: Text files by their names, which stand beside the shards: what a reader of the
+            data needs too, such as a tokenizer.
     """
 
     name: str
@@ -117,6 +123,12 @@ class Source:
     about: Mapping[str, Any] = field(default_factory=dict)
     categories: Mapping[str, Sequence[str]] = field(default_factory=dict)
     columns: Sequence[str] = ()
+    folders: Sequence[str] = ()
+    beside: Mapping[str, str] = field(default_factory=dict)
+
+    def split_files(self) -> Iterable[str]:
+        """All that `Block.file` may be, to see early whether `--split file:…` knows them."""
+        return (file.path for piece in self.pieces for file in piece.files)
 
     def read(self, what: Any, reading: Reading) -> Iterator[Block]:
         """Yield the samples of the piece whose `what` this is; the same ones each time.

@@ -9,7 +9,7 @@ file:train=a-*,val=b-*        as the name of its file matches
 ['train', 'train']
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import accumulate
@@ -32,45 +32,39 @@ class Fractions:
     fractions: dict[str, float]
 
     def __str__(self) -> str:
-        return ",".join(f"{name}={fraction:g}" for name, fraction in self.fractions.items())
-
-    def of(self, key: bytes) -> str:
-        """The split of the sample with this key."""
-        return self.of_hash(xxhash.xxh3_64_intdigest(key))
-
-    def of_hash(self, value: int) -> str:
-        """The split of a 64-bit hash."""
-        place = value / 2**64
-        for name, end in zip(self.fractions, accumulate(self.fractions.values()), strict=True):
-            if place < end:
-                return name
-        return name  # rounding: the fractions add up to a little less than 1
+        return ",".join(f"{name}={fraction!r}" for name, fraction in self.fractions.items())
 
     def of_keys(self, keys: Iterable[bytes]) -> list[str]:
         """The split of each key."""
-        if len(self.fractions) == 1:
-            return list(self.fractions) * len(list(keys))
-        return [self.of(key) for key in keys]
+        names = list(self.fractions)
+        return [names[number] for number in self.numbers(hash_keys(keys)).tolist()]
 
-    def stratified(self, hashes: NDArray[np.uint64], strata: Sequence[object]) -> list[str]:
+    def numbers(self, hashes: NDArray[np.uint64]) -> NDArray[np.intp]:
+        """The split of each hash, as its place among the names, (n,)."""
+        # The last name takes the rest: rounded, the fractions may add up to a little less than 1.
+        ends = np.array([min(round(end * 2**64), 2**64 - 1) for end in self._ends()], np.uint64)
+        return np.searchsorted(ends, hashes, side="right")
+
+    def stratified(self, hashes: NDArray[np.uint64], strata: NDArray[np.int64]) -> NDArray[np.intp]:
         """The split of each sample, such that each stratum has the same proportions.
 
         In a stratum the samples stand in the order of their hashes, and are cut at the
-        fractions, rounded.
+        fractions, rounded; those with equal hashes stay together.
         """
-        names = list(self.fractions)
-        result = [""] * len(hashes)
-        ends = list(accumulate(self.fractions.values()))
-        members: dict[object, list[int]] = {}
-        for i, stratum in enumerate(strata):
-            members.setdefault(stratum, []).append(i)
-        for rows in members.values():
-            rows.sort(key=lambda i: (int(hashes[i]), i))
-            cuts = [round(end * len(rows)) for end in ends[:-1]] + [len(rows)]
-            for name, first, last in zip(names, [0, *cuts], cuts, strict=False):
-                for i in rows[first:last]:
-                    result[i] = name
-        return result
+        numbers = np.zeros(len(hashes), np.intp)
+        order = np.lexsort((hashes, strata))
+        _, starts, counts = np.unique(strata[order], return_index=True, return_counts=True)
+        for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
+            rows = order[start : start + count]
+            cuts = [round(end * count) for end in self._ends()]
+            cut = np.searchsorted(cuts, np.arange(count), side="right")
+            first = np.unique(hashes[rows], return_index=True, return_inverse=True)
+            numbers[rows] = cut[first[1]][first[2]]
+        return numbers
+
+    def _ends(self) -> list[float]:
+        """Of all but the last."""
+        return list(accumulate(self.fractions.values()))[:-1]
 
 
 @dataclass(frozen=True)
@@ -105,6 +99,11 @@ class ByFile:
 
 
 Split = Fractions | ByColumn | ByFile
+
+
+def hash_keys(keys: Iterable[bytes]) -> NDArray[np.uint64]:
+    """The 64-bit hash that decides where a key goes, (n,)."""
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64)
 
 
 def parse_split(text: str) -> Split:

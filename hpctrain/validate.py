@@ -64,6 +64,7 @@ _AT_LEAST = {
     "launch.max_running": 1,
 }
 _TOO_MANY = 2**62  # of anything: sums of two are 64-bit integers yet
+_LARGEST = 2**15  # pixels
 _BETWEEN = {"seed": (0, 2**63 - 1), "scheduler.final_ratio": (0, 1)}
 _POSITIVE = (
     "data.temperature",
@@ -129,8 +130,8 @@ def _values(config: Config) -> Iterator[str]:
             yield f"{key}={value}: it must be from {low} to {high}"
     for key in _POSITIVE:
         value = _get(config, key)
-        if value is not None and not 0 < value < math.inf:
-            yield f"{key}={value}: it must be greater than 0 and finite"
+        if value is not None and not 0 < value < _TOO_MANY:
+            yield f"{key}={value}: it must be greater than 0 and less than 2^62"
 
 
 def _mixture(data: DataConfig) -> Iterator[str]:
@@ -145,6 +146,8 @@ def _mixture(data: DataConfig) -> Iterator[str]:
         weight = part.get("weight", 1)
         if not isinstance(weight, (int, float)) or not 0 <= weight < math.inf:
             yield f"{key}.weight={weight}: it must be a number, at least 0"
+    if data.temperature != 1 and not data.mixture:
+        yield f"data.temperature={data.temperature}: it weighs data.mixture, which is empty"
     names = [part["name"] for part in data.mixture]
     for name in {name for name in names if names.count(name) > 1}:
         yield f"data.mixture: {names.count(name)} parts are named {name}"
@@ -254,8 +257,9 @@ def _sampling(config: Config, world_size: int) -> Iterator[str]:
             yield f"data.stage=none: {url} cannot be read in place; use auto, which copies shards"
         elif data.stage == "sbcast":
             yield f"data.stage=sbcast sends files of a folder; {url} is a URL: use node"
-    if data.images.size is not None and (len(data.images.size) != 2 or min(data.images.size) < 1):
-        yield f"data.images.size={data.images.size}: it must be [height, width], at least 1 each"
+    size = data.images.size
+    if size is not None and (len(size) != 2 or not 1 <= min(size) <= max(size) <= _LARGEST):
+        yield f"data.images.size={size}: it must be [height, width], 1 to {_LARGEST} each"
 
 
 def _get(config: Config, key: str) -> Any:

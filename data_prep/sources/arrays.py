@@ -1,24 +1,46 @@
-"""NumPy files as fields: each .npy is a field named as the file, each .npz gives its keys.
+"""Arrays as fields: NumPy, HDF5, NetCDF, Zarr and raw files. The first axis is the sample.
 
-The first axis is the sample.
+    arrays x.npy y.npy more.npz OUT              fields x, y, and the keys of more.npz
+    arrays OUT --field image=FILE.h5:/x/data     an array in HDF5 (also .mat, .h5ad)
+               --field t=FILE.nc:temperature     in NetCDF; FILE.zarr:PATH (or .zarr.zip) in Zarr
+               --field u=FILE.bin:float32:3x64x64       raw numbers: dtype and shape of a sample
+               --field u=FILE.bin:>f4:3x64x64:512       big-endian, behind a header of 512 bytes
+    arrays OUT --field u=run1.npy --field u=run2.npy    one behind the other along the sample axis
+               --field u='run*.nc:u'             so are a pattern's files, in natural order: 2, 10
+    arrays OUT --field u=FILE.npy --axis u=2 --cast u=float32
 
-Options go before or after FILE… OUT, not between them. bool is stored as uint8, other byte orders
-as little-endian; values never change. A .npy file is mapped, so that it may be larger than
-memory; an .npz is read whole.
+A FILE.h5, .nc or .zarr without a path must hold one array; otherwise what is in it is listed.
+--split file:… goes by the files of the first field.
+
+Values do not change, except: bool is stored as uint8 and other byte orders as little-endian;
+--cast converts, and a value that does not fit (or a fraction that would be cut off) is a record
+that cannot be used; numbers that a file says are packed (scale_factor, add_offset: NetCDF's
+conventions, also in HDF5 and Zarr) are unpacked, and its missing values (_FillValue,
+missing_value) become NaN, while in an integer field such a sample cannot be used. --packed NAME
+stores what is in the file instead.
+
+Files may be larger than memory: about 8 MB of each field are in memory at a time, of compressed or
+transposed ones up to 128 MB. In an .npz from savez_compressed what lies before a sample has to be
+read too; one in Fortran's order is read whole. HDF5 and NetCDF4 files may lead to other files
+(links, virtual datasets) only with --external.
 """
 
 import argparse
-import zipfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from data_prep.options import Options, add_arguments
 from data_prep.source import Block, Piece, Reading, Source, SourceFile
-from hpctrain.data.index import Field
+from data_prep.sources.array_columns import Column, OpenColumn, Part, open_parts
+from data_prep.sources.array_files import FORMS, Where, named_by_files, parse_where
+from hpctrain.data.index import DTYPES, check_name
 from hpctrain.data.ragged import Array
 from hpctrain.errors import ConfigError, DataError
 
@@ -28,12 +50,40 @@ BLOCK_BYTES = 8 * 2**20
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Of the command line."""
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".npy or .npz")
-    parser.add_argument(
+    add = parser.add_argument
+    again = "(may be repeated)"
+    add(
         "--field",
         action="append",
         default=[],
-        metavar="NAME=FILE.npy",
-        help="a .npy file as the field NAME (may be repeated)",
+        metavar="NAME=FILE[:KEY]",
+        help="an array as the field NAME; the same NAME again goes on behind it",
+    )
+    add(
+        "--axis",
+        action="append",
+        default=[],
+        metavar="NAME=K",
+        help=f"the axis that is the sample, from 0 {again}",
+    )
+    add(
+        "--cast",
+        action="append",
+        default=[],
+        metavar="NAME=DTYPE",
+        help=f"store the field in another dtype, checked {again}",
+    )
+    add(
+        "--packed",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help=f"store what is in the file, without scale_factor, add_offset, _FillValue {again}",
+    )
+    add(
+        "--external",
+        action="store_true",
+        help="follow links and virtual datasets of HDF5 and NetCDF4 files into other files",
     )
     add_arguments(parser)
 
@@ -43,40 +93,71 @@ def run(args: argparse.Namespace) -> None:
     from data_prep.convert import convert
 
     options = Options.of(args)
-    convert(arrays(args.files, args.field, options), args.out, options)
-
-
-class _Input(NamedTuple):
-    file: str  # the path, or PATH[KEY]
-    array: Array
+    source = arrays(
+        args.files,
+        args.field,
+        options,
+        axes=args.axis,
+        casts=args.cast,
+        packed=args.packed,
+        external=args.external,
+    )
+    convert(source, args.out, options)
 
 
 @dataclass(frozen=True)
 class Arrays(Source):
     """See `arrays`."""
 
-    files: tuple[Path, ...] = ()
-    named: tuple[str, ...] = ()
+    data: tuple[Column, ...] = ()
     step: int = 1
+
+    def split_files(self) -> Iterator[str]:
+        """Those of the first field."""
+        return (part.where.path for part in self.data[0].parts)
 
     def read(self, what: tuple[int, int], reading: Reading) -> Iterator[Block]:
         """See `Source`."""
-        inputs = dict(_inputs(self.files, self.named))
-        first, last = what
-        for start in range(first, last, self.step):
-            stop = min(start + self.step, last)
-            yield Block(
-                {name: _storable(i.array[start:stop]) for name, i in inputs.items()},
-                file=next(iter(inputs.values())).file,
-                records=_Numbers(start, stop),
-            )
+        with ExitStack() as stack:
+            columns = [OpenColumn(column) for column in self.data]
+            for column in columns:
+                stack.callback(column.close)
+            # A block is of one file of the first field, so that `--split file:…` can go by it.
+            start = what[0]
+            for part, first, last in self.data[0].spans(*what):
+                end = start + last - first
+                while start < end:
+                    stop = min(start + self.step, end)
+                    yield from self._block(columns, part, start, stop, reading)
+                    start = stop
+
+    def _block(
+        self, columns: list[OpenColumn], part: Part, start: int, stop: int, reading: Reading
+    ) -> Iterator[Block]:
+        good = np.ones(stop - start, bool)
+        values: dict[str, Array] = {}
+        for column in columns:
+            values[column.column.name], problems = column.rows(start, stop)
+            for row, why in sorted(problems.items()):
+                if good[row]:
+                    good[row] = False
+                    of, number = column.column.place(start + row)
+                    reading.bad(
+                        str(of.where), f"row {number}", f"field {column.column.name!r}: {why}"
+                    )
+        kept = np.flatnonzero(good)
+        if len(kept) < len(good):
+            values = {name: array[kept] for name, array in values.items()}
+        if len(kept):
+            first = self.data[0].place(start)[1]
+            yield Block(values, file=part.where.path, records=_Rows(first + kept))
 
 
-class _Numbers(Sequence[str]):
+class _Rows(Sequence[str]):
     """`row 17`, made when it is asked for."""
 
-    def __init__(self, start: int, stop: int) -> None:
-        self._rows = range(start, stop)
+    def __init__(self, rows: NDArray[np.int64]) -> None:
+        self._rows = rows
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -85,112 +166,192 @@ class _Numbers(Sequence[str]):
         return f"row {self._rows[i]}"
 
 
-def arrays(files: Sequence[Path], named: Sequence[str], options: Options) -> Source:
-    """A source of NumPy files with the same first axis, the sample.
+def arrays(
+    files: Sequence[Path],
+    named: Sequence[str],
+    options: Options,
+    *,
+    axes: Sequence[str] = (),
+    casts: Sequence[str] = (),
+    packed: Sequence[str] = (),
+    external: bool = False,
+) -> Source:
+    """A source of arrays with the same number of samples.
 
     Args:
         files: .npy, the file's stem names the field; .npz, its keys do.
-        named: "NAME=FILE.npy".
+        named: "NAME=FILE" or "NAME=FILE:KEY".
         options: How much makes a piece.
+        axes: "NAME=K", the axis that is the sample.
+        casts: "NAME=DTYPE".
+        packed: Names of fields that are stored as they are in the file.
+        external: HDF5 files may lead to others.
 
     Raises:
-        ConfigError: No file, or two fields with the same name.
+        ConfigError: No file, one that is there twice, a name that no field has, or a file of
+            several arrays without saying which.
         DataError: A file is missing or not readable, has a dtype or shape that cannot be
             stored, or another number of samples than the rest.
     """
-    inputs: dict[str, _Input] = {}
-    for name, item in _inputs(files, named):
-        if name in inputs:
-            raise ConfigError(
-                f"{inputs[name].file} and {item.file} would both be the field {name!r}; "
-                "--field NAME=FILE.npy gives another name"
-            )
-        inputs[name] = item
-    if not inputs:
-        raise ConfigError("give at least one .npy or .npz file before OUT, or --field NAME=FILE")
-    total = _count(inputs)
-    first: dict[str, Array] = {name: _storable(i.array[:1]) for name, i in inputs.items()}
-    fields = {}
-    for name, item in inputs.items():
-        array = first[name]
-        try:
-            fields[name] = Field(array.dtype.newbyteorder("=").name, array.shape[1:])
-        except DataError as error:
-            raise DataError(f"{item.file}: {error}") from None
-    row_bytes = sum(array.nbytes for array in first.values())
+    wheres = _wheres(files, named)
+    of = {
+        "--axis": _by_field("--axis", axes, wheres, "K"),
+        "--cast": _by_field("--cast", casts, wheres, "DTYPE"),
+        "--packed": _by_field("--packed", [f"{name}=yes" for name in packed], wheres, ""),
+    }
+    columns, fields = [], {}
+    for name, parts in wheres.items():
+        column, fields[name] = open_parts(
+            name,
+            parts,
+            _axis(of["--axis"].get(name, "0")),
+            _dtype(of["--cast"].get(name, "")),
+            unpack=name not in of["--packed"],
+            external=external,
+        )
+        columns.append(column)
+    total = _count(columns)
+    row_bytes = sum(
+        np.dtype(field.dtype).itemsize * math.prod(field.shape) for field in fields.values()
+    )
     in_piece = max(1, options.shard_bytes // row_bytes)
-    paths = [*files, *(Path(text.partition("=")[2]) for text in named)]
-    sources = tuple(SourceFile.of(path) for path in paths)
     ends = [(start, min(start + in_piece, total)) for start in range(0, total, in_piece)]
     return Arrays(
         name="arrays",
         fields=fields,
-        pieces=[Piece((a, b), sources, samples=b - a, bytes=(b - a) * row_bytes) for a, b in ends],
-        about={"from": {name: str(Path(i.file).absolute()) for name, i in inputs.items()}},
-        files=tuple(files),
-        named=tuple(named),
+        pieces=[
+            Piece((start, stop), of_piece, samples=stop - start, bytes=(stop - start) * row_bytes)
+            for (start, stop), of_piece in zip(ends, _source_files(columns, ends), strict=True)
+        ],
+        identity={
+            column.name: {
+                "parts": [
+                    [part.where.key, part.rows, asdict(part.packing)] for part in column.parts
+                ],
+                "axis": column.axis,
+                "cast": column.cast,
+            }
+            for column in columns
+        },
+        about={"from": {column.name: _about(column) for column in columns}},
+        data=tuple(columns),
         step=max(1, BLOCK_BYTES // row_bytes),
     )
 
 
-def _inputs(files: Sequence[Path], named: Sequence[str]) -> Iterator[tuple[str, _Input]]:
-    for path in files:
-        if path.suffix == ".npz":
-            yield from _npz(path)
-        elif path.suffix == ".npy":
-            yield path.stem, _npy(path)
-        else:
-            raise DataError(f"{path}: arrays reads .npy and .npz files")
+def _wheres(files: Sequence[Path], named: Sequence[str]) -> dict[str, list[Where]]:
+    """Each field's arrays."""
+    wheres: dict[str, list[Where]] = {}
+    for name, where in named_by_files(files):
+        if name in wheres:
+            raise ConfigError(
+                f"{wheres[name][0]} and {where} would both be the field {name!r}; --field "
+                f"{name}={wheres[name][0]} --field {name}={where} puts one behind the other"
+            )
+        _check_name(name, where)
+        wheres[name] = [where]
+    unnamed = set(wheres)
     for text in named:
         name, equals, file = text.partition("=")
-        if not (name and equals and file.endswith(".npy")):
-            raise ConfigError(f"--field {text!r} is not NAME=FILE.npy")
-        yield name, _npy(Path(file))
-
-
-def _npy(path: Path) -> _Input:
-    try:
-        return _Input(str(path), np.load(path, mmap_mode="r", allow_pickle=False))
-    except (OSError, ValueError, EOFError) as error:
-        raise _unreadable(path, error) from None
-
-
-def _npz(path: Path) -> Iterator[tuple[str, _Input]]:
-    try:
-        with np.load(path, allow_pickle=False) as content:
-            for name in content.files:
-                yield name, _Input(f"{path}[{name}]", content[name])
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path, error: Exception) -> DataError:
-    if isinstance(error, OSError) and error.strerror:
-        return DataError(f"{path} cannot be read: {error.strerror}")
-    if any(words in str(error) for words in ("Python objects", "Object arrays", "allow_pickle")):
-        return DataError(
-            f"{path} holds Python objects (dtype object) or is not a NumPy file; save arrays of "
-            "numbers"
-        )
-    return DataError(f"{path} is not a readable NumPy file: {error}")
-
-
-def _count(inputs: dict[str, _Input]) -> int:
-    """The number of samples, which all inputs share."""
-    for item in inputs.values():
-        if item.array.ndim == 0:
-            raise DataError(f"{item.file} is a single number; the first axis is the sample")
-    first, *others = inputs.values()
-    for item in others:
-        if len(item.array) != len(first.array):
-            raise DataError(
-                f"{first.file} has {len(first.array)} samples, {item.file} has {len(item.array)}; "
-                "the first axis is the sample"
+        if not (name and equals and file):
+            raise ConfigError(f"--field {text!r} is not NAME=FILE; {FORMS}")
+        if name in unnamed:
+            raise ConfigError(
+                f"{wheres[name][0]} and {file} would both be the field {name!r}; give both with "
+                "--field to put one behind the other, or another NAME"
             )
-    if not len(first.array):
-        raise DataError(f"{first.file} has no samples")
-    return len(first.array)
+        found = parse_where(file)
+        _check_name(name, found[0])
+        wheres.setdefault(name, []).extend(found)
+    for name, found in wheres.items():
+        if twice := {where for where in found if found.count(where) > 1}:
+            raise ConfigError(f"{min(map(str, twice))} is there twice in the field {name!r}")
+    if not wheres:
+        raise ConfigError(f"give .npy or .npz files before OUT, or --field NAME=FILE; {FORMS}")
+    return wheres
 
 
-def _storable(array: Array) -> Array:
-    return array.view(np.uint8) if array.dtype == bool else array
+def _check_name(name: str, where: Where) -> None:
+    try:
+        check_name(name, "field")
+    except DataError as error:
+        raise ConfigError(f"{error}; --field NAME={where} gives another") from None
+
+
+def _by_field(
+    option: str, texts: Sequence[str], fields: Mapping[str, Any], what: str
+) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not value:
+            raise ConfigError(f"{option} {text!r} is not NAME={what}")
+        if name not in fields:
+            raise ConfigError(
+                f"{option}: there is no field {name!r}; there are {', '.join(fields)}"
+            )
+        if name in values:
+            raise ConfigError(f"{option}: the field {name!r} is there twice")
+        values[name] = value
+    return values
+
+
+def _axis(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ConfigError(f"--axis: {text!r} is not the number of an axis, from 0")
+    return int(text)
+
+
+def _dtype(text: str) -> str:
+    if text and text not in DTYPES:
+        raise ConfigError(f"--cast: {text!r} is not one of {', '.join(DTYPES)}")
+    return text
+
+
+def _count(columns: Sequence[Column]) -> int:
+    """The number of samples, which all fields share."""
+    counts = {column.name: column.ends[-1] for column in columns}
+    first, *others = columns
+    for other in others:
+        if counts[other.name] != counts[first.name]:
+            raise DataError(
+                f"{_named(first)} has {counts[first.name]} samples, {_named(other)} has "
+                f"{counts[other.name]}; --axis NAME=K says which axis is the sample"
+            )
+    return counts[first.name]
+
+
+def _named(column: Column) -> str:
+    more = len(column.parts) - 1
+    return f"{column.parts[0].where}{f' and {more} more' if more else ''}"
+
+
+def _about(column: Column) -> str | list[str]:
+    """Where a field is from."""
+    places = [
+        str(Where(str(Path(part.where.path).absolute()), part.where.key)) for part in column.parts
+    ]
+    return places[0] if len(places) == 1 else [places[0], "…", places[-1]]
+
+
+def _source_files(
+    columns: Sequence[Column], ends: Sequence[tuple[int, int]]
+) -> Iterator[tuple[SourceFile, ...]]:
+    """The files that each piece is read from."""
+    known: dict[str, SourceFile] = {}
+    with ExitStack() as stack:
+        opened = [OpenColumn(column) for column in columns]
+        for column in opened:
+            stack.callback(column.close)
+        for start, stop in ends:
+            paths: dict[str, None] = {}
+            for column in opened:
+                for part, first, last in column.column.spans(start, stop):
+                    if part.where.kind == "zarr" or column.column.external:
+                        paths.update(dict.fromkeys(column.file(part).files(first, last)))
+                    else:
+                        paths[part.where.path] = None
+            for path in paths:
+                if path not in known:
+                    known[path] = SourceFile.of(path)
+            yield tuple(known[path] for path in paths)

@@ -1,8 +1,14 @@
-"""Real data that comes with Python packages: for examples, tests and first runs.
+"""Data that is here already, or computed: for examples, tests and first runs.
 
-digits: scikit-learn's 1,797 handwritten digits, image uint8 (1, 8, 8) of 0 to 16 and label int64;
-train 80 %, val 20 %. stdlib: the source of Python's standard library, one document a file, text
-and path as variable-length uint8 (UTF-8); train 90 %, val 10 %.
+digits   scikit-learn's 1,797 handwritten digits: image uint8[1, 8, 8] of 0 to 16, label int64;
+         train 80 %, val 20 % (1415 and 382)
+stdlib   the source of Python's standard library, one document a file: text and path as
+         variable-length uint8 (UTF-8); train 90 %, val 10 %
+flow     decaying turbulence in two dimensions, computed here: vorticity float32[steps, size, size]
+         and viscosity float32, a trajectory a sample; train 90 %, val 10 %
+
+    sample digits data/digits
+    sample flow data/flow --size 128 --trajectories 1000 --seed 1
 """
 
 import argparse
@@ -16,9 +22,10 @@ import numpy as np
 
 from data_prep.options import Options, add_arguments
 from data_prep.source import Block, Piece, Reading, Source, SourceFile, in_groups
+from data_prep.sources import flow
 from hpctrain.data.index import Field
 from hpctrain.data.ragged import Array
-from hpctrain.errors import DataError
+from hpctrain.errors import ConfigError, DataError
 
 # Tests and examples repeat themselves; installed packages are not the standard library.
 SKIPPED = {
@@ -26,13 +33,26 @@ SKIPPED = {
     *("__pycache__", "lib2to3"),
 }
 DOCUMENTS = 256  # in a block
-SPLITS = {"digits": "train=0.8,val=0.2", "stdlib": "train=0.9,val=0.1"}
+SPLITS = {
+    "digits": "train=0.8,val=0.2",
+    "stdlib": "train=0.9,val=0.1",
+    "flow": "train=0.9,val=0.1",
+}
+FLOW = (
+    ("--size", flow.SIZE, "points along each side of the grid"),
+    ("--steps", flow.STEPS, "snapshots of a trajectory"),
+    ("--trajectories", flow.TRAJECTORIES, "samples"),
+    ("--seed", 0, "of the initial fields"),
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Of the command line."""
     parser.add_argument("name", choices=tuple(SPLITS))
     add_arguments(parser, split="")
+    group = parser.add_argument_group("flow")
+    for option, default, text in FLOW:
+        group.add_argument(option, type=int, metavar="N", help=f"{text} (default: {default})")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -41,7 +61,15 @@ def run(args: argparse.Namespace) -> None:
 
     args.split = args.split or SPLITS[args.name]
     options = Options.of(args)
-    convert({"digits": digits, "stdlib": stdlib}[args.name](options), args.out, options)
+    numbers = {option[2:]: vars(args)[option[2:]] for option, *_ in FLOW}
+    given = {name: number for name, number in numbers.items() if number is not None}
+    if given and args.name != "flow":
+        raise ConfigError(f"--{next(iter(given))} is of `sample flow`, not of `sample {args.name}`")
+    if args.name == "flow":
+        source = flow.flow(options, **given)
+    else:
+        source = {"digits": digits, "stdlib": stdlib}[args.name](options)
+    convert(source, args.out, options)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Put the parts that the tasks of a job array have written together (see --part)."""
+"""Put the parts that the tasks of a job array have written together (see --part).
+
+The last task does this by itself. What is missing is named with its command; twice does no harm.
+"""
 
 import argparse
 from pathlib import Path
@@ -16,9 +19,6 @@ def run(args: argparse.Namespace) -> None:
         DataError: A part is missing.
         StorageError: The folder cannot be written, or a part is being written.
     """
-    from data_prep.finalize import finalize, summary
-    from data_prep.job import Job
+    from data_prep.finalize import finalize_parts, summary
 
-    with Job(args.out, None) as job:
-        index = finalize(job)
-    print(f"{args.out}: {summary(index)}")
+    print(f"{args.out}: {summary(finalize_parts(args.out))}")

@@ -9,10 +9,13 @@
 - The first axis of every dataset is the sample (of `values`: the element).
 - Datasets are contiguous and not compressed, little-endian, and begin at a multiple of 4096
   bytes, so that a reader may map them; the dtypes are those of `index.DTYPES`.
+- Or, as `hpctrain.data.compression` says, they are compressed in chunks of whole samples, which
+  begin there too; `offsets` stay contiguous.
 - A file is named SPLIT-00000.h5. It holds as many samples as fit in `max_bytes` of data, and at
   least one.
 - The same samples in the same order give the same bytes, however they were batched: no times
-  are stored, and the layout is the oldest that HDF5 writes (by one version of HDF5).
+  are stored, and the layout is the oldest that HDF5 writes (by one version of HDF5 and of the
+  codecs).
 
 A data set appears at once: shards are written and synced in `OUT/.hpctrain-partial/`, then moved
 into OUT, and `index.json` last. A writer that is killed leaves that folder, which the next one
@@ -22,7 +25,7 @@ clears; one that raises leaves nothing.
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -30,12 +33,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from hpctrain.data.commit import PARTIAL, clear_leftovers, commit, lock, storage_error
+from hpctrain.data.commit import PARTIAL, clear_leftovers, commit, discard, lock, storage_error
+from hpctrain.data.compression import Compression
 from hpctrain.data.index import Field, Index, Shard, check_name
 from hpctrain.data.moments import Moments
 from hpctrain.data.ragged import Array, Ragged
 from hpctrain.data.schema import Batch, check_batch, check_fields, infer_fields, row_bytes
-from hpctrain.data.shard import digest_file, shard_name, write_shard
+from hpctrain.data.shard import NONE, shard_name, write_shard
+from hpctrain.data.shard import digest_file as digest_file
 from hpctrain.errors import DataError
 
 MAX_BYTES = 256 * 2**20
@@ -44,12 +49,13 @@ MAX_BYTES = 256 * 2**20
 class ShardFiles:
     """Writes samples into shards in one folder, and nothing else: no index, no lock.
 
-    Memory: about a shard for each split, and one more while it is written.
+    Memory: about a shard for each split, and when compressed, two more while it is written.
 
     Args:
         folder: Exists.
         fields: The schema; without it, that of the first batch.
-        max_bytes: Data in one shard.
+        max_bytes: Data in one shard, before it is compressed.
+        compression: Of the shards.
 
     Attributes:
         fields: The schema, once it is known.
@@ -59,10 +65,14 @@ class ShardFiles:
     """
 
     def __init__(
-        self, folder: Path, fields: Mapping[str, Field] | None = None, max_bytes: int = MAX_BYTES
+        self,
+        folder: Path,
+        fields: Mapping[str, Field] | None = None,
+        max_bytes: int = MAX_BYTES,
+        compression: Compression = NONE,
     ) -> None:
-        self._folder, self._max_bytes = folder, max_bytes
-        self.fields = check_fields(fields) if fields is not None else {}
+        self._folder, self._max_bytes, self._compression = folder, max_bytes, compression
+        self.fields = self._checked(fields) if fields is not None else {}
         self._splits: dict[str, _Split] = {}
 
     def add(self, split: str, batch: Batch) -> None:
@@ -80,7 +90,7 @@ class ShardFiles:
         if batch and not any(len(value) for value in batch.values()):
             return
         if not self.fields:
-            self.fields = check_fields(infer_fields(batch))
+            self.fields = self._checked(infer_fields(batch))
         rows = check_batch(batch, self.fields)
         if split not in self._splits:
             check_name(split, "split")
@@ -112,27 +122,26 @@ class ShardFiles:
         shards = [shard for state in self._splits.values() for shard in state.shards]
         return shards, {state.name: state.moments for state in self._splits.values()}
 
+    def _checked(self, fields: Mapping[str, Field]) -> dict[str, Field]:
+        self._compression.check(fields)
+        return check_fields(fields)
+
     def _flush(self, state: "_Split") -> None:
         """Write a split's samples as its next shard."""
         path = self._folder / shard_name(state.name, len(state.shards))
         try:
-            write_shard(path, state.name, self.fields, state.chunks)
-            digest = digest_file(path, sync=True)
-            size = path.stat().st_size
+            size, digest = write_shard(
+                path, state.name, self.fields, state.parts, self._compression
+            )
         except OSError as error:
             raise storage_error(path, error) from None
-        for name, chunks in state.chunks.items():
-            if not self.fields[name].variable:
-                moments = state.moments.setdefault(name, Moments())
-                for chunk in chunks:
-                    moments.add(chunk)
         elements = {
-            name: sum(len(chunk.values) for chunk in chunks)
-            for name, chunks in state.chunks.items()
+            name: sum(len(part.values) for part in parts)
+            for name, parts in state.parts.items()
             if self.fields[name].variable
         }
         state.shards.append(Shard(path.name, state.name, state.count, size, digest, elements))
-        state.chunks, state.count, state.bytes = {}, 0, 0
+        state.parts, state.count, state.bytes = {}, 0, 0
 
 
 class ShardWriter:
@@ -142,7 +151,9 @@ class ShardWriter:
         folder: Made if it does not exist. A finished data set in it stays as it is until
             `finish` replaces it.
         fields: The schema; without it, that of the first batch.
-        max_bytes: Data in one shard.
+        max_bytes: Data in one shard, before it is compressed.
+        compression: Of the shards.
+        categories: Names of the values 0, 1, … of fields.
 
     Raises:
         DataError: A bad field.
@@ -150,15 +161,21 @@ class ShardWriter:
     """
 
     def __init__(
-        self, folder: Path, fields: Mapping[str, Field] | None = None, max_bytes: int = MAX_BYTES
+        self,
+        folder: Path,
+        fields: Mapping[str, Field] | None = None,
+        max_bytes: int = MAX_BYTES,
+        *,
+        compression: Compression = NONE,
+        categories: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self._folder, partial = Path(folder), Path(folder) / PARTIAL
-        self._files = ShardFiles(partial, fields, max_bytes)
+        self._categories = categories or {}
+        self._files = ShardFiles(partial, fields, max_bytes, compression)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock = lock(self._folder)
             clear_leftovers(self._folder)
-            partial.mkdir()
         except OSError as error:
             raise storage_error(self._folder, error) from None
 
@@ -187,6 +204,7 @@ class ShardWriter:
                 for split, fields in moments.items()
             },
             provenance=dict(provenance or {}),
+            categories=self._categories,
         )
         commit(self._folder, index, {shard.path: shard.path for shard in shards})
         self._close()
@@ -195,7 +213,7 @@ class ShardWriter:
     def abort(self) -> None:
         """Remove what was written so far; a finished data set in the folder stays."""
         with suppress(OSError):  # what made it fail may still be there; the next writer clears
-            clear_leftovers(self._folder)
+            discard(self._folder)
         self._close()
 
     def __enter__(self) -> Self:
@@ -223,10 +241,13 @@ def write_shards(
     *,
     fields: Mapping[str, Field] | None = None,
     max_bytes: int = MAX_BYTES,
+    compression: Compression = NONE,
+    categories: Mapping[str, Sequence[str]] | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Index:
     """Write (split, batch) pairs as a data set; see `ShardWriter`."""
-    with ShardWriter(folder, fields, max_bytes) as writer:
+    writing = ShardWriter(folder, fields, max_bytes, compression=compression, categories=categories)
+    with writing as writer:
         for split, batch in batches:
             writer.add(split, batch)
         return writer.finish(provenance)
@@ -239,12 +260,13 @@ class _Split:
         self.name = name
         self.shards: list[Shard] = []
         self.moments: dict[str, Moments] = {}
-        self.chunks: dict[str, list[Any]] = {}
+        self.parts: dict[str, list[Any]] = {}
         self.count, self.bytes = 0, 0
 
     def append(self, rows: Mapping[str, Array | Ragged]) -> None:
         for name, value in rows.items():
-            self.chunks.setdefault(name, []).append(value)
+            self.parts.setdefault(name, []).append(value)
+            self.moments.setdefault(name, Moments()).add(value)  # now that the cache has it
         self.count += len(next(iter(rows.values())))
 
 

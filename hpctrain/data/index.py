@@ -6,8 +6,8 @@ is written last, so a folder with an `index.json` is a finished data set. Versio
     {
       "format": "hpctrain-shards",
       "version": 1,
-      "digest": "xxh3_128:…",          names the data: schema and shard digests in their order;
-                                       not where it lies, nor how and when it was made
+      "digest": "xxh3_128:…",          names the data: schema, categories, shard digests in their
+                                       order; not where it lies, nor how and when it was made
       "fields": {
         "image": {"dtype": "uint8", "shape": [3, 64, 64], "variable": false},
         "text":  {"dtype": "uint8", "shape": [], "variable": true}
@@ -21,11 +21,20 @@ is written last, so a folder with an `index.json` is a finished data set. Versio
          "digest": "xxh3_128:…",       of the whole file
          "elements": {"text": 91204}}  of each variable-length field; may be missing
       ],                               the order of a split's shards is the order of its samples
+      "categories": {"label": ["cat", "dog"]},
+                                       names of a field's values 0, 1, …; may be missing
       "statistics": {
-        "train": {"image": {"mean": 0.4, "std": 0.2, "min": 0, "max": 1, "nonfinite": 0}}
-      },                               per split and fixed-size field, of the finite values;
-                                       std is the population's; null: there are none, or the
-                                       number is beyond float64
+        "train": {
+          "image": {"mean": 0.4, "std": 0.2, "min": 0, "max": 1, "nonfinite": 3, "nan": 2},
+          "label": {…, "classes": {"0": 2100, "1": 1996}},
+          "text": {…, "lengths": {"mean": 22.3, "std": 9.1, "min": 0, "max": 80, "total": 91204}}
+        }
+      },                               per split and field, of the finite values (of all elements
+                                       of all samples); std is the population's; null: there are
+                                       none, or the number is beyond float64. nan: how many of the
+                                       nonfinite are NaN, null: not counted. classes: how often
+                                       each value of an integer field of shape [] is there, if
+                                       there are at most 1,000. lengths: of variable-length samples
       "provenance": {                  for people and for data_prep, never part of the digest
         "command": "python -m data_prep …", "created": "2026-01-31T12:00:00+00:00",
         "versions": {"hpctrain": "0.1.0", …}, "options": {…},
@@ -52,7 +61,7 @@ An index without such a field is of version 1.
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -174,14 +183,44 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
+class Lengths:
+    """Of the samples of a variable-length field, in elements; `total` is their sum."""
+
+    mean: float | None
+    std: float | None
+    min: int | None
+    max: int | None
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Statistics:
-    """Of the finite values of one fixed-size field in one split; None: see the module."""
+    """Of the finite values of one field in one split; the module has the keys."""
 
     mean: float | None
     std: float | None
     min: float | None
     max: float | None
     nonfinite: int = 0
+    nan: int | None = None
+    classes: Mapping[int, int] | None = None
+    lengths: Lengths | None = None
+
+    @classmethod
+    def of_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read what `to_json` returned, of an earlier version too."""
+        classes, lengths = values.get("classes"), values.get("lengths")
+        return cls(
+            *(values["mean"], values["std"], values["min"], values["max"], values["nonfinite"]),
+            nan=values.get("nan"),
+            classes=classes and {int(value): int(count) for value, count in classes.items()},
+            lengths=lengths and Lengths(**{key: lengths[key] for key in Lengths.__slots__}),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the index holds: without classes or lengths where there are none."""
+        optional = ("classes", "lengths")
+        return {k: v for k, v in asdict(self).items() if k not in optional or v is not None}
 
 
 @dataclass(frozen=True)
@@ -192,6 +231,22 @@ class Index:
     shards: tuple[Shard, ...]
     statistics: Mapping[str, Mapping[str, Statistics]] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    categories: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse categories of what is no field.
+
+        Raises:
+            DataError: See above.
+        """
+        categories = {name: tuple(values) for name, values in self.categories.items()}
+        object.__setattr__(self, "categories", categories)  # as they are loaded
+        for name in categories:
+            if name not in self.fields:
+                raise DataError(
+                    f"categories of {name!r}: there is no such field; there are "
+                    f"{_names(tuple(self.fields))}"
+                )
 
     @property
     def version(self) -> int:
@@ -203,7 +258,8 @@ class Index:
         """Names the data: equal digests are equal samples in equal order."""
         schema = {name: spec.as_json() for name, spec in self.fields.items()}
         shards = [[shard.split, shard.count, shard.digest] for shard in self.shards]
-        content = json.dumps([FORMAT, self.version, schema, shards], sort_keys=True)
+        named = [self.categories] if self.categories else []  # older digests stay
+        content = json.dumps([FORMAT, self.version, schema, shards, *named], sort_keys=True)
         return "xxh3_128:" + xxhash.xxh3_128_hexdigest(content.encode())
 
     @property
@@ -289,8 +345,9 @@ class Index:
                 {key: value for key, value in asdict(shard).items() if key != "elements" or value}
                 for shard in self.shards
             ],
+            **({"categories": self.categories} if self.categories else {}),
             "statistics": {
-                split: {name: asdict(values) for name, values in fields.items()}
+                split: {name: values.to_json() for name, values in fields.items()}
                 for split, fields in self.statistics.items()
             },
             "provenance": dict(self.provenance),
@@ -330,13 +387,14 @@ class Index:
                 for s in content["shards"]
             ),
             statistics={
-                split: {
-                    name: Statistics(v["mean"], v["std"], v["min"], v["max"], v["nonfinite"])
-                    for name, v in fields.items()
-                }
+                split: {name: Statistics.of_json(values) for name, values in fields.items()}
                 for split, fields in content["statistics"].items()
             },
             provenance=content["provenance"],
+            categories={
+                str(name): tuple(map(str, values))
+                for name, values in content.get("categories", {}).items()
+            },
         )
         if index.digest != content["digest"]:
             raise DataError(

@@ -19,8 +19,10 @@ reads several at once, a *group* of about GROUP bytes, into one buffer, and the 
 views of it. Nothing else depends on the groups.
 """
 
+import math
 import operator
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -46,6 +48,8 @@ Int64s = NDArray[np.int64]
 
 GROUP = 2**23  # bytes that are read at once: they stay in the cache on their way
 MAX_GROUP = 64  # steps
+IDLE = 0.1  # of a read: who is busy for less gains little from what is read meanwhile
+MEMORY = 4e9  # bytes/s: no disk is as fast
 
 
 class Loader:
@@ -136,6 +140,7 @@ class Loader:
         self._here: deque[Batch] = deque()
         self._ahead: deque[_Ahead] = deque()
         self._last: tuple[_Group | None, int] = (None, 0)
+        self._read_s = math.inf  # the last group took
         self.wait_s = 0.0
         self.steps_per_epoch = self._steps.steps_per_epoch
 
@@ -195,23 +200,33 @@ class Loader:
         groups = self._groups(planner)
         ahead = self._ahead = deque()
         self._here = deque()
+        ending = sys.is_finalizing
+        away = math.inf  # seconds that the consumer was busy with the last group
         try:
             while True:
-                while len(ahead) < self._depth() and (group := next(groups, None)):
+                depth = 0 if self._alone(away) else self._depth()
+                while len(ahead) < depth and (group := next(groups, None)):
                     ahead.append((group, readers.submit(self._read, group)))
-                if not ahead:
-                    return
                 start = time.perf_counter()
-                group, batches = self._next(ahead)
-                self.wait_s += time.perf_counter() - start
+                if ahead:
+                    group, batches = self._next(ahead)
+                elif group := next(groups, None):
+                    with one_thread():
+                        batches = self._read(group)
+                else:
+                    return
+                given = time.perf_counter()
+                self.wait_s += given - start
                 self._here = batches
                 for step, consumed in enumerate(group.consumed):
                     self._consumed, self._last = consumed, (group, step)
                     yield batches.popleft()
                     self._check_current(iteration)
+                away = time.perf_counter() - given
         finally:  # also when the consumer breaks out, or drops the iterator
-            readers.shutdown(cancel_futures=True)
-            planner.shutdown(cancel_futures=True)
+            if not ending():  # Python has joined the threads by then, and taken its modules apart
+                readers.shutdown(cancel_futures=True)
+                planner.shutdown(cancel_futures=True)
 
     def _check_current(self, iteration: int) -> None:
         if iteration != self._iteration:
@@ -232,6 +247,16 @@ class Loader:
             else:
                 break
         return group, future.result()
+
+    def _alone(self, away: float) -> bool:
+        """Whether the consumer, busy for `away` seconds, had better read by itself.
+
+        Where a batch is as large as the cache and comes at the speed of memory, reading several
+        at once loses more than it gains: the one buffer that the cache has.
+        """
+        large = self._group_steps() == 1 and self._helps and self._threads == 1
+        nbytes = self._steps.share * self._sample_bytes
+        return large and away < IDLE * self._read_s and self._read_s < nbytes / MEMORY
 
     def _depth(self) -> int:
         """Groups that are read, or wait to be handed out."""
@@ -280,12 +305,14 @@ class Loader:
     def _read(self, group: "_Group") -> deque[Batch]:
         """Read a group's batches."""
         plan, last = group.planned.result(), group.first + len(group.consumed)
+        start = time.perf_counter()
         chosen = slice(group.first, last)
         rows = self._rows(group.epoch, plan.positions[chosen], plan.samples[chosen].reshape(-1))
         batches = self._collate(rows, plan.mask[chosen])
         if self._varies:
             nbytes = max(sum(value.nbytes for value in batch.values()) for batch in batches)
             self._sample_bytes = max(self._sample_bytes, nbytes // self._steps.share)
+        self._read_s = time.perf_counter() - start
         return batches
 
     def _rows(self, epoch: int, positions: Int64s, samples: Int64s) -> Mapping[str, Array | Ragged]:

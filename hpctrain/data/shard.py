@@ -1,11 +1,14 @@
 """One shard file: how `hpctrain.data.format` lays it out, and its digest.
 
-HDF5 writes the frame and makes room for the datasets; the data then goes straight to their
-offsets. That is as fast as the disk, and a disk that gets full is an ordinary OSError.
+Contiguous: HDF5 writes the frame and makes room for the datasets; the data then goes straight to
+their offsets. Compressed: HDF5 makes the file in memory. Either way what reaches the disk are
+ordinary writes, as fast as the disk, a disk that gets full is an ordinary OSError, and the digest
+is computed on the way.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,18 @@ import h5py
 import numpy as np
 import xxhash
 
+from hpctrain.data.compression import Compression, as_asked
 from hpctrain.data.index import Field
 from hpctrain.data.ragged import Array
 
 FORMAT = "hpctrain-shard"
 VERSION = 1
 ALIGNMENT = 4096  # bytes: a page
+STEP = 2**20  # bytes written, then digested while the cache has them
+IMAGE_STEP = 2**24  # bytes by which a file in memory grows
+LAYOUT = {"libver": "earliest", "alignment_threshold": 1, "alignment_interval": ALIGNMENT}
+
+NONE = Compression()
 
 
 def shard_name(split: str, number: int) -> str:
@@ -27,16 +36,26 @@ def shard_name(split: str, number: int) -> str:
 
 
 def write_shard(
-    path: Path, split: str, fields: Mapping[str, Field], chunks: Mapping[str, Sequence[Any]]
-) -> None:
-    """Write one file.
+    path: Path,
+    split: str,
+    fields: Mapping[str, Field],
+    parts: Mapping[str, Sequence[Any]],
+    compression: Compression = NONE,
+) -> tuple[int, str]:
+    """Write one file, and force it to the disk.
+
+    Memory: when compressed, twice the file's size.
 
     Args:
         path: Replaced if it exists.
         split: Name of its split.
         fields: The schema.
-        chunks: For each field the samples in pieces, at least one, of the schema's dtype and
+        parts: For each field the samples in pieces, at least one, of the schema's dtype and
             shape; a variable-length field's are `Ragged`.
+        compression: Of all but the offsets of variable-length fields.
+
+    Returns:
+        Its bytes, and "xxh3_128:…" of them.
 
     Raises:
         OSError: It cannot be written.
@@ -44,55 +63,170 @@ def write_shard(
     datasets: dict[str, Sequence[Array]] = {}
     for name, field in fields.items():
         if field.variable:
-            lengths = np.concatenate([chunk.lengths for chunk in chunks[name]])
-            datasets[f"{name}/values"] = [chunk.values for chunk in chunks[name]]
+            lengths = np.concatenate([part.lengths for part in parts[name]])
+            datasets[f"{name}/values"] = [part.values for part in parts[name]]
             datasets[f"{name}/offsets"] = [np.append(0, np.cumsum(lengths))]
         else:
-            datasets[name] = chunks[name]
-    count = sum(map(len, next(iter(chunks.values()))))
+            datasets[name] = parts[name]
+    count = sum(map(len, next(iter(parts.values()))))
+    if compression.codec == "none":
+        return _write_contiguous(path, split, count, datasets)
+    with open(path, "wb", buffering=0) as file:
+        output = _Output(file.fileno())
+        output.write(_image(split, count, datasets, compression))
+        return output.finish()
+
+
+class _Output:
+    """A file that is written from its beginning to its end, and its digest."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._digest = xxhash.xxh3_128()
+        self.size = 0
+
+    def write(self, data: memoryview) -> None:
+        """Write bytes."""
+        for start in range(0, len(data), STEP):
+            step = left = data[start : start + STEP]
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+            self._digest.update(step)
+        self.size += len(data)
+
+    def keep(self, stop: int | None = None) -> None:
+        """Leave what the file has up to `stop`, or its end."""
+        while stop is None or self.size < stop:
+            step = os.read(self._descriptor, STEP if stop is None else min(STEP, stop - self.size))
+            if not step:
+                return
+            self._digest.update(step)
+            self.size += len(step)
+
+    def finish(self) -> tuple[int, str]:
+        """Force the file to the disk."""
+        os.fsync(self._descriptor)
+        return self.size, f"xxh3_128:{self._digest.hexdigest()}"
+
+
+def _write_contiguous(
+    path: Path, split: str, count: int, datasets: Mapping[str, Sequence[Array]]
+) -> tuple[int, str]:
     try:
         offsets = _write_frame(path, split, count, datasets)
-    except RuntimeError as error:  # what h5py makes of a full disk when it closes the file
-        raise OSError(str(error)) from None
-    with open(path, "r+b") as file:
-        for name, arrays in datasets.items():
-            file.seek(offsets[name])
-            for array in arrays:
-                file.write(np.ascontiguousarray(array, _little(array)).data)
+    except (OSError, RuntimeError) as error:  # h5py's of a full disk, when it closes the file
+        found = re.search(r"errno = (\d+)", str(error))
+        if found is None:
+            raise OSError(str(error)) from None
+        raise OSError(int(found[1]), os.strerror(int(found[1]))) from None
+    with open(path, "r+b", buffering=0) as file:
+        output = _Output(file.fileno())
+        for name in sorted(offsets, key=lambda name: offsets[name]):
+            output.keep(offsets[name])
+            for array in datasets[name]:
+                output.write(_bytes(array))
+        output.keep()
+        return output.finish()
 
 
 def _write_frame(
     path: Path, split: str, count: int, datasets: Mapping[str, Sequence[Array]]
 ) -> dict[str, int]:
-    """Write everything but the data; return each dataset's offset in the file."""
+    """Write everything but the data; return the offset of each dataset that has any."""
     offsets = {}
-    layout = {"libver": "earliest", "alignment_threshold": 1, "alignment_interval": ALIGNMENT}
-    with h5py.File(path, "w", locking=False, **layout) as file:
-        file.attrs["format"] = np.bytes_(FORMAT)
-        file.attrs["version"] = np.int64(VERSION)
-        file.attrs["split"] = np.bytes_(split)
-        file.attrs["count"] = np.int64(count)
-        room = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        room.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-        room.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-        room.set_obj_track_times(False)
+    with h5py.File(path, "w", locking=False, **LAYOUT) as file:
+        _write_attributes(file, split, count)
         for name, arrays in datasets.items():
-            shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
-            dataset = file.create_dataset(name, shape, _little(arrays[0]), dcpl=room)
-            offsets[name] = dataset.id.get_offset() or 0  # None where there is no data
+            room = _properties()
+            room.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+            room.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+            dataset = file.create_dataset(name, _shape(arrays), _little(arrays[0]), dcpl=room)
+            offset = dataset.id.get_offset()
+            if offset is not None:
+                offsets[name] = offset
     return offsets
+
+
+def _image(
+    split: str, count: int, datasets: Mapping[str, Sequence[Array]], compression: Compression
+) -> memoryview:
+    """The file of compressed datasets, made in memory."""
+    memory = {"driver": "core", "backing_store": False, "block_size": IMAGE_STEP}
+    # Each chunk is written whole, so that a cache of chunks is of no use.
+    with as_asked(), h5py.File("shard", "w", rdcc_nbytes=0, **memory, **LAYOUT) as file:
+        _write_attributes(file, split, count)
+        for name, arrays in datasets.items():
+            shape, dtype = _shape(arrays), _little(arrays[0])
+            if name.endswith("/offsets") or not shape[0]:
+                dataset = file.create_dataset(name, shape, dtype, dcpl=_properties())
+                dataset[...] = np.concatenate(arrays)
+                continue
+            rows = min(compression.rows(_row_bytes(arrays[0])), shape[0])
+            dataset = file.create_dataset(
+                name,
+                shape,
+                dtype,
+                chunks=(rows, *shape[1:]),
+                dcpl=_properties(),
+                **compression.filters(dtype),
+            )
+            start = 0
+            for chunk in _chunks(arrays, rows):
+                dataset[start : start + len(chunk)] = chunk
+                start += len(chunk)
+        file.flush()
+        return memoryview(file.id.get_file_image())
+
+
+def _chunks(arrays: Sequence[Array], rows: int) -> Iterator[Array]:
+    """Cut arrays that follow each other into so many rows at a time, the last as it comes."""
+    held: list[Array] = []
+    for array in arrays:
+        start = 0
+        while start < len(array):
+            part = array[start : start + rows - sum(map(len, held))]
+            start += len(part)
+            held.append(part)
+            if sum(map(len, held)) == rows:
+                yield held[0] if len(held) == 1 else np.concatenate(held)
+                held = []
+    if held:
+        yield np.concatenate(held)
+
+
+def _write_attributes(file: h5py.File, split: str, count: int) -> None:
+    file.attrs["format"] = np.bytes_(FORMAT)
+    file.attrs["version"] = np.int64(VERSION)
+    file.attrs["split"] = np.bytes_(split)
+    file.attrs["count"] = np.int64(count)
+
+
+def _properties() -> h5py.h5p.PropDCID:
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_obj_track_times(False)
+    return properties
+
+
+def _shape(arrays: Sequence[Array]) -> tuple[int, ...]:
+    return (sum(map(len, arrays)), *arrays[0].shape[1:])
+
+
+def _row_bytes(array: Array) -> int:
+    return int(np.prod(array.shape[1:])) * array.itemsize
 
 
 def _little(array: Array) -> np.dtype[Any]:
     return array.dtype.newbyteorder("<")
 
 
-def digest_file(path: Path, *, sync: bool = False) -> str:
-    """Return "xxh3_128:…" of a file's bytes; with `sync`, force them to the disk first."""
+def _bytes(array: Array) -> memoryview:
+    return np.ascontiguousarray(array, _little(array)).reshape(-1).view(np.uint8).data
+
+
+def digest_file(path: Path) -> str:
+    """Return "xxh3_128:…" of a file's bytes."""
     digest = xxhash.xxh3_128()
     with open(path, "rb", buffering=0) as file:
-        if sync:
-            os.fsync(file.fileno())
         while block := file.read(4 * 2**20):
             digest.update(block)
     return f"xxh3_128:{digest.hexdigest()}"

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpctrain.data.compression import Compression
 from hpctrain.data.format import ShardWriter, digest_file, write_shards
 from hpctrain.data.index import DTYPES, Field, Index
 from hpctrain.data.ragged import Ragged
@@ -85,6 +86,38 @@ def test_the_index_says_what_is_on_the_disk(tmp_path):
         assert shard.bytes == (tmp_path / shard.path).stat().st_size
         with h5py.File(tmp_path / shard.path) as file:
             assert shard.count == len(file["label"])
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip"])
+def test_the_digest_is_that_of_the_file(tmp_path, codec):
+    """It is computed while the file is written: the frame, data, and what has no data."""
+    samples = image_set(30) | {
+        "none": [np.zeros(0)] * 30,
+        "wide": np.arange(90, dtype=">i4").reshape(30, 3),
+        "page": np.zeros((30, 4096), np.uint8),
+    }
+    index = write_shards(
+        tmp_path, [("train", samples)], compression=Compression(codec), max_bytes=70_000
+    )
+    assert len(index.shards) == 2
+    for shard in index.shards:
+        assert shard.digest == digest_file(tmp_path / shard.path)
+        assert shard.bytes == (tmp_path / shard.path).stat().st_size
+
+
+def test_categories_are_kept(tmp_path):
+    batches = [("train", {"label": np.arange(3)})]
+    index = write_shards(tmp_path, batches, categories={"label": ["a", "b", "c"]})
+    assert index.categories == {"label": ("a", "b", "c")}
+    assert Index.load(tmp_path) == index
+    assert index.digest != write_shards(tmp_path, batches).digest
+
+
+def test_categories_of_what_is_no_field(tmp_path):
+    batches = [("train", {"label": np.arange(3)})]
+    with pytest.raises(DataError, match="categories of 'x': there is no such field"):
+        write_shards(tmp_path, batches, categories={"x": ["a"]})
+    assert os.listdir(tmp_path) == []
 
 
 def test_shards_are_filled_up_to_the_size(tmp_path):

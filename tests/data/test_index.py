@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -56,7 +57,63 @@ def test_the_file_has_the_documented_keys(folder):
     assert content["fields"]["text"] == {"dtype": "uint8", "shape": [], "variable": True}
     keys = {"path", "split", "count", "bytes", "digest", "elements"}
     assert set(content["shards"][0]) == keys
-    assert set(content["statistics"]["val"]["x"]) == {"mean", "std", "min", "max", "nonfinite"}
+    statistics, keys = content["statistics"]["val"], {"mean", "std", "min", "max"}
+    assert set(statistics["x"]) == {*keys, "nonfinite", "nan"}
+    assert set(statistics["label"]) == {*keys, "nonfinite", "nan", "classes"}
+    assert statistics["label"]["classes"] == {str(value): 1 for value in range(6)}
+    assert set(statistics["text"]) == {*keys, "nonfinite", "nan", "lengths"}
+    assert statistics["text"]["lengths"] == {
+        "mean": 8 / 6,
+        "std": pytest.approx((16 / 6 - (8 / 6) ** 2) ** 0.5),
+        "min": 0,
+        "max": 3,
+        "total": 8,
+    }
+
+
+def test_an_older_index_has_fewer_statistics(folder):
+    def change(content):
+        for fields in content["statistics"].values():
+            del fields["text"]
+            for values in fields.values():
+                del values["nan"]
+                values.pop("classes", None)
+
+    edit(folder, change)
+    index = Index.load(folder)
+    values = index.statistics["train"]["label"]
+    assert (values.mean, values.nan, values.classes, values.lengths) == (2.5, None, None, None)
+
+
+def test_categories(folder):
+    index = Index.load(folder)
+    assert "categories" not in json.loads((folder / "index.json").read_text())
+    names = {"label": ("a", "b", "c")}
+    named = replace(index, categories=names)
+    assert named.digest != index.digest
+    assert replace(index, categories={}).digest == index.digest
+    named.save(folder)
+    assert Index.load(folder) == named
+    assert dict(Index.load(folder).categories) == names
+    edit(folder, lambda content: content["categories"].update(label=["x"]))
+    assert "does not fit" in refused(folder)
+    edit(folder, lambda content: content["categories"].update(other=["x"]))
+    assert "categories of 'other': there is no such field; there are x, label, text" in refused(
+        folder
+    )
+
+
+@pytest.mark.parametrize("categories", [3, {"label": 3}, [["label", ["a"]]]])
+def test_categories_that_are_none(folder, categories):
+    edit(folder, lambda content: content.update(categories=categories))
+    assert f"{folder}/index.json: damaged" in refused(folder)
+
+
+def test_the_digest_of_a_data_set_does_not_change_with_our_versions():
+    """Runs and staged copies remember it."""
+    fields = {"x": Field("float32", (2,)), "t": Field("uint8", variable=True)}
+    shards = (Shard("train-00000.h5", "train", 3, 4096, "xxh3_128:00"),)
+    assert Index(fields, shards).digest == "xxh3_128:d390732ba0bda375a827a868495c4bfe"
 
 
 def test_the_digest_names_the_data_and_nothing_else(folder, tmp_path):
@@ -70,8 +127,11 @@ def test_the_digest_names_the_data_and_nothing_else(folder, tmp_path):
 
 
 def test_unknown_keys_are_ignored(folder):
+    before = Index.load(folder)
     edit(folder, lambda content: content.update(later="thing"))
-    assert Index.load(folder).split("val").count == 6
+    edit(folder, lambda c: c["statistics"]["val"]["text"].update(later=1))
+    edit(folder, lambda c: c["statistics"]["val"]["text"]["lengths"].update(later=1))
+    assert Index.load(folder) == before
 
 
 def refused(folder):

@@ -1,175 +1,740 @@
-import json
+import contextlib
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
 
+import h5py
+import netCDF4
 import numpy as np
 import pytest
+import zarr
 
+from data_prep.options import Options
+from data_prep.piece import Problems
+from data_prep.sources.array_files import natural, parse_where
+from data_prep.sources.arrays import arrays
 from hpctrain.data.index import Index
 from hpctrain.data.reader import Reader
+from hpctrain.errors import ConfigError, DataError
 
-COUNT = 1000
+COUNT = 100
+X = np.random.default_rng(0).normal(size=(COUNT, 3, 4)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The same array X in every format."""
+    folder = tmp_path_factory.mktemp("made")
+    with contextlib.chdir(folder):
+        make()
+    return folder
+
+
+def make():
+    np.save("x.npy", X)
+    np.save("y.npy", np.arange(COUNT))
+    np.save("fortran.npy", np.asfortranarray(X))
+    np.save("last.npy", np.moveaxis(X, 0, 2).copy())
+    np.save("middle.npy", np.asfortranarray(np.moveaxis(X, 0, 1)))
+    np.savez("plain.npz", a=X, label=np.arange(COUNT))
+    np.savez_compressed("small.npz", a=X, fortran=np.asfortranarray(X), last=np.moveaxis(X, 0, 2))
+    X.tofile("x.bin")
+    Path("header.bin").write_bytes(b"h" * 10 + X.astype(">f4").tobytes())
+    with h5py.File("x.h5", "w") as file:
+        file["group/data"] = X
+        file["big"] = X.astype(">f4")
+        file.create_dataset("chunked", data=X, chunks=(7, 2, 4), compression="gzip")
+        file.create_dataset("last", data=np.moveaxis(X, 0, 2), chunks=(2, 4, 30))
+        file["link"] = h5py.SoftLink("/group/data")
+        layout = h5py.VirtualLayout(X.shape, "f4")
+        layout[:] = h5py.VirtualSource(".", "chunked", X.shape)
+        file.create_virtual_dataset("virtual", layout)
+    with netCDF4.Dataset("x.nc", "w") as file:
+        for name, size in zip("tyx", X.shape, strict=True):
+            file.createDimension(name, size)
+        file.createVariable("x", "f4", ("t", "y", "x"), zlib=True, chunksizes=(9, 3, 4))[:] = X
+        file.createVariable("y", "i4", "t")[:] = np.arange(COUNT)  # not of the dimension y
+        file.createGroup("deep").createVariable("x", "f4", ("t", "y", "x"))[:] = X
+    with netCDF4.Dataset("old.nc", "w", format="NETCDF3_CLASSIC") as file:
+        for name, size in zip("tyx", (None, *X.shape[1:]), strict=True):
+            file.createDimension(name, size)
+        file.createVariable("x", "f4", ("t", "y", "x"))[:] = X
+        file.createVariable("n", "i2", "t")[:] = np.arange(COUNT)
+    store = zarr.open_group("x.zarr", mode="w")
+    store.create_array("group/x", data=X, chunks=(7, 2, 4))
+    store.create_array("sharded", data=X, chunks=(5, 3, 4), shards=(20, 3, 4))
+    zarr.open_group("v2.zarr", mode="w", zarr_format=2).create_array("x", data=X, chunks=(7, 2, 4))
+    zarr.create_array("root.zarr", data=X)
+    zipped = zarr.storage.ZipStore("x.zarr.zip", mode="w")
+    zarr.open_group(zipped, mode="w").create_array("x", data=X)
+    zipped.close()
 
 
 @pytest.fixture
-def files(tmp_path, monkeypatch):
-    """NumPy files in the current folder."""
+def here(made, tmp_path, monkeypatch):
+    """Links to them, in the current folder; tests write other names."""
+    for path in made.iterdir():
+        (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
-    rng = np.random.default_rng(0)
-    np.save("x.npy", rng.normal(size=(COUNT, 3, 2)).astype(np.float32))
-    np.save("y.npy", np.arange(COUNT))
-    np.save("flag.npy", np.arange(COUNT) % 3 == 0)
-    np.save("big.npy", np.arange(COUNT).astype(">i4"))
-    np.save("fortran.npy", np.asfortranarray(rng.normal(size=(COUNT, 5))))
-    np.savez("more.npz", u=np.ones((COUNT, 2)), v=np.zeros(COUNT, np.uint16))
-    np.save("short.npy", np.zeros(5))
-    np.save("scalar.npy", np.array(3))
-    np.save("empty.npy", np.zeros((0, 3)))
-    np.save("complex.npy", np.zeros(COUNT, complex))
-    np.save("unsigned.npy", np.zeros(COUNT, np.uint64))
-    np.save("object.npy", np.array([{}] * COUNT, dtype=object), allow_pickle=True)
-    np.savez("object.npz", o=np.array([{}] * COUNT, dtype=object))
-    np.save("mask.npy", np.zeros(COUNT))
-    np.save("no points.npy", np.zeros((COUNT, 0)))
-    (tmp_path / "cut.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:500])
-    (tmp_path / "nothing.npy").write_bytes(b"")
-    for name in ("text.npy", "text.npz", "table.csv"):
-        (tmp_path / name).write_text("hello")
     return tmp_path
 
 
-def test_fields_come_from_the_files(files, data_prep):
+def everything(folder, split="train"):
+    reader = Reader(folder, split)
+    return reader.read(np.arange(len(reader)))
+
+
+@pytest.fixture
+def convert(data_prep):
+    """Write OUT; return what is in it."""
+
+    def run(*args, said=""):
+        code, out, err = data_prep("arrays", "OUT", *args, "--overwrite", "--workers", 1)
+        assert (code, [line for line in err.splitlines() if " samples, " not in line]) == (0, [])
+        assert said in out
+        return everything("OUT")
+
+    return run
+
+
+@pytest.mark.parametrize("shard_size", ["10KB", "256MiB"])
+def test_every_format_gives_the_same(here, convert, shard_size):
+    wheres = {
+        "npy": "x.npy",
+        "fortran": "fortran.npy",
+        "last": "last.npy",
+        "middle": "middle.npy",
+        "npz": "plain.npz:a",
+        "compressed": "small.npz:a",
+        "compressed_fortran": "small.npz:fortran",
+        "compressed_last": "small.npz:last",
+        "raw": "x.bin:float32:3x4",
+        "raw_header": "header.bin:>f4:3x4:10",
+        "h5": "x.h5:/group/data",
+        "h5_big": "x.h5:big",
+        "h5_chunked": "x.h5:chunked",
+        "h5_link": "x.h5:link",
+        "h5_virtual": "x.h5:virtual",
+        "h5_last": "x.h5:last",
+        "nc": "x.nc:x",
+        "nc_deep": "x.nc:/deep/x",
+        "nc_old": "old.nc:x",
+        "zarr": "x.zarr:group/x",
+        "zarr_sharded": "x.zarr:/sharded",
+        "zarr_v2": "v2.zarr:x",
+        "zarr_root": "root.zarr",
+        "zarr_zip": "x.zarr.zip:x",
+    }
+    axes = {"last": 2, "middle": 1, "compressed_last": 2, "h5_last": 2}
+    fields = [word for name, where in wheres.items() for word in ("--field", f"{name}={where}")]
+    axis = [word for name, k in axes.items() for word in ("--axis", f"{name}={k}")]
+    rows = convert(*fields, *axis, "--shard-size", shard_size, said="100 samples (train 100)")
+    assert list(rows) == list(wheres)
+    for name, values in rows.items():
+        assert values.dtype == np.float32, name
+        assert np.array_equal(values, X), name
+    source = Index.load(here / "OUT").provenance["source"]
+    assert source["from"]["npz"] == f"{here}/plain.npz:a"
+
+
+def test_numpy_files_need_no_names(here, data_prep):
+    np.save("flag.npy", np.arange(COUNT) % 3 == 0)
+    np.save("big.npy", np.arange(COUNT).astype(">i4"))
     code, out, err = data_prep(
-        *("arrays", "x.npy", "big.npy", "flag.npy", "fortran.npy", "more.npz", "OUT"),
-        *("--field", "label=y.npy", "--shard-size", "50KB"),
+        *("arrays", "x.npy", "big.npy", "flag.npy", "fortran.npy", "plain.npz", "OUT"),
+        *("--field", "id=y.npy", "--shard-size", "5KB", "--workers", 2),
     )
     assert (code, err) == (0, "")
-    assert "1000 samples (train 1000) in 2 shards" in out
-    reader = Reader(files / "OUT", "train")
+    assert "100 samples (train 100)" in out
+    reader = Reader(here / "OUT", "train")
     assert [f"{name} {field}" for name, field in reader.fields.items()] == [
-        "x float32[3, 2]",
-        "big int32",
-        "flag uint8",
-        "fortran float64[5]",
-        "u float64[2]",
-        "v uint16",
-        "label int64",
+        *("x float32[3, 4]", "big int32", "flag uint8", "fortran float32[3, 4]"),
+        *("a float32[3, 4]", "label int64", "id int64"),
     ]
-    rows = reader.read(np.arange(COUNT))
-    for field, file in {"x": "x", "big": "big", "flag": "flag", "fortran": "fortran"}.items():
-        assert (rows[field] == np.load(f"{file}.npy")).all()
-    assert (rows["label"] == np.arange(COUNT)).all()
-    source = Index.load(files / "OUT").provenance["source"]
-    assert source["files"]["u"] == f"{files}/more.npz[u]"
+    rows = everything("OUT")
+    for name, file in {"x": "x", "big": "big", "flag": "flag", "id": "y"}.items():
+        assert np.array_equal(rows[name], np.load(f"{file}.npy"))
 
 
-def test_a_split_is_by_the_number_of_the_sample(files, data_prep):
-    def split(out, spec, *more):
-        assert data_prep("arrays", "y.npy", out, "--split", spec, *more)[0] == 0
-        return {
-            name: set(Reader(files / out, name).read(np.arange(n))["y"].tolist())
-            for name, n in ((s, Index.load(files / out).split(s).count) for s in ("train", "val"))
-        }
+def test_the_same_bytes_for_any_workers(here, data_prep):
+    command = ("--field", "x=x.h5:chunked", "--field", "y=small.npz:a", "--shard-size", "2KB")
+    digests = set()
+    for workers in (1, 3):
+        out = f"OUT{workers}"
+        data_prep("arrays", out, *command, "--workers", workers, "--split", "a=0.5,b=0.5")
+        digests.add(Index.load(here / out).digest)
+    assert len(digests) == 1
 
-    first = split("a", "train=0.9,val=0.1")
-    assert first["train"] | first["val"] == set(range(COUNT))
-    assert not first["train"] & first["val"]
-    assert 60 < len(first["val"]) < 140
-    assert split("b", "train=0.9,val=0.1", "--shard-size", "1KB") == first
-    np.save("y.npy", np.arange(2 * COUNT))  # more data: nothing moves
-    longer = split("c", "train=0.9,val=0.1")
-    assert first["train"] <= longer["train"]
-    assert first["val"] <= longer["val"]
+
+# Several files as one field
+
+
+def test_a_netcdf_variable_named_as_another_dimension(here, convert):
+    assert convert("--field", "y=x.nc:y")["y"].tolist() == list(range(COUNT))
+
+
+def test_files_one_behind_the_other(here, convert):
+    for i in (1, 2, 10):
+        np.save(f"run{i}.npy", np.full((i, 2), i))
+    expected = np.concatenate([np.full((i, 2), i) for i in (1, 2, 10)])
+    np.save("all.npy", np.arange(13))
+    rows = convert("--field", "u=run*.npy", "--field", "n=all.npy", "--shard-size", "60KB")
+    assert np.array_equal(rows["u"], expected)
+    one = Index.load(here / "OUT").digest
+    three = [word for i in (1, 2, 10) for word in ("--field", f"u=run{i}.npy")]
+    rows = convert(*three, "--field", "n=all.npy", "--shard-size", "60KB")
+    assert Index.load(here / "OUT").digest == one
+    rows = convert("--field", "u=run10.npy", "--field", "u=run[12].npy", "--shard-size", "1KB")
+    assert rows["u"][:, 0].tolist() == [10] * 10 + [1, 2, 2]
+
+
+def test_a_split_by_the_files_of_the_first_field(here, data_prep):
+    for i in (1, 2, 10):
+        np.save(f"run{i}.npy", np.full((i, 2), i))
+    np.save("all.npy", np.arange(13))
+    split = "file:test=run2*,train=run*"
+    command = ("--field", "u=run*.npy", "--field", "n=all.npy", "--split", split)
+    code, _, err = data_prep("arrays", "OUT", *command)
+    assert (code, err) == (0, "")
+    assert everything("OUT", "test")["n"].tolist() == [1, 2]
+    assert everything("OUT", "train")["n"].tolist() == [0, *range(3, 13)]
+    code, _, err = data_prep("arrays", "OUT2", "--field", "u=run*.npy", "--split", "file:a=run1*")
+    assert code == 3
+    assert "no pattern matches run2.npy" in err
+
+
+def test_natural_order():
+    names = ["t10.nc", "t2.nc", "t02.nc", "t1b.nc", "t.nc", "t²3.nc"]
+    assert sorted(names, key=natural) == ["t1b.nc", "t02.nc", "t2.nc", "t10.nc", "t.nc", "t²3.nc"]
+
+
+def test_odd_names(here, convert):
+    odd = "a b:c=d [1]*ü\n.npy"
+    np.save(odd, X)
+    np.save("a b:c=d 1ü.npy", X)  # what the other would match as a pattern
+    assert np.array_equal(convert("--field", f"x={odd}")["x"], X)
+    os.rename("x.h5", "with:colon.h5")
+    assert np.array_equal(convert("--field", "x=with:colon.h5:/group/data")["x"], X)
+    assert np.array_equal(convert("--field", "x=with:col*.h5:/group/data")["x"], X)
+    os.symlink("with:colon.h5", "link.h5")
+    assert np.array_equal(convert("--field", "x=link.h5:/group/data")["x"], X)
+    assert [str(where) for where in parse_where("no/such:a:b")] == ["no/such:a:b"]
+
+
+def test_another_array_of_the_same_file_is_another_data_set(here, data_prep):
+    with h5py.File("two.h5", "w") as file:
+        file["a"], file["b"] = X, X + 1
+    assert data_prep("arrays", "OUT", "--field", "x=two.h5:a")[0] == 0
+    assert "already holds" in data_prep("arrays", "OUT", "--field", "x=two.h5:a")[1]
+    for other in (["--field", "x=two.h5:b"], ["--field", "x=two.h5:a", "--cast", "x=float64"]):
+        assert "holds another data set" in data_prep("arrays", "OUT", *other)[2]
+
+
+# Values
+
+
+def pack(variable):
+    variable.scale_factor, variable.add_offset = np.float32(0.5), np.float32(20)
+
+
+def test_packed_numbers_are_unpacked(here, convert):
+    stored = np.arange(12, dtype="i2").reshape(6, 2)
+    stored[3, 1] = -999
+    expected = np.float32(0.5) * stored.astype(np.float32) + np.float32(20)
+    expected[3, 1] = np.nan
+    with netCDF4.Dataset("p.nc", "w") as file:
+        file.createDimension("t", None)
+        file.createDimension("x", 2)
+        variable = file.createVariable("v", "i2", ("t", "x"), fill_value=-999)
+        pack(variable)
+        variable.set_auto_maskandscale(False)
+        variable[:] = stored
+    with netCDF4.Dataset("p.nc") as file:  # as its own library reads it
+        library = file["v"][:].filled(np.nan)
+        assert np.array_equal(library, expected, equal_nan=True)
+    with h5py.File("p.h5", "w") as file:
+        file["v"] = stored
+        for name, value in {
+            "scale_factor": [0.5],
+            "add_offset": [20.0],
+            "_FillValue": -999,
+        }.items():
+            file["v"].attrs[name] = np.array(value, np.float32 if name != "_FillValue" else "i2")
+    for version in (2, 3):
+        array = zarr.create_array(f"p{version}.zarr", data=stored, zarr_format=version)
+        array.attrs.update({"scale_factor": 0.5, "add_offset": 20, "_FillValue": -999})
+    for where in ("p.nc:v", "p.h5:v", "p2.zarr", "p3.zarr"):
+        rows = convert("--field", f"v={where}", said="v has 1 NaN or infinite values")
+        assert np.array_equal(rows["v"], expected, equal_nan=True), where
+        assert rows["v"].dtype == (np.float64 if "zarr" in where else np.float32)
+        rows = convert("--field", f"v={where}", "--packed", "v")
+        assert np.array_equal(rows["v"], stored)
+        assert rows["v"].dtype == np.int16
+
+
+def test_missing_whole_numbers(here, convert, data_prep):
+    with netCDF4.Dataset("m.nc", "w") as file:
+        file.createDimension("t", 5)
+        file.createVariable("k", "i4", "t")[:] = np.ma.masked_equal([0, 1, 2, 3, 4], 2)
+        unsigned = file.createVariable("u", "i1", "t", fill_value=-1)
+        unsigned._Unsigned = "true"
+        unsigned.set_auto_maskandscale(False)
+        unsigned[:] = np.array([0, 100, 200, 254, 17], "u1").view("i1")
+        file.createVariable("never", "f8", "t")
+    code, _, err = data_prep("arrays", "OUT", "--field", "k=m.nc:k")
+    assert code == 3
+    assert "m.nc:k: row 2: field 'k': 1 values are missing (stored as -2147483647)" in err
+    assert not list(here.glob("OUT/*.h5"))
+    rows = convert("--field", "k=m.nc:k", "--on-error", "skip", said="1 records could not be used")
+    assert rows["k"].tolist() == [0, 1, 3, 4]
+    rows = convert("--field", "k=m.nc:k", "--cast", "k=float32")
+    assert np.array_equal(rows["k"], np.array([0, 1, np.nan, 3, 4]), equal_nan=True)
+    assert convert("--field", "k=m.nc:k", "--packed", "k")["k"][2] == -2147483647
+    rows = convert("--field", "u=m.nc:u")
+    assert (rows["u"].dtype, rows["u"].tolist()) == (np.uint8, [0, 100, 200, 254, 17])
+    assert np.isnan(convert("--field", "n=m.nc:never")["n"]).all()
+    code, _, err = data_prep("arrays", "OUT2", "--field", "n=m.nc:never", "--nan", "refuse")
+    assert code == 3
+    assert "m.nc: row 0: field 'n' has 1 NaN" in err
 
 
 @pytest.mark.parametrize(
-    ("args", "code", "words"),
+    ("values", "to", "good"),
     [
-        (["nope.npy"], 3, "nope.npy cannot be read: No such file"),
-        (["x.npy", "short.npy"], 3, "x.npy has 1000 samples, short.npy has 5"),
-        (["scalar.npy"], 3, "scalar.npy is a single number"),
-        (["empty.npy"], 3, "empty.npy has no samples"),
-        (["no points.npy"], 3, "no points.npy: shape [0] has no elements"),
-        (["complex.npy"], 3, "complex.npy: dtype complex128 is not supported; al"),
-        (["unsigned.npy"], 3, "dtype uint64 is not supported"),
-        (["object.npy"], 3, "object.npy holds Python objects (dtype object)"),
-        (["object.npz"], 3, "object.npz holds Python objects (dtype object)"),
-        (["cut.npy"], 3, "cut.npy is not a readable NumPy file"),
-        (["nothing.npy"], 3, "nothing.npy is not a readable NumPy file"),
-        (["text.npy"], 3, "text.npy holds Python objects (dtype object) or is not a NumPy file"),
-        (["text.npz"], 3, "text.npz holds Python objects (dtype object) or is not a NumPy file"),
-        (["table.csv"], 3, "table.csv: arrays reads .npy and .npz files"),
-        (["mask.npy"], 3, "a field cannot be named 'mask'"),
-        ([], 2, "give at least one .npy or .npz file"),
-        (["x.npy", "--field", "x=y.npy"], 2, "x.npy and y.npy would both be the field 'x'"),
-        (["--field", "x"], 2, "--field 'x' is not NAME=FILE.npy"),
-        (["x.npy", "--split", "train"], 2, "'train' is not NAME=FRACTION"),
-        (["x.npy", "--split", "train=0.5"], 2, "the fractions add up to 0.5, not 1"),
-        (["x.npy", "--split", "a=0.5,a=0.5"], 2, "'a=0.5': each name once"),
-        (["x.npy", "--split", "a=-1,b=2"], 2, "'a=-1': each name once, with a fraction above 0"),
-        (["x.npy", "--split", "../a=1"], 2, "'../a=1' is not NAME=FRACTION"),
-        (["x.npy", "--split", "a=nan"], 2, "'a=nan': each name once"),
-        (["x.npy", "--shard-size", "12"], 2, "--shard-size '12': give the bytes"),
-        (["x.npy", "--shard-size", "0MB"], 2, "--shard-size '0MB'"),
-        (["x.npy", "--shard-size", "5 parsecs"], 2, "KB, MB, GB, KiB, MiB, GiB"),
+        (np.array([1.5, 1e300, -1e300, np.inf, np.nan]), "float32", [1, 0, 0, 1, 1]),
+        (np.array([1.5, 65519.0, 65520.0], "f4"), "float16", [1, 1, 0]),
+        (np.array([0, 255, 256, -1]), "uint8", [1, 1, 0, 0]),
+        (np.array([0.0, 255.0, 0.5, 256.0, -1.0, np.nan, np.inf]), "uint8", [1, 1, *[0] * 5]),
+        (np.array([2.0**31 - 1, 2.0**31, -(2.0**31), -(2.0**31) - 1]), "int32", [1, 0, 1, 0]),
+        (np.array([2.0**62, 2.0**63, -(2.0**63)]), "int64", [1, 0, 1]),
+        (np.array([2**24, 2**24 + 1, 2**31 - 1], "i4"), "float32", [1, 0, 0]),
+        (np.array([2**53, 2**53 + 1, 2**63 - 1, -(2**63)]), "float64", [1, 0, 0, 1]),
+        (np.array([2**11, 70000, -70000], "i4"), "float16", [1, 0, 0]),
+        (np.array([0, 2**63 - 1, 2**63], "u8"), "int64", [1, 1, 0]),
+        (np.array([2**32, 2**64 - 1], "u8"), "float64", [1, 0]),
+        (np.array([True, False]), "float32", [1, 1]),
+        (np.array([-1, 1], ">i2"), "int64", [1, 1]),
     ],
 )
-def test_bad_input(files, data_prep, args, code, words):
-    names = [arg for arg in args if not arg.startswith("--")]
-    at = args.index(next((a for a in args if a.startswith("--")), None)) if names != args else None
-    args = [*args[:at], "OUT", *args[at:]] if at is not None else [*args, "OUT"]
-    found, out, err = data_prep("arrays", *args)
+def test_casts_are_checked(here, convert, data_prep, values, to, good):
+    np.save("v.npy", values)
+    good = np.array(good, bool)
+    rows = convert("--field", "v=v.npy", "--cast", f"v={to}", "--on-error", "skip")
+    assert rows["v"].dtype == to
+    assert np.array_equal(rows["v"], values[good].astype(to), equal_nan="f" in np.dtype(to).kind)
+    if not good.all():
+        code, _, err = data_prep("arrays", "OUT2", "--field", "v=v.npy", "--cast", f"v={to}")
+        assert code == 3
+        row = np.argmin(good)
+        assert f"v.npy: row {row}: field 'v': {values[row]} is no {to}" in err
+        assert not list(here.glob("OUT2/*.h5"))
+
+
+def test_a_cast_makes_files_of_two_dtypes_one_field(here, data_prep, convert):
+    np.save("a.npy", np.array([1, 2], "i2"))
+    np.save("b.npy", np.array([3.0, 2.5]))
+    code, _, err = data_prep("arrays", "OUT", "--field", "x=a.npy", "--field", "x=b.npy")
+    assert code == 3
+    assert "a.npy holds samples of int16, b.npy of float64; --cast x=DTYPE makes them one" in err
+    both = ("--field", "x=a.npy", "--field", "x=b.npy", "--cast")
+    assert convert(*both, "x=float32")["x"].tolist() == [1, 2, 3, 2.5]
+    code, _, err = data_prep("arrays", "OUT2", *both, "x=int32")
+    assert "b.npy: row 1: field 'x': 2.5 is no int32" in err  # the row in its own file
+
+
+def test_a_sample_with_two_problems_is_one_record(here, data_prep):
+    np.save("v.npy", np.array([1, 300, 400]))
+    command = ("--field", "v=v.npy", "--field", "w=v.npy", "--cast", "v=uint8", "--cast", "w=uint8")
+    code, out, _ = data_prep("arrays", "OUT", *command, "--on-error", "skip")
+    assert code == 0
+    assert "2 records could not be used" in out
+    assert everything("OUT")["w"].tolist() == [1]
+
+
+def test_a_bool_that_is_none(here, data_prep):
+    (here / "b.bin").write_bytes(bytes([0, 1, 2]))
+    code, _, err = data_prep("arrays", "OUT", "--field", "b=b.bin:bool")
+    assert code == 3
+    assert "b.bin:bool: row 2: field 'b'" in err
+
+
+# What is not right
+
+
+def damaged(name):
+    """Make a file that cannot be read, or not as asked for."""
+    match name:
+        case "object.npy":
+            np.save(name, np.array([{}] * COUNT, dtype=object), allow_pickle=True)
+        case "object.npz":
+            np.savez(name, o=np.array([{}] * COUNT, dtype=object))
+        case "two.npy":
+            with open(name, "wb") as file:
+                np.save(file, X)
+                np.save(file, X)
+        case "bad_crc.npz":
+            content = bytearray(Path("small.npz").read_bytes())
+            content[len(content) // 4] ^= 0xFF
+            Path(name).write_bytes(content)
+        case "twice.npz":
+            with zipfile.ZipFile(name, "w") as archive:
+                archive.write("x.npy", "x.npy")
+                with pytest.warns(UserWarning, match="Duplicate name"):
+                    archive.write("x.npy", "x.npy")
+        case "huge.npy":
+            header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (10000000000000000000,)}\n"
+            Path(name).write_bytes(b"\x93NUMPY\x01\x00" + bytes([len(header), 0]) + header)
+        case "chunk.h5":
+            content = bytearray(Path("x.h5").read_bytes())
+            with h5py.File("x.h5") as file:
+                content[file["chunked"].id.get_chunk_info(3).byte_offset + 30] ^= 0xFF
+            Path(name).write_bytes(content)
+        case "links.h5":
+            with h5py.File(name, "w") as file:
+                file["out"] = h5py.ExternalLink("x.h5", "/group/data")
+                file["soft"] = h5py.SoftLink("/out")
+                file["loop"] = h5py.SoftLink("/loop")
+                file["null"] = h5py.Empty("f4")
+                file["text"] = ["a"] * COUNT
+                layout = h5py.VirtualLayout(X.shape, "f4")
+                layout[:] = h5py.VirtualSource("x.h5", "big", X.shape)
+                file.create_virtual_dataset("virtual", layout)
+                inner = h5py.VirtualLayout(X.shape, "f4")
+                inner[:] = h5py.VirtualSource(".", "virtual", X.shape)
+                file.create_virtual_dataset("twice", inner)
+                gone = h5py.VirtualLayout(X.shape, "f4")
+                gone[:] = h5py.VirtualSource("gone.h5", "x", X.shape)
+                file.create_virtual_dataset("gone", gone)
+                file.create_dataset("raw", X.shape, "f4", external=[("x.bin", 0, X.nbytes)])
+        case "links.nc":
+            with netCDF4.Dataset(name, "w") as file:
+                for axis, size in zip("tyx", X.shape, strict=True):
+                    file.createDimension(axis, size)
+            with h5py.File(name, "a") as file:
+                file["out"] = h5py.ExternalLink("x.nc", "/deep/x")
+                layout = h5py.VirtualLayout(X.shape, "f4")
+                layout[:] = h5py.VirtualSource("x.nc", "x", X.shape)
+                file.create_virtual_dataset("virtual", layout)
+        case "strange.h5":
+            with h5py.File(name, "w") as file:
+                file["v"] = X
+                file["v"].attrs["scale_factor"] = "two"
+        case "nothing.npy" | "nothing.npz" | "nothing.h5" | "nothing.nc" | "nothing.zarr.zip":
+            open(name, "wb").close()
+        case "folder.npy" | "folder.h5" | "folder.zarr":
+            os.mkdir(name)
+        case "pipe.npy":
+            os.mkfifo(name)
+        case "chunk.zarr":
+            array = zarr.create_array(name, data=X, chunks=(7, 3, 4))
+            chunk = array.metadata.encode_chunk_key((3, 0, 0))
+            Path(f"{name}/{chunk}").write_bytes(b"nonsense")
+        case _ if name.startswith("cut."):
+            of = "old.nc" if name == "cut.old.nc" else f"x{name[3:]}"
+            of = "small.npz" if name == "cut.npz" else of
+            content = Path(of).read_bytes()
+            Path(name).write_bytes(content[: len(content) * 2 // 3])
+        case _ if name.startswith("noise."):
+            Path(name).write_bytes(np.random.default_rng(1).bytes(3000))
+    return name
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("nope.npy", "nope.npy cannot be read: No such file"),
+        ("nope.h5:/x", "nope.h5 cannot be read: No such file"),
+        ("object.npy", "object.npy is dtype object"),
+        ("object.npz", "object.npz is dtype object"),
+        ("two.npy", "bytes behind its array: save one array in a file"),
+        ("cut.npy", "cut.npy is truncated: its header says 4,800 bytes of data, 3,157 are there"),
+        ("cut.npz:a", "cut.npz is not readable as NumPy: File is not a zip file"),
+        ("cut.h5:/group/data", "cut.h5:/group/data is not readable as HDF5: Unable to "),
+        ("cut.nc:x", "cut.nc cannot be read: NetCDF: HDF error"),
+        ("cut.old.nc:x", "cut.old.nc is truncated: its header says"),
+        ("bad_crc.npz:a", "bad_crc.npz:a is not readable as NumPy: "),
+        ("twice.npz:x", "twice.npz holds 'x' twice"),
+        ("huge.npy", "huge.npy is truncated: its header says 80,000,000,000,000,000,000 bytes"),
+        ("chunk.h5:chunked", "chunk.h5:chunked is not readable as HDF5: "),
+        ("chunk.zarr", "chunk.zarr is not readable as Zarr: "),
+        ("strange.h5:v", "strange.h5:v: its scale_factor 'two' is not a number"),
+        ("noise.npy", "it does not begin as a NumPy file does"),
+        ("noise.npz", "File is not a zip file"),
+        ("noise.h5:x", "file signature not found"),
+        ("noise.nc:x", "noise.nc cannot be read: NetCDF: "),
+        ("noise.zarr.zip:x", "File is not a zip file"),
+        ("nothing.npy", "nothing.npy is not readable as NumPy"),
+        ("nothing.npz:a", "nothing.npz is not readable as NumPy"),
+        ("nothing.h5:a", "nothing.h5:a is not readable as HDF5"),
+        ("nothing.nc:a", "nothing.nc cannot be read: "),
+        ("nothing.zarr.zip:a", "nothing.zarr.zip:a is not readable as Zarr"),
+        ("folder.npy", "folder.npy is a folder"),
+        ("folder.h5:x", "folder.h5 is a folder"),
+        ("folder.zarr:x", "folder.zarr:x is not readable as Zarr"),
+        ("pipe.npy", "pipe.npy is not a file"),
+        ("/dev/zero:float32", "/dev/zero is not a file"),
+        ("links.h5:out", "is an external link to x.h5:/group/data; --external allows other files"),
+        ("links.h5:soft", "is an external link to x.h5:/group/data; --external allows other files"),
+        ("links.h5:virtual", "is virtual, of values in x.h5:big; --external allows other files"),
+        ("links.h5:twice", "is virtual, of values in x.h5:big; --external allows other files"),
+        ("links.nc:out", "is an external link to x.nc:/deep/x; --external allows other files"),
+        ("links.nc:virtual", "is virtual, of values in x.nc:x; --external allows other files"),
+        ("links.h5:raw", "keeps its values in another file, 'x.bin'"),
+        ("links.h5:loop", "its links lead in a circle"),
+        ("links.h5:null", "has no shape"),
+        ("links.h5:text", "links.h5:text is dtype object"),
+        ("x.h5:group", "x.h5:group is a group; name one of the arrays in it"),
+        ("x.bin:float32:7x11", "no multiple of a sample's 308"),
+        ("x.bin:float32:3x4:9999999", "no multiple of a sample's 48"),
+        ("x.bin:complex64:3x2", "store the real and the imaginary part as two fields"),
+        ("root.zarr:x", "root.zarr is itself an array"),
+    ],
+)
+def test_files_that_cannot_be_read(here, data_prep, where, words):
+    damaged(where.partition(":")[0])
+    command = ("arrays", "OUT", "--field", f"x={where}", "--workers", 1)
+    code, out, err = data_prep(*command)
     assert words in err
-    assert (found, out) == (code, "")
+    assert (code, out) == (3, "")
     assert err.startswith("data_prep: ")
     assert err.count("\n") == 1
-    assert not (files / "OUT").exists() or not list((files / "OUT").iterdir())
+    assert not list(here.glob("OUT/*.h5"))
+    assert not list(here.glob("OUT/index.json"))
 
 
-def test_unknown_options_are_usage(data_prep):
-    code, _, err = data_prep("arrays", "--shards", "3", "OUT")
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], "give .npy or .npz files before OUT, or --field NAME=FILE"),
+        (["--field", "x"], "--field 'x' is not NAME=FILE"),
+        (["--field", "x="], "--field 'x=' is not NAME=FILE"),
+        (["--field", "x=x.h5"], "x.h5 holds several arrays; there are: /big >f4"),
+        (["--field", "x=x.h5"], "For example: --field big=x.h5:/big"),
+        (["--field", "x=x.h5:/nope"], "x.h5 has no array '/nope'; there are: /big"),
+        (["--field", "x=plain.npz"], "plain.npz holds several arrays; there are: a; label."),
+        (
+            ["--field", "x=x.nc:../x"],
+            "x.nc has no array '../x'; there are: x float32 (100, 3, 4)",
+        ),
+        (["--field", "x=x.zarr"], "there are: group/x float32 (100, 3, 4); sharded"),
+        (["--field", "x=x.zarr:../root.zarr"], "x.zarr has no array '../root.zarr'"),
+        (["--field", "x=nope*.npy"], "no file matches 'nope*.npy'"),
+        (["--field", "x=x.npy:a"], "a .npy file holds one array, and takes no key"),
+        (["--field", "x=x.bin"], "x.bin: its name does not say what it is; FILE.npy, "),
+        (["--field", "x=x.bin:single malt:3"], "raw numbers are FILE:DTYPE:SHAPE"),
+        (["--field", "x=x.bin:float32:0x4"], "every size of a shape is at least 1"),
+        (["--field", "x=x.bin:float32:3x4", "--axis", "x=1"], "samples follow each other"),
+        (["--field", "x=x.npy", "--field", "x=x.npy"], "x.npy is there twice in the field 'x'"),
+        (["--field", "x y=x.npy"], "field 'x y': a name has letters"),
+        (["--field", "x=x.npy", "--axis", "x=3"], "--axis 3: x.npy has 3 axes, (100, 3, 4)"),
+        (["--field", "x=x.npy", "--axis", "x=-1"], "'-1' is not the number of an axis, from 0"),
+        (["--field", "x=x.npy", "--axis", "x"], "--axis 'x' is not NAME=K"),
+        (["--field", "x=x.npy", "--axis", "y=1"], "--axis: there is no field 'y'; there are x"),
+        (["--field", "x=x.npy", "--cast", "y=int8"], "--cast: there is no field 'y'"),
+        (["--field", "x=x.npy", "--cast", "x=double"], "--cast: 'double' is not one of uint8"),
+        (["--field", "x=x.npy", *["--packed", "x"] * 2], "--packed: the field 'x' is there twice"),
+    ],
+)
+def test_options_that_cannot_be(here, data_prep, args, words):
+    code, out, err = data_prep("arrays", "OUT", *args)
+    assert words in err
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert not (here / "OUT").exists()
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (np.array(3), "v.npy is a single number"),
+        (np.zeros((0, 3)), "v.npy has no samples"),
+        (np.zeros((5, 0)), "v.npy: shape [0] has no elements"),
+        (np.zeros(5, complex), "complex128: store the real and the imaginary part as two fields"),
+        (np.zeros(5, np.uint64), "dtype uint64 is not supported; allowed: uint8, "),
+        (np.zeros(5, np.uint64), "--cast v=int64 stores it, checked"),
+        (np.zeros(5, np.longdouble), "dtype float128 is not supported"),
+        (np.zeros(5, [("a", "f4"), ("b", "i4")]), "structured (a, b): save each of them"),
+        (np.array(["a", "b"]), "v.npy is text"),
+        (np.zeros(5, "M8[s]"), "datetime64[s]: save it as int64"),
+    ],
+)
+def test_arrays_that_cannot_be_stored(here, data_prep, array, words):
+    np.save("v.npy", array)
+    for args in (["v.npy", "OUT"], ["OUT", "--field", "v=v.npy"]):
+        code, out, err = data_prep("arrays", *args)
+        assert words in err
+        assert (code, out) == (3, "")
+        assert not (here / "OUT").exists()
+
+
+def test_numpy_files_whose_names_are_no_fields(here, data_prep):
+    np.save("two words.npy", X)
+    code, _, err = data_prep("arrays", "two words.npy", "OUT")
     assert code == 2
-    assert "usage:" in err
+    assert "--field NAME=two words.npy gives another" in err
+    os.mkdir("sub")
+    np.save("sub/x.npy", X)
+    code, _, err = data_prep("arrays", "x.npy", "sub/x.npy", "OUT")
+    assert code == 2
+    assert "x.npy and sub/x.npy would both be the field 'x'; --field x=x.npy --field x=sub" in err
+    code, _, err = data_prep("arrays", "x.npy", "OUT", "--field", "x=y.npy")
+    assert code == 2
+    assert "x.npy and y.npy would both be the field 'x'" in err
+    for name in ("x.h5", "old.nc", "x.bin", "root.zarr"):
+        code, _, err = data_prep("arrays", name, "OUT")
+        assert code == 2
+    np.save("mask.npy", X)
+    assert "a field cannot be named 'mask'" in data_prep("arrays", "mask.npy", "OUT")[2]
 
 
-def test_more_than_one_batch_of_a_mapped_file(files, data_prep):
-    big = np.lib.format.open_memmap("large.npy", "w+", np.float32, (300, 100, 1000))
-    big[:] = np.arange(300, dtype=np.float32)[:, None, None]
-    big.flush()
-    code, out, _ = data_prep("arrays", "large.npy", "OUT", "--shard-size", "40MB")
-    assert code == 0
-    assert "in 3 shards, 120.1 MB" in out
-    reader = Reader(files / "OUT", "train")
-    rows = reader.read(np.array([299, 0, 150]))["large"]
-    assert (rows[:, 0, 0] == [299, 0, 150]).all()
-    assert (rows == rows[:, :1, :1]).all()
-
-
-def test_inspect(files, data_prep):
-    data_prep(
-        *("arrays", "x.npy", "y.npy", "OUT", "--split", "train=0.9,val=0.1"),
-        *("--shard-size", "1KB"),
-    )
-    index = Index.load(files / "OUT")
-    code, out, err = data_prep("inspect", "OUT")
-    assert (code, err) == (0, "")
-    for words in (index.digest, "float32[3, 2]", "val-00000.h5", "more", "arrays x.npy y.npy OUT"):
-        assert words in out
-    code, out, err = data_prep("inspect", "OUT", "--json")
-    assert (code, err) == (0, "")
-    content = json.loads(out)
-    assert content["digest"] == index.digest
-    assert content["splits"] == {name: index.split(name).count for name in ("train", "val")}
-    assert content["problem"] is None
-    assert len(content["shards"]) == len(index.shards)
-
-
-def test_inspect_names_a_problem(files, data_prep):
-    assert data_prep("inspect", "nowhere")[::2] == (
-        3,
-        "data_prep: the data folder nowhere does not exist\n",
-    )
-    data_prep("arrays", "y.npy", "OUT")
-    (files / "OUT" / "train-00000.h5").unlink()
-    code, out, err = data_prep("inspect", "OUT", "--json")
+def test_counts_and_shapes_that_differ(here, data_prep):
+    np.save("short.npy", X[:5])
+    code, _, err = data_prep("arrays", "x.npy", "short.npy", "OUT")
     assert code == 3
-    assert "shard OUT/train-00000.h5 is missing" in err
-    assert "is missing" in json.loads(out)["problem"]
+    assert "x.npy has 100 samples, short.npy has 5" in err
+    code, _, err = data_prep("arrays", "OUT", "--field", "x=x.npy", "--field", "x=last.npy")
+    assert code == 3
+    assert "x.npy holds samples of float32[3, 4], last.npy of float32[4, 100]" in err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read(here, data_prep):
+    np.save("mine.npy", X)
+    os.chmod("mine.npy", 0)
+    assert "mine.npy cannot be read: Permission denied" in data_prep("arrays", "mine.npy", "O")[2]
+
+
+def test_links_that_are_allowed(here, convert, data_prep):
+    damaged("links.h5")
+    for name in ("out", "soft", "virtual"):
+        rows = convert("--field", f"x=links.h5:{name}", "--external")
+        assert np.array_equal(rows["x"], X)
+    damaged("links.nc")
+    rows = convert("--field", "x=links.nc:out", "--external")
+    assert np.array_equal(rows["x"], X)
+    source = arrays([], ["x=links.h5:virtual"], Options(2**20), external=True)
+    assert [file.path for file in source.pieces[0].files] == ["links.h5", "x.h5"]
+    code, _, err = data_prep("arrays", "OUT2", "--field", "x=links.h5:gone", "--external")
+    assert code == 3  # HDF5 would read fill values
+    assert "gone.h5 is not there" in err
+
+
+# Files that change, and large ones
+
+
+def test_files_of_a_piece_are_those_of_its_rows(here):
+    options = Options(1200)  # 25 samples
+    source = arrays([], ["x=x.zarr:group/x", "y=x.npy"], options)
+    paths = [[file.path for file in piece.files] for piece in source.pieces]
+    assert paths[0] == [
+        "x.zarr/group/x/zarr.json",
+        *(f"x.zarr/group/x/c/{i}/{j}/0" for i in range(2) for j in range(2)),
+        "x.npy",
+    ]
+    assert "x.zarr/group/x/c/14/1/0" in paths[-1]
+    for name in ("a", "b"):
+        np.save(f"{name}.npy", X)
+    source = arrays([], ["x=a.npy", "x=b.npy"], Options(X.nbytes))
+    assert [[file.path for file in p.files] for p in source.pieces] == [["a.npy"], ["b.npy"]]
+
+
+def test_a_source_that_is_cut_off_while_it_is_read(here):
+    np.save("long.npy", np.zeros((100, 100_000)))
+    source = arrays([], ["x=long.npy"], Options(2**30))
+    blocks = source.read(source.pieces[0].what, Problems("stop"))
+    next(blocks)
+    os.truncate("long.npy", 10_000_000)
+    with pytest.raises(DataError, match=r"long\.npy was cut off while it was being read"):
+        list(blocks)
+    np.save("new.npy", np.zeros(3))
+    source = arrays([], ["y=new.npy"], Options(2**30))
+    np.save("new.npy", np.zeros(2))
+    with pytest.raises(DataError, match=r"new\.npy was changed while it was being read"):
+        list(source.read(source.pieces[0].what, Problems("stop")))
+
+
+@pytest.mark.parametrize("what", ["npz", "fortran", "axis", "h5"])
+def test_memory_is_bounded(here, what):
+    """200 MB are read in blocks; the interpreter's own are not counted."""
+    shape, fields = (200, 250, 1000), []
+    if what == "npz":
+        np.savez_compressed("big.npz", x=np.zeros(shape, "f4"))
+        fields = ["x=big.npz"]
+    elif what == "h5":
+        with h5py.File("big.h5", "w") as file:
+            file.create_dataset("x", shape, "f4", chunks=(10, 250, 1000), compression="gzip")
+            file["x"][:10] = 1
+        fields = ["x=big.h5"]
+    else:
+        array = np.lib.format.open_memmap("big.npy", "w+", "f4", shape, what == "fortran")
+        array.flush()
+        fields = ["x=big.npy"]
+    code = (
+        "import resource\n"
+        "from data_prep.sources.arrays import arrays\n"
+        "from data_prep.options import Options\n"
+        "import h5py\n"
+        f"source = arrays([], {fields}, Options(2**28), axes={['x=1'] * (what == 'axis')})\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "n = 0\n"
+        "for piece in source.pieces:\n"
+        "    for block in source.read(piece.what, None):\n"
+        "        n += len(block.values['x'])\n"
+        "print(n, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    count, megabytes = map(int, found.stdout.split())
+    assert count == (250 if what == "axis" else 200)
+    assert megabytes < {"npz": 40, "fortran": 150, "axis": 150, "h5": 60}[what]
+
+
+def test_reading_goes_on_in_a_compressed_npz(here):
+    """Each piece of a stream begins where the one before ended, also backwards."""
+    source = arrays([], ["x=small.npz:a"], Options(480))
+    order = [*range(len(source.pieces)), 0, 5, 3]
+    for number in order:
+        start, stop = source.pieces[number].what
+        (block,) = source.read((start, stop), Problems("stop"))
+        assert np.array_equal(block.values["x"], X[start:stop])
+
+
+@pytest.mark.parametrize("form", ["NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET", "NETCDF3_64BIT_DATA"])
+@pytest.mark.parametrize("kinds", [("i1",), ("i2",), ("f8", "i1"), ("i1", "f4", "i2"), ("S1",)])
+@pytest.mark.parametrize("records", [0, 1, 3])
+def test_the_length_of_a_classic_file_is_known(tmp_path, form, kinds, records):
+    from data_prep.sources.netcdf_classic import check_whole
+
+    path = tmp_path / "c.nc"
+    with netCDF4.Dataset(path, "w", format=form) as file:
+        file.title = "a title"
+        file.createDimension("t", None)
+        file.createDimension("x", 3)
+        for i, kind in enumerate(kinds):
+            variable = file.createVariable(f"v{i}", kind, ("t", "x"))
+            file.createVariable(f"fixed{i}", kind, ("x",))[:] = b"a" if kind == "S1" else 1
+            variable.units = "m"
+            if records:
+                variable[:records] = b"a" if kind == "S1" else 1
+    check_whole(str(path))
+    size = path.stat().st_size
+    os.truncate(path, size - 4)  # the last may be padding, of at most 3 bytes
+    with pytest.raises(DataError, match="is truncated"):
+        check_whole(str(path))
+
+
+def test_a_missing_library_is_named(here, data_prep, monkeypatch):
+    for name, where in (("netCDF4", "x.nc:x"), ("zarr", "root.zarr")):
+        monkeypatch.setitem(sys.modules, name, None)
+        code, _, err = data_prep("arrays", "OUT", "--field", f"x={where}")
+        assert code == 3
+        assert f"needs {name}, which is not installed: pip install 'hpctrain[prep]'" in err
+
+
+def test_from_python(here):
+    with pytest.raises(ConfigError, match="no file matches"):
+        arrays([], ["x=nope*"], Options(2**20))
+    source = arrays([], ["x=x.npy"], Options(2**20))
+    assert source.fields["x"].shape == (3, 4)
+    assert source.pieces[0].samples == COUNT

@@ -1,16 +1,21 @@
+import json
 import os
-import signal
+import re
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 
 from data_prep import progress
 from data_prep.cli import main
-from hpctrain.data.format import PARTIAL, digest_file, write_shards
+from data_prep.convert import convert
+from data_prep.finalize import summary
+from data_prep.source import Block, Piece, SourceFile
+from hpctrain.data.format import digest_file, write_shards
 from hpctrain.data.index import Index
+from hpctrain.errors import ConfigError, DataError
+from tests.data_prep.hand import Row, hand, options
 
 COMMAND = [sys.executable, "-m", "data_prep"]
 
@@ -107,6 +112,82 @@ def test_out_cannot_be_made(numbers, data_prep):
     assert "cannot write /proc/nothing/here: No such file or directory" in err
 
 
+def test_out_and_the_source_are_apart(tmp_path, numbers, data_prep):
+    code, _, err = data_prep("arrays", numbers, tmp_path)
+    assert code == 2
+    assert f"{tmp_path} is read, and is inside of OUT, {tmp_path}; give another OUT" in err
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert data_prep("arrays", numbers, tmp_path / "link")[0] == 2
+    with pytest.raises(ConfigError, match=r"is read, and OUT, .*/sub/OUT, is inside of it"):
+        convert(hand([Row(1)], folders=[str(tmp_path)]), tmp_path / "sub" / "OUT", options())
+    assert sorted(os.listdir(tmp_path)) == ["link", "y.npy"]
+
+
+def test_a_source_that_is_changed_while_it_is_read(tmp_path, data_prep, numbers):
+    file = SourceFile.of(numbers)
+    source = hand([Row(0)], [Row(1)], act=f"change:{numbers}", files=(file,))
+    for workers in (1, 2):
+        with pytest.raises(DataError, match=r"y\.npy was changed while it was being read"):
+            convert(source, tmp_path / "OUT", options(workers=workers))
+    gone = tmp_path / "gone"
+    with pytest.raises(DataError, match="gone cannot be read: No such file"):
+        convert(hand([], [], act=f"oserror:{gone}"), tmp_path / "NEW", options())
+
+
+def test_a_source_without_samples(tmp_path):
+    for source in (hand(), hand([]), hand([Row(1, bad="x")])):
+        with pytest.raises(DataError, match="the source has no samples"):
+            convert(source, tmp_path / "OUT", options(on_error="skip"))
+        assert set(os.listdir(tmp_path / "OUT")) <= {"problems.jsonl"}
+
+
+def test_records_that_cannot_be_used(tmp_path):
+    source = hand([Row(1), Row(2, bad="no\ngood")], [Row(float("nan"))], [Row(4), Row(5, bad="é")])
+    wanted = [
+        {"file": "f0", "record": "row 1", "reason": "no\ngood"},
+        {"file": "f1", "record": "row 0", "reason": "field 'x' has 1 NaN or infinite values"},
+        {"file": "f2", "record": "row 1", "reason": "é"},
+    ]
+    report = tmp_path / "OUT" / "problems.jsonl"
+    with pytest.raises(DataError, match="f0: row 1: no\ngood; --on-error skip leaves"):
+        convert(source, tmp_path / "OUT", options(nan="refuse"))
+    assert not report.exists()
+    for workers in (1, 2):
+        collect = options(nan="refuse", on_error="collect", workers=workers)
+        with pytest.raises(DataError) as caught:
+            convert(source, tmp_path / "OUT", collect)
+        assert str(caught.value).startswith(f"3 records could not be used, all in {report}: f0:")
+        assert str(caught.value).endswith("é; nothing was written (--on-error collect)")
+        assert list(map(json.loads, report.read_text().splitlines())) == wanted
+        assert os.listdir(tmp_path / "OUT") == ["problems.jsonl"]
+    index = convert(source, tmp_path / "OUT", options(nan="refuse", on_error="skip"))
+    assert index.split("train").count == 2
+    assert index.provenance["left_out"]["unusable"] == 3
+    assert list(map(json.loads, report.read_text().splitlines())) == wanted
+    # Without --nan refuse it is told that there are such values.
+    index = convert(hand([Row(float("nan"))]), tmp_path / "NAN", options())
+    assert "x has 1 NaN or infinite values; --nan refuse would say where" in summary(index)
+
+
+def test_blocks_that_do_not_fit(tmp_path):
+    class Wrong(type(hand())):
+        def read(self, what, reading):
+            values = {"x": np.zeros(2), "label": np.zeros(2, np.int64), "text": [NONE, NONE]}
+            yield Block(values | what[1], file="f", **what[0])
+
+    NONE = np.zeros(0, np.uint8)
+    for given, values, said in (
+        ({}, {"x": np.zeros(2, np.float32)}, "f: field 'x': found samples of float32"),
+        ({}, {"x": np.zeros(3)}, "f: the fields of a batch have different numbers of samples"),
+        ({"keys": [b"a"]}, {}, "f: a block of 2 samples has 1 keys"),
+        ({"column": ["a"] * 3}, {}, "f: a block of 2 samples has 3 column"),
+    ):
+        source = Wrong(name="wrong", fields=hand().fields, pieces=[Piece((given, values))])
+        with pytest.raises(DataError, match=said):
+            convert(source, tmp_path / "OUT", options())
+        assert os.listdir(tmp_path / "OUT") == []
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_out_is_not_writable(tmp_path, numbers, data_prep):
     (tmp_path / "OUT").mkdir(mode=0o500)
@@ -133,50 +214,6 @@ def test_the_disk_is_full_in_the_middle(tmp_path):
     assert os.listdir(tmp_path / "OUT") == []
 
 
-def start(tmp_path, rows=40_000):
-    """A conversion into many shards, once it is in the middle."""
-    np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, (rows, 1000)).flush()
-    command = [*COMMAND, "arrays", tmp_path / "x.npy", tmp_path / "OUT", "--shard-size", "1MB"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    partial = tmp_path / "OUT" / PARTIAL
-    while len(list(partial.glob("*.h5")) if partial.exists() else []) < 3:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.005)
-    return process, command
-
-
-def test_killed_in_the_middle_it_is_run_again(tmp_path):
-    process, command = start(tmp_path)
-    process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    assert os.listdir(tmp_path / "OUT") == [PARTIAL]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert "40000 samples" in result.stdout
-    digests(tmp_path / "OUT")
-
-
-def test_ctrl_c_leaves_nothing(tmp_path):
-    process, _ = start(tmp_path)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert (out, err) == ("", "data_prep: interrupted; run the same command again\n")
-    assert os.listdir(tmp_path / "OUT") == []
-
-
-def test_another_one_at_the_same_time_is_refused(tmp_path):
-    process, command = start(tmp_path)
-    process.send_signal(signal.SIGSTOP)
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    process.send_signal(signal.SIGCONT)
-    assert result.returncode == 6
-    assert "another process is writing a data set into" in result.stderr
-    assert process.wait(120) == 0
-    process.communicate()
-    digests(tmp_path / "OUT")
-
-
 def test_a_traceback_only_when_asked_for(tmp_path, monkeypatch):
     for debug, tracebacks in (("0", 0), ("1", 1)):
         monkeypatch.setenv("HPCTRAIN_DEBUG", debug)
@@ -190,11 +227,14 @@ def test_provenance(tmp_path, numbers, data_prep):
     data_prep("arrays", numbers, tmp_path / "OUT", "--split", "train=0.5,val=0.5")
     found = Index.load(tmp_path / "OUT").provenance
     assert found["command"].startswith(f"python -m data_prep arrays {numbers} ")
-    assert set(found) == {"command", "created", "versions", "options", "source"}
+    keys = {"command", "created", "versions", "options", "source", "fingerprint", "left_out"}
+    assert set(found) == keys
     assert set(found["versions"]) == {"hpctrain", "python", "numpy", "h5py", "hdf5"}
-    assert found["options"] == {"shard_bytes": 256 * 2**20}
-    assert found["source"]["split"] == {"train": 0.5, "val": 0.5}
+    given = {"shard_bytes": 256 * 2**20, "split": "train=0.5,val=0.5", "on_error": "stop"}
+    assert given.items() <= found["options"].items()
+    assert (found["source"]["files"], found["source"]["bytes"]) == (1, numbers.stat().st_size)
     assert found["source"]["digest"].startswith("xxh3_128:")
+    assert found["left_out"] == {"unusable": 0, "duplicates": 0, "duplicates_across_splits": 0}
 
 
 def test_a_data_set_of_another_tool_is_another_data_set(tmp_path, numbers, data_prep):
@@ -209,22 +249,60 @@ def test_quiet(tmp_path, numbers, data_prep):
 
 def test_progress_in_lines(monkeypatch, capsys):
     monkeypatch.setattr(progress, "EVERY_S", 0.0)
-    batches = [("train", {"x": np.zeros(10)})] * 3
-    assert list(progress.track(iter(batches), 30)) == batches
-    assert list(progress.track(iter(batches), None)) == batches
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[1].startswith("20 samples of 30, 0 s left, ")
-    assert lines[4].startswith("20 samples, ")
+    for known, left in ((30, r", \d+ s left"), (None, "")):
+        with progress.Progress(known, 0, label="first pass: ") as told:
+            told.advance(10, 2_000_000)
+            told.advance(10, 0)
+        lines = capsys.readouterr().err.splitlines()
+        total = f"/{known}" if known else ""
+        rates = r"[\d,]+ samples/s, [\d,]+ MB/s"
+        assert re.fullmatch(rf"first pass: 20{total} samples, 2\.0 MB, {rates}{left}", lines[1])
+    with progress.Progress(None, 8_000_000) as told:
+        told.advance(10, 2_000_000)
+    assert "s left" in capsys.readouterr().err
+    with progress.Progress(None, 0, quiet=True) as told:
+        told.advance(10, 10)
+    assert capsys.readouterr().err == ""
 
 
-def test_progress_on_a_terminal(tmp_path, numbers):
+LINES = """
+import sys
+from data_prep import progress
+from data_prep.cli import main
+progress.EVERY_S = 0.0
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_progress_of_both_passes(tmp_path, workers):
+    np.save(tmp_path / "y.npy", np.arange(1000))
+    words = ["arrays", tmp_path / "y.npy", tmp_path / "OUT", "--shard-size", "2KB"]
+    words += ["--dedup", "exact", "--workers", workers]
+    done = subprocess.run(
+        [sys.executable, "-c", LINES, *words], capture_output=True, text=True, check=True
+    )
+    lines = done.stderr.splitlines()
+    first = [line for line in lines if line.startswith("first pass: ")]
+    assert first[-1].startswith("first pass: 1000/1000 samples, 0.0 MB, ")
+    assert lines[-1].startswith("1000/1000 samples, 0.0 MB, ")
+    assert lines[-1].endswith(", 0 s left")
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_progress_on_a_terminal(tmp_path, workers):
+    np.save(tmp_path / "y.npy", np.arange(1000))
     controller, terminal = os.openpty()
-    command = [*COMMAND, "arrays", numbers, tmp_path / "OUT", "--split", "train=0.5,val=0.5"]
+    words = ["arrays", tmp_path / "y.npy", tmp_path / "OUT", "--shard-size", "4KB"]
+    command = [*COMMAND, *words, "--split", "train=0.5,val=0.5", "--workers", workers]
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
     subprocess.run(command, stderr=terminal, env=environment, timeout=60, check=True)
     os.close(terminal)
-    assert b"100/100" in os.read(controller, 65_536)
+    shown = os.read(controller, 65_536)
     os.close(controller)
+    for what in (b"1000/1000 samples", b"samples/s", b"MB/s", b"0:00:00"):
+        assert what in shown
 
 
 def test_help_is_quick_and_torch_is_never_loaded(tmp_path, numbers):
@@ -242,11 +320,11 @@ def test_help_is_quick_and_torch_is_never_loaded(tmp_path, numbers):
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch):
-    from data_prep import show
+    from data_prep.tools import inspect
 
     def bug(*_, **__):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(show, "show", bug)
+    monkeypatch.setattr(inspect, "run", bug)
     with pytest.raises(ZeroDivisionError):
         main(["inspect", "x"])

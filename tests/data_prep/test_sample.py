@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from data_prep.sample import stdlib
+from data_prep.options import Options
+from data_prep.piece import Problems
+from data_prep.sources.sample import stdlib
 from hpctrain.data.reader import Reader
 
 
@@ -33,9 +35,9 @@ def test_digits_are_those_of_scikit_learn(tmp_path, data_prep):
 
 
 def test_digits_stay_the_same(tmp_path, data_prep):
-    """The digest is fixed: papers and tests refer to it (with one version of HDF5)."""
+    """Each sample keeps its split and its place: papers and tests refer to them."""
     data_prep("sample", "digits", tmp_path / "a")
-    data_prep("sample", "digits", tmp_path / "b")
+    data_prep("sample", "digits", tmp_path / "b", "--workers", "2")
     for name in ("train-00000.h5", "val-00000.h5"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     assert everything(tmp_path / "a", "train")["label"][:8].tolist() == [2, 4, 6, 7, 0, 1, 2, 3]
@@ -57,7 +59,7 @@ def test_digits_without_scikit_learn(tmp_path, data_prep, monkeypatch):
 
 
 def test_the_standard_library_is_text(tmp_path, data_prep):
-    code, _, err = data_prep("sample", "stdlib", tmp_path, "--quiet")
+    code, _, err = data_prep("sample", "stdlib", tmp_path, "--quiet", "--workers", "1")
     assert (code, err) == (0, "")
     paths = {}
     for split in ("train", "val"):
@@ -76,20 +78,30 @@ def test_the_standard_library_is_text(tmp_path, data_prep):
     assert not any("test" in path.split("/") for path in paths["train"])
 
 
-def test_files_that_are_no_text_are_counted(tmp_path, data_prep):
+def test_files_that_are_no_text_are_left_out(tmp_path):
     (tmp_path / "pkg" / "tests").mkdir(parents=True)
     (tmp_path / "a.py").write_text("x = 'ä'\n")
     (tmp_path / "pkg" / "b.py").write_text("y = 2\n")
     (tmp_path / "pkg" / "empty.py").write_text("")
     (tmp_path / "latin.py").write_bytes(b"# \xe4\n")
     (tmp_path / "pkg" / "tests" / "c.py").write_text("skipped")
-    source = stdlib(tmp_path)
-    batches = list(source.batches())
-    found = {path.tobytes().decode() for _, batch in batches for path in batch["path"]}
-    assert found == {"a.py", "pkg/b.py"}
-    assert source.about["skipped"] == {"empty": 1, "not UTF-8": 1}
+    source = stdlib(Options(2**20), tmp_path)
+    blocks = [
+        block for piece in source.pieces for block in source.read(piece.what, Problems("stop"))
+    ]
+    found = [path.tobytes().decode() for block in blocks for path in block.values["path"]]
+    assert found == ["a.py", "pkg/b.py"]
 
 
 def test_no_source(tmp_path):
     with pytest.raises(Exception, match=r"there are no \.py files"):
-        stdlib(tmp_path)
+        stdlib(Options(2**20), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["digits", "stdlib"])
+def test_options_of_flow_are_only_flow_s(tmp_path, data_prep, name):
+    code, _, err = data_prep("sample", name, tmp_path / "OUT", "--seed", "1")
+    assert (code, err) == (
+        2,
+        f"data_prep: --seed is of `sample flow`, not of `sample {name}`\n",
+    )

@@ -137,7 +137,7 @@ def _thresholds(rows: Rows) -> str:
         lambda table, _: at_least(max(table[BLOCK].cold_mb_s) / max(table[BLOCK].dd_mb_s), 0.9),
     )
     add(
-        "the same on a disk of 500 MB/s, medians",
+        "the same on a disk of 100 MB/s, medians",
         lambda table, _: at_least(
             median(table[BLOCK].limited_cold_mb_s) / median(table[BLOCK].limited_dd_mb_s), 0.9
         ),

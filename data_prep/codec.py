@@ -1,0 +1,207 @@
+"""`--codec auto`: every codec on a few samples of the source, and the rule that chooses one.
+
+Of the codecs that save a quarter of the bytes, and that one core reads at 500 MB/s or more (a few
+cores then decode faster than a node gets data from a shared file system, and the loader decodes
+in threads): the one that saves most; of those within 5 % of it the one that reads fastest. None
+otherwise: it is mapped, costs no core, and single samples are read alone.
+
+Speeds are this machine's, now. So the choice is made once, and kept in the job and in the index's
+provenance; parts of a job array are told it.
+"""
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from data_prep.job import JOB
+from data_prep.piece import Problems
+from data_prep.source import Source
+from hpctrain.data.commit import PARTIAL, storage_error
+from hpctrain.data.compression import LEVELS, Compression
+from hpctrain.data.format import ShardFiles
+from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.schema import check_batch, row_bytes
+from hpctrain.data.storage.cache import ChunkCache
+from hpctrain.data.storage.chunks import Chunked
+from hpctrain.errors import ConfigError, DataError
+
+PIECES, PIECE_BYTES = 4, 4 * 2**20  # what is tried: the beginnings of so many pieces
+SAVES, FLOOR_MB_S, NEAR = 0.25, 500, 0.05  # the rule's
+REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of a codec.
+
+    Attributes:
+        compression: The codec.
+        size: Bytes in the file for each byte of samples.
+        mb_s: At which one core reads samples.
+    """
+
+    compression: Compression
+    size: float
+    mb_s: float
+
+
+def recorded(out: Path, fingerprint: str) -> dict[str, Any] | None:
+    """What was chosen for this job when it began, if it did: the provenance's `compression`."""
+    try:
+        job = json.loads((out / PARTIAL / JOB).read_bytes())
+        if job["fingerprint"] == fingerprint:
+            return dict(job["provenance"]["compression"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return None
+
+
+def choose(source: Source, asked: Compression, *, quiet: bool = False) -> tuple[Compression, str]:
+    """Try the codecs on a few samples, and print what came of it.
+
+    Args:
+        source: Its first pieces are read.
+        asked: The size of chunks.
+        quiet: Do not print.
+
+    Returns:
+        The choice, and why.
+
+    Raises:
+        DataError: The source cannot be read.
+        StorageError: There is no room for a few MB in the folder for temporary files.
+    """
+    batches = list(_samples(source))
+    if not batches:
+        return replace(asked, codec="none"), "there are no samples to try"
+    trials: list[Trial] = []
+    reasons: dict[str, str] = {}
+    for codec in LEVELS:
+        try:
+            compression = Compression(codec, chunk_bytes=asked.chunk_bytes)
+            compression.check(source.fields)
+        except (ConfigError, DataError) as error:  # no hdf5plugin; samples too large for a chunk
+            reasons[codec] = str(error)
+        else:
+            trials.append(trial(source, batches, compression))
+    best, why = decide(trials)
+    if not quiet:
+        tried = sum(int(row_bytes(batch, source.fields).sum()) for batch in batches)
+        print(f"codecs on {tried / 1e6:.1f} MB of samples, read by one core:")
+        for each in trials:
+            mark = "*" if each.compression == best else " "
+            print(f"{mark} {each.compression!s:18}{each.size:7.1%} {each.mb_s:9,.0f} MB/s")
+        for codec, reason in reasons.items():
+            print(f"  {codec:18}not tried: {reason}")
+        print(f"--codec auto takes {best}: {why}")
+    return best, why
+
+
+def decide(trials: list[Trial]) -> tuple[Compression, str]:
+    """Apply the rule (see the module) to trials, the first of which is of none."""
+    good = [each for each in trials[1:] if each.size <= 1 - SAVES and each.mb_s >= FLOOR_MB_S]
+    if not good:
+        why = f"nothing saves {SAVES:.0%} and is read at {FLOOR_MB_S} MB/s by one core"
+        return trials[0].compression, why
+    smallest = min(each.size for each in good)
+    best = max((each for each in good if each.size <= smallest + NEAR), key=lambda e: e.mb_s)
+    why = (
+        f"it saves {1 - best.size:.0%} (needed: {SAVES:.0%}), one core reads {best.mb_s:,.0f} MB/s "
+        f"(needed: {FLOOR_MB_S}); the fastest of those within {NEAR:.0%} of the smallest"
+    )
+    return best.compression, why
+
+
+def trial(
+    source: Source, batches: list[dict[str, Array | Ragged]], compression: Compression
+) -> Trial:
+    """Write samples as a shard, and read it as the loader does.
+
+    Raises:
+        StorageError: There is no room in the folder for temporary files.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="data_prep-") as folder:
+            files = ShardFiles(Path(folder), source.fields, 2**62, compression)
+            for batch in batches:
+                files.add("sample", batch)
+            ((shard,), _) = files.finish()
+            size, raw, seconds = _read(Path(folder, shard.path))
+    except OSError as error:
+        raise storage_error(Path(tempfile.gettempdir()), error) from None
+    return Trial(compression, size / raw, raw / seconds / 1e6)
+
+
+def options_of(compression: Compression) -> str:
+    """What to give on the command line."""
+    level = "" if compression.level is None else f" --level {compression.level}"
+    return f"--codec {compression.codec}{level}"
+
+
+def _samples(source: Source) -> Iterator[dict[str, Array | Ragged]]:
+    """A few MB from the beginning of a few pieces."""
+    count = len(source.pieces)
+    for number in sorted({i * count // PIECES for i in range(min(PIECES, count))}):
+        room = PIECE_BYTES
+        for block in source.read(source.pieces[number].what, Problems("skip")):
+            rows = check_batch(block.values, source.fields)
+            ends = np.cumsum(row_bytes(rows, source.fields))
+            stop = min(int(np.searchsorted(ends, room)) + 1, len(ends))
+            if stop:
+                yield {name: _first(value, stop) for name, value in rows.items()}
+                room -= int(ends[stop - 1])
+            if room <= 0:
+                break
+
+
+def _first(value: Array | Ragged, count: int) -> Array | Ragged:
+    """Copied: the source may use its buffer again."""
+    if isinstance(value, Ragged):
+        rows = value.rows(0, count)
+        return Ragged(rows.values.copy(), rows.offsets)
+    return value[:count].copy()
+
+
+def _read(path: Path) -> tuple[int, int, float]:
+    """Bytes stored, bytes of samples, and seconds to read these."""
+    with h5py.File(path, "r", locking=False) as file:
+        datasets = [dataset for dataset in _datasets(file) if dataset.size]
+        stored = sum(dataset.id.get_storage_size() for dataset in datasets)
+        outs = [np.empty(dataset.shape, dataset.dtype) for dataset in datasets]
+        seconds = []
+        for _ in range(REPEATS):
+            cache = ChunkCache()  # a new one has nothing decoded
+            readers = [
+                Chunked(dataset, path, cache=cache).copy if dataset.chunks else _mapped(dataset)
+                for dataset in datasets
+            ]
+            start = time.perf_counter()
+            for reader, out in zip(readers, outs, strict=True):
+                reader(0, len(out), out)
+            seconds.append(time.perf_counter() - start)
+    return stored, sum(out.nbytes for out in outs) or 1, min(seconds)
+
+
+def _mapped(dataset: h5py.Dataset) -> Callable[[int, int, Array], None]:
+    place, path = dataset.id.get_offset(), dataset.file.filename
+    array = np.memmap(path, dataset.dtype, "r", place, dataset.shape)
+
+    def copy(start: int, stop: int, out: Array) -> None:
+        np.copyto(out, array[start:stop])
+
+    return copy
+
+
+def _datasets(group: Mapping[str, Any]) -> Iterator[h5py.Dataset]:
+    for each in group.values():
+        if isinstance(each, h5py.Dataset):
+            yield each
+        else:
+            yield from _datasets(each)

@@ -1,0 +1,319 @@
+"""Columns of Arrow data as fields: what type becomes what, and which values cannot be stored.
+
+ints, floats                       themselves; uint64 as int64, where it fits
+bool                               uint8
+dates, times, durations            int64, in the unit of the type
+string, binary                     uint8, variable-length: UTF-8
+fixed-size lists, tensors of them  (k, …)
+lists of those                     variable-length
+dictionary-encoded                 what they stand for
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.data.index import DTYPES, Field
+from hpctrain.data.ragged import Array, Ragged, offsets_of
+from hpctrain.errors import ConfigError, DataError
+
+CODES = "int32"  # of categories
+SHOWN = 60  # characters of a value in a message
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column, and the field that it becomes; picklable.
+
+    Attributes:
+        name: In the source.
+        type: Of Arrow.
+        field: What it becomes.
+        cast: The dtype that was asked for, or "".
+        null: What stands for a null, of `type`; None: a null cannot be used.
+        categories: Its values, where codes are stored.
+    """
+
+    name: str
+    type: Any
+    field: Field
+    cast: str = ""
+    null: Any = None
+    categories: Sequence[Any] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        kind: Any,
+        cast: str = "",
+        null: str | None = None,
+        categories: Sequence[Any] | None = None,
+    ) -> "Column":
+        """Decide what a column of the Arrow type `kind` becomes.
+
+        Args:
+            name: Of the column.
+            kind: A `pyarrow.DataType`.
+            cast: A dtype of the format, for a column of numbers.
+            null: The text of the value that stands for a null.
+            categories: Its values, in the order of their codes.
+
+        Raises:
+            ConfigError: A cast or null that the type cannot have.
+            DataError: A type that no field can hold.
+        """
+        import pyarrow as pa
+
+        kind = plain(kind)
+        inner, shape, variable = _layout(name, kind)
+        if cast and (cast not in DTYPES or _is_text(kind)):
+            what = f"the column is {kind}" if cast in DTYPES else f"the dtypes are {_dtypes()}"
+            raise ConfigError(f"--cast {name}={cast}: {what}")
+        if categories is not None:
+            field = Field(CODES)
+        elif _is_text(kind):
+            field = Field("uint8", variable=True)
+        else:
+            try:
+                field = Field(cast or _dtype(name, inner), shape, variable)
+            except DataError as error:
+                raise DataError(f"the column {name!r} of {kind}: {error}") from None
+        value = None
+        if null is not None:
+            if not _is_text(kind) and (variable or shape):
+                raise ConfigError(f"--null {name}={null}: the column has lists, not single values")
+            try:
+                value = pa.scalar(null).cast(kind)
+            except (pa.ArrowException, ValueError):
+                raise ConfigError(f"--null {name}={null}: that is no {kind}") from None
+        return cls(name, kind, field, cast, value, categories)
+
+    def problems(self, array: Any) -> dict[int, str]:
+        """Which rows of an array of this column cannot be stored, and why."""
+        array = self._plain(array)
+        found: dict[int, str] = {}
+        rows = np.arange(len(array))
+        if array.null_count:
+            valid = array.is_valid()
+            null = np.flatnonzero(~np.asarray(valid.to_numpy(zero_copy_only=False)))
+            found = {int(row): f"column {self.name!r} is null; {self._hint()}" for row in null}
+            array, rows = array.filter(valid), np.delete(rows, null)
+        if self.categories is not None:
+            missing = np.flatnonzero(self._codes(array) < 0).tolist()
+            for i in missing:
+                found[int(rows[i])] = f"column {self.name!r}: {shown(array[i])} is no category"
+            return found
+        if _is_text(array.type):
+            return found
+        ends = _ends(array)
+        leaves = _flat(array)
+
+        def add(bad: Array, why: str) -> None:
+            for leaf in np.flatnonzero(bad).tolist():
+                row = int(rows[np.searchsorted(ends, leaf, side="right")])
+                value = why.format(shown(leaves[leaf]))
+                found.setdefault(row, f"column {self.name!r}{value}")
+
+        if leaves.null_count:
+            add(np.asarray(leaves.is_null().to_numpy(zero_copy_only=False)), " has a null inside")
+        values = _numbers(leaves)
+        if values.dtype == np.uint64 and not self.cast:
+            add(values > np.uint64(2**63 - 1), ": {} is beyond int64, the largest integer type")
+        elif self.cast:
+            add(_lost(values, np.dtype(self.cast)), f": {{}} is not possible in {self.cast}")
+        return found
+
+    def values(self, array: Any) -> Array | Ragged:
+        """Of an array without problems: (n, *shape), or a `Ragged`."""
+        array = self._plain(array)
+        if self.categories is not None:
+            return self._codes(array)
+        if _is_text(array.type):
+            return _text(array)
+        lengths = np.diff(_ends(array, outer=True), prepend=0)
+        values = _numbers(_flat(array)).astype(self.field.dtype, copy=False)
+        values = values.reshape(-1, *self.field.shape)
+        return Ragged(values, offsets_of(lengths)) if self.field.variable else values
+
+    def _plain(self, array: Any) -> Any:
+        """Without dictionaries and extensions, nulls replaced where that was asked for."""
+        import pyarrow as pa
+
+        if isinstance(array, pa.ExtensionArray):
+            array = array.storage
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if self.null is not None and array.null_count:
+            array = array.fill_null(self.null.cast(array.type))
+        return array
+
+    def _codes(self, array: Any) -> NDArray[np.int32]:
+        import pyarrow as pa
+        from pyarrow import compute
+
+        assert self.categories is not None
+        known = pa.array(self.categories, array.type)
+        codes = compute.index_in(array, value_set=known).fill_null(-1)
+        return np.asarray(codes.to_numpy(zero_copy_only=False), CODES)
+
+    def _hint(self) -> str:
+        if self.field.variable and not _is_text(self.type):
+            return "a list may be empty, but has to be there"
+        return f"--null {self.name}=VALUE gives such rows a value"
+
+
+def plain(kind: Any) -> Any:
+    """A type without dictionaries; tensors stay."""
+    import pyarrow as pa
+
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def shown(value: Any) -> str:
+    """A value of a column in a message."""
+    text = repr(value.as_py() if hasattr(value, "as_py") else value)
+    return text if len(text) <= SHOWN else text[:SHOWN] + "…"
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_string_view(kind)
+        or types.is_binary_view(kind)
+    )
+
+
+def _layout(name: str, kind: Any) -> tuple[Any, tuple[int, ...], bool]:
+    """The type of the numbers, the shape, whether the length varies."""
+    import pyarrow as pa
+
+    variable = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    inner, shape = kind.value_type if variable else kind, list[int]()
+    if isinstance(inner, pa.FixedShapeTensorType):
+        if inner.permutation not in (None, list(range(len(inner.shape)))):
+            raise DataError(f"the column {name!r} has permuted tensors, which are not supported")
+        return inner.value_type, tuple(inner.shape), variable
+    while pa.types.is_fixed_size_list(inner):
+        shape.append(inner.list_size)
+        inner = inner.value_type
+    return inner, tuple(shape), variable
+
+
+def _dtype(name: str, kind: Any) -> str:
+    from pyarrow import types
+
+    if types.is_boolean(kind):
+        return "uint8"
+    if types.is_uint64(kind) or (types.is_temporal(kind) and not types.is_interval(kind)):
+        return "int64"
+    if types.is_integer(kind) or types.is_floating(kind):
+        return str(np.dtype(kind.to_pandas_dtype()).name)
+    if types.is_decimal(kind):
+        raise DataError(
+            f"the column {name!r} is {kind}: no field holds such numbers; --cast {name}=float64"
+        )
+    raise DataError(
+        f"the column {name!r} is {kind}, which no field can hold; --columns or --drop leave it out"
+    )
+
+
+def _dtypes() -> str:
+    return ", ".join(DTYPES)
+
+
+def _ends(array: Any, outer: bool = False) -> NDArray[np.int64]:
+    """Where the numbers of each row end among all; `outer`: the elements of a list."""
+    from pyarrow import compute, types
+
+    lengths = np.ones(len(array), np.int64)
+    kind = array.type
+    if types.is_list(kind) or types.is_large_list(kind):
+        lengths = compute.list_value_length(array).to_numpy(zero_copy_only=False).astype(np.int64)
+        kind = kind.value_type
+    if not outer:
+        _, shape, _ = _layout("", kind)
+        lengths = lengths * int(np.prod(shape, dtype=np.int64))
+    return np.cumsum(lengths)
+
+
+def _flat(array: Any) -> Any:
+    """The numbers of all rows, none of which is null."""
+    import pyarrow as pa
+
+    while True:
+        if isinstance(array, pa.ExtensionArray):
+            array = array.storage
+        kind = array.type
+        if not (
+            pa.types.is_list(kind)
+            or pa.types.is_large_list(kind)
+            or pa.types.is_fixed_size_list(kind)
+        ):
+            return array
+        array = array.flatten()
+
+
+def _numbers(array: Any) -> Array:
+    """As NumPy; nulls, which are told of elsewhere, as zeros."""
+    import pyarrow as pa
+
+    kind = array.type
+    if pa.types.is_decimal(kind):
+        array = array.cast(pa.float64(), safe=False)
+    elif pa.types.is_temporal(kind):
+        width = pa.int32() if kind.bit_width == 32 else pa.int64()
+        array = array.cast(width).cast(pa.int64())
+    if array.null_count:
+        array = array.fill_null(pa.scalar(0).cast(array.type))
+    values: Array = array.to_numpy(zero_copy_only=False)
+    return values.view(np.uint8) if values.dtype == bool else values
+
+
+def _lost(values: Array, to: np.dtype[Any]) -> Array:
+    """Which numbers `to` cannot hold: too large, or whole ones that it would round; bool."""
+    if values.dtype == to:
+        return np.zeros(len(values), bool)
+    bad: Array
+    with np.errstate(all="ignore"):
+        if to.kind == "f" and values.dtype.kind == "f":
+            bad = np.isfinite(values) & ~np.isfinite(values.astype(to))
+            return bad
+        if to.kind == "f":
+            there = values.astype(to).astype(np.float64)
+            limit = 2.0**64 if values.dtype == np.uint64 else 2.0**63
+            fits = np.isfinite(there) & (there < limit)
+            bad = ~fits | (np.where(fits, there, 0).astype(values.dtype) != values)
+            return bad
+        info = np.iinfo(to)
+        if values.dtype.kind == "f":
+            wide = values.astype(np.float64)
+            # float(max) is 2**63 for int64, which is too large; the others are exact.
+            fits = (wide >= float(info.min)) & (wide < float(info.max) + (info.bits < 64))
+            bad = ~fits | (np.floor(wide) != wide)
+            return bad
+    lowest = np.iinfo(values.dtype)
+    bad = np.zeros(len(values), bool)
+    if info.min > lowest.min:
+        bad |= values < info.min
+    if info.max < lowest.max:
+        bad |= values > info.max
+    return bad
+
+
+def _text(array: Any) -> Ragged:
+    import pyarrow as pa
+
+    array = array.cast(pa.large_binary())
+    _, offsets, content = array.buffers()
+    ends = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
+    values = np.frombuffer(content, np.uint8) if content is not None else np.empty(0, np.uint8)
+    return Ragged(values[ends[0] : ends[-1]], ends - ends[0])

@@ -1,0 +1,244 @@
+"""Documents from files: whole text files or their lines, JSON Lines, Parquet; gzip and Zstandard.
+
+One document is in memory at a time, of at most MAX_DOCUMENT.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, BinaryIO, NamedTuple
+
+from data_prep.files import LinesOf, Part, line_at, ranges
+from data_prep.opening import BUFFER, GROWTH, open_parquet, opened
+from data_prep.source import Reading, SourceFile
+from hpctrain.errors import ConfigError, DataError
+
+PATTERNS = ("*.txt", "*.txt.gz", "*.txt.zst", "*.jsonl", "*.jsonl.gz", "*.jsonl.zst", "*.parquet")
+MAX_DOCUMENT = 2**30
+ROWS = 256  # of Parquet, at once
+BOM = b"\xef\xbb\xbf"
+
+
+class Document(NamedTuple):
+    """A text, and the value of the column that a split goes by."""
+
+    text: str
+    column: str
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads documents.
+
+    Attributes:
+        lines: Each line of a text file is a document; otherwise the file is one.
+        key: The column with the text, in JSON Lines and Parquet.
+        column: Another one, for the split, or "".
+    """
+
+    lines: bool = False
+    key: str = "text"
+    column: str = ""
+
+    def parts(self, file: SourceFile, nbytes: int) -> Iterator[tuple[Part, int]]:
+        """Cut a file; yield the parts with the bytes of their text, about.
+
+        Raises:
+            DataError: Parquet that cannot be read, or has no such column of text.
+        """
+        kind, packing = kind_of(file.path)
+        if kind == "parquet":
+            with open_parquet(file.path) as table:
+                place = self._place(table, file.path)
+                for group in range(table.num_row_groups):
+                    rows = table.metadata.row_group(group)
+                    size = rows.column(place).total_uncompressed_size
+                    yield Part(file.path, group, group + 1), size
+        elif packing:
+            yield Part(file.path), int(file.size * GROWTH[packing])
+        elif self._by_line(kind):
+            for start, stop in ranges(file.size, nbytes):
+                yield Part(file.path, start, stop), stop - start
+        else:
+            yield Part(file.path), file.size
+
+    def columns(self, file: SourceFile) -> list[str]:
+        """What a split can go by: the columns of Parquet, the keys of the first JSON object."""
+        kind, _ = kind_of(file.path)
+        if kind == "parquet":
+            with open_parquet(file.path) as table:
+                return list(table.schema_arrow.names)
+        if kind == "jsonl":
+            with opened(Part(file.path)) as lines:
+                try:
+                    first = json.loads(lines.readline(MAX_DOCUMENT).removeprefix(BOM))
+                except (ValueError, RecursionError):
+                    return []
+            return [*first] if isinstance(first, dict) else []
+        return []
+
+    def read(self, part: Part, reading: Reading) -> Iterator[Document]:
+        """Yield the documents of a part that are not empty, in their order.
+
+        Raises:
+            DataError: The file cannot be read.
+        """
+        kind, _ = kind_of(part.path)
+        if kind == "parquet":
+            yield from self._rows(part, reading)
+            return
+        by_line = self._by_line(kind)
+        with opened(part) as stream:
+            if by_line:
+                yield from self._lines(part, kind, stream, reading)
+                return
+            content = stream.read(MAX_DOCUMENT + 1)
+            if len(content) > MAX_DOCUMENT:
+                reading.bad(part.path, "", f"{_too_long()}; --documents lines takes its lines")
+            else:
+                document = _decoded(content.removeprefix(BOM))
+                yield from _usable(document, part.path, lambda: "", reading)
+
+    def _by_line(self, kind: str) -> bool:
+        return kind == "jsonl" or self.lines
+
+    def _lines(
+        self, part: Part, kind: str, stream: BinaryIO, reading: Reading
+    ) -> Iterator[Document]:
+        at, number = 0, 0
+        raw = getattr(stream, "raw", None)
+        first = raw.first if isinstance(raw, LinesOf) else 0
+        while line := stream.readline(MAX_DOCUMENT + 1):
+            start, number = first + at, number + 1
+            at += len(line)
+
+            def record(start: int = start, number: int = number) -> str:
+                return f"line {line_at(part.path, start) if part.start else number}"
+
+            if len(line) > MAX_DOCUMENT:
+                reading.bad(part.path, record(), _too_long())
+                while line and not line.endswith(b"\n"):
+                    line = stream.readline(BUFFER)
+                    at += len(line)
+                continue
+            if start == 0:
+                line = line.removeprefix(BOM)
+            line = line.removesuffix(b"\n").removesuffix(b"\r")
+            if kind != "jsonl":
+                yield from _usable(_decoded(line), part.path, record, reading)
+            elif line.strip():
+                yield from _usable(self._json(line), part.path, record, reading)
+
+    def _json(self, line: bytes) -> Document | str:
+        try:
+            row = json.loads(line)
+        except UnicodeDecodeError as error:
+            return _not_utf8(error)
+        except RecursionError:
+            return "no JSON: nested too deep"
+        except ValueError as error:
+            return f"no JSON: {error}"
+        if not isinstance(row, dict):
+            return f"it is no JSON object but {_kind(row)}"
+        return self._of_row(row)
+
+    def _of_row(self, row: Mapping[str, Any]) -> Document | str:
+        """The document of an object or row, or why there is none."""
+        for key in (self.key, *([self.column] if self.column else [])):
+            if key not in row:
+                return f"it has no {key!r}; it has {', '.join(map(repr, row)) or 'nothing'}"
+        text, column = row[self.key], row[self.column] if self.column else ""
+        if not isinstance(text, str):
+            return f"{self.key!r} is no text but {_kind(text)}"
+        if column is None:
+            return f"{self.column!r} is null; --split goes by it"
+        return Document(text, str(column))
+
+    def _rows(self, part: Part, reading: Reading) -> Iterator[Document]:
+        with open_parquet(part.path) as table:
+            self._place(table, part.path)
+            counts = [table.metadata.row_group(i).num_rows for i in range(part.start)]
+            number = sum(counts)
+            keys = list(dict.fromkeys([self.key, *([self.column] if self.column else [])]))
+            groups = list(range(part.start, part.stop))
+            for batch in table.iter_batches(ROWS, row_groups=groups, columns=keys):
+                columns = [batch.column(key).to_pylist() for key in keys]
+                for values in zip(*columns, strict=True):
+                    number += 1
+                    document = self._of_row(dict(zip(keys, values, strict=True)))
+                    record = f"row {number}"
+                    yield from _usable(document, part.path, lambda r=record: r, reading)
+
+    def _place(self, table: Any, path: str) -> int:
+        """The column with the text among the leaves of a Parquet file."""
+        from pyarrow import types
+
+        schema = table.schema_arrow
+        if self.key not in schema.names:
+            raise DataError(
+                f"{path} has no column {self.key!r}; it has {', '.join(schema.names)}: "
+                "--text-column names it"
+            )
+        kind = schema.field(self.key).type
+        if types.is_dictionary(kind):
+            kind = kind.value_type
+        if not (types.is_string(kind) or types.is_large_string(kind)):
+            raise DataError(f"{path}: the column {self.key!r} is no text but {kind}")
+        paths = [table.metadata.schema.column(i).path for i in range(table.metadata.num_columns)]
+        return paths.index(self.key)
+
+
+def kind_of(path: str) -> tuple[str, str]:
+    """("text", "jsonl" or "parquet", ".gz", ".zst" or "") of a file's name."""
+    name = PurePath(path)
+    packing = name.suffix if name.suffix in GROWTH else ""
+    suffix = PurePath(name.stem).suffix if packing else name.suffix
+    kinds = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+    kind = kinds.get(suffix, "text")
+    if kind == "parquet" and packing:
+        raise ConfigError(f"{path}: Parquet is compressed inside; unpack the file")
+    return kind, packing
+
+
+def _usable(
+    document: Document | str, path: str, record: Any, reading: Reading
+) -> Iterator[Document]:
+    if isinstance(document, str):
+        reading.bad(path, record(), document)
+    elif not document.text:
+        reading.skip("empty")
+    elif (place := _surrogate(document.text)) >= 0:
+        # JSON can spell halves of characters, which are no text in any encoding.
+        half = f"U+{ord(document.text[place]):04X}"
+        reading.bad(path, record(), f"character {place} is {half}, half of a surrogate pair")
+    else:
+        yield document
+
+
+def _surrogate(text: str) -> int:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start
+    return -1
+
+
+def _decoded(content: bytes) -> Document | str:
+    try:
+        return Document(content.decode(), "")
+    except UnicodeDecodeError as error:
+        return _not_utf8(error)
+
+
+def _not_utf8(error: UnicodeDecodeError) -> str:
+    return f"no UTF-8: byte {error.start} is {error.object[error.start]:#04x}"
+
+
+def _kind(value: object) -> str:
+    kinds = {"NoneType": "null", "dict": "an object", "list": "a list", "str": "text"}
+    return kinds.get(type(value).__name__, type(value).__name__)
+
+
+def _too_long() -> str:
+    return f"a document of more than {MAX_DOCUMENT // 2**30} GiB"

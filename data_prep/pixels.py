@@ -1,0 +1,403 @@
+"""How image files become samples: which are taken, in which mode, at which size.
+
+Decoded by Pillow into uint8 (channels, height, width), or kept as they are for the loader.
+
+- Formats: JPEG, PNG, TIFF, WebP, BMP, by their content. Animations and files of several pages
+  cannot be used; of a phone's MPO the first image is taken.
+- The EXIF orientation is applied, ICC profiles are ignored. Grey, palettes and CMYK are converted
+  by Pillow's formulas, colour to grey by ITU-R 601.
+- More than 8 bits a channel: only by --mode L16 (uint16, grey), never cut down to 8.
+- Transparent pixels: kept by --mode RGBA, laid over --background, otherwise the image cannot be
+  used. An alpha channel that is opaque everywhere is dropped.
+- --encoded keeps each file's bytes, orientation and all, as the loader decodes them later
+  (hpctrain.data.images: JPEG, PNG, WebP; it does not apply the orientation). Only the header and
+  the file's end (of PNG: its checksums) are looked at. Together with --size, files of another
+  size are decoded, resized and encoded again, JPEG as JPEG, all others as PNG.
+"""
+
+import argparse
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from data_prep.samples import Unusable
+from hpctrain.data.images import FORMATS as LOADED
+from hpctrain.data.images import MAX_PIXELS
+from hpctrain.data.index import Field
+from hpctrain.data.ragged import Array
+from hpctrain.errors import ConfigError
+
+FORMATS = (*LOADED, "TIFF", "BMP")
+SUFFIXES = frozenset(
+    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".tif", ".tiff", ".webp", ".bmp", ".dib")
+)
+MODES = {"RGB": 3, "L": 1, "RGBA": 4, "L16": 1}
+RESIZE = ("crop", "pad", "stretch", "none")
+FILTERS = ("bilinear", "bicubic", "lanczos", "box", "nearest")
+ORIENTATION, BITS = 0x0112, 0x0102  # tags of EXIF and TIFF
+DRAFT = 2  # times the target that a drafted JPEG still has
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command line."""
+    group = parser.add_argument_group("images")
+    group.add_argument("--size", metavar="HxW", help="height and width; 64 is 64x64")
+    group.add_argument(
+        "--resize",
+        choices=RESIZE,
+        default="crop",
+        help="to --size: crop: the shorter side is scaled, the middle kept; pad: the longer side "
+        "is scaled, the rest filled; stretch: both; none: images of another size cannot be used "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--filter", choices=FILTERS, default="bilinear", help="of resizing (default: %(default)s)"
+    )
+    group.add_argument("--mode", choices=MODES, help="of the pixels (default: RGB)")
+    group.add_argument(
+        "--background", default="", metavar="COLOR", help="under transparent pixels and of `pad`"
+    )
+    group.add_argument(
+        "--encoded", action="store_true", help="keep the files' bytes; the loader decodes"
+    )
+    group.add_argument(
+        "--quality",
+        type=int,
+        default=95,
+        metavar="1-95",
+        help="of JPEGs that are encoded again (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-pixels",
+        type=int,
+        default=MAX_PIXELS,
+        metavar="N",
+        help="larger images are not decoded: a few KB may hold many GB (default: %(default)s)",
+    )
+    group.add_argument(
+        "--draft",
+        action="store_true",
+        help=f"decode JPEGs at 1/2, 1/4 or 1/8 where that leaves {DRAFT} times --size: faster, "
+        "the pixels differ a little",
+    )
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """What becomes of an image file; see the module.
+
+    Attributes:
+        size: Height and width, or None: as the file has it.
+        resize: One of RESIZE.
+        filter: One of FILTERS.
+        mode: One of MODES.
+        background: A colour as Pillow knows it, or "".
+        encoded: The file's bytes are the sample.
+        quality: Of JPEGs that are encoded again.
+        max_pixels: Larger images cannot be used.
+        draft: JPEGs may be decoded at a fraction of their size.
+    """
+
+    size: tuple[int, int] | None = None
+    resize: str = "crop"
+    filter: str = "bilinear"
+    mode: str = "RGB"
+    background: str = ""
+    encoded: bool = False
+    quality: int = 95
+    max_pixels: int = MAX_PIXELS
+    draft: bool = False
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Self:
+        """Take them from the command line.
+
+        Raises:
+            ConfigError: A value that is not allowed, or Pillow is not installed.
+        """
+        _pillow()
+        size = _size(args.size) if args.size else None
+        if args.encoded and args.mode and (size is None or MODES[args.mode] == 4):
+            raise ConfigError(f"--mode {args.mode}: with --encoded the loader decides it")
+        if args.encoded and args.mode == "L16":
+            raise ConfigError("--mode L16: the loader decodes 8 bits; leave out --encoded")
+        if args.draft and size is None:
+            raise ConfigError("--draft is for --size: JPEGs that are far larger")
+        if not 1 <= args.quality <= 95:
+            raise ConfigError(f"--quality {args.quality}: from 1 to 95")
+        if args.max_pixels < 1:
+            raise ConfigError(f"--max-pixels {args.max_pixels}: at least 1")
+        if args.background:
+            from PIL import ImageColor
+
+            try:
+                ImageColor.getrgb(args.background)
+            except ValueError:
+                raise ConfigError(
+                    f"--background {args.background!r}: a colour such as white or #ff8800"
+                ) from None
+            if args.mode == "L16":
+                raise ConfigError("--background: images of 16 bits have no transparent pixels")
+        return cls(
+            size=size,
+            resize=args.resize,
+            filter=args.filter,
+            mode=args.mode or "RGB",
+            background=args.background,
+            encoded=args.encoded,
+            quality=args.quality,
+            max_pixels=args.max_pixels,
+            draft=args.draft,
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """What the result depends on; JSON."""
+        return asdict(self)
+
+    @property
+    def field(self) -> Field | None:
+        """The field of the samples; None: the first image decides its shape."""
+        if self.encoded:
+            return Field("uint8", variable=True)
+        return None if self.size is None else Field(self._dtype, (MODES[self.mode], *self.size))
+
+    @property
+    def _dtype(self) -> str:
+        return "uint16" if self.mode == "L16" else "uint8"
+
+    def sample(self, content: bytes, field: Field | None = None) -> Array:
+        """Return a file's sample.
+
+        Args:
+            content: The file.
+            field: What it must be; None: it is the first, and decides.
+
+        Returns:
+            uint8 or uint16 (channels, height, width); encoded: uint8 (bytes,).
+
+        Raises:
+            Unusable: It is damaged, too large, or of a kind or size that is not taken.
+        """
+        if self.encoded:
+            return np.frombuffer(self._file(content), np.uint8)
+        with _reasons(), self._opened(content) as image:
+            pixels = self._array(self._resized(self._upright(image)))
+        if field is not None and pixels.shape != field.shape:
+            raise Unusable(
+                f"it has {pixels.shape[1]} x {pixels.shape[2]} pixels, the first image "
+                f"{field.shape[1]} x {field.shape[2]} (height x width); --size HxW makes them equal"
+            )
+        return pixels
+
+    def convert(self, image: Any) -> Array:
+        """Return the sample of an image that Pillow holds already; see `sample`.
+
+        Raises:
+            Unusable: See `sample`.
+        """
+        with _reasons():
+            if self.encoded:
+                file = io.BytesIO()
+                image.save(file, "PNG")
+                return self.sample(file.getvalue())
+            return self._array(self._resized(self._upright(image)))
+
+    def _file(self, content: bytes) -> bytes:
+        """What the loader decodes: the same, or encoded again."""
+        with _reasons(), self._opened(content) as image:
+            kind = "JPEG" if image.format == "MPO" else image.format
+            if _deep(image):
+                raise Unusable("it has more than 8 bits a channel, which the loader does not take")
+            if self.size is None and kind not in LOADED:
+                raise Unusable(
+                    f"the loader decodes {', '.join(LOADED)}, not {kind}; leave out --encoded, or "
+                    "--size encodes it again"
+                )
+            fits = self.size == (image.height, image.width) and _orientation(image) == 1
+            if kind in LOADED and (fits or self.size is None):
+                if kind == "PNG":
+                    self._opened(content).verify()  # all checksums; nothing may be read before
+                _check_end(kind, content)
+                return content
+        with _reasons(), self._opened(content) as image:  # reading the EXIF may have moved it
+            file = io.BytesIO()
+            resized = self._resized(self._upright(image))
+            if kind == "JPEG":
+                resized.save(file, "JPEG", quality=self.quality)
+            else:
+                resized.save(file, "PNG")
+            return file.getvalue()
+
+    def _opened(self, content: bytes) -> Any:
+        """An image whose header is good."""
+        pillow = _pillow()
+        limit, pillow.MAX_IMAGE_PIXELS = pillow.MAX_IMAGE_PIXELS, None  # ours comes below
+        try:
+            image = pillow.open(io.BytesIO(content), formats=FORMATS)
+        except pillow.UnidentifiedImageError:
+            what = f"{len(content)} bytes" if content else "an empty file"
+            raise Unusable(f"it is no JPEG, PNG, TIFF, WebP or BMP, but {what}") from None
+        finally:
+            pillow.MAX_IMAGE_PIXELS = limit
+        if image.width * image.height > self.max_pixels:
+            raise Unusable(
+                f"its header says {image.height} x {image.width} pixels; --max-pixels is "
+                f"{self.max_pixels}"
+            )
+        frames = getattr(image, "n_frames", 1)
+        if frames > 1 and image.format != "MPO":
+            raise Unusable(f"it is an animation or has several pages: {frames} images")
+        return image
+
+    def _upright(self, image: Any) -> Any:
+        """The decoded image, as it is to be looked at, in its mode or in that of the result."""
+        pillow, transpose, deep = _pillow(), _pillow().Transpose, _deep(image)
+        if self.draft and self.size and image.format in ("JPEG", "MPO"):
+            height, width = self.size[::-1] if _orientation(image) > 4 else self.size
+            if self.resize == "pad":
+                height, width = _inside((height, width), (image.height, image.width))
+            image.draft(None, (DRAFT * width, DRAFT * height))
+        image.load()
+        turned = {
+            2: transpose.FLIP_LEFT_RIGHT,
+            3: transpose.ROTATE_180,
+            4: transpose.FLIP_TOP_BOTTOM,
+            5: transpose.TRANSPOSE,
+            6: transpose.ROTATE_270,
+            7: transpose.TRANSVERSE,
+            8: transpose.ROTATE_90,
+        }.get(_orientation(image))
+        if deep != (self.mode == "L16"):
+            raise Unusable(
+                f"it has more than 8 bits a channel (Pillow's mode {image.mode}): --mode L16 "
+                "takes grey of 16 bits; store others as arrays"
+                if deep
+                else "it has 8 bits a channel, --mode L16 takes 16"
+            )
+        if turned is not None:
+            image = image.transpose(turned)
+        if self.mode == "L16":
+            return _grey16(image)
+        if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+            image = image.convert("RGBA")
+            if self.mode == "RGBA":
+                return image
+            if image.getchannel("A").getextrema()[0] < 255:
+                if not self.background:
+                    raise Unusable(
+                        "it has transparent pixels: --background white lays them over a colour, "
+                        "--mode RGBA keeps them"
+                    )
+                below = pillow.new("RGBA", image.size, self.background)
+                image = pillow.alpha_composite(below, image)
+            image = image.convert("RGB")
+        return image if image.mode == self.mode else image.convert(self.mode)
+
+    def _resized(self, image: Any) -> Any:
+        if self.size is None or (image.height, image.width) == self.size:
+            return image
+        pillow, (height, width) = _pillow(), self.size
+        resample = pillow.Resampling[self.filter.upper()]
+        if self.resize == "none":
+            raise Unusable(
+                f"it has {image.height} x {image.width} pixels, not {height} x {width} (height x "
+                "width), and --resize is none"
+            )
+        if self.resize == "stretch":
+            return image.resize((width, height), resample)
+        if self.resize == "crop":
+            scale = min(image.width / width, image.height / height)
+            left, top = (image.width - scale * width) / 2, (image.height - scale * height) / 2
+            box = (left, top, image.width - left, image.height - top)
+            return image.resize((width, height), resample, box=box)
+        inner = _inside(self.size, (image.height, image.width))
+        padded = pillow.new(image.mode, (width, height), self.background or 0)
+        place = (width - inner[1]) // 2, (height - inner[0]) // 2
+        padded.paste(image.resize(inner[::-1], resample), place)
+        return padded
+
+    def _array(self, image: Any) -> Array:
+        pixels = np.asarray(image)
+        if self.mode == "L16":
+            pixels = pixels.clip(0, 2**16 - 1).astype(np.uint16)  # a sharp filter overshoots
+        return np.ascontiguousarray(pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1))
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ConfigError(
+            "images need Pillow, which is not installed: pip install 'hpctrain[prep]'"
+        ) from None
+    return Image
+
+
+@contextmanager
+def _reasons() -> Iterator[None]:
+    """Pillow raises half a dozen kinds over damaged files; they all mean the same."""
+    try:
+        yield
+    except (Unusable, ConfigError, MemoryError):
+        raise
+    except Exception as error:
+        what = str(error) or type(error).__name__
+        raise Unusable(f"it cannot be decoded: {what}") from None
+
+
+def _size(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,6})(?:x(\d{1,6}))?", text)
+    if not match or 0 in (size := (int(match[1]), int(match[2] or match[1]))):
+        raise ConfigError(f"--size {text!r}: height and width in pixels, such as 224x224")
+    return size
+
+
+def _inside(size: tuple[int, int], found: tuple[int, int]) -> tuple[int, int]:
+    """The largest size with the proportions of `found` that fits in `size`."""
+    scale = min(size[0] / found[0], size[1] / found[1])
+    height, width = (max(1, round(side * scale)) for side in found)
+    return height, width
+
+
+def _orientation(image: Any) -> int:
+    return int(image.getexif().get(ORIENTATION, 1))
+
+
+def _deep(image: Any) -> bool:
+    """Whether it has more than 8 bits a channel; Pillow cuts colour down to 8 without a word."""
+    if image.mode in ("I", "F") or image.mode.startswith("I;"):
+        return True
+    if image.format == "TIFF":
+        return bool(max(image.tag_v2.get(BITS, (1,))) > 8)
+    # Ask before the pixels are loaded: a PNG forgets its tiles then.
+    return image.format == "PNG" and ";16" in str(image.tile)
+
+
+def _grey16(image: Any) -> Any:
+    """In mode I, whose values are those of the file."""
+    if image.mode not in ("I", "I;16", "I;16B", "I;16L", "I;16N"):
+        raise Unusable(f"it is not grey of 16 bits (Pillow's mode {image.mode}); store it as array")
+    image = image.convert("I")
+    low, high = image.getextrema()
+    if low < 0 or high >= 2**16:
+        raise Unusable(f"its values are {low} to {high}; --mode L16 takes 0 to 65535")
+    return image
+
+
+def _check_end(kind: str, content: bytes) -> None:
+    """See that a JPEG or WebP is not cut off, without decoding it.
+
+    Raises:
+        Unusable: It is.
+    """
+    if kind == "JPEG":
+        # Neither marker can be in the pixels; the last scan is to be followed by the end.
+        if content.rfind(b"\xff\xd9") < content.rfind(b"\xff\xda"):
+            raise Unusable("it is cut off: the end of the JPEG is missing")
+    elif kind == "WEBP" and len(content) < int.from_bytes(content[4:8], "little") + 8:
+        raise Unusable("it is cut off: the WebP is shorter than its header says")

@@ -1,0 +1,227 @@
+"""Samples that come one by one: what field a value makes, whether it fits one, blocks of them.
+
+A value is stored as its field's dtype when that changes nothing; otherwise the record cannot be
+used. Nothing is cut off, wrapped around or rounded in silence.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from data_prep.source import Block
+from hpctrain.data.index import Field
+from hpctrain.data.ragged import Array
+from hpctrain.errors import DataError
+
+BLOCK_BYTES = 8 * 2**20
+
+
+class Unusable(Exception):
+    """Why a record cannot be used; its source passes it to `Reading.bad`."""
+
+
+def array_of(value: Any) -> Array:
+    """Return a value as an array that keeps all of it.
+
+    Args:
+        value: An array or number, or nested lists of numbers. Text becomes its UTF-8, bytes
+            themselves, both uint8 (length,); bool becomes uint8.
+
+    Raises:
+        Unusable: It is something else, or NumPy could not hold it exactly.
+    """
+    if isinstance(value, str):
+        try:
+            value = value.encode()
+        except UnicodeEncodeError as error:
+            raise Unusable(f"text that is no Unicode: {error.reason}") from None
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return np.frombuffer(value, np.uint8)
+    if isinstance(value, np.ma.MaskedArray) and np.ma.getmaskarray(value).any():
+        raise Unusable("a masked array with masked values; fill them")
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # whatever its __array__ raises
+        raise Unusable(f"{type(value).__name__} is no array: {error}") from None
+    if array.dtype == bool:
+        return array.view(np.uint8) if array.ndim else array.astype(np.uint8)
+    if array.dtype.kind not in "iuf":
+        what = type(value).__name__ if array.dtype == object else f"dtype {array.dtype}"
+        raise Unusable(f"{what} is neither real numbers, text nor bytes")
+    if isinstance(value, (list, tuple)) and array.dtype.kind == "f":
+        _check_whole(value)
+    return array
+
+
+def field_of(value: Any, *, variable: bool = False, dtype: str = "") -> Field:
+    """Return the field that a first value makes.
+
+    Args:
+        value: See `array_of`; text and bytes make one of variable length.
+        variable: The first axis has another length in each sample.
+        dtype: To store it as, instead of its own.
+
+    Raises:
+        Unusable: No field can hold it.
+    """
+    array = array_of(value)
+    variable = variable or isinstance(value, (str, bytes, bytearray, memoryview))
+    if variable and array.ndim == 0:
+        raise Unusable("a single number has no length that could vary")
+    shape = array.shape[1:] if variable else array.shape
+    try:
+        return Field(dtype or array.dtype.newbyteorder("=").name, shape, variable)
+    except DataError as error:
+        raise Unusable(str(error)) from None
+
+
+def fields_of(
+    values: Mapping[str, Any], variable: Sequence[str] = (), dtypes: Mapping[str, str] | None = None
+) -> dict[str, Field]:
+    """Return the schema that a first sample makes; see `field_of`.
+
+    Raises:
+        Unusable: No field can hold a value; its name is said.
+    """
+    fields = {}
+    for name, value in values.items():
+        try:
+            dtype = (dtypes or {}).get(name, "")
+            fields[name] = field_of(value, variable=name in variable, dtype=dtype)
+        except Unusable as error:
+            raise Unusable(f"field {name!r}: {error}") from None
+    return fields
+
+
+def fitted(value: Any, field: Field, *, rounded: bool = False) -> Array:
+    """Return a value as a sample of `field`.
+
+    Args:
+        value: See `array_of`.
+        field: Its dtype and shape.
+        rounded: Floats may lose digits, as the dtype was asked for.
+
+    Raises:
+        Unusable: Its shape is another, or its dtype cannot hold it.
+    """
+    array = array_of(value)
+    if field.variable and array.shape == (0,):
+        array = array.reshape(0, *field.shape)
+    found = array.shape[1:] if field.variable and array.ndim else array.shape
+    if found != field.shape or (field.variable and not array.ndim):
+        hint = (
+            ""
+            if field.variable or found[1:] != field.shape[1:]
+            else "; --variable takes any length"
+        )
+        raise Unusable(f"found {array.dtype.name}{list(array.shape)}, the field is {field}{hint}")
+    dtype = np.dtype(field.dtype)
+    if array.dtype == dtype:
+        return array
+    with np.errstate(all="ignore"):
+        cast = array.astype(dtype)
+        if rounded and array.dtype.kind == dtype.kind == "f":
+            lost = np.isfinite(array) & ~np.isfinite(cast)
+        else:
+            lost = (cast.astype(array.dtype) != array) & ~((cast != cast) & (array != array))
+            lost |= (cast < 0) != (array < 0)  # int64 and uint64 wrap both ways
+    if lost.any():
+        example = array[lost].reshape(-1)[0]
+        how = "" if rounded and array.dtype.kind == dtype.kind == "f" else " exactly"
+        raise Unusable(f"{array.dtype.name} {example} cannot be stored as {field.dtype}{how}")
+    return cast
+
+
+def fit_all(
+    values: Mapping[str, Any], fields: Mapping[str, Field], rounded: frozenset[str] = frozenset()
+) -> dict[str, Array]:
+    """Return a sample with exactly these fields; see `fitted`.
+
+    Raises:
+        Unusable: A field is missing, unknown or does not fit; it is named.
+    """
+    if values.keys() != fields.keys():
+        missing = ", ".join(repr(name) for name in fields if name not in values)
+        unknown = ", ".join(repr(name) for name in values if name not in fields)
+        problems = [f"it has no {missing}"] if missing else []
+        problems += [f"it has {unknown}, the first sample has not"] if unknown else []
+        raise Unusable("; ".join(problems))
+    sample = {}
+    for name, field in fields.items():
+        try:
+            sample[name] = fitted(values[name], field, rounded=name in rounded)
+        except Unusable as error:
+            raise Unusable(f"field {name!r}: {error}") from None
+    return sample
+
+
+class Samples:
+    """Collects samples until they make a block.
+
+    Args:
+        fields: The schema.
+        file: That they are from.
+        keyed: They have keys; otherwise their content decides the split.
+        columned: They have values of a column to split by.
+    """
+
+    def __init__(
+        self, fields: Mapping[str, Field], file: str, *, keyed: bool = True, columned: bool = False
+    ) -> None:
+        self._fields, self._file, self._keyed, self._columned = fields, file, keyed, columned
+        self._clear()
+
+    def _clear(self) -> None:
+        self._values: dict[str, list[Array]] = {name: [] for name in self._fields}
+        self._keys: list[bytes] = []
+        self._column: list[str] = []
+        self._records: list[str] = []
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def full(self) -> bool:
+        """Whether they make a block."""
+        return self._bytes >= BLOCK_BYTES
+
+    def add(
+        self, sample: Mapping[str, Array], record: str, key: bytes = b"", column: str = ""
+    ) -> None:
+        """Take in a sample that fits the schema."""
+        for name, value in sample.items():
+            self._values[name].append(value)
+            self._bytes += value.nbytes
+        self._records.append(record)
+        self._keys.append(key)
+        self._column.append(column)
+        self._bytes += 64  # so that samples of nothing make blocks too
+
+    def take(self) -> Block:
+        """Return them, at least one, as a block, and begin the next."""
+        values = {
+            name: arrays if self._fields[name].variable else np.stack(arrays)
+            for name, arrays in self._values.items()
+        }
+        block = Block(
+            values,
+            keys=self._keys if self._keyed else None,
+            column=self._column if self._columned else None,
+            file=self._file,
+            records=self._records,
+        )
+        self._clear()
+        return block
+
+
+def _check_whole(value: Any) -> None:
+    """See that whole numbers among floats are as they were.
+
+    Raises:
+        Unusable: One is not.
+    """
+    for number in np.asarray(value, object).flat:
+        if isinstance(number, int) and (abs(number) > 2**1000 or int(float(number)) != number):
+            raise Unusable(f"{number} among floats cannot be stored as float64 exactly")

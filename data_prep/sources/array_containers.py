@@ -1,0 +1,320 @@
+"""Arrays in HDF5, NetCDF and Zarr, read through their own libraries; see `array_files`."""
+
+import importlib
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from data_prep.sources.array_files import ArrayFile, Where, choose, unreadable
+from data_prep.sources.netcdf_classic import check_whole
+from data_prep.sources.packing import ATTRIBUTES
+from hpctrain.data.ragged import Array
+from hpctrain.errors import DataError
+
+HOPS = 64  # links that lead to links
+
+
+def open_container(kind: str, where: Where, axis: int, external: bool) -> ArrayFile:
+    """Open an array of a file of this kind; see `open_array`."""
+    match kind:
+        case "hdf5":
+            return _HDF5(where, axis, external)
+        case "netcdf":
+            return _NetCDF(where, axis, external)
+        case _:
+            return _Zarr(where, axis)
+
+
+def _library(name: str, where: Where) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise DataError(
+            f"reading {where.path} needs {name}, which is not installed: "
+            "pip install 'hpctrain[prep]'"
+        ) from None
+
+
+class _HDF5(ArrayFile):
+    def __init__(self, where: Where, axis: int, external: bool) -> None:
+        import h5py
+
+        with suppress(ImportError):  # Blosc, Zstd, LZ4, …: with hpctrain[codecs]
+            importlib.import_module("hdf5plugin")
+        self._file = h5py.File(where.path, "r", locking=False)
+        try:
+            links = _Links(where, external)
+            # A name that is asked for is walked to; the list would not show what links lead to.
+            key = where.key or choose(where, _hdf5_names(self._file))
+            if (found := links.find(self._file, key)) is None:
+                key = choose(where, _hdf5_names(self._file))
+                found = links.find(self._file, key)
+            self._dataset = links.dataset(found)
+            self._others = links.files
+            chunks, shape = self._dataset.chunks, self._dataset.shape
+            if shape is None:
+                raise DataError(f"{where} has no shape and no values (a null dataspace)")
+            chunk = chunks[axis] if chunks and -len(chunks) <= axis < len(chunks) else 1
+            super().__init__(where, self._dataset.dtype, shape, axis, chunk)
+            self.attributes = {
+                name: self._dataset.attrs[name] for name in ATTRIBUTES if name in found.attrs
+            }
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _rows(self, start: int, stop: int) -> Array:
+        try:
+            array = self._dataset[(slice(None),) * self.axis + (slice(start, stop),)]
+        except (OSError, RuntimeError) as error:
+            raise unreadable(self.where, error) from None
+        return np.moveaxis(array, self.axis, 0)
+
+    def files(self, start: int, stop: int) -> Iterable[str]:
+        """Also those that links led to."""
+        return self.where.path, *self._others
+
+    def close(self) -> None:
+        """See `ArrayFile`."""
+        self._file.close()
+
+
+class _Links:
+    """Finds datasets link by link, so that none leads to another file unseen.
+
+    Attributes:
+        files: The other files, which were allowed.
+    """
+
+    def __init__(self, where: Where, external: bool) -> None:
+        self._where, self._external = where, external
+        self.files: list[str] = []
+
+    def find(self, root: Any, key: str, hops: int = 0) -> Any:
+        """The object at a path; None: there is none."""
+        import h5py
+
+        here, names = root, [name for name in key.split("/") if name not in ("", ".")]
+        while names:
+            name = names.pop(0).encode()
+            if not isinstance(here, h5py.Group) or not here.id.links.exists(name):
+                return None
+            kind = here.id.links.get_info(name).type
+            if kind == h5py.h5l.TYPE_SOFT:
+                target = here.id.links.get_val(name).decode()
+                hops += 1
+                if hops > HOPS:
+                    raise DataError(f"{self._where}: its links lead in a circle")
+                names = [part for part in target.split("/") if part not in ("", ".")] + names
+                here = here.file if target.startswith("/") else here
+                continue
+            if kind == h5py.h5l.TYPE_EXTERNAL:
+                file, target = (os.fsdecode(part) for part in here.id.links.get_val(name))
+                self._outside(here.file.filename, file, f"an external link to {file}:{target}")
+                hops += 1
+                if hops > HOPS:
+                    raise DataError(f"{self._where}: its links lead in a circle")
+            try:
+                here = here[name]
+            except (KeyError, OSError) as error:
+                raise unreadable(self._where, OSError(str(error))) from None
+        return here
+
+    def dataset(self, found: Any) -> Any:
+        """See that it is a dataset, with its data where they may be."""
+        import h5py
+
+        if not isinstance(found, h5py.Dataset):
+            raise DataError(f"{self._where} is a group; name one of the arrays in it")
+        if found.external:
+            raise DataError(
+                f"{self._where} keeps its values in another file, {found.external[0][0]!r}; "
+                "--field NAME=FILE:DTYPE:SHAPE reads raw files"
+            )
+        for source in found.virtual_sources() if found.is_virtual else ():
+            if source.file_name == ".":
+                inner = self.find(found.file, source.dset_name, 1)
+                if inner is None:
+                    raise DataError(
+                        f"{self._where} is virtual, and {source.dset_name} of it is missing"
+                    )
+                self.dataset(inner)
+            else:
+                self._outside(
+                    found.file.filename,
+                    source.file_name,
+                    f"virtual, of values in {source.file_name}:{source.dset_name}",
+                )
+        return found
+
+    def _outside(self, base: str, file: str, what: str) -> None:
+        if not self._external:
+            raise DataError(f"{self._where} is {what}; --external allows other files")
+        path = os.path.join(os.path.dirname(base), file)
+        if not os.path.isfile(path):  # HDF5 would give fill values
+            raise DataError(f"{self._where} is {what}, and {path} is not there")
+        self.files.append(path)
+
+
+def _hdf5_names(file: Any) -> dict[str, str]:
+    import h5py
+
+    names = {}
+
+    def note(name: str, found: Any) -> None:
+        if isinstance(found, h5py.Dataset):
+            names[f"/{name}"] = f"{found.dtype} {found.shape}"
+
+    file.visititems(note)
+    return names
+
+
+class _NetCDF(ArrayFile):
+    def __init__(self, where: Where, axis: int, external: bool) -> None:
+        netcdf = _library("netCDF4", where)
+        check_whole(where.path)
+        self._file = netcdf.Dataset(where.path, "r")
+        try:
+            names = dict(_netcdf_variables(self._file))
+            key = where.key.lstrip("/")
+            texts = {name: f"{v.dtype} {v.shape}" for name, v in names.items()}
+            key = choose(Where(where.path, key), texts)
+            self._others = _links_of_netcdf(where, key, external)
+            self._variable = names[key]
+            self._variable.set_auto_maskandscale(False)  # `packing` does that
+            self._variable.set_auto_chartostring(False)
+            chunks = self._variable.chunking()
+            known = isinstance(chunks, list) and -len(chunks) <= axis < len(chunks)
+            dtype = self._variable.dtype
+            super().__init__(where, dtype, self._variable.shape, axis, chunks[axis] if known else 1)
+            found = self._variable.ncattrs()
+            self.attributes = {
+                name: self._variable.getncattr(name) for name in ATTRIBUTES if name in found
+            }
+            # What was never written reads as this; single bytes have no such value.
+            if "_FillValue" not in found and dtype.itemsize > 1:
+                self.attributes["_FillValue"] = netcdf.default_fillvals[dtype.str[1:]]
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _rows(self, start: int, stop: int) -> Array:
+        try:
+            array = self._variable[(slice(None),) * self.axis + (slice(start, stop),)]
+        except (OSError, RuntimeError, IndexError) as error:
+            raise unreadable(self.where, error) from None
+        return np.moveaxis(np.asarray(array), self.axis, 0)
+
+    def files(self, start: int, stop: int) -> Iterable[str]:
+        """Also those that links led to."""
+        return self.where.path, *self._others
+
+    def close(self) -> None:
+        """See `ArrayFile`."""
+        self._file.close()
+
+
+def _links_of_netcdf(where: Where, key: str, external: bool) -> list[str]:
+    """The other files that a variable is in: NetCDF4 is HDF5, and its library follows any link."""
+    import h5py
+
+    if not h5py.is_hdf5(where.path):
+        return []
+    group, _, name = key.rpartition("/")
+    with h5py.File(where.path, "r", locking=False) as file:
+        links = _Links(Where(where.path, key), external)
+        # A variable with the name of a dimension that is not its own is stored under another.
+        for stored in (key, f"{group}/_nc4_non_coord_{name}"):
+            if (found := links.find(file, stored)) is not None:
+                links.dataset(found)
+                return links.files
+    raise DataError(f"{where} is not where NetCDF4 would have it")
+
+
+def _netcdf_variables(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, variable in group.variables.items():
+        yield path + name, variable
+    for name, inner in group.groups.items():
+        yield from _netcdf_variables(inner, f"{path}{name}/")
+
+
+class _Zarr(ArrayFile):
+    def __init__(self, where: Where, axis: int) -> None:
+        zarr = _library("zarr", where)
+        self._zip = None
+        errors = (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError)
+        try:
+            store: Any = where.path
+            if where.path.lower().endswith(".zip"):
+                self._zip = store = zarr.storage.ZipStore(where.path, mode="r")
+            try:
+                found = zarr.open(store, mode="r")
+            except errors as error:
+                raise unreadable(where, error) from None
+            self._key = ""
+            if not isinstance(found, zarr.Array):
+                try:
+                    arrays = {
+                        name: array
+                        for name, array in sorted(found.members(max_depth=None))
+                        if isinstance(array, zarr.Array)
+                    }
+                except errors as error:
+                    raise unreadable(where, error) from None
+                texts = {name: f"{array.dtype} {array.shape}" for name, array in arrays.items()}
+                self._key = choose(Where(where.path, where.key.strip("/")), texts)
+                found = arrays[self._key]
+            elif where.key.strip("/"):
+                raise DataError(f"{where.path} is itself an array and holds no {where.key!r}")
+            self._array = found
+            self._chunks = found.shards or found.chunks  # what is a file
+            known = -len(self._chunks) <= axis < len(self._chunks)
+            super().__init__(
+                where, found.dtype, found.shape, axis, self._chunks[axis] if known else 1
+            )
+            self.attributes = {
+                name: found.attrs[name] for name in ATTRIBUTES if name in found.attrs
+            }
+            # Written by xarray in the second version, that is what is missing.
+            fill = found.metadata.fill_value
+            if found.metadata.zarr_format == 2 and "_ARRAY_DIMENSIONS" in found.attrs:
+                self.attributes |= {} if fill is None else {"_FillValue": fill}
+        except BaseException:
+            self.close()
+            raise
+
+    def _rows(self, start: int, stop: int) -> Array:
+        try:
+            array = self._array[(slice(None),) * self.axis + (slice(start, stop),)]
+        except Exception as error:  # codecs raise what they like
+            raise unreadable(self.where, error) from None
+        return np.moveaxis(np.asarray(array), self.axis, 0)
+
+    def files(self, start: int, stop: int) -> Iterator[str]:
+        """The metadata, and the chunks of these rows that are there."""
+        if self._zip is not None:
+            yield self.where.path
+            return
+        folder = os.path.join(self.where.path, self._key)
+        for name in ("zarr.json", ".zarray", ".zattrs"):
+            if os.path.exists(path := os.path.join(folder, name)):
+                yield path
+        counts = [
+            -(-size // chunk) for size, chunk in zip(self._array.shape, self._chunks, strict=True)
+        ]
+        chunk = self._chunks[self.axis]
+        grid = [range(count) for count in counts]
+        grid[self.axis] = range(start // chunk, -(-stop // chunk))
+        for place in np.ndindex(*map(len, grid)):
+            at = tuple(axis[i] for axis, i in zip(grid, place, strict=True))
+            path = os.path.join(folder, self._array.metadata.encode_chunk_key(at))
+            if os.path.exists(path):
+                yield path
+
+    def close(self) -> None:
+        """See `ArrayFile`."""
+        if self._zip is not None and hasattr(self._zip, "_zf"):  # else it could not be opened
+            self._zip.close()

@@ -1,0 +1,278 @@
+"""Arrays in .npy and .npz files, and raw numbers; see `array_files`.
+
+Nothing is mapped: a file that is cut off while it is read is an error then, not the end of the
+process.
+"""
+
+import atexit
+import math
+import os
+import re
+import zipfile
+import zlib
+from functools import lru_cache
+from typing import IO, Any
+
+import numpy as np
+
+from data_prep.sources.array_files import (
+    FORMS,
+    SLAB_BYTES,
+    ArrayFile,
+    Where,
+    check_dtype,
+    choose,
+    unreadable,
+)
+from hpctrain.data.ragged import Array
+from hpctrain.errors import ConfigError, DataError
+
+STRIDE = 2**14  # bytes: runs closer to each other are read with what is between them
+STRIP_BYTES = 8 * 2**20
+
+
+def open_numpy(where: Where, axis: int) -> ArrayFile:
+    """Open an array of these kinds; see `open_array`."""
+    if where.kind == "npz":
+        return _npz(where, axis)
+    if where.kind == "raw":
+        return _raw(where, axis)
+    if where.key:
+        raise ConfigError(f"{where}: a .npy file holds one array, and takes no key")
+    with open(where.path, "rb") as file:
+        return _npy(where, file, axis, 0, os.stat(file.fileno()).st_size)
+
+
+class Flat(ArrayFile):
+    """Numbers end to end in a file: .npy, an uncompressed member of .npz, raw."""
+
+    def __init__(
+        self,
+        where: Where,
+        dtype: Any,
+        shape: tuple[int, ...],
+        axis: int,
+        offset: int,
+        fortran: bool = False,
+    ) -> None:
+        super().__init__(where, dtype, shape, axis)
+        # As rows of the file's own order: `outer` runs, in each the samples, `inner` of each.
+        self._reversed = fortran
+        self._shape = shape[::-1] if fortran else shape
+        self._axis = len(shape) - 1 - self.axis if fortran else self.axis
+        self._outer = math.prod(self._shape[: self._axis])
+        self._inner = math.prod(self._shape[self._axis + 1 :])
+        self._offset = offset
+        if self._outer > 1:  # many short reads: so few times as memory allows
+            row = max(1, self.dtype.itemsize * math.prod(self.shape[1:]))
+            self._chunk = max(1, SLAB_BYTES // 2 // row)
+        self._file = os.open(where.path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _rows(self, start: int, stop: int) -> Array:
+        array = np.empty((self._outer, stop - start, self._inner), self.dtype)
+        size = self.dtype.itemsize * self._inner
+        stride = size * self.shape[0]
+        if self._outer > 1 and stride <= STRIDE:
+            many = STRIP_BYTES // stride
+            for outer in range(0, self._outer, many):
+                part = array[outer : outer + many]
+                strip = np.empty((len(part), self.shape[0], self._inner), self.dtype)
+                self._fill(strip, self._offset + outer * stride)
+                part[:] = strip[:, start:stop]
+        else:
+            for outer, run in enumerate(array):
+                self._fill(run, self._offset + outer * stride + start * size)
+        before, after = self._shape[: self._axis], self._shape[self._axis + 1 :]
+        array = array.reshape(*before, stop - start, *after)
+        return np.moveaxis(array.T if self._reversed else array, self.axis, 0)
+
+    def _fill(self, run: Array, offset: int) -> None:
+        room = memoryview(_bytes(run))
+        while room:
+            try:
+                count = os.preadv(self._file, [room], offset)
+            except OSError as error:
+                raise unreadable(self.where, error) from None
+            if not count:
+                raise DataError(f"{self.where.path} was cut off while it was being read")
+            room, offset = room[count:], offset + count
+
+    def close(self) -> None:
+        """See `ArrayFile`."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+class Member(ArrayFile):
+    """A compressed member of an .npz: a stream that goes forward, kept open between pieces."""
+
+    def __init__(self, where: Where, axis: int, member: "_Stream") -> None:
+        super().__init__(where, member.dtype, member.shape, axis)
+        self._member = member
+
+    def _rows(self, start: int, stop: int) -> Array:
+        try:
+            if self._member.fortran or self.axis:
+                return np.moveaxis(self._member.whole(), self.axis, 0)[start:stop]
+            return self._member.range(start, stop)
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise unreadable(self.where, error) from None
+
+
+class _Stream:
+    def __init__(self, path: str, name: str) -> None:
+        self._archive = zipfile.ZipFile(path)
+        self._file = self._archive.open(name)
+        self.shape, self.fortran, self.dtype = _header(self._file)
+        self.begin = self._file.tell()
+        self._whole: Array | None = None
+
+    def range(self, start: int, stop: int) -> Array:
+        array = np.empty((stop - start, *self.shape[1:]), self.dtype)
+        row = self.dtype.itemsize * math.prod(self.shape[1:])
+        self._file.seek(self.begin + start * row)
+        self._read(array)
+        return array
+
+    def whole(self) -> Array:
+        """Of another order than the rows': it has to be in memory."""
+        if self._whole is None:
+            order = self.shape[::-1] if self.fortran else self.shape
+            array = np.empty(order, self.dtype)
+            self._file.seek(self.begin)
+            self._read(array)
+            self._whole = array.T if self.fortran else array
+        return self._whole
+
+    def _read(self, array: Array) -> None:
+        room = memoryview(_bytes(array))
+        while room:
+            content = self._file.read(min(len(room), 2**20))
+            if not content:
+                raise EOFError("the archive is cut off")
+            room[: len(content)] = content
+            room = room[len(content) :]
+
+
+def _bytes(array: Array) -> Any:
+    return array.reshape(-1).view(np.uint8)
+
+
+@lru_cache(maxsize=4)
+def _stream(path: str, name: str, size: int, mtime_ns: int) -> _Stream:
+    return _Stream(path, name)
+
+
+atexit.register(_stream.cache_clear)  # closes them
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether in Fortran's order, dtype.
+
+    Raises:
+        ValueError: It is not that of a .npy file.
+    """
+    try:
+        version = np.lib.format.read_magic(file)
+    except ValueError:
+        raise ValueError("it does not begin as a NumPy file does") from None
+    read = np.lib.format.read_array_header_1_0
+    if version > (1, 0):
+        read = np.lib.format.read_array_header_2_0
+    try:
+        shape, fortran, dtype = read(file)
+    except Exception as error:  # it is evaluated as Python, with Python's errors
+        raise ValueError(f"its header is damaged: {error}") from None
+    if any(size < 0 for size in shape):
+        raise ValueError(f"its header says shape {shape}")
+    return shape, fortran, dtype
+
+
+def _npy(where: Where, file: IO[bytes], axis: int, offset: int, size: int) -> Flat:
+    """The .npy file of `size` bytes at `offset`."""
+    file.seek(offset)
+    shape, fortran, dtype = _header(file)
+    begin = file.tell()
+    check_dtype(where, dtype)
+    _check_size(where, dtype.itemsize * math.prod(shape), size - (begin - offset))
+    return Flat(where, dtype, shape, axis, begin, fortran)
+
+
+def _check_size(where: Where, needed: int, found: int) -> None:
+    if needed > found:
+        raise DataError(
+            f"{where} is truncated: its header says {needed:,} bytes of data, {found:,} are there"
+        )
+    if needed < found:
+        raise DataError(
+            f"{where} has {found - needed:,} bytes behind its array: save one array in a file"
+        )
+
+
+def npz_names(path: str) -> list[str]:
+    """The keys of an .npz.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise unreadable(Where(path), error) from None
+    keys = [name.removesuffix(".npy") for name in names if name.endswith(".npy")]
+    if twice := {key for key in keys if keys.count(key) > 1}:
+        raise DataError(f"{path} holds {min(twice)!r} twice")
+    if other := [name for name in names if not name.endswith(".npy")]:
+        raise DataError(f"{path} holds {other[0]!r}, which is not an array")
+    return keys
+
+
+def _npz(where: Where, axis: int) -> ArrayFile:
+    name = choose(where, dict.fromkeys(npz_names(where.path), "")) + ".npy"
+    found = os.stat(where.path)
+    with zipfile.ZipFile(where.path) as archive:
+        info = archive.getinfo(name)
+        if info.flag_bits & 1:
+            raise DataError(f"{where} is encrypted")
+        if info.compress_type == zipfile.ZIP_STORED:
+            with open(where.path, "rb") as file:
+                file.seek(info.header_offset + 26)  # the lengths of name and extra field
+                lengths = np.frombuffer(file.read(4), "<u2")
+                offset = info.header_offset + 30 + int(lengths.sum())
+                return _npy(where, file, axis, offset, info.file_size)
+    stream = _stream(where.path, name, found.st_size, found.st_mtime_ns)
+    check_dtype(where, stream.dtype)
+    needed = stream.dtype.itemsize * math.prod(stream.shape)
+    _check_size(where, needed, info.file_size - stream.begin)
+    return Member(where, axis, stream)
+
+
+def _raw(where: Where, axis: int) -> Flat:
+    if not where.key:
+        raise ConfigError(f"{where.path}: its name does not say what it is; {FORMS}")
+    match = re.fullmatch(r"([^:]+)(?::(\d+(?:x\d+)*)?)?(?::(\d+))?", where.key)
+    try:
+        dtype = np.dtype(match[1] if match else "")
+    except TypeError:
+        match = None
+    if match is None:
+        raise ConfigError(
+            f"{where}: raw numbers are FILE:DTYPE:SHAPE of one sample, such as u.bin:float32:3x64 "
+            "(then :SKIP, bytes of a header); other formats go by the file's ending"
+        )
+    if axis:
+        raise ConfigError(f"--axis: in {where.path} samples follow each other, so it is 0")
+    check_dtype(where, dtype)
+    sample = tuple(int(size) for size in match[2].split("x")) if match[2] else ()
+    size, skip = os.stat(where.path).st_size, int(match[3] or 0)
+    row = dtype.itemsize * math.prod(sample)
+    if not row:
+        raise ConfigError(f"{where}: every size of a shape is at least 1")
+    if size < skip or (size - skip) % row:
+        raise DataError(
+            f"{where} has {size - skip:,} bytes{f' behind the first {skip:,}' * bool(skip)}, which "
+            f"is no multiple of a sample's {row:,}: another shape or dtype, or it is truncated"
+        )
+    return Flat(where, dtype, ((size - skip) // row, *sample), 0, skip)

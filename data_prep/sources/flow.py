@@ -1,0 +1,200 @@
+"""Decaying turbulence in two dimensions, computed: a field in space and time for first runs.
+
+The Navier-Stokes equations of the vorticity w on the periodic square of side 2 pi,
+
+    dw/dt + u . grad w = nu lap w,    u = (d psi/dy, -d psi/dx),    lap psi = -w,
+
+by Fourier modes: products in physical space without aliases (Orszag's 2/3 rule), the viscous term
+exactly (an integrating factor), the rest in time by Runge-Kutta of order 4 at a fixed Courant
+number. Velocities come from a stream function, so the flow is incompressible to rounding. It
+starts from random modes around wavenumber 4 with a root-mean-square speed of 1, and is recorded
+after a time of 1, every 0.2. Viscosities are such that the smallest eddies are resolved.
+
+Each trajectory is a function of (seed, its number), so any process computes it.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.options import Options
+from data_prep.source import Block, Piece, Reading, Source
+from hpctrain.data.index import Field
+from hpctrain.errors import ConfigError
+
+SIZE, STEPS, TRAJECTORIES = 64, 16, 64
+INTERVAL, SPIN_UP = 0.2, 1.0  # times between snapshots, before the first
+COURANT = 0.6  # the fastest fluid goes so many grid cells in a time step
+WAVENUMBER = 4.0  # of the first eddies
+VISCOSITY = (4e-3, 2e-2)  # at 64 points; the range shrinks with the square of the grid cells
+MOST_IN_PIECE = 8
+
+Real = NDArray[np.float64]
+Modes = NDArray[np.complex128]
+
+
+class Solver:
+    """Steps the vorticity's Fourier modes, (size, size // 2 + 1), the layout of `rfft2`.
+
+    Args:
+        size: Grid points along each side; even.
+        viscosity: Kinematic, in units of side / (2 pi) and the initial speed.
+    """
+
+    def __init__(self, size: int, viscosity: float) -> None:
+        self.size, self.viscosity = size, viscosity
+        x = np.fft.rfftfreq(size, 1 / size)
+        y = np.fft.fftfreq(size, 1 / size)[:, None]
+        self._x, self._y = 1j * x, 1j * y
+        self.square = x**2 + y**2  # of the wavenumber
+        self._inverse = 1 / np.where(self.square == 0, 1, self.square)
+        self._inverse[0, 0] = 0  # no mean flow
+        self._kept = (x < size / 3) & (abs(y) < size / 3)
+
+    def velocity(self, modes: Modes) -> tuple[Real, Real]:
+        """The velocity of a vorticity on the grid, along the last axis and the first."""
+        stream = modes * self._inverse
+        return self._grid(self._y * stream), self._grid(-self._x * stream)
+
+    def advection(self, modes: Modes) -> Modes:
+        """-u . grad w, without aliases."""
+        u, v = self.velocity(modes)
+        product = u * self._grid(self._x * modes) + v * self._grid(self._y * modes)
+        return np.where(self._kept, -np.fft.rfft2(product), 0)
+
+    def advance(self, modes: Modes, time: float) -> Modes:
+        """The modes after a time, in equal steps that the Courant number allows now."""
+        speed = max(abs(component).max() for component in self.velocity(modes))
+        count = max(1, math.ceil(time * speed * self.size / (2 * math.pi * COURANT)))
+        step = time / count
+        half = np.exp(-self.viscosity * self.square * step / 2)  # of the viscous decay
+        whole = half * half
+        for _ in range(count):
+            a = step * self.advection(modes)
+            b = step * self.advection(half * (modes + a / 2))
+            c = step * self.advection(half * modes + b / 2)
+            d = step * self.advection(whole * modes + half * c)
+            modes = whole * modes + (whole * a + 2 * half * (b + c) + d) / 6
+        return modes
+
+    def start(self, rng: np.random.Generator) -> Modes:
+        """Random modes around WAVENUMBER with a root-mean-square speed of 1."""
+        scaled = self.square / WAVENUMBER**2
+        modes = np.fft.rfft2(rng.standard_normal((self.size, self.size)))
+        modes = np.where(self._kept, modes * scaled * np.exp(-scaled), 0)
+        return modes / math.sqrt(2 * self.energy(modes))
+
+    def energy(self, modes: Modes) -> float:
+        """Half the mean square of the velocity."""
+        return 0.5 * float(np.mean(sum(part**2 for part in self.velocity(modes))))
+
+    def enstrophy(self, modes: Modes) -> float:
+        """Half the mean square of the vorticity; energy decays by 2 viscosity enstrophy."""
+        return 0.5 * float(np.mean(self._grid(modes) ** 2))
+
+    def vorticity(self, modes: Modes) -> Real:
+        """On the grid, (size, size)."""
+        return self._grid(modes)
+
+    def _grid(self, modes: Modes) -> Real:
+        return np.fft.irfft2(modes, (self.size, self.size))
+
+
+@dataclass(frozen=True)
+class Flow(Source):
+    """See `flow`."""
+
+    size: int = SIZE
+    steps: int = STEPS
+    seed: int = 0
+
+    def read(self, what: tuple[int, int], reading: Reading) -> Iterator[Block]:
+        """See `Source`."""
+        for number in range(*what):
+            viscosity, vorticity = trajectory(self.size, self.steps, self.seed, number)
+            yield Block(
+                {
+                    "vorticity": vorticity[None],
+                    "viscosity": np.array([viscosity]),
+                    "trajectory": np.array([number]),
+                },
+                keys=[f"{self.seed}/{number}".encode()],
+                file="flow",
+                records=[f"trajectory {number}"],
+            )
+
+
+def trajectory(
+    size: int, steps: int, seed: int, number: int
+) -> tuple[np.float32, NDArray[np.float32]]:
+    """One flow.
+
+    Returns:
+        Its viscosity, and its vorticity (steps, size, size), rows along y.
+    """
+    rng = np.random.default_rng([seed, number])
+    low, high = (math.log(nu * (64 / size) ** 2) for nu in VISCOSITY)
+    viscosity = np.float32(math.exp(rng.uniform(low, high)))
+    solver = Solver(size, float(viscosity))
+    modes = solver.advance(solver.start(rng), SPIN_UP)
+    vorticity = np.empty((steps, size, size), np.float32)
+    for step in range(steps):
+        if step:
+            modes = solver.advance(modes, INTERVAL)
+        vorticity[step] = solver.vorticity(modes)
+    return viscosity, vorticity
+
+
+def flow(
+    options: Options,
+    size: int = SIZE,
+    steps: int = STEPS,
+    trajectories: int = TRAJECTORIES,
+    seed: int = 0,
+) -> Source:
+    """Decaying two-dimensional turbulence; see the module.
+
+    Args:
+        options: How much makes a piece.
+        size: Grid points along each side.
+        steps: Snapshots of a trajectory, which is a sample.
+        trajectories: How many.
+        seed: From 0.
+
+    Raises:
+        ConfigError: A number that is not possible.
+    """
+    if size % 2 or not 16 <= size <= 8192:
+        raise ConfigError(f"--size {size}: the grid's points are an even number, 16 to 8192")
+    for option, value, least, most in (
+        ("--steps", steps, 1, 100_000),
+        ("--trajectories", trajectories, 1, 10_000_000),
+        ("--seed", seed, 0, 2**63 - 1),
+    ):
+        if not least <= value <= most:
+            raise ConfigError(f"{option} {value}: it is a whole number from {least} to {most}")
+    fields = {
+        "vorticity": Field("float32", (steps, size, size)),
+        "viscosity": Field("float32"),
+        "trajectory": Field("int64"),
+    }
+    nbytes = 4 * steps * size * size + 12
+    in_piece = max(1, min(MOST_IN_PIECE, options.shard_bytes // nbytes))
+    ends = [
+        (first, min(first + in_piece, trajectories)) for first in range(0, trajectories, in_piece)
+    ]
+    about: dict[str, Any] = {"size": size, "steps": steps, "seed": seed, "interval": INTERVAL}
+    return Flow(
+        name="flow",
+        fields=fields,
+        pieces=[Piece((a, b), samples=b - a, bytes=(b - a) * nbytes) for a, b in ends],
+        identity={**about, "trajectories": trajectories},
+        about={"from": "a pseudo-spectral solver of the Navier-Stokes equations", **about},
+        size=size,
+        steps=steps,
+        seed=seed,
+    )

@@ -1,0 +1,383 @@
+"""A folder that Hugging Face's library `datasets` has written with `save_to_disk`.
+
+    python -m data_prep huggingface cifar10/ OUT --mode RGB
+
+A DatasetDict keeps its splits (--split column:split); of a Dataset all is `train`, or what
+--split says. The features become fields:
+
+Value, List, Sequence   as in `table`: numbers, text as uint8 of variable length, lists
+ClassLabel              int64, with its names in the index; -1 is no label, as it is there
+Array2D … Array5D       their shape; with an open first axis variable-length
+Image                   decoded: uint8 (channels, height, width), of the size of the first; or
+                        with --encoded the file's bytes, for the loader to decode
+
+All others, such as Audio, Video and dicts, are refused by name: --drop them. Images are turned as
+their EXIF orientation says; other modes than L and RGB need --mode.
+"""
+
+import argparse
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_prep import tables
+from data_prep.columns import Column
+from data_prep.files import Part
+from data_prep.opening import one_line
+from data_prep.options import Options, add_arguments
+from data_prep.source import Block, Piece, Reading, Source, SourceFile
+from data_prep.split import ByColumn
+from hpctrain.data.index import Field
+from hpctrain.data.ragged import Array, offsets_of
+from hpctrain.errors import ConfigError, DataError
+
+SPLIT = "split"  # the column that stands for the names of a DatasetDict
+MODES = ("L", "RGB")
+CONVERTED = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # of 8 bits or less
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command line."""
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of save_to_disk")
+    group = parser.add_argument_group("huggingface")
+    group.add_argument(
+        "--columns", action="append", default=[], metavar="NAME,…", help="these only, in this order"
+    )
+    group.add_argument(
+        "--drop", action="append", default=[], metavar="NAME,…", help="all but these"
+    )
+    how = group.add_mutually_exclusive_group()
+    how.add_argument("--mode", choices=MODES, help="convert images to this mode")
+    how.add_argument("--encoded", action="store_true", help="images as the bytes of their files")
+    add_arguments(parser, split="")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Do it; see `convert`."""
+    from data_prep.convert import convert
+
+    saved = load(args.folder)
+    args.split = args.split or ("train=1" if "" in saved.splits else f"column:{SPLIT}")
+    options = Options.of(args)
+    images = Images(args.mode or "", args.encoded)
+    source = huggingface(saved, _list(args.columns), _list(args.drop), images, options)
+    convert(source, args.out, options)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a folder holds.
+
+    Attributes:
+        folder: Of all.
+        features: By name, as the library has them.
+        schema: Of the files.
+        splits: The files of each; "" is the only one of a Dataset.
+    """
+
+    folder: str
+    features: Mapping[str, Any]
+    schema: Any
+    splits: Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Images:
+    """How images are stored: in a mode ("": their own), or as the bytes of their files."""
+
+    mode: str = ""
+    encoded: bool = False
+
+    def read(self, image: Mapping[str, Any] | None) -> Array | str:
+        """Return the pixels uint8 (channels, height, width) or the bytes, or what is wrong."""
+        if image is None:
+            return "is null"
+        content = image["bytes"]
+        if content is None:
+            return f"is not in the data set but at {image['path']!r}; save it with the images in it"
+        if self.encoded and content:
+            return np.frombuffer(content, np.uint8)
+        return self._decoded(content)
+
+    def _decoded(self, content: bytes) -> Array | str:
+        try:
+            from PIL import Image, ImageOps
+        except ImportError:
+            raise DataError(
+                "images need Pillow, which is not installed: pip install 'hpctrain[prep]'"
+            ) from None
+        try:
+            with Image.open(io.BytesIO(content)) as file:
+                image = ImageOps.exif_transpose(file) or file
+                mode = image.mode
+                if self.mode and mode in CONVERTED:
+                    image = image.convert(self.mode)
+                elif mode not in MODES:
+                    way = "--mode converts it" if mode in CONVERTED else "--encoded keeps it"
+                    return f"has the mode {mode}, not L or RGB; {way}"
+                pixels = np.asarray(image)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            return f"cannot be decoded: {error}"
+        pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+        return np.ascontiguousarray(pixels)
+
+
+@dataclass(frozen=True)
+class HuggingFace(Source):
+    """See `huggingface`."""
+
+    by_name: Mapping[str, Column | None] = field(default_factory=dict)  # None: an image
+    shapes: Mapping[str, Sequence[int | None]] = field(default_factory=dict)  # of arrays
+    images: Images = field(default_factory=Images)
+    column: str = ""
+
+    def read(self, what: tuple[str, str], reading: Reading) -> Iterator[Block]:
+        """See `Source`."""
+        split, path = what
+        names = [*self.by_name]
+        named = self.column == SPLIT and split  # by the DatasetDict, not by a column
+        if self.column and not named and self.column not in names:
+            names.append(self.column)
+        for batch, first in tables.arrow_batches(Part(path), names):
+            images, arrays, bad = dict[str, Any](), dict[str, Any](), dict[int, str]()
+            for name, column in self.by_name.items():
+                if column is None:
+                    images[name] = [self._image(name, item) for item in batch[name].to_pylist()]
+                    found = {i: x for i, x in enumerate(images[name]) if isinstance(x, str)}
+                else:
+                    arrays[name], found = _typed(batch[name], column, self.shapes.get(name))
+                    found = {**column.problems(arrays[name]), **found}
+                for row, why in found.items():
+                    bad.setdefault(row, why)
+            if self.column and not named:
+                null = batch[self.column].is_null().to_numpy(zero_copy_only=False)
+                for row in np.flatnonzero(null).tolist():
+                    bad.setdefault(row, f"column {self.column!r} is null; --split goes by it")
+            for row, why in sorted(bad.items()):
+                reading.bad(path, f"row {first + row + 1}", why)
+            kept = [row for row in range(batch.num_rows) if row not in bad]
+            values: dict[str, Any] = {}
+            for name, column in self.by_name.items() if kept else ():
+                if column is None:
+                    chosen = [images[name][row] for row in kept]
+                    values[name] = chosen if self.images.encoded else np.stack(chosen)
+                else:
+                    values[name] = column.values(arrays[name].take(kept) if bad else arrays[name])
+            if kept:
+                yield Block(values, column=self._column(split, batch, kept), file=path)
+
+    def _image(self, name: str, item: Mapping[str, Any] | None) -> Array | str:
+        image = self.images.read(item)
+        if isinstance(image, str):
+            return f"column {name!r}: the image {image}"
+        wanted = self.fields[name]
+        if not wanted.variable and image.shape != wanted.shape:
+            return (
+                f"column {name!r}: the image is {list(image.shape)}, the first one "
+                f"{list(wanted.shape)}; --encoded stores any"
+            )
+        return image
+
+    def _column(self, split: str, batch: Any, kept: Sequence[int]) -> list[str] | None:
+        if not self.column:
+            return None
+        if split and self.column == SPLIT:
+            return [split] * len(kept)
+        values = batch[self.column].to_pylist()
+        return [str(values[row]) for row in kept]
+
+
+def load(folder: Path) -> Saved:
+    """Look at a folder; nothing is read but its description.
+
+    Raises:
+        DataError: It is not one that `save_to_disk` has written, or the library is missing.
+    """
+    try:
+        import datasets
+    except ImportError:
+        raise DataError(
+            "this needs the library datasets, which is not installed: pip install datasets"
+        ) from None
+    datasets.disable_progress_bars()
+    try:
+        loaded = datasets.load_from_disk(str(folder))
+    except Exception as error:  # anything, from a damaged description
+        why = one_line(error)
+        raise DataError(f"{folder} is no folder of save_to_disk: {why}") from None
+    splits = loaded if isinstance(loaded, datasets.DatasetDict) else {"": loaded}
+    if not splits:
+        raise DataError(f"{folder} has no splits")
+    (first_name, first), *others = splits.items()
+    for name, split in others:
+        if split.features != first.features:
+            raise DataError(f"{folder}: the splits {first_name} and {name} have other features")
+    for split in splits.values():
+        if split._indices is not None:
+            raise DataError(
+                f"{folder} has an order beside its rows, as old versions of datasets wrote it; "
+                "load and save it again"
+            )
+    return Saved(
+        folder=str(folder.absolute()),
+        features=dict(first.features),
+        schema=first.features.arrow_schema,
+        splits={
+            name: [file["filename"] for file in split.cache_files] for name, split in splits.items()
+        },
+    )
+
+
+def huggingface(
+    saved: Saved, columns: Sequence[str], drop: Sequence[str], images: Images, options: Options
+) -> Source:
+    """A source of the rows of a saved data set.
+
+    Args:
+        saved: See `load`.
+        columns: The features, all when there are none.
+        drop: Or all but these.
+        images: How they are stored.
+        options: The column that a split goes by.
+
+    Raises:
+        ConfigError: There is no such feature.
+        DataError: A feature that no field can hold, or files that cannot be read.
+    """
+    for name in (*columns, *drop):
+        if name not in saved.features:
+            raise ConfigError(
+                f"there is no feature {name!r}; there are {', '.join(saved.features)}"
+            )
+    if columns and drop:
+        raise ConfigError("--columns and --drop: give one of them")
+    chosen = list(dict.fromkeys(columns)) or [n for n in saved.features if n not in drop]
+    if not chosen:
+        raise ConfigError("--drop leaves no feature")
+    by_name = {name: _column_of(name, saved) for name in chosen}
+    fields = {
+        name: column.field if column is not None else _image_field(name, saved, images)
+        for name, column in by_name.items()
+    }
+    categories = {
+        name: list(saved.features[name].names)
+        for name in chosen
+        if _kind(saved.features[name]) == "ClassLabel"
+    }
+    pieces = []
+    for split, paths in saved.splits.items():
+        for path in paths:
+            file = SourceFile.of(path)
+            pieces.append(Piece((split, path), (file,), bytes=file.size))
+    column = options.split.column if isinstance(options.split, ByColumn) else ""
+    extra = [] if "" in saved.splits or SPLIT in saved.features else [SPLIT]
+    return HuggingFace(
+        name="huggingface",
+        fields=fields,
+        pieces=pieces,
+        identity={
+            "columns": chosen,
+            "categories": categories,
+            "splits": {split: len(paths) for split, paths in saved.splits.items()},
+            "images": [images.mode, images.encoded],
+        },
+        about={
+            "from": saved.folder,
+            "features": {name: str(saved.features[name]) for name in chosen},
+        },
+        categories=categories,
+        columns=[*saved.features, *extra],
+        by_name=by_name,
+        shapes={
+            name: tuple(saved.features[name].shape)
+            for name in chosen
+            if _kind(saved.features[name]).startswith("Array")
+        },
+        images=images,
+        column=column,
+    )
+
+
+def _column_of(name: str, saved: Saved) -> Column | None:
+    """How a feature is read; None: as images."""
+    import pyarrow as pa
+
+    feature, kind = saved.features[name], saved.schema.field(name).type
+    if _kind(feature) == "Image":
+        return None
+    if _kind(feature).startswith("Array"):
+        kind = pa.from_numpy_dtype(feature.dtype)
+        for size in reversed(feature.shape):
+            kind = pa.list_(kind, -1 if size is None else size)
+    return Column.of(name, kind)
+
+
+def _typed(
+    array: Any, column: Column, shape: Sequence[int | None] | None
+) -> tuple[Any, dict[int, str]]:
+    """An array as its column's type, and the rows that have another shape: nulls there.
+
+    The library stores its arrays (those with a `shape`) as nested lists of any lengths.
+    """
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if shape is None:
+        if array.type != column.type:
+            raise DataError(
+                f"column {column.name!r}: a file has {array.type}, its description {column.type}"
+            )
+        return array, {}
+    good, level, rows = np.ones(len(array), bool), array, np.arange(len(array))
+    for size in shape:
+        lengths = np.asarray(compute.list_value_length(level).fill_null(-1))
+        good[rows[lengths < 0 if size is None else lengths != size]] = False
+        level, rows = level.flatten(), np.repeat(rows, np.maximum(lengths, 0))
+    valid = np.asarray(array.is_valid())
+    bad = {
+        row: f"column {column.name!r} is no array of shape {list(column.field.shape)}"
+        for row in np.flatnonzero(valid & ~good).tolist()
+    }
+    chosen = array.filter(pa.array(good))
+    leaves = chosen
+    for _ in shape:
+        leaves = leaves.flatten()
+    for size in reversed(shape[1:]):
+        leaves = pa.FixedSizeListArray.from_arrays(leaves, size)
+    if shape[0] is None:
+        ends = offsets_of(np.asarray(compute.list_value_length(chosen)))
+        leaves = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), leaves)
+    else:
+        leaves = pa.FixedSizeListArray.from_arrays(leaves, shape[0])
+    return leaves.take(pa.array(np.cumsum(good) - 1, mask=~good)), bad
+
+
+def _kind(feature: Any) -> str:
+    return type(feature).__name__
+
+
+def _image_field(name: str, saved: Saved, images: Images) -> Field:
+    """Of the first image that can be read."""
+    if images.encoded:
+        return Field("uint8", variable=True)
+    why = "there is none"
+    for paths in saved.splits.values():
+        for path in paths:
+            for batch, _ in tables.arrow_batches(Part(path), [name]):
+                for item in batch[name].to_pylist():
+                    image = images.read(item)
+                    if not isinstance(image, str):
+                        return Field("uint8", image.shape)
+                    why = f"the image {image}"
+                break
+    raise DataError(f"{saved.folder}: column {name!r}: no image can be read: {why}")
+
+
+def _list(given: Sequence[str]) -> list[str]:
+    return [name.strip() for text in given for name in text.split(",") if name.strip()]

@@ -1,0 +1,264 @@
+"""A folder of mosaicml-streaming: its columns as fields. The library itself is not needed.
+
+FOLDER/index.json, *.mds         shards, raw or compressed (gz, bz2, zstd)
+FOLDER/train/index.json, …       each folder is a split, unless --split says something else
+
+Numbers keep their dtype, int is int64, str_int int64, str_float float64; str (UTF-8) and bytes are
+uint8 of variable length, ndarrays arrays; jpeg, png and pil are images. Of a json column
+--column COLUMN:KEY takes a key as a field. pkl is never read: pickles run code.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_prep import pixels
+from data_prep.mds import INDEX, SCALARS, Column, Shard, columns_of, decode, samples, shards_of
+from data_prep.options import Options, add_arguments
+from data_prep.piece import Problems
+from data_prep.pixels import Pixels
+from data_prep.samples import Samples, Unusable, fields_of, fit_all
+from data_prep.source import Block, Piece, Reading, Source
+from data_prep.split import ByColumn
+from hpctrain.data.index import Field, check_name
+from hpctrain.errors import ConfigError, DataError
+
+FOLDER = "folder"  # the column of the folders with an index each
+IMAGES = ("jpeg", "png", "pil")
+TAKEN = ("bytes", "str", "int", "str_int", "str_float", "ndarray", "json", *IMAGES)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command line."""
+    parser.epilog = pixels.__doc__
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument(
+        "--column",
+        action="append",
+        default=[],
+        metavar="COLUMN[:KEY]",
+        help="take only these columns; COLUMN:KEY is a key of a json one (may be repeated)",
+    )
+    parser.add_argument(
+        "--variable",
+        action="append",
+        default=[],
+        metavar="FIELD",
+        help="arrays of this field have different lengths (may be repeated)",
+    )
+    pixels.add_arguments(parser)
+    add_arguments(parser, split="")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Do it; see `convert`."""
+    from data_prep.convert import convert
+
+    given, args.split = args.split, args.split or "train=1"
+    options = Options.of(args)
+    source = mds(args.folder, options, Pixels.of(args), wanted=args.column, variable=args.variable)
+    if not given and source.columns:
+        options = replace(options, split=ByColumn(FOLDER))
+    convert(source, args.out, options)
+
+
+@dataclass(frozen=True)
+class Mds(Source):
+    """See `mds`."""
+
+    layout: tuple[Column, ...] = ()
+    wanted: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # field: column, key
+    pixels: Pixels = field(default_factory=Pixels)
+
+    def read(self, what: Shard, reading: Reading) -> Iterator[Block]:
+        """See `Source`."""
+        block = Samples(self.fields, what.file.path, keyed=False, columned=bool(self.columns))
+        for number, content in enumerate(samples(what)):
+            record = f"sample {number}"
+            try:
+                values = _values(content, self.layout, self.wanted, self.pixels, self.fields)
+                sample = fit_all(values, self.fields)
+            except Unusable as error:
+                reading.bad(what.file.path, record, str(error))
+                continue
+            block.add(sample, record, column=what.folder)
+            if block.full:
+                yield block.take()
+        if len(block):
+            yield block.take()
+
+
+def mds(
+    folder: Path,
+    options: Options,
+    pixels: Pixels | None = None,
+    *,
+    wanted: Sequence[str] = (),
+    variable: Sequence[str] = (),
+) -> Source:
+    """A source of MDS shards; each is a piece.
+
+    Args:
+        folder: With an index.json, or folders that have one each.
+        options: What becomes of records that cannot be used.
+        pixels: What becomes of images.
+        wanted: "COLUMN" or "COLUMN:KEY"; empty: all columns.
+        variable: Fields whose first axis varies.
+
+    Raises:
+        ConfigError: A column that is not there or cannot be stored.
+        DataError: The index or a shard is missing or damaged.
+    """
+    pixels = pixels or Pixels()
+    folders = {"": folder}
+    if not (folder / INDEX).exists():
+        found = sorted(path.parent for path in folder.glob(f"*/{INDEX}"))
+        folders = {path.name: path for path in found}
+        if not folders:
+            raise DataError(f"{folder} has no {INDEX}, and no folder in it has: it is no MDS")
+    layout: tuple[Column, ...] = ()
+    shards: list[Shard] = []
+    for name, path in folders.items():
+        if name:
+            check_name(name, "split")
+        for shard, columns in shards_of(path, name):
+            if layout and columns != layout:
+                raise DataError(f"{shard.file.path} has other columns than {shards[0].file.path}")
+            layout = columns
+            shards.append(shard)
+    shards = [shard for shard in shards if shard.samples]
+    if not shards:
+        raise DataError(f"{folder} has no samples")
+    chosen = _chosen(layout, wanted)
+    fields = _first(shards, layout, chosen, pixels, Problems(options.on_error), variable)
+    if unknown := sorted(set(variable) - set(fields)):
+        raise ConfigError(f"--variable {unknown[0]}: the fields are {', '.join(fields)}")
+    return Mds(
+        name="mds",
+        fields=fields,
+        pieces=[Piece(s, (s.file,), samples=s.samples, bytes=s.bytes) for s in shards],
+        identity={
+            "layout": [asdict(column) for column in layout],
+            "wanted": chosen,
+            "pixels": pixels.identity(),
+            "folders": [shard.folder for shard in shards],
+        },
+        about={"from": str(folder.absolute()), "columns": {c.name: c.encoding for c in layout}},
+        columns=(FOLDER,) if "" not in folders else (),
+        layout=layout,
+        wanted=chosen,
+        pixels=pixels,
+    )
+
+
+def _chosen(layout: Sequence[Column], wanted: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """For each field the column, and the key of a json one.
+
+    Raises:
+        ConfigError: A column that is not there or cannot be stored.
+    """
+    kinds = {column.name: column.kind for column in layout}
+    chosen: dict[str, tuple[str, str]] = {}
+    for text in wanted or list(kinds):
+        column, _, key = (text, "", "") if text in kinds else text.partition(":")
+        if column not in kinds:
+            raise ConfigError(f"--column {text}: there are {', '.join(kinds)}")
+        kind, name = kinds[column], key or column
+        others = "; --column takes only others"
+        if kind == "pkl":
+            raise ConfigError(f"column {column!r} holds pickles, which run code{others}")
+        if (kind == "json") != bool(key):
+            raise ConfigError(
+                f"column {column!r} holds JSON: --column {column}:KEY takes a key{others}"
+                if kind == "json"
+                else f"--column {text}: the column is {kind}, which has no keys"
+            )
+        if kind == "uint64" or kind not in SCALARS | set(TAKEN):
+            raise ConfigError(f"column {column!r} is {kind}, which no field can hold{others}")
+        if name in chosen:
+            raise ConfigError(f"--column: the field {name!r} is there twice")
+        chosen[name] = column, key
+    return chosen
+
+
+def _first(
+    shards: Sequence[Shard],
+    layout: Sequence[Column],
+    wanted: Mapping[str, tuple[str, str]],
+    pixels: Pixels,
+    problems: Problems,
+    variable: Sequence[str],
+) -> dict[str, Field]:
+    """The schema, by the first sample that can be used."""
+    kinds = {column.name: column.kind for column in layout}
+    images = {name for name, (column, _) in wanted.items() if kinds[column] in IMAGES}
+    for shard in shards:
+        for number, content in enumerate(samples(shard)):
+            try:
+                values = _values(content, layout, wanted, pixels, {})
+                fields = fields_of(values, variable)
+            except Unusable as error:
+                problems.bad(shard.file.path, f"sample {number}", str(error))
+                continue
+            return fields | {name: pixels.field for name in images if pixels.field}
+    raise DataError(f"{shards[0].file.path}: no sample can be used, as {problems.found[0]}")
+
+
+def _values(
+    sample: bytes,
+    layout: Sequence[Column],
+    wanted: Mapping[str, tuple[str, str]],
+    pixels: Pixels,
+    fields: Mapping[str, Field],
+) -> dict[str, Any]:
+    """The decoded values of a sample.
+
+    Raises:
+        Unusable: It is damaged.
+    """
+    columns = {column.name: column for column in layout}
+    parts, values = columns_of(sample, layout), {}
+    for name, (column, key) in wanted.items():
+        kind, part = columns[column].kind, parts[column]
+        try:
+            if kind == "pil":
+                values[name] = _pil(part, pixels)
+            elif kind in IMAGES:
+                values[name] = pixels.sample(part, fields.get(name))
+            elif kind == "json":
+                values[name] = _key(part, key)
+            else:
+                values[name] = decode(columns[column], part)
+        except Unusable as error:
+            raise Unusable(f"column {column!r}: {error}") from None
+    return values
+
+
+def _key(part: bytes, key: str) -> Any:
+    try:
+        values = json.loads(part)
+    except (ValueError, RecursionError) as error:
+        raise Unusable(f"it is not JSON: {error}") from None
+    if not isinstance(values, dict) or key not in values:
+        raise Unusable(f"there is no key {key!r}")
+    return values[key]
+
+
+def _pil(part: bytes, pixels: Pixels) -> Any:
+    """Width, height, length of the mode, mode, pixels."""
+    from PIL import Image
+
+    try:
+        width, height, length = np.frombuffer(part[:12], "<u4").tolist()
+        if width * height > pixels.max_pixels:
+            raise Unusable(f"it has {height} x {width} pixels; --max-pixels is {pixels.max_pixels}")
+        mode = part[12 : 12 + length].decode()
+        image = Image.frombytes(mode, (width, height), part[12 + length :])
+    except (ValueError, KeyError) as error:
+        raise Unusable(f"it is damaged: {error}") from None
+    return pixels.convert(image)

@@ -1,0 +1,150 @@
+"""Numbers that are not what they seem: scaled, with values for "missing", or of another dtype.
+
+NetCDF's conventions (CF, section 8.1 and 2.5.1), wherever the attributes are found: a value is
+stored * scale_factor + add_offset, in the attributes' dtype (whole ones: float64); what equals
+_FillValue or missing_value is missing. valid_range is left alone, as xarray does.
+"""
+
+import base64
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.data.ragged import Array
+from hpctrain.errors import DataError
+
+ATTRIBUTES = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How stored numbers are read.
+
+    Attributes:
+        stored: Their dtype.
+        dtype: Of what they mean.
+        scale: None: as they are.
+        offset: Added to it.
+        missing: Stored values that mean that there is none.
+        unsigned: The stored bits are unsigned.
+    """
+
+    stored: str
+    dtype: str
+    scale: float | None = None
+    offset: float = 0.0
+    missing: tuple[float, ...] = ()
+    unsigned: bool = False
+
+    @classmethod
+    def of(cls, what: str, stored: Any, attributes: Mapping[str, Any]) -> "Packing":
+        """Read attributes.
+
+        Raises:
+            DataError: One is not a number.
+        """
+        stored = np.dtype(stored)
+        unsigned = str(attributes.get("_Unsigned", "")).lower() == "true" and stored.kind == "i"
+        missing: list[float] = []
+        for name in ("_FillValue", "missing_value"):
+            if name in attributes:
+                values = _values(what, name, attributes[name], stored)
+                missing += [value for value in values if not math.isnan(value)]
+        dtype = np.dtype(stored.str.replace("i", "u")) if unsigned else stored
+        factors = {
+            name: np.asarray(attributes[name]).reshape(-1)
+            for name in ("scale_factor", "add_offset")
+            if name in attributes
+        }
+        for name, value in factors.items():
+            if len(value) != 1 or value.dtype.kind not in "iuf" or not np.isfinite(value[0]):
+                raise DataError(f"{what}: its {name} {attributes[name]!r} is not a number")
+        scale = float(factors["scale_factor"][0]) if "scale_factor" in factors else 1.0
+        offset = float(factors["add_offset"][0]) if "add_offset" in factors else 0.0
+        packed = (scale, offset) != (1.0, 0.0)
+        if packed:
+            kinds = [value.dtype if value.dtype.kind == "f" else "f8" for value in factors.values()]
+            dtype = np.result_type(dtype, *kinds)
+        return cls(
+            stored.str,
+            dtype.newbyteorder("=").str,
+            scale if packed else None,
+            offset,
+            tuple(sorted(set(missing))),
+            unsigned,
+        )
+
+    def read(self, array: Array) -> tuple[Array, NDArray[np.bool_] | None]:
+        """Return the values, and where they are missing (None: nowhere)."""
+        gone: Any = None
+        for value in self.missing:
+            equal = array == array.dtype.type(value)
+            if equal.any():
+                gone = equal if gone is None else gone | equal
+        if self.unsigned:
+            array = array.view(array.dtype.str.replace("i", "u"))
+        if self.scale is not None:
+            array = array.astype(self.dtype)  # a copy
+            array *= array.dtype.type(self.scale)
+            array += array.dtype.type(self.offset)
+        if gone is not None and array.dtype.kind == "f":
+            array = np.where(gone, np.array(np.nan, array.dtype), array)
+            gone = None
+        return array, gone
+
+
+def _values(what: str, name: str, value: Any, stored: np.dtype[Any]) -> list[Any]:
+    """The values of an attribute that the dtype can hold; the others cannot occur."""
+    if isinstance(value, str) and stored.kind == "f":  # as xarray writes it into Zarr
+        try:
+            return [struct.unpack("<d", base64.b64decode(value))[0]]
+        except (ValueError, struct.error):
+            pass
+    values = np.asarray(value).reshape(-1)
+    if values.dtype.kind not in "iuf":
+        raise DataError(f"{what}: its {name} {value!r} is not a number")
+    if stored.kind == "f":
+        return [float(number) for number in values.astype(stored)]
+    low, high = (0, 1) if stored.kind == "b" else (np.iinfo(stored).min, np.iinfo(stored).max)
+    return [int(n) for n in values.tolist() if low <= n <= high and n == int(n)]
+
+
+def cast(array: Array, dtype: str) -> tuple[Array, NDArray[np.bool_] | None]:
+    """Convert; also return what would not be the same number (None: nothing).
+
+    Rounding to fewer digits of a float is the same number; beyond its range, a fraction as an
+    integer, or an integer that a float has to round are not.
+    """
+    target = np.dtype(dtype)
+    exact = target.kind != "f" or array.dtype.kind == "f" or array.dtype.itemsize < 8
+    if exact and np.can_cast(array.dtype, target, "safe"):
+        return array.astype(target, copy=False), None
+    with np.errstate(all="ignore"):
+        result = array.astype(target)
+        lost: Any
+        if target.kind == "f" and array.dtype.kind == "f":
+            lost = np.isinf(result) & np.isfinite(array)
+        elif target.kind == "f":
+            lost = _rounded(array, result.astype(np.float64))
+        elif array.dtype.kind == "f":
+            low, high = float(np.iinfo(target).min), float(np.iinfo(target).max) + 1
+            if target.itemsize == 8:
+                high = 2.0**63 if target.kind == "i" else 2.0**64
+            wide = array.astype(np.float64)
+            lost = ~((wide >= low) & (wide < high)) | (np.trunc(wide) != wide)
+        else:
+            lost = (array < np.iinfo(target).min) | (array > np.iinfo(target).max)
+    return result, lost if lost.any() else None
+
+
+def _rounded(whole: Array, wide: Array) -> Any:
+    """Where float64 values are not the integers that they were made from."""
+    if whole.dtype.itemsize < 8:
+        return wide != whole.astype(np.float64)
+    outside = (wide < -(2.0**63)) | (wide >= (2.0**63 if whole.dtype.kind == "i" else 2.0**64))
+    return outside | (np.where(outside, 0, wide).astype(whole.dtype) != whole)

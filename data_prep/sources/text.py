@@ -1,0 +1,308 @@
+"""Documents as tokens: text files, JSON Lines and Parquet into one variable-length field.
+
+SRC are files or folders. A text file is a document, or each of its lines is (--documents lines);
+of JSON Lines (.jsonl) and Parquet each object or row is one, its text in --text-column. Files may
+be packed (.gz, .zst). From a folder come .txt, .jsonl and .parquet, or what --glob names:
+
+    python -m data_prep text corpus/ OUT --tokenizer tokenizer.json --split train=0.99,val=0.01
+    python -m data_prep text src/ OUT --glob '*.py' --glob '*.md' --train-bpe 8192
+
+The field `tokens` (uint16, or uint32 when the vocabulary is larger than 65,536) has a document in
+each sample; in a shard they lie end to end with their offsets, and the loader cuts windows of any
+length from them. Each ends with the end-of-document token. The index's provenance has the
+vocabulary, that token's id and the tokenizer's digest; tokenizer.json lies beside the shards.
+
+--tokenizer bytes (the default) has the 256 bytes of UTF-8 and 256 for the end of a document. With
+another one, special tokens are never made from text, nor does it truncate or pad. The split of a
+document depends on its text alone, so it is the same for every tokenizer. A byte order mark at
+the start of a file is no text; empty documents are left out and counted.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from data_prep import documents, files, tokens
+from data_prep.documents import Document
+from data_prep.files import Part
+from data_prep.options import Options, add_arguments, parse_size
+from data_prep.source import Block, Piece, Reading, Source, SourceFile
+from data_prep.split import ByColumn, ByFile
+from data_prep.tokens import Tokenizer
+from hpctrain.data.commit import PARTIAL
+from hpctrain.data.index import FILE as INDEX
+from hpctrain.data.index import Field
+from hpctrain.errors import ConfigError, DataError
+
+BLOCK_TEXT = 2**20  # characters tokenized at once: a tokenizer takes about 100 bytes for each
+BLOCK_DOCUMENTS = 4096
+TRAIN_BYTES = "100MB"
+BYTES_PER_TOKEN = 4  # of a trained tokenizer, about: for the size of the shards only
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command line."""
+    parser.add_argument("sources", nargs="+", type=Path, metavar="SRC", help="files or folders")
+    group = parser.add_argument_group("text")
+    group.add_argument(
+        "--glob",
+        action="append",
+        metavar="PATTERN",
+        help="names to take from folders (may be repeated; default: "
+        f"{' '.join(documents.PATTERNS)})".replace("%", "%%"),
+    )
+    group.add_argument(
+        "--documents",
+        choices=("files", "lines"),
+        default="files",
+        help="what a document is in a text file (default: %(default)s)",
+    )
+    group.add_argument(
+        "--text-column",
+        default="text",
+        metavar="NAME",
+        help="the text, in JSON Lines and Parquet (default: %(default)s)",
+    )
+    which = group.add_mutually_exclusive_group()
+    which.add_argument(
+        "--tokenizer",
+        default="bytes",
+        metavar="bytes|FILE.json",
+        help="the bytes of UTF-8, or a tokenizer.json of Hugging Face (default: %(default)s)",
+    )
+    which.add_argument(
+        "--train-bpe",
+        type=int,
+        metavar="VOCABULARY",
+        help="train a byte-level BPE of so many tokens on the source",
+    )
+    group.add_argument(
+        "--train-bytes",
+        default=TRAIN_BYTES,
+        metavar="SIZE",
+        help="text to train it on, at most, from all over the source (default: %(default)s)",
+    )
+    end = group.add_mutually_exclusive_group()
+    end.add_argument("--eod", metavar="TOKEN", help="the tokenizer's token that ends a document")
+    end.add_argument("--no-eod", action="store_true", help="documents are not ended")
+    add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Do it; see `convert`."""
+    from data_prep.convert import convert
+
+    options = Options.of(args)
+    if args.eod and (args.train_bpe is not None or args.tokenizer == "bytes"):
+        raise ConfigError(f"--eod {args.eod!r} is for --tokenizer FILE.json, which may have it")
+    corpus = Corpus.of(
+        args.sources,
+        args.glob or documents.PATTERNS,
+        documents.Reader(args.documents == "lines", args.text_column, _column(options)),
+    )
+    if args.train_bpe is not None:
+        limit = parse_size(args.train_bytes, "--train-bytes")
+        tokenizer = trained(corpus, args.train_bpe, limit, not args.no_eod, args.out, args.quiet)
+    elif args.tokenizer == "bytes":
+        tokenizer = tokens.of_bytes(not args.no_eod)
+    else:
+        tokenizer = tokens.of_file(Path(args.tokenizer), not args.no_eod, args.eod)
+    convert(text(corpus, tokenizer, options), args.out, options)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Files of documents, and how they are read."""
+
+    sources: tuple[str, ...]
+    files: tuple[SourceFile, ...]
+    ignored: int
+    reader: documents.Reader
+
+    @classmethod
+    def of(
+        cls, sources: Sequence[Path], patterns: Sequence[str], reader: documents.Reader
+    ) -> "Corpus":
+        """Look for the files; see `files.find`."""
+        found = files.find(sources, patterns)
+        named = tuple(str(source.absolute()) for source in sources)
+        return cls(named, found.files, found.ignored, reader)
+
+    def parts(self, nbytes: int) -> Iterator[tuple[Part, SourceFile, int]]:
+        """All parts, with their file and the bytes of their text, about."""
+        for file in self.files:
+            for part, size in self.reader.parts(file, nbytes):
+                yield part, file, size
+
+    def sample(self, limit: int, step: int = 2**22) -> Iterator[str]:
+        """Yield documents from all over the corpus, of at most about `limit` bytes."""
+        parts = list(self.parts(step))
+        total = max(1, sum(size for _, _, size in parts))
+        passed = used = 0
+        for part, _, size in parts:
+            passed += size
+            share = limit * min(1.0, passed / total)  # up to here, such that all parts have some
+            if used >= share and total > limit:
+                continue
+            for document in self.reader.read(part, _Anything()):
+                yield document.text
+                used += len(document.text.encode())
+                if used >= (share if total > limit else limit):
+                    break
+
+
+class _Anything:
+    """What cannot be used is told of when it is converted."""
+
+    def bad(self, file: str, record: str, reason: str) -> None:
+        """See `Reading`."""
+
+    def skip(self, reason: str) -> None:
+        """See `Reading`."""
+
+
+@dataclass(frozen=True)
+class Text(Source):
+    """See `text`."""
+
+    reader: documents.Reader = field(default_factory=documents.Reader)
+    tokenizer: Tokenizer = field(default_factory=lambda: tokens.of_bytes(True))
+    by_file: bool = False
+    threads: int = 1
+
+    def read(self, what: Sequence[Part], reading: Reading) -> Iterator[Block]:
+        """See `Source`."""
+        found: list[Document] = []
+        size = 0
+        for i, part in enumerate(what):
+            for document in self.reader.read(part, reading):
+                found.append(document)
+                size += len(document.text)
+                if size >= BLOCK_TEXT or len(found) == BLOCK_DOCUMENTS:
+                    yield self._block(found, part.path)
+                    found, size = [], 0
+            other = i + 1 == len(what) or what[i + 1].path != part.path
+            if found and (i + 1 == len(what) or (self.by_file and other)):
+                yield self._block(found, part.path)
+                found, size = [], 0
+
+    def _block(self, found: list[Document], file: str) -> Block:
+        texts = [document.text for document in found]
+        return Block(
+            {"tokens": self.tokenizer.encode(texts, self.threads)},
+            keys=[text.encode() for text in texts],
+            column=[document.column for document in found],
+            file=file,
+        )
+
+
+def text(corpus: Corpus, tokenizer: Tokenizer, options: Options) -> Source:
+    """A source of documents as tokens.
+
+    Args:
+        corpus: The documents.
+        tokenizer: How they become tokens.
+        options: How much makes a piece.
+
+    Raises:
+        DataError: A Parquet file cannot be read, or has no such column of text.
+    """
+    width = 2 if tokenizer.dtype == "uint16" else 4
+    growth = width / (BYTES_PER_TOKEN if tokenizer.content else 1)
+    # A little less than a shard: else each piece would leave a small second one.
+    room = max(1, int(options.shard_bytes / growth * 0.9))
+    parts = ((part, file, int(size * growth)) for part, file, size in corpus.parts(room))
+    pieces: list[Piece] = files.pieces(parts, int(room * growth))
+    by_file = isinstance(options.split, ByFile)
+    wanted = asdict(corpus.reader)
+    return Text(
+        name="text",
+        fields={"tokens": Field(tokenizer.dtype, variable=True)},
+        pieces=pieces,
+        identity={
+            **wanted,
+            "tokenizer": tokenizer.digest,
+            "eod": tokenizer.eod,
+            "files": [file.path for file in corpus.files] if by_file else [],
+        },
+        about={
+            "from": list(corpus.sources),
+            "ignored": corpus.ignored,
+            "documents": "lines" if corpus.reader.lines else "files",
+            "text_column": corpus.reader.key,
+            "tokenizer": tokenizer.about,
+        },
+        columns=corpus.reader.columns(corpus.files[0]),
+        beside={tokens.FILE: tokenizer.content} if tokenizer.content else {},
+        reader=corpus.reader,
+        tokenizer=tokenizer,
+        by_file=by_file,
+        threads=options.workers if len(pieces) == 1 else 1,
+    )
+
+
+def trained(
+    corpus: Corpus, vocabulary: int, limit: int, eod: bool, out: Path, quiet: bool = False
+) -> Tokenizer:
+    """A BPE of the corpus; what an earlier run has trained for `out` is taken again.
+
+    Raises:
+        ConfigError: The vocabulary has no room for every byte and the end of a document.
+        DataError: The corpus has no text, or cannot be read.
+    """
+    if not tokens.SMALLEST <= vocabulary <= 2**24:
+        raise ConfigError(
+            f"--train-bpe {vocabulary}: a vocabulary has {tokens.SMALLEST} tokens (every byte, and "
+            f"the end of a document) to {2**24}"
+        )
+    read = json.dumps([asdict(corpus.reader), [(f.size, f.mtime_ns) for f in corpus.files]])
+    of = tokens.digest_of(read)
+    name = f"BPE of {vocabulary} tokens, trained on {limit} bytes of {of}"
+    content = _earlier(out, name)
+    if not content:
+        texts = corpus.sample(limit)
+        first = next(texts, None)
+        if first is None:
+            raise DataError(f"{', '.join(corpus.sources)}: no text to train a tokenizer on")
+        content = tokens.trained(_chain(first, texts), vocabulary)
+    tokenizer = tokens.of_content(content, name, eod, tokens.EOD)
+    if tokenizer.vocabulary < vocabulary and not quiet:
+        print(
+            f"the text gives {tokenizer.vocabulary} tokens, less than --train-bpe {vocabulary}",
+            file=sys.stderr,
+        )
+    return tokenizer
+
+
+def _chain(first: str, rest: Iterator[str]) -> Iterator[str]:
+    yield first
+    yield from rest
+
+
+def _earlier(out: Path, name: str) -> str:
+    """The tokenizer of this name that is in OUT, or in what an interrupted run left there."""
+    for index, content in (
+        (out / PARTIAL / "job.json", None),
+        (out / INDEX, out / tokens.FILE),
+    ):
+        try:
+            found: dict[str, Any] = json.loads(index.read_bytes())
+            about = found["provenance"]["source"]["tokenizer"]
+            if about["name"] != name:
+                continue
+            earlier: str = (
+                found["beside"][tokens.FILE] if content is None else content.read_text("utf-8")
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if tokens.digest_of(earlier) == about["digest"]:
+            return earlier
+    return ""
+
+
+def _column(options: Options) -> str:
+    return options.split.column if isinstance(options.split, ByColumn) else ""

@@ -1,0 +1,370 @@
+"""Tar files of samples, as webdataset writes them.
+
+Consecutive members with the same name up to the first dot of the file name are a sample; the rest
+of the name says what each is:
+
+    0017.jpg  0017.cls           image and label, by default
+    0017.json                    nothing by default: --field caption=json:text
+
+Without --field, the first sample's members are the fields: images are `image`, cls is `label`
+(int64), txt is `text` (UTF-8), NAME.npy is an array NAME, and npy alone is `array`. With --field,
+only what it names is taken. The tars, also compressed ones (gz, bz2, xz), are read as streams and
+nothing is ever extracted. The key decides the split of `train=0.9,val=0.1`.
+"""
+
+import argparse
+import io
+import json
+import re
+import tarfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from lzma import LZMAError
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from data_prep import pixels
+from data_prep.options import Options, add_arguments
+from data_prep.piece import Problems
+from data_prep.pixels import SUFFIXES, Pixels
+from data_prep.samples import Samples, Unusable, fields_of, fit_all
+from data_prep.source import Block, Piece, Reading, Source, SourceFile
+from hpctrain.data.index import Field
+from hpctrain.errors import ConfigError, DataError
+
+MAX_MEMBER = 2**31  # bytes; a sparse member may claim any size
+IMAGES = frozenset(suffix[1:] for suffix in SUFFIXES)
+NUMBERS, TEXTS = ("cls", "index"), ("txt", "text", "transcript")
+KINDS = ", ".join([*sorted(IMAGES), *NUMBERS, *TEXTS, "npy", "json:KEY", "or any as EXT:bytes"])
+KEY = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)  # as in webdataset
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command line."""
+    parser.epilog = pixels.__doc__
+    parser.add_argument("tars", nargs="+", type=Path, metavar="TAR", help="a tar, or a folder")
+    parser.add_argument(
+        "--field",
+        action="append",
+        default=[],
+        metavar="NAME=EXT,…",
+        help="the field NAME is the member with one of these extensions; json:KEY takes a key of "
+        "a JSON object, EXT:bytes any member as it is (may be repeated)",
+    )
+    parser.add_argument(
+        "--variable",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="arrays of this field have different lengths (may be repeated)",
+    )
+    pixels.add_arguments(parser)
+    add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Do it; see `convert`."""
+    from data_prep.convert import convert
+
+    options = Options.of(args)
+    source = webdataset(
+        args.tars, options, Pixels.of(args), named=args.field, variable=args.variable
+    )
+    convert(source, args.out, options)
+
+
+class Member(NamedTuple):
+    """Where a field comes from."""
+
+    extensions: tuple[str, ...]
+    kind: str  # image, number, text, array, json, bytes
+    key: str = ""  # of json
+
+
+@dataclass(frozen=True)
+class WebDataset(Source):
+    """See `webdataset`."""
+
+    members: Mapping[str, Member] = field(default_factory=dict)
+    pixels: Pixels = field(default_factory=Pixels)
+
+    def read(self, what: str, reading: Reading) -> Iterator[Block]:
+        """See `Source`."""
+        samples = Samples(self.fields, what)
+        for key, parts in _samples(what, _wanted(self.members), reading):
+            try:
+                values = _values(parts, self.members, self.pixels, self.fields)
+                sample = fit_all(values, self.fields)
+            except Unusable as error:
+                reading.bad(what, f"sample {key!r}", str(error))
+                continue
+            samples.add(sample, f"sample {key!r}", key.encode("utf-8", "surrogateescape"))
+            if samples.full:
+                yield samples.take()
+        if len(samples):
+            yield samples.take()
+
+
+def webdataset(
+    paths: Sequence[Path],
+    options: Options,
+    pixels: Pixels | None = None,
+    *,
+    named: Sequence[str] = (),
+    variable: Sequence[str] = (),
+) -> Source:
+    """A source of tar files; each is a piece.
+
+    Args:
+        paths: The tars, or folders of them.
+        options: What becomes of records that cannot be used.
+        pixels: What becomes of images.
+        named: "NAME=EXT,…"; empty: by the first sample's extensions.
+        variable: Fields whose first axis varies.
+
+    Raises:
+        ConfigError: A field that cannot be, or two that are the same.
+        DataError: No tar, one that is not readable, or no sample that can be used.
+    """
+    pixels = pixels or Pixels()
+    tars = _tars(paths)
+    files = [SourceFile.of(tar) for tar in tars]
+    members = _members(named)
+    fields: dict[str, Field] = {}
+    problems = Problems(options.on_error)
+    for tar in tars:
+        for key, parts in _samples(str(tar), _wanted(members), problems):
+            try:
+                chosen = members or _by_default(parts)
+                values = _values(parts, chosen, pixels, {})
+                fields = _fields(values, chosen, pixels, variable)
+            except Unusable as error:
+                problems.bad(str(tar), f"sample {key!r}", str(error))
+                continue
+            members = chosen
+            break
+        if fields:
+            break
+    if not fields:
+        why = f": {problems.found[0]}" if problems.found else ""
+        raise DataError(f"{tars[0]}{' …' * (len(tars) > 1)}: there is no sample to use{why}")
+    if unknown := set(variable) - set(fields):
+        raise ConfigError(f"--variable {min(unknown)}: the fields are {', '.join(fields)}")
+    return WebDataset(
+        name="webdataset",
+        fields=fields,
+        pieces=[Piece(file.path, (file,), bytes=file.size) for file in files],
+        identity={"members": members, "pixels": pixels.identity()},
+        about={"from": [str(tar.absolute()) for tar in tars]},
+        members=members,
+        pixels=pixels,
+    )
+
+
+def _tars(paths: Sequence[Path]) -> list[Path]:
+    tars: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            found = sorted(p for p in path.iterdir() if ".tar" in p.suffixes or p.suffix == ".tgz")
+            if not found:
+                raise DataError(f"{path} has no .tar files")
+            tars += found
+        else:
+            tars.append(path)
+    for path in tars:
+        if tars.count(path) > 1:
+            raise ConfigError(f"{path} is given twice")
+    return tars
+
+
+def _members(named: Sequence[str]) -> dict[str, Member]:
+    """Read --field NAME=EXT,….
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    members: dict[str, Member] = {}
+    for text in named:
+        name, _, extensions = text.partition("=")
+        if name in members:
+            raise ConfigError(f"--field {name} is there twice")
+        if extensions.startswith("json:") and extensions != "json:bytes":
+            members[name] = Member(("json",), "json", extensions[5:])
+            continue
+        parts = [part.partition(":") for part in extensions.lower().split(",")]
+        kinds = {"bytes" if how == "bytes" else "" if how else _kind(ext) for ext, _, how in parts}
+        if not name or not all(ext for ext, _, _ in parts) or len(kinds) > 1 or "" in kinds:
+            raise ConfigError(
+                f"--field {text!r}: it is NAME=EXT,… with extensions of one kind: {KINDS}"
+            )
+        members[name] = Member(tuple(ext for ext, _, _ in parts), kinds.pop())
+    return members
+
+
+def _kind(extension: str) -> str:
+    """What a member with this extension holds, or "": not known."""
+    last = extension.rpartition(".")[2]
+    for kind, known in (("image", IMAGES), ("number", NUMBERS), ("text", TEXTS)):
+        if last in known:
+            return kind
+    return "array" if last == "npy" else ""
+
+
+def _by_default(parts: Mapping[str, bytes]) -> dict[str, Member]:
+    """The fields of a sample with these extensions.
+
+    Raises:
+        ConfigError: One is not known, or two would be the same field.
+    """
+    names = {"image": "image", "number": "label", "text": "text"}
+    members: dict[str, Member] = {}
+    for extension in parts:
+        kind = _kind(extension)
+        if not kind:
+            example = "NAME=json:KEY" if extension == "json" else f"NAME={extension}:bytes"
+            raise ConfigError(
+                f"the first sample has members .{', .'.join(parts)}, and .{extension} has no "
+                f"field by default: give every field, such as --field {example}"
+            )
+        name = extension.removesuffix(".npy").replace("npy", "array")
+        name = names.get(kind, name)
+        if name in members:
+            raise ConfigError(
+                f"the members .{members[name].extensions[0]} and .{extension} would both be the "
+                f"field {name!r}: give every field, such as --field {name}={extension}"
+            )
+        members[name] = Member((extension,), kind)
+        if kind == "image":  # the next sample's may be another format
+            members[name] = Member((extension, *sorted(IMAGES - {extension})), kind)
+    return members
+
+
+def _wanted(members: Mapping[str, Member]) -> frozenset[str] | None:
+    """The extensions to be read; None: all."""
+    return frozenset(e for m in members.values() for e in m.extensions) if members else None
+
+
+class _Header(tarfile.TarInfo):
+    """tarfile takes a damaged header in the middle for the end; here it is an error."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(f"cut off or damaged ({error})") from None
+
+
+def _samples(
+    path: str, wanted: frozenset[str] | None, reading: Reading
+) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """Yield the samples of a tar: the key, and the members' content by extension."""
+    seen: set[str] = set()
+    key, parts, good = "", dict[str, bytes](), False
+    try:
+        with tarfile.open(path, "r|*", tarinfo=_Header) as tar:
+            for member in tar:
+                tar.members = []  # type: ignore[attr-defined]  # it would keep them all
+                name = KEY.fullmatch(member.name)
+                if member.isdir() or (member.isreg() and name is None):
+                    continue  # as webdataset does
+                if name is not None and name[1] != key:
+                    if good:
+                        yield key, parts
+                    key, parts, good = name[1], {}, True
+                    if key in seen:
+                        good = False
+                        reason = "it was there before: a sample's members are to be side by side"
+                        reading.bad(path, f"sample {key!r}", reason)
+                    seen.add(key)
+                extension = name[2].lower() if name else ""
+                if reason := _refused(member, extension in parts):
+                    good = good and name is None  # without a key it belongs to no sample
+                    reading.bad(path, f"member {member.name!r}", reason)
+                elif good and (wanted is None or extension in wanted):
+                    file = tar.extractfile(member)
+                    parts[extension] = file.read() if file else b""
+            if good:
+                yield key, parts
+    except (tarfile.TarError, EOFError, OSError, zlib.error, LZMAError) as error:
+        where = f"after the beginning of sample {key!r}" if key else ""
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        reading.bad(path, where, f"the tar cannot be read: {why}")
+
+
+def _refused(member: tarfile.TarInfo, twice: bool) -> str:
+    """Why a member cannot be used, or nothing."""
+    if not member.isreg():
+        link = member.issym() or member.islnk()
+        return f"it is a link to {member.linkname!r}, no file" if link else "it is no file"
+    if member.size > MAX_MEMBER:
+        return f"its header says {member.size} bytes; at most {MAX_MEMBER} are read"
+    return "the sample has this extension twice" if twice else ""
+
+
+def _values(
+    parts: Mapping[str, bytes],
+    members: Mapping[str, Member],
+    pixels: Pixels,
+    fields: Mapping[str, Field],
+) -> dict[str, Any]:
+    """The decoded members of a sample.
+
+    Raises:
+        Unusable: One is missing or damaged.
+    """
+    values = {}
+    for name, member in members.items():
+        found = [extension for extension in member.extensions if extension in parts]
+        if len(found) != 1:
+            some = "two members" if found else "no member"
+            raise Unusable(f"it has {some} .{', .'.join(found or member.extensions)} for {name!r}")
+        try:
+            values[name] = _decoded(parts[found[0]], member, pixels, fields.get(name))
+        except Unusable as error:
+            raise Unusable(f".{found[0]}: {error}") from None
+    return values
+
+
+def _decoded(content: bytes, member: Member, pixels: Pixels, spec: Field | None) -> Any:
+    if member.kind == "image":
+        return pixels.sample(content, spec)
+    if member.kind == "array":
+        try:
+            return np.load(io.BytesIO(content), allow_pickle=False)
+        except (ValueError, EOFError, OSError, MemoryError) as error:
+            raise Unusable(f"no readable .npy: {error}") from None
+    if member.kind == "bytes":
+        return content
+    try:
+        text = content.decode()
+        if member.kind == "number":
+            if not re.fullmatch(r"\s*[+-]?\d{1,19}\s*", text, re.ASCII):
+                raise Unusable(f"{text[:40]!r} is no whole number")
+            return int(text)
+        if member.kind == "json":
+            values = json.loads(text)
+            if not isinstance(values, dict) or member.key not in values:
+                raise Unusable(f"there is no key {member.key!r}")
+            return values[member.key]
+    except UnicodeDecodeError as error:
+        raise Unusable(f"it is not UTF-8: {error.reason} at byte {error.start}") from None
+    except (ValueError, RecursionError) as error:
+        raise Unusable(f"it is not JSON: {error}") from None
+    return content
+
+
+def _fields(
+    values: Mapping[str, Any],
+    members: Mapping[str, Member],
+    pixels: Pixels,
+    variable: Sequence[str],
+) -> dict[str, Field]:
+    fields = fields_of(values, variable)
+    images = {name: pixels.field for name in values if members[name].kind == "image"}
+    return fields | {name: spec for name, spec in images.items() if spec is not None}

@@ -1,0 +1,107 @@
+"""A source written by hand, for the tests; a module, as worker processes import it."""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data_prep.options import Options
+from data_prep.source import Block, Piece, Reading, Source
+from data_prep.split import parse_split
+from hpctrain.data.index import Field
+
+BLOCK = 3
+
+
+class Row(NamedTuple):
+    x: float
+    label: int = 0
+    text: str = ""
+    split: str = ""
+    key: bytes | None = None
+    bad: str = ""
+
+
+@dataclass(frozen=True)
+class Hand(Source):
+    """Its pieces are rows; `act` is what else happens when piece 1 is read."""
+
+    act: str = ""
+
+    def read(self, what: tuple[str, Sequence[Row]], reading: Reading) -> Iterator[Block]:
+        file, rows = what
+        if file.endswith("1"):
+            self.misbehave()
+        for start in range(0, len(rows), BLOCK):
+            numbers, used = [], []
+            for number, row in enumerate(rows[start : start + BLOCK], start):
+                if row.bad:
+                    reading.bad(file, f"row {number}", row.bad)
+                else:
+                    numbers.append(f"row {number}")
+                    used.append(row)
+            if used:
+                yield Block(
+                    {
+                        "x": np.array([row.x for row in used], np.float64),
+                        "label": np.array([row.label for row in used], np.int64),
+                        "text": [np.frombuffer(row.text.encode(), np.uint8) for row in used],
+                    },
+                    keys=None if used[0].key is None else [row.key or b"" for row in used],
+                    column=[row.split for row in used],
+                    file=file,
+                    records=numbers,
+                )
+
+    def misbehave(self) -> None:
+        what, _, value = self.act.partition(":")
+        match what:
+            case "exit":
+                os._exit(int(value))
+            case "kill":
+                os.kill(os.getpid(), int(value))
+            case "raise":
+                raise Odd(1, 2) if value == "odd" else ZeroDivisionError(value)
+            case "oserror":
+                Path(value).read_bytes()
+            case "change":
+                with open(value, "ab") as file:
+                    file.write(b"more")
+            case "sleep":
+                time.sleep(float(value))
+
+
+class Odd(Exception):
+    """Cannot be unpickled."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__("odd")
+
+
+def hand(*pieces: Sequence[Row], act: str = "", **more: Any) -> Hand:
+    """A source of these pieces; their files are named f0, f1, …"""
+    files = more.pop("files", ())
+    return Hand(
+        name="hand",
+        fields={
+            "x": Field("float64"),
+            "label": Field("int64"),
+            "text": Field("uint8", variable=True),
+        },
+        pieces=[
+            Piece((f"f{number}", tuple(rows)), files, bytes=more.get("nbytes", 8 * len(rows)))
+            for number, rows in enumerate(pieces)
+        ],
+        columns=("split",),
+        act=act,
+        folders=more.get("folders", ()),
+    )
+
+
+def options(split: str = "train=1", **more: Any) -> Options:
+    given = {"shard_bytes": 10_000, "quiet": True, "command": "it"} | more
+    return Options(split=parse_split(split), **given)

@@ -1,0 +1,344 @@
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import hdf5plugin  # noqa: F401  registers the filters
+import numpy as np
+import pytest
+
+from data_prep.codec import Trial, decide
+from data_prep.convert import convert
+from data_prep.options import Options
+from data_prep.source import Block, Piece, Reading, Source
+from hpctrain.data.commit import PARTIAL
+from hpctrain.data.compression import LEVELS, MOST_BYTES, Compression
+from hpctrain.data.format import digest_file, write_shards
+from hpctrain.data.index import Field, Index
+from hpctrain.data.reader import Reader
+from hpctrain.errors import ConfigError, DataError
+
+CODECS = [codec for codec in LEVELS if codec != "none"]
+FILTERS = {"gzip": 1, "lz4": 32004, "zstd": 32015, "blosc2": 32026}
+SHUFFLE = 2
+rng = np.random.default_rng(0)
+
+
+def smooth(count=300):
+    return np.cumsum(rng.integers(-2, 3, (count, 16, 64)), -1).astype(np.float32)
+
+
+@pytest.fixture
+def files(tmp_path):
+    data = {
+        "x": smooth(),
+        "image": rng.integers(0, 9, (300, 3, 16, 16), dtype=np.uint8),
+        "label": np.arange(300) % 7,
+    }
+    for name, values in data.items():
+        np.save(tmp_path / f"{name}.npy", values)
+    return [tmp_path / f"{name}.npy" for name in data], data
+
+
+def filters(dataset):
+    properties = dataset.id.get_create_plist()
+    return [properties.get_filter(i)[0] for i in range(properties.get_nfilters())]
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in Path(folder).glob("*.h5")}
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_every_codec(tmp_path, files, data_prep, codec):
+    paths, data = files
+    out, plain = tmp_path / "OUT", tmp_path / "plain"
+    asked = ["--codec", codec, "--shard-size", "500KB", "--chunk", "40KB"]
+    assert data_prep("arrays", *paths, out, *asked, "--workers", 1)[0] == 0
+    assert data_prep("arrays", *paths, plain, "--shard-size", "500KB")[0] == 0
+    index = Index.load(out)
+    assert len(index.shards) > 2
+    small = {path.name: path.stat().st_size for path in out.glob("*.h5")}
+    assert sum(small.values()) < 0.7 * sum(s.bytes for s in Index.load(plain).shards)
+    for shard in index.shards:
+        assert small[shard.path] == shard.bytes
+        assert digest_file(out / shard.path) == shard.digest
+    with h5py.File(out / index.shards[0].path) as file:
+        assert filters(file["x"]) == [SHUFFLE] * (codec != "blosc2") + [FILTERS[codec]]
+        assert filters(file["image"]) == [FILTERS[codec]]
+        assert file["x"].chunks == (40_000 // 4096, 16, 64)
+        assert file["image"].chunks == (40_000 // 768, 3, 16, 16)
+        assert file["label"].chunks == (len(file["label"]),)
+    order = rng.permutation(300)
+    found = Reader(out, "train").read(order)
+    for name, values in data.items():
+        np.testing.assert_array_equal(found[name], values[order])
+    assert index.provenance["options"]["codec"] == codec
+    assert index.provenance["compression"] == {
+        "codec": codec,
+        "level": Compression(codec).level,
+        "chunk_bytes": 40_000,
+    }
+    assert index.statistics == Index.load(plain).statistics
+
+
+@pytest.mark.parametrize("codec", ["gzip", "blosc2"])
+def test_workers_and_parts_write_the_same_bytes(tmp_path, files, data_prep, codec):
+    paths, _ = files
+    asked = ["--codec", codec, "--shard-size", "600KB", "--chunk", "30KB", "--quiet"]
+    data_prep("arrays", *paths, tmp_path / "one", *asked, "--workers", 1)
+    data_prep("arrays", *paths, tmp_path / "two", *asked, "--workers", 2)
+    for part in ("2/2", "1/2"):
+        assert data_prep("arrays", *paths, tmp_path / "parts", *asked, "--part", part)[0] == 0
+    assert data_prep("finalize", tmp_path / "parts")[0] == 0
+    one = contents(tmp_path / "one")
+    assert len(one) > 2
+    assert one == contents(tmp_path / "two") == contents(tmp_path / "parts")
+
+
+def test_the_codec_is_a_part_of_what_was_asked(tmp_path, files, data_prep):
+    paths, _ = files
+    out = tmp_path / "OUT"
+    assert data_prep("arrays", *paths, out, "--codec", "zstd")[0] == 0
+    assert "already holds" in data_prep("arrays", *paths, out, "--codec", "zstd", "--level", 3)[1]
+    for other in (["--level", 5], ["--chunk", "2MiB"]):
+        code, _, err = data_prep("arrays", *paths, out, "--codec", "zstd", *other)
+        assert (code, "holds another data set" in err) == (3, True)
+    assert data_prep("arrays", *paths, out)[0] == 3
+    assert data_prep("arrays", *paths, out, "--codec", "lz4", "--overwrite")[0] == 0
+    with h5py.File(out / "train-00000.h5") as file:
+        assert filters(file["x"]) == [SHUFFLE, FILTERS["lz4"]]
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (["--codec", "snappy"], "invalid choice: 'snappy'"),
+        (["--codec", "zstd", "--level", "23"], "codec zstd: level 23; it is 1 to 22"),
+        (["--codec", "gzip", "--level", "0"], "codec gzip: level 0; it is 1 to 9"),
+        (["--codec", "gzip", "--level", "x"], "invalid int value: 'x'"),
+        (["--codec", "lz4", "--level", "1"], "codec lz4 has no levels; level 1 was given"),
+        (["--level", "1"], "codec none has no levels"),
+        (["--chunk", "1MiB"], "--chunk is for compressed shards: give a --codec"),
+        (["--codec", "lz4", "--chunk", "1"], "--chunk '1': give the bytes with a unit"),
+        (["--codec", "lz4", "--chunk", "0KB"], "--chunk '0KB': give the bytes with a unit"),
+        (["--codec", "auto", "--level", "1"], "--codec auto chooses one: leave one out"),
+    ],
+)
+def test_bad_options(tmp_path, files, data_prep, asked, words):
+    code, _, err = data_prep("arrays", *files[0], tmp_path / "OUT", *asked)
+    assert code == 2
+    assert words in err
+    assert not (tmp_path / "OUT").exists()
+
+
+def test_chunks_are_whole_samples_and_at_least_one(tmp_path):
+    x = rng.integers(0, 3, (10, 1000)).astype(np.uint8)
+    for size, rows in ((1, 1), (999, 1), (2500, 2), (10**9, 10)):
+        compression = Compression("gzip", chunk_bytes=size)
+        write_shards(tmp_path, [("train", {"x": x})], compression=compression)
+        with h5py.File(tmp_path / "train-00000.h5") as file:
+            assert file["x"].chunks == (rows, 1000)
+            np.testing.assert_array_equal(file["x"], x)
+
+
+def test_samples_too_large_for_a_chunk():
+    fields = {"x": Field("float32", (MOST_BYTES // 4 + 1,))}
+    Compression().check(fields)
+    with pytest.raises(DataError, match=r"'x' has samples of 2\.1 GB.*--codec none"):
+        Compression("zstd").check(fields)
+
+
+WITHOUT = """
+import sys
+sys.modules["hdf5plugin"] = None
+from data_prep.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(("codec", "code"), [("zstd", 2), ("gzip", 0), ("auto", 0)])
+def test_without_hdf5plugin(tmp_path, files, codec, code):
+    command = [sys.executable, "-c", WITHOUT, "arrays", *files[0], tmp_path / "OUT"]
+    done = subprocess.run(
+        [*command, "--codec", codec], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == code, done.stderr
+    if code:
+        assert f"codec {codec} needs hdf5plugin" in done.stderr
+        assert "pip install 'hpctrain[codecs]'" in done.stderr
+        assert not (tmp_path / "OUT").exists()
+    if codec == "auto":
+        assert done.stdout.count("not tried: codec ") == 3
+
+
+FULL = """
+import resource, sys
+from data_prep.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # as a disk that gets full
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_the_disk_gets_full(tmp_path, codec):
+    np.save(tmp_path / "x.npy", rng.integers(0, 256, (3000, 1000), dtype=np.uint8))
+    command = [sys.executable, "-c", FULL, "arrays", tmp_path / "x.npy", tmp_path / "OUT"]
+    result = subprocess.run(
+        [*command, "--codec", codec, "--workers", "1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 6, result.stderr
+    assert "train-00000.h5: File too large" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not list((tmp_path / "OUT").rglob("*.h5"))
+
+
+# auto
+
+
+def trials(**found):
+    return [Trial(Compression(codec), *numbers) for codec, numbers in found.items()]
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ({"gzip": (0.2, 400), "lz4": (0.76, 3000)}, "none"),  # too slow, saves too little
+        ({"gzip": (0.2, 499), "lz4": (0.75, 3000)}, "lz4"),
+        ({"lz4": (0.6, 3000), "zstd": (0.5, 1000)}, "zstd"),
+        ({"lz4": (0.54, 3000), "zstd": (0.5, 1000)}, "lz4"),
+        ({"gzip": (0.49, 600), "zstd": (0.5, 1000), "blosc2": (0.52, 900)}, "zstd"),
+        ({}, "none"),
+    ],
+)
+def test_the_rule(found, expected):
+    compression, why = decide(trials(none=(1.0, 9000), **found))
+    assert compression.codec == expected
+    assert "500" in why
+
+
+def test_auto_compresses_what_can_be(tmp_path, files, data_prep):
+    paths, data = files
+    out = tmp_path / "OUT"
+    code, said, err = data_prep("arrays", *paths, out, "--codec", "auto", "--chunk", "200KB")
+    assert (code, err) == (0, "")
+    table, (choice,) = said.splitlines()[:6], [s for s in said.splitlines() if "takes" in s]
+    assert [line[2:].split()[0] for line in table[1:]] == list(LEVELS)
+    kept = Index.load(out).provenance["compression"]
+    assert choice == f"--codec auto takes {Compression(kept['codec'])}: {kept['why']}"
+    assert [line[:2] for line in table[1:]].count("* ") == 1
+    assert kept["chunk_bytes"] == 200_000
+    with h5py.File(out / "train-00000.h5") as file:
+        assert filters(file["image"]) == ([FILTERS[kept["codec"]]] * (kept["codec"] != "none"))
+    np.testing.assert_array_equal(Reader(out, "train").read(np.arange(300))["x"], data["x"])
+    again = data_prep("arrays", *paths, out, "--codec", "auto", "--chunk", "200KB")
+    assert again[:2] == (0, f"{out} already holds this data set: {Index.load(out).digest}\n")
+
+
+def test_auto_leaves_noise_as_it_is(tmp_path, data_prep):
+    np.save(tmp_path / "x.npy", rng.integers(0, 256, (500, 1000), dtype=np.uint8))
+    said = data_prep("arrays", tmp_path / "x.npy", tmp_path / "OUT", "--codec", "auto")[1]
+    assert "--codec auto takes none: nothing saves 25%" in said
+    with h5py.File(tmp_path / "OUT" / "train-00000.h5") as file:
+        assert file["x"].chunks is None
+
+
+def test_parts_are_told_the_codec(tmp_path, files, data_prep):
+    out = tmp_path / "OUT"
+    code, _, err = data_prep("arrays", *files[0], out, "--codec", "auto", "--part", "1/2")
+    assert code == 2
+    given = err.strip().rpartition("what was chosen here: ")[2].split()
+    assert data_prep("arrays", *files[0], out, *given, "--part", "1/2")[0] == 0
+
+
+@dataclass(frozen=True)
+class Interrupted(Source):
+    """Its third piece is there when `marker` is."""
+
+    marker: str = ""
+
+    def read(self, what: Any, reading: Reading) -> Iterator[Block]:
+        """See `Source`."""
+        if what == 2 and not os.path.exists(self.marker):
+            raise DataError("the third piece is not there")
+        yield Block({"x": np.full((100, 50), what, np.int32)})
+
+
+def test_who_goes_on_takes_the_codec_of_the_beginning(tmp_path):
+    """Even where another one would be chosen now."""
+    source = Interrupted(
+        name="test",
+        fields={"x": Field("int32", (50,))},
+        pieces=[Piece(i) for i in range(8)],  # 0, 2, 4 and 6 are tried
+        marker=str(tmp_path / "marker"),
+    )
+    out, options = tmp_path / "OUT", Options(shard_bytes=10**6, auto=True, quiet=True)
+    (tmp_path / "marker").touch()
+    convert(source, tmp_path / "whole", options)
+    job = tmp_path / "OUT" / PARTIAL / "job.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("data_prep.codec.PIECES", 1)  # or the trials fail, not the work
+        (tmp_path / "marker").unlink()
+        with pytest.raises(DataError, match="third piece"):
+            convert(source, out, options)
+    content = json.loads(job.read_text())
+    assert content["provenance"]["compression"]["codec"] in LEVELS
+    content["provenance"]["compression"] |= {"codec": "gzip", "level": 7, "why": "by hand"}
+    job.write_text(json.dumps(content))
+    (tmp_path / "marker").touch()
+    index = convert(source, out, options)
+    assert index.provenance["compression"]["why"] == "by hand"
+    with h5py.File(out / "train-00007.h5") as file:
+        assert file["x"].compression == "gzip"
+        assert file["x"].compression_opts == 7
+    with h5py.File(out / "train-00003.h5") as file:
+        assert (file["x"][:] == 3).all()
+
+
+def test_auto_with_samples_that_are_all_bad(tmp_path):
+    @dataclass(frozen=True)
+    class Nothing(Source):
+        def read(self, what: Any, reading: Reading) -> Iterator[Block]:
+            yield from ()
+
+    source = Nothing(name="test", fields={"x": Field("int32")}, pieces=[Piece(0)])
+    with pytest.raises(DataError, match="the source has no samples"):
+        convert(source, tmp_path / "OUT", Options(shard_bytes=10**6, auto=True))
+
+
+# What else the index says
+
+
+def test_categories_and_classes(tmp_path, data_prep):
+    assert data_prep("sample", "digits", tmp_path / "OUT")[0] == 0
+    index = Index.load(tmp_path / "OUT")
+    assert index.categories == {"label": tuple("0123456789")}
+    for split in index.splits:
+        classes = index.statistics[split]["label"].classes
+        assert list(classes) == list(range(10))
+        assert sum(classes.values()) == index.split(split).count
+
+
+def test_lengths(tmp_path, data_prep):
+    assert data_prep("sample", "stdlib", tmp_path / "OUT", "--shard-size", "2MB")[0] == 0
+    index = Index.load(tmp_path / "OUT")
+    reader = Reader(tmp_path / "OUT", "train", ["text"])
+    lengths = reader.lengths("text", np.arange(len(reader)))
+    found = index.statistics["train"]["text"].lengths
+    assert (found.min, found.max, found.total) == (lengths.min(), lengths.max(), lengths.sum())
+    assert (found.mean, found.std) == pytest.approx((lengths.mean(), lengths.std()), rel=1e-12)
+
+
+@pytest.mark.parametrize("asked", [{"codec": "nope"}, {"chunk_bytes": 0}, {"level": 3}])
+def test_compressions_that_are_none(asked):
+    with pytest.raises(ConfigError):
+        Compression(**asked)

@@ -1,0 +1,259 @@
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+from datasets import (
+    Array2D,
+    Array3D,
+    Audio,
+    ClassLabel,
+    Dataset,
+    DatasetDict,
+    Features,
+    Image,
+    Sequence,
+    Value,
+)
+from PIL import Image as Pillow
+from sklearn.datasets import load_digits, load_sample_images
+
+from hpctrain.data.index import Index
+from hpctrain.data.reader import Reader
+
+COUNT = 300
+NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    datasets.disable_progress_bars()
+    return tmp_path
+
+
+def rows(folder, split="train"):
+    reader = Reader(folder, split)
+    return reader.read(np.arange(len(reader)))
+
+
+def fields(folder):
+    return {name: str(field) for name, field in Index.load(Path(folder)).fields.items()}
+
+
+def problems(folder):
+    lines = (Path(folder) / "problems.jsonl").read_text().splitlines()
+    return [(p["record"], p["reason"]) for p in map(json.loads, lines)]
+
+
+def png(pixels, **options):
+    file = io.BytesIO()
+    Pillow.fromarray(pixels).save(file, "png", **options)
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """Digits with a feature of each kind."""
+    images, labels = load_digits(return_X_y=True)
+    images = (images[:COUNT].reshape(-1, 8, 8) * 16).astype(np.uint8)
+    features = Features(
+        {
+            "image": Image(),
+            "label": ClassLabel(names=NAMES),
+            "text": Value("string"),
+            "flag": Value("bool"),
+            "when": Value("timestamp[s]"),
+            "many": Sequence(Value("int32")),
+            "pair": Sequence(Value("float32"), length=2),
+            "grid": Array2D((2, 3), "int16"),
+            "cube": Array3D((None, 2, 2), "float64"),
+        }
+    )
+    content = {
+        "image": [{"bytes": png(image), "path": None} for image in images],
+        "label": labels[:COUNT].tolist(),
+        "text": [f"Ziffer {NAMES[label]} ä" for label in labels[:COUNT]],
+        "flag": [bool(label % 2) for label in labels[:COUNT]],
+        "when": list(range(COUNT)),
+        "many": [list(range(i % 4)) for i in range(COUNT)],
+        "pair": [[i, 0.5] for i in range(COUNT)],
+        "grid": [np.full((2, 3), i, np.int16) for i in range(COUNT)],
+        "cube": [np.full((i % 3, 2, 2), i, np.float64) for i in range(COUNT)],
+    }
+    return images, labels[:COUNT], Dataset.from_dict(content, features=features)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_each_feature(data_prep, digits, workers):
+    images, labels, saved = digits
+    saved.save_to_disk("in", num_shards=3)
+    code, said, err = data_prep("huggingface", "in", "OUT", "--workers", workers)
+    assert (code, err) == (0, "")
+    assert f"{COUNT} samples (train {COUNT}) in 3 shards" in said
+    assert fields("OUT") == {
+        "image": "uint8[1, 8, 8]",
+        "label": "int64",
+        "text": "uint8[*]",
+        "flag": "uint8",
+        "when": "int64",
+        "many": "int32[*]",
+        "pair": "float32[2]",
+        "grid": "int16[2, 3]",
+        "cube": "float64[*, 2, 2]",
+    }
+    found = rows("OUT")
+    assert (found["image"][:, 0] == images).all()
+    assert (found["label"] == labels).all()
+    assert (found["flag"] == labels % 2).all()
+    assert (found["when"] == np.arange(COUNT)).all()
+    for i in range(COUNT):
+        assert found["text"][i].tobytes().decode() == f"Ziffer {NAMES[labels[i]]} ä"
+        assert found["many"][i].tolist() == list(range(i % 4))
+        assert found["pair"][i].tolist() == [i, 0.5]
+        assert (found["grid"][i] == i).all()
+        assert found["cube"][i].shape == (i % 3, 2, 2)
+        assert (found["cube"][i] == i).all()
+    assert "already holds" in data_prep("huggingface", "in", "OUT")[1]
+
+
+def test_a_dict_keeps_its_splits(data_prep, digits):
+    _, labels, saved = digits
+    parts = {"train": saved.select(range(200)), "test": saved.select(range(200, COUNT))}
+    DatasetDict(parts).save_to_disk("in")
+    assert (
+        data_prep("huggingface", "in", "OUT", "--columns", "label,text", "--workers", "1")[0] == 0
+    )
+    assert (rows("OUT")["label"] == labels[:200]).all()
+    assert (rows("OUT", "test")["label"] == labels[200:]).all()
+    assert list(fields("OUT")) == ["label", "text"]
+    assert (
+        data_prep("huggingface", "in", "HASH", "--split", "a=0.5,b=0.5", "--workers", "1")[0] == 0
+    )
+    assert set(Index.load(Path("HASH")).splits) == {"a", "b"}
+    assert (
+        data_prep("huggingface", "in", "FLAG", "--split", "column:flag", "--workers", "1")[0] == 0
+    )
+    assert (rows("FLAG", "True")["label"] % 2).all()
+
+
+def test_images_as_they_are_or_of_one_mode(data_prep):
+    photos = load_sample_images().images
+    small = [photo[: 64 + 8 * i, :96] for i, photo in enumerate(photos)]
+    gray = png(small[0][..., 0])
+    rgba = png(np.dstack([small[0], small[0][..., :1]]))
+    sixteen = png(small[0][..., 0].astype(np.uint16) * 256)
+    exif = Pillow.Exif()
+    exif[0x0112] = 6  # to be turned clockwise
+    turned = png(small[0].swapaxes(0, 1)[::-1], exif=exif)
+    content = [png(small[0]), gray, rgba, sixteen, png(small[1]), b"no image", turned, None]
+    images = [{"bytes": item, "path": "x.png"} for item in content[:-1]] + [None]
+    Dataset.from_dict({"image": images}, features=Features({"image": Image()})).save_to_disk("in")
+    assert data_prep("huggingface", "in", "OUT", "--on-error", "skip")[0] == 0
+    assert fields("OUT") == {"image": "uint8[3, 64, 96]"}
+    first = small[0].transpose(2, 0, 1)
+    assert (rows("OUT")["image"] == np.stack([first, first])).all()
+    found = dict(problems("OUT"))
+    for row, words in {
+        2: "column 'image': the image is [1, 64, 96], the first one [3, 64, 96]",
+        3: "the image has the mode RGBA, not L or RGB; --mode converts it",
+        4: "the image has the mode I;16, not L or RGB; --encoded keeps it",
+        5: "the image is [3, 72, 96], the first one [3, 64, 96]; --encoded stores any",
+        6: "the image cannot be decoded: cannot identify image file",
+        8: "the image is null",
+    }.items():
+        assert words in found.pop(f"row {row}")
+    assert not found
+    assert data_prep("huggingface", "in", "L", "--on-error", "skip", "--mode", "L")[0] == 0
+    assert fields("L") == {"image": "uint8[1, 64, 96]"}
+    assert len(rows("L")["image"]) == 4
+    command = ["huggingface", "in", "ENC", "--encoded", "--on-error", "skip"]
+    assert data_prep(*command)[0] == 0
+    encoded = rows("ENC")["image"]
+    assert [encoded[i].tobytes() for i in range(7)] == content[:-1]
+    assert data_prep("huggingface", "in", "STOP")[0] == 3
+
+
+@pytest.fixture
+def bad(here, digits):
+    _, _, saved = digits
+    saved.select_columns(["label", "text"]).save_to_disk("good")
+    saved.select_columns(["label"]).save_to_disk("cut")
+    file = here / "cut" / "data-00000-of-00001.arrow"
+    file.write_bytes(file.read_bytes()[:-700])
+    saved.select_columns(["label"]).save_to_disk("gone")
+    (here / "gone" / "data-00000-of-00001.arrow").unlink()
+    saved.select_columns(["label"]).save_to_disk("json")
+    (here / "json" / "dataset_info.json").write_text("{")
+    nested = Features({"audio": Audio(), "dict": {"a": Value("int64")}, "n": Value("int64")})
+    Dataset.from_dict({"audio": [None], "dict": [{"a": 1}], "n": [1]}, nested).save_to_disk("odd")
+    Dataset.from_dict({"n": [1, None], "s": ["a", "b"]}).save_to_disk("null")
+    Dataset.from_dict({"n": [1, 2], "s": ["a", None]}).save_to_disk("nosplit")
+    no_images = Dataset.from_dict({"i": [None]}, features=Features({"i": Image()}))
+    no_images.save_to_disk("noimage")
+    (here / "file").write_text("x")
+    (here / "void").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["nope"], 3, "nope is no folder of save_to_disk: Directory nope not found"),
+        (["file"], 3, "file is no folder of save_to_disk"),
+        (["void"], 3, "void is no folder of save_to_disk: Directory void is neither"),
+        (["cut"], 3, "cut"),
+        (["gone"], 3, "gone is no folder of save_to_disk"),
+        (["json"], 3, "json is no folder of save_to_disk"),
+        (["odd"], 3, "the column 'audio' is struct<bytes: binary, path: string>, which no field"),
+        (["odd", "--drop", "audio"], 3, "the column 'dict' is struct<a: int64>, which no field ca"),
+        (["null"], 3, "row 2: column 'n' is null"),
+        (["nosplit", "--columns", "n", "--split", "column:s"], 3, "row 2: column 's' is null; --s"),
+        (["noimage"], 3, "column 'i': no image can be read: the image is null"),
+        (["good", "--columns", "x"], 2, "there is no feature 'x'; there are label, text"),
+        (["good", "--columns", "text", "--drop", "text"], 2, "--columns and --drop: give one of"),
+        (["good", "--drop", "text,label"], 2, "--drop leaves no feature"),
+        (["good", "--split", "column:split"], 2, "has no such column to go by; it has label, text"),
+        (["good", "--mode", "RGB", "--encoded"], 2, "not allowed with argument"),
+    ],
+)
+def test_bad_input(data_prep, bad, here, args, code, words):
+    found, said, err = data_prep("huggingface", args[0], "OUT", *args[1:], "--workers", "1")
+    assert words in err
+    assert (found, said) == (code, "")
+    assert "Traceback" not in err
+    assert not (here / "OUT" / "index.json").exists()
+
+
+def test_a_row_of_another_shape_is_named(data_prep, here):
+    """A file that is not as its description says."""
+    features = Features({"grid": Array2D((2, 2), "int16"), "n": Value("int64")})
+    grids = [np.full((2, 2), i, np.int16) for i in range(3)]
+    Dataset.from_dict({"grid": grids, "n": [1, 2, 3]}, features=features).save_to_disk("in")
+    path = here / "in" / "data-00000-of-00001.arrow"
+    values = [[[1, 2], [3, 4]], [[1, 2], [3]], [[5, 6], [7, 8]]]
+    kind = features.arrow_schema.field("grid").type
+    grid = pa.ExtensionArray.from_storage(kind, pa.array(values, kind.storage_type))
+    table = pa.table({"grid": grid, "n": [1, 2, 3]})
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    assert data_prep("huggingface", "in", "OUT", "--on-error", "skip", "--workers", "1")[0] == 0
+    assert rows("OUT")["grid"].tolist() == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
+    [(record, reason)] = problems("OUT")
+    assert record == "row 2"
+    assert reason == "column 'grid' is no array of shape [2, 2]"
+
+
+def test_torch_is_not_loaded(digits, here):
+    _, _, saved = digits
+    saved.select_columns(["image", "label"]).save_to_disk("in")
+    code = (
+        "import sys; from data_prep.cli import main\n"
+        "assert main(['huggingface', 'in', 'OUT', '--workers', '1']) == 0\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)

@@ -1,0 +1,572 @@
+import csv
+import io
+import json
+import os
+import struct
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits, load_sample_images
+
+from data_prep.options import parse_size
+from data_prep.pixels import Pixels
+from data_prep.samples import Unusable, field_of, fitted
+from hpctrain.data.images import decode
+from hpctrain.data.index import Field, Index
+from hpctrain.data.reader import Reader
+
+rng = np.random.default_rng(0)
+
+
+def everything(folder, split="train"):
+    reader = Reader(folder, split)
+    return reader.read(np.arange(len(reader)))
+
+
+def encoded(image, kind="PNG", **options):
+    if not isinstance(image, Image.Image):
+        image = Image.fromarray(image)
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def noise(height, width, channels=3):
+    return rng.integers(0, 255, (height, width, channels), dtype=np.uint8)
+
+
+def smooth(height, width):
+    y, x = np.indices((height, width)) + 0.5
+    return np.stack([255 * y / height, 255 * x / width, 128 + 0 * x], -1).astype(np.uint8)
+
+
+def png(depth, color, row, height=2, width=2):
+    """A PNG of a kind that Pillow does not write."""
+
+    def chunk(kind, content):
+        check = struct.pack(">I", zlib.crc32(kind + content))
+        return struct.pack(">I", len(content)) + kind + content + check
+
+    header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
+    pixels = zlib.compress((b"\0" + row) * min(height, 10))
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    )
+
+
+@pytest.fixture
+def digits(tmp_path, monkeypatch):
+    """100 of scikit-learn's digits in a folder for each class, and what else lies in folders."""
+    monkeypatch.chdir(tmp_path)
+    bunch = load_digits()
+    for i in range(100):
+        path = Path(f"digits/{bunch.target[i]}/{i:03d}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded((bunch.images[i] * 15).astype(np.uint8)))
+    Path("digits/.DS_Store").write_text("x")
+    Path("digits/3/notes.txt").write_text("x")
+    Path("digits/.thumbnails").mkdir()
+    Path("digits/.thumbnails/0.png").write_bytes(encoded(noise(8, 8)))
+    return bunch
+
+
+@pytest.fixture
+def two(tmp_path, monkeypatch):
+    """A folder for each of two classes, with one image each; the second can be replaced."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        Path("src", name).mkdir(parents=True)
+        Path("src", name, "1.png").write_bytes(encoded(noise(8, 12)))
+
+    def replace(content, name="1.png"):
+        Path("src/b/1.png").unlink()
+        Path("src/b", name).write_bytes(content)
+
+    return replace
+
+
+def test_folders_are_classes(digits, data_prep):
+    code, out, err = data_prep("images", "digits", "OUT", "--mode", "L", "--workers", 1)
+    assert code == 0
+    assert err == "3 files are no images and are ignored, such as '.DS_Store'\n"
+    assert "100 samples (train 100) in 1 shard" in out
+    rows = everything("OUT")
+    order = sorted(range(100), key=lambda i: (digits.target[i], i))
+    assert (rows["label"] == digits.target[order]).all()
+    assert (rows["image"][:, 0] == (digits.images[order] * 15).astype(np.uint8)).all()
+    about = Index.load(Path("OUT")).provenance["source"]
+    assert (about["ignored"], about["first_ignored"]) == (3, ".DS_Store")
+    assert data_prep("images", "digits", "OUT", "--mode", "L", "--quiet")[::2] == (0, "")
+    assert data_prep("images", "digits", "OUT", "--mode", "RGB")[0] == 3  # another data set
+
+
+def test_workers_parts_and_restarts_give_the_same_bytes(digits, data_prep):
+    options = ("--mode", "L", "--shard-size", "1KB", "--split", "train=0.8,val=0.2", "--quiet")
+    for workers in (1, 3):
+        assert data_prep("images", "digits", f"O{workers}", *options, "--workers", workers)[0] == 0
+    for part in ("2/2", "1/2"):
+        assert data_prep("images", "digits", "OP", *options, "--part", part)[0] == 0
+    assert data_prep("finalize", "OP")[0] == 0
+    files = sorted(path.name for path in Path("O1").glob("*.h5"))
+    assert len(files) > 4
+    for other in ("O3", "OP"):
+        assert sorted(path.name for path in Path(other).glob("*.h5")) == files
+        for name in files:
+            assert Path("O1", name).read_bytes() == Path(other, name).read_bytes()
+    assert data_prep("inspect", "O1")[0] == 0
+
+
+def test_the_split_does_not_depend_on_the_size(digits, data_prep):
+    found = []
+    for size in (8, 4):
+        options = ("--mode", "L", "--split", "train=0.5,val=0.5", "--size", size, "--workers", 1)
+        assert data_prep("images", "digits", f"O{size}", *options)[0] == 0
+        found.append(everything(f"O{size}", "val")["label"].tolist())
+    assert found[0] == found[1]
+
+
+def test_photos(tmp_path, data_prep):
+    for name, image in zip(("china", "flower"), load_sample_images().images, strict=True):
+        (tmp_path / f"{name}.jpg").write_bytes(encoded(image, "JPEG", quality=95))
+    code, _, err = data_prep("images", tmp_path, tmp_path / "o" / "d", "--no-labels")
+    assert (code, err) == (0, "")
+    rows = everything(tmp_path / "o" / "d")
+    for row, name in zip(rows["image"], ("china", "flower"), strict=True):
+        with Image.open(tmp_path / f"{name}.jpg") as image:
+            assert (row == np.asarray(image).transpose(2, 0, 1)).all()
+
+
+def test_encoded_files_stay_as_they_are(two, data_prep):
+    two(encoded(noise(20, 30), "JPEG"), "1.jpg")
+    assert data_prep("images", "src", "OUT", "--encoded")[0] == 0
+    rows = everything("OUT")
+    assert rows["image"][0].tobytes() == Path("src/a/1.png").read_bytes()
+    assert rows["image"][1].tobytes() == Path("src/b/1.jpg").read_bytes()
+    assert decode(rows["image"], size=(4, 4), fit="crop").shape == (2, 3, 4, 4)
+    assert data_prep("images", "src", "SMALL", "--encoded", "--size", "8x12")[0] == 0
+    small = everything("SMALL")
+    assert small["image"][0].tobytes() == Path("src/a/1.png").read_bytes()  # it had that size
+    assert decode(small["image"]).shape == (2, 3, 8, 12)
+    assert Image.open(io.BytesIO(small["image"][1].tobytes())).format == "JPEG"
+
+
+def write_list(path, rows):
+    path = Path(path)
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(
+                file, rows[0], dialect="excel-tab" if "tsv" in path.name else "excel"
+            )
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
+def test_lists(digits, data_prep, suffix):
+    names = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    rows = [
+        {
+            "file": f"{digits.target[i]}/{i:03d}.png",
+            "what": names[digits.target[i]],
+            "fold": "val" if i % 4 == 0 else "train",
+        }
+        for i in range(100)
+    ]
+    path = write_list(f"digits/list.{suffix}", rows)
+    columns = ("--path-column", "file", "--label-column", "what", "--split", "column:fold")
+    assert data_prep("images", path, "OUT", "--mode", "L", "--workers", 1, *columns)[0] == 0
+    for split, which in (("train", [i for i in range(100) if i % 4]), ("val", range(0, 100, 4))):
+        found = everything("OUT", split)
+        assert (found["image"][:, 0] == digits.images[which].astype(np.uint8) * 15).all()
+        assert [sorted(names)[k] for k in found["label"]] == [
+            names[digits.target[i]] for i in which
+        ]
+    Path("names.txt").write_text("\n".join(names))
+    assert (
+        data_prep("images", path, "O2", "--mode", "L", *columns, "--classes", "names.txt")[0] == 0
+    )
+    assert (everything("O2", "val")["label"] == digits.target[0:100:4]).all()
+
+
+def test_labels_that_are_numbers_stay_numbers(digits, data_prep):
+    rows = [{"path": f"{digits.target[i]}/{i:03d}.png", "label": i - 3} for i in range(100)]
+    for suffix in ("csv", "jsonl"):
+        path = write_list(f"digits/list.{suffix}", rows)
+        assert data_prep("images", path, suffix, "--mode", "L", "--workers", 1)[0] == 0
+        assert everything(suffix)["label"].tolist() == [i - 3 for i in range(100)]
+
+
+PATH = {"path": "a/1.png", "label": "x"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([{"path": "../src/a/1.png", "label": 1}], "line 1: '../src/a/1.png' leads out of src"),
+        ([{"path": "/etc/x.png", "label": 1}], "'/etc/x.png' leads out of src; --allow-outside"),
+        ([{"path": "a/1.png"}], "has no column 'label'; it has path"),
+        ([PATH, {"path": "b/1.png"}], "line 2: it has no 'label'"),
+        ([PATH, {"path": "b/1.png", "label": 3}], "some labels are text, some are numbers"),
+        ([{"path": "b/1.png", "label": 0.5}], "'label' is 0.5, neither text nor a whole number"),
+        ([{"path": "b/1.png", "label": 2**63}], "is 9223372036854775808, too large for int64"),
+        ([PATH, {"path": "./a/../a/1.png", "label": "y"}], "line 2: './a/../a/1.png' is in line 1"),
+        ([{"path": "b/2.png", "label": 1}], "'b/2.png' cannot be read: No such file"),
+        ([{"path": "b\0", "label": 1}], "cannot be read: no path"),
+        ([{"path": "b", "label": 1}], "'b' is no file"),
+        ([{"path": 3, "label": 1}], "its 'path' is 3, no path"),
+    ],
+)
+def test_bad_lists(two, data_prep, rows, words):
+    path = write_list("src/list.jsonl", rows)
+    code, out, err = data_prep("images", path, "OUT")
+    assert words in err
+    assert (code, out) == (2 if "no column" in words else 3, "")
+    assert not Path("OUT").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("l.csv", b"path,label\na/1.png\n", "line 2 has 1 cells, the header has 2"),
+        ("l.csv", b"", "has no column 'path'; it has none"),
+        ("l.csv", b"path,path,label\n", "has two columns 'path'"),
+        ("l.csv", b"path,label\n\xff,1\n", "is not UTF-8"),
+        ("l.csv", b"path,label\n", "has no images"),
+        ("l.csv", b'path,label\n"a,1\n', "line 2: unexpected end of data"),
+        ("l.jsonl", b'{"path": \n', "line 1 is not JSON"),
+        ("l.jsonl", b"[1]\n", "line 1 is no object"),
+        ("l.parquet", b"PAR1", "is no readable Parquet file"),
+        ("l.txt", b"", "a list is .csv, .tsv, .jsonl, .parquet"),
+    ],
+)
+def test_damaged_lists(two, data_prep, name, content, words):
+    Path(name).write_bytes(content)
+    code, _, err = data_prep("images", name, "OUT")
+    assert words in err
+    assert code in (2, 3)
+
+
+def test_a_list_may_lead_outside_when_asked(two, data_prep, tmp_path):
+    rows = [{"path": f"{tmp_path}/src/a/1.png", "label": 1}, {"path": "../src/b/1.png", "label": 0}]
+    Path("lists").mkdir()
+    path = write_list("lists/l.csv", rows)
+    assert data_prep("images", path, "OUT", "--allow-outside")[0] == 0
+    assert everything("OUT")["label"].tolist() == [1, 0]
+
+
+def test_what_cannot_be_used_is_left_out_and_reported(two, data_prep):
+    rows = [PATH, {"path": "../x", "label": "x"}, {"path": "b/1.png", "label": "y"}, PATH]
+    Path("src/b/1.png").write_bytes(b"no image")
+    path = write_list("src/list.csv", rows)
+    assert data_prep("images", path, "OUT", "--on-error", "skip")[0] == 0
+    assert len(everything("OUT")["label"]) == 1
+    problems = [json.loads(line) for line in Path("OUT/problems.jsonl").read_text().splitlines()]
+    assert [problem["record"] for problem in problems] == ["line 3", "line 5", "line 4 of list.csv"]
+    assert problems[2]["file"] == "src/b/1.png"
+    code, _, err = data_prep("images", path, "ALL", "--on-error", "collect")
+    assert code == 3
+    assert "3 records could not be used" in err
+    assert not Path("ALL/index.json").exists()
+
+
+CUT = encoded(smooth(64, 64), "JPEG")
+FLIPPED = bytearray(encoded(noise(8, 12)))
+FLIPPED[60] ^= 1
+FLIPPED = bytes(FLIPPED)
+ANIMATION = [Image.fromarray(noise(8, 12)) for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "it is no JPEG, PNG, TIFF, WebP or BMP, but an empty file"),
+        (b"hello", "but 5 bytes"),
+        (encoded(noise(8, 12), "GIF"), "it is no JPEG, PNG, TIFF, WebP or BMP"),
+        (CUT[:-200], "it cannot be decoded: image file is truncated"),
+        (CUT[:100], "cannot be"),
+        (encoded(noise(8, 12))[:-30], "it cannot be decoded: "),
+        (encoded(noise(9, 12)), "it has 9 x 12 pixels, the first image 8 x 12"),
+        (encoded(noise(8, 12).astype(np.uint16)[:, :, 0]), "more than 8 bits a channel"),
+        (png(16, 2, bytes(12)), "more than 8 bits a channel (Pillow's mode RGB): --mode L16"),
+        (png(16, 6, bytes(16)), "more than 8 bits a channel (Pillow's mode RGBA)"),
+        (encoded(noise(8, 12).astype(np.float32)[:, :, 0], "TIFF"), "(Pillow's mode F)"),
+        (encoded(noise(8, 12, 4)), "it has transparent pixels: --background white"),
+        (png(8, 2, bytes(6), 50_000, 50_000), "its header says 50000 x 50000 pixels; --max-pixels"),
+        (
+            encoded(ANIMATION[0], "PNG", save_all=True, append_images=ANIMATION[1:]),
+            "it is an animation or has several pages: 3 images",
+        ),
+        (
+            encoded(ANIMATION[0], "WEBP", save_all=True, append_images=ANIMATION[1:]),
+            "it is an animation or has several pages: 3 images",
+        ),
+        (
+            encoded(ANIMATION[0], "TIFF", save_all=True, append_images=ANIMATION[1:]),
+            "it is an animation or has several pages: 3 images",
+        ),
+    ],
+)
+def test_bad_images_are_named(two, data_prep, content, words):
+    two(content)
+    code, out, err = data_prep("images", "src", "OUT", "--workers", 1)
+    assert words in err
+    assert err.startswith("data_prep: src/b/1.png: it")
+    assert err.count("\n") == 1
+    assert (code, out) == (3, "")
+    assert data_prep("images", "src", "OUT", "--on-error", "skip", "--workers", 1)[0] == 0
+    assert everything("OUT")["label"].tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (CUT[:-2], "it is cut off: the end of the JPEG is missing"),
+        (CUT[:300], "it c"),
+        (encoded(noise(8, 12))[:-13], "it cannot be decoded: "),
+        (FLIPPED, "it cannot be decoded: "),
+        (encoded(noise(8, 12), "WEBP")[:-9], "it c"),
+        (encoded(noise(8, 12), "BMP"), "the loader decodes JPEG, PNG, WEBP, not BMP"),
+        (png(16, 2, bytes(12)), "more than 8 bits a channel, which the loader does not take"),
+        (b"hello", "it is no JPEG"),
+    ],
+)
+def test_bad_encoded_images_are_named(two, data_prep, content, words):
+    two(content)
+    code, _, err = data_prep("images", "src", "OUT", "--encoded", "--workers", 1)
+    assert words in err
+    assert err.startswith("data_prep: src/b/1.png: ")
+    assert code == 3
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGBA", "CMYK", "YCbCr"])
+def test_modes_become_rgb(mode):
+    grey = np.repeat((np.arange(96).reshape(8, 12, 1) % 2 * 255).astype(np.uint8), 3, axis=2)
+    kind = "JPEG" if mode in ("CMYK", "YCbCr") else "PNG"
+    found = Pixels().sample(encoded(Image.fromarray(grey).convert(mode), kind, quality=100))
+    assert np.abs(found.astype(int) - grey.transpose(2, 0, 1)).max() < 6
+
+
+def test_sixteen_bits():
+    values = np.arange(0, 65536, 683, np.uint16).reshape(8, 12)
+    for kind in ("PNG", "TIFF"):
+        found = Pixels(mode="L16").sample(encoded(values, kind))
+        assert found.dtype == np.uint16
+        assert (found[0] == values).all()
+    small = Pixels(mode="L16", size=(4, 6), filter="lanczos").sample(encoded(values))
+    assert small.shape == (1, 4, 6)
+    assert (np.diff(small[0].astype(int), axis=0) > 0).all()
+    for content in (encoded(noise(8, 12)), png(16, 2, bytes(12))):
+        with pytest.raises(Unusable, match=r"takes 16|grey of 16 bits"):
+            Pixels(mode="L16").sample(content)
+
+
+def test_transparent_pixels():
+    pixels = noise(8, 12, 4)
+    content = encoded(pixels)
+    assert (Pixels(mode="RGBA").sample(content) == pixels.transpose(2, 0, 1)).all()
+    white = Pixels(background="white").sample(encoded(pixels * np.array([1, 1, 1, 0], np.uint8)))
+    assert (white == 255).all()
+    hole = encoded(Image.new("P", (12, 8)), transparency=0)
+    with pytest.raises(Unusable, match="transparent pixels"):
+        Pixels().sample(hole)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("draft", [False, True])
+def test_the_orientation_is_applied(orientation, draft):
+    """As a viewer shows it: the marked corner is where it was."""
+    turn = [None, 0, 3, 1, 5, 4, 6, 2][orientation - 1]  # what undoes it, of Transpose
+    upright = np.zeros((64, 96, 3), np.uint8)
+    upright[:32, :48] = 255
+    image = Image.fromarray(upright)
+    inverse = {None: None, 0: 0, 1: 1, 3: 3, 5: 5, 4: 2, 6: 6, 2: 4}[turn]
+    stored = image if inverse is None else image.transpose(Image.Transpose(inverse))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    for kind in ("JPEG", "PNG", "WEBP", "TIFF"):
+        content = encoded(stored, kind, exif=exif)
+        pixels = Pixels(size=(16, 24) if draft else None, draft=draft)
+        found = pixels.sample(content)
+        height, width = found.shape[1:]
+        assert (height * 3, width * 2) == (width * 2, height * 3)
+        assert found[:, : height // 3, : width // 3].min() > 200, kind
+        assert found[:, -height // 3 :].max() < 50, kind
+        assert found[:, :, -width // 3 :].max() < 50, kind
+
+
+@pytest.mark.parametrize("shape", [(256, 300), (300, 256), (40, 90), (32, 32), (500, 33)])
+def test_resizing(shape):
+    content = encoded(smooth(*shape))
+    y, x = (np.indices((32, 48)) + 0.5) / np.array([32, 48]).reshape(2, 1, 1)
+    stretched = Pixels(size=(32, 48), resize="stretch").sample(content).astype(int)
+    assert np.abs(stretched[0] - 255 * y).mean() < 4
+    assert np.abs(stretched[1] - 255 * x).mean() < 4
+    scale = min(shape[0] / 32, shape[1] / 48)
+    cropped = Pixels(size=(32, 48)).sample(content).astype(int)
+    assert np.abs(cropped[0] - 255 * (0.5 + (y - 0.5) * 32 * scale / shape[0])).mean() < 4
+    assert np.abs(cropped[1] - 255 * (0.5 + (x - 0.5) * 48 * scale / shape[1])).mean() < 4
+    padded = Pixels(size=(32, 48), resize="pad", background="blue").sample(content)
+    inner = np.argwhere((padded[2] != 255) | (padded[0] != 0))
+    (top, left), (bottom, right) = inner.min(0), inner.max(0) + 1
+    assert abs((bottom - top) / (right - left) - shape[0] / shape[1]) < 0.15 * shape[0] / shape[1]
+    assert max((bottom - top) / 32, (right - left) / 48) == 1
+    assert (abs(top - (32 - bottom)) < 2) & (abs(left - (48 - right)) < 2)
+    if shape != (32, 48):
+        with pytest.raises(Unusable, match="and --resize is none"):
+            Pixels(size=(32, 48), resize="none").sample(content)
+
+
+def test_a_draft_is_nearly_the_same():
+    content = encoded(load_sample_images().images[0], "JPEG", quality=95)
+    exact, draft = (Pixels(size=(48, 64), draft=d).sample(content).astype(int) for d in (0, 1))
+    assert 0 < np.abs(exact - draft).mean() < 4
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["flat"], 3, "flat/1.png is not in a folder for its class; --no-labels"),
+        (["empty"], 3, "empty has no images"),
+        (["nope"], 3, "nope does not exist"),
+        (["splits"], 2, "splits, it seems. --split column:folder"),
+        (["hole"], 3, "hole/b has no images, so it is no class"),
+        (["loop"], 3, "is a link that leads back"),
+        (["src", "--classes", "one.txt"], 3, "src/b/1.png: its class 'b' is not in --classes"),
+        (["src", "--classes", "nope.txt"], 2, "--classes nope.txt cannot be read"),
+        (["src", "--classes", "twice.txt"], 2, "'a' is there twice"),
+        (["src", "--classes", "none.txt"], 2, "it is empty"),
+        (["src", "--classes", "one.txt", "--no-labels"], 2, "one of them"),
+        (["src", "--split", "column:fold"], 2, "a folder of images has column:folder"),
+        (["src", "--split", "column:folder"], 3, "not in a folder for its split and its class"),
+        (["src", "--size", "8x"], 2, "--size '8x': height and width in pixels"),
+        (["src", "--size", "0"], 2, "--size '0'"),
+        (["src", "--quality", "0"], 2, "--quality 0: from 1 to 95"),
+        (["src", "--max-pixels", "50"], 3, "its header says 8 x 12 pixels; --max-pixels is 50"),
+        (["src", "--draft"], 2, "--draft is for --size"),
+        (["src", "--background", "blurple"], 2, "a colour such as white"),
+        (["src", "--encoded", "--mode", "L"], 2, "with --encoded the loader decides it"),
+        (["src", "--encoded", "--size", "8", "--mode", "L16"], 2, "the loader decodes 8 bits"),
+        (["src", "--mode", "CMYK"], 2, "invalid choice"),
+    ],
+)
+def test_folders_and_options_that_cannot_be(two, data_prep, args, code, words):
+    for name in ("flat/1.png", "splits/train/a/1.png", "splits/val/a/1.png", "hole/a/1.png"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_bytes(encoded(noise(8, 12)))
+    for name in ("empty", "hole/b", "loop/a"):
+        Path(name).mkdir(parents=True)
+    os.symlink("../../loop", "loop/a/again")
+    Path("one.txt").write_text("a\n")
+    Path("twice.txt").write_text("a\nb\na\n")
+    Path("none.txt").write_text("\n")
+    found, out, err = data_prep("images", args[0], "OUT", *args[1:])
+    assert words in err
+    assert (found, out) == (code, "")
+    assert not Path("OUT").exists()
+
+
+def test_splits_by_folder_and_by_file(tmp_path, monkeypatch, data_prep):
+    monkeypatch.chdir(tmp_path)
+    for split, label, i in (("train", "b", 1), ("train", "b", 2), ("val", "a", 3), ("val", "b", 4)):
+        path = Path("src", split, label, f"{i}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded(np.full((8, 8, 3), i, np.uint8)))
+    assert data_prep("images", "src", "OUT", "--split", "column:folder")[0] == 0
+    assert everything("OUT")["label"].tolist() == [1, 1]
+    assert everything("OUT", "val")["label"].tolist() == [0, 1]
+    split = "file:even=[24].png,odd=[13].png"
+    assert data_prep("images", "src", "O2", "--no-labels", "--split", split)[0] == 0
+    assert everything("O2", "even")["image"][:, 0, 0, 0].tolist() == [2, 4]
+    assert everything("O2", "odd")["image"][:, 0, 0, 0].tolist() == [1, 3]
+
+
+def test_odd_names(tmp_path, data_prep):
+    for name in (b"a b", "ü".encode(), b"new\nline", b"\xff\xfe"):
+        folder = os.fsencode(tmp_path) + b"/src/" + name
+        os.makedirs(folder)
+        with open(folder + b"/" + name + b".PNG", "wb") as file:
+            file.write(encoded(np.full((8, 8, 3), len(name), np.uint8)))
+    os.symlink(tmp_path / "src" / "a b", tmp_path / "src" / "c")
+    code, _, err = data_prep("images", tmp_path / "src", tmp_path / "OUT")
+    assert (code, err) == (0, "")
+    rows = everything(tmp_path / "OUT")
+    assert rows["image"][:, 0, 0, 0].tolist() == [3, 3, 8, 2, 2]
+    assert rows["label"].tolist() == list(range(5))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_no_permission(two, data_prep):
+    Path("src/b/1.png").chmod(0)
+    assert "src/b/1.png: it cannot be read: Permission denied" in data_prep("images", "src", "O")[2]
+    Path("src/b").chmod(0)
+    assert "src/b cannot be read: Permission denied" in data_prep("images", "src", "O")[2]
+    Path("src/b").chmod(0o700)
+
+
+def test_without_pillow(two, data_prep, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    code, _, err = data_prep("images", "src", "OUT")
+    assert code == 2
+    assert "pip install 'hpctrain[prep]'" in err
+
+
+def test_dedup_and_stratify(digits, data_prep):
+    Path("digits/0/again.png").write_bytes(Path("digits/0/000.png").read_bytes())
+    options = ("--mode", "L", "--dedup", "exact", "--stratify", "label", "--workers", 1)
+    code, out, _ = data_prep("images", "digits", "OUT", *options, "--split", "train=0.5,val=0.5")
+    assert code == 0
+    assert "100 samples" in out
+    assert "1 samples were there before" in out
+    assert set(everything("OUT", "val")["label"]) == set(range(10))
+
+
+@pytest.mark.parametrize(
+    ("value", "field", "words"),
+    [
+        (2.5, Field("int64"), "float64 2.5 cannot be stored as int64 exactly"),
+        (2**53 + 1, Field("float64"), "cannot be stored as float64 exactly"),
+        (2**63, Field("int64"), "cannot be stored as int64 exactly"),
+        (2**70, Field("int64"), "neither real numbers"),
+        (-1, Field("uint8"), "int64 -1 cannot be stored as uint8"),
+        (300, Field("uint8"), "int64 300 cannot be stored as uint8"),
+        (float("nan"), Field("int64"), "nan cannot be stored as int64"),
+        (1j, Field("float64"), "dtype complex128 is neither"),
+        ([2**53 + 1, 0.5], Field("float64", (2,)), "9007199254740993 among floats"),
+        ([[1], [1, 2]], Field("int64", (2,)), "is no array"),
+        (None, Field("int64"), "NoneType is neither real numbers, text nor bytes"),
+        (["a"], Field("int64", (1,)), "is neither real numbers, text nor bytes"),
+        ("\udcff", Field("uint8", variable=True), "no Unicode"),
+        (np.ma.masked_equal([1, 2], 1), Field("int64", (2,)), "masked values"),
+        ([1, 2, 3], Field("int64", (2,)), "found int64[3], the field is int64[2]; --variable"),
+    ],
+)
+def test_values_that_do_not_fit(value, field, words):
+    with pytest.raises(Unusable) as error:
+        fitted(value, field)
+    assert words in str(error.value)
+
+
+def test_values_that_fit():
+    assert fitted(2.0, Field("int64")).dtype == np.int64
+    assert np.isnan(fitted(float("nan"), Field("float32")))
+    assert fitted([], Field("float32", (3,), variable=True)).shape == (0, 3)
+    assert fitted(0.1, Field("float32"), rounded=True) == np.float32(0.1)
+    with pytest.raises(Unusable, match="1e\\+300 cannot be stored as float32"):
+        fitted(1e300, Field("float32"), rounded=True)
+    assert field_of("x") == field_of(b"x") == Field("uint8", variable=True)
+    assert field_of(True) == Field("uint8")
+    with pytest.raises(Unusable, match="dtype uint64 is not supported"):
+        field_of(np.uint64(3))
+    assert parse_size("1KB") == 1000

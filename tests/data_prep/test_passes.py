@@ -1,0 +1,176 @@
+"""Duplicates and proportions by class, and the splits that a source's own columns give."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from data_prep.convert import convert
+from data_prep.finalize import summary
+from data_prep.source import Block
+from hpctrain.data.reader import Reader
+from hpctrain.errors import ConfigError, DataError
+from tests.data_prep.crash import content
+from tests.data_prep.hand import Hand, Row, hand, options
+
+
+def values(out, split, field="x"):
+    reader = Reader(out, split)
+    return reader.read(np.arange(len(reader)))[field].tolist()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_of_equal_samples_the_first_is_kept(tmp_path, workers):
+    source = hand(
+        [Row(1), Row(2), Row(1), Row(1, label=1)],
+        [Row(2), Row(3, text="a"), Row(3, text="b"), Row(3, text="a")],
+        [Row(2)],
+        [Row(0.0), Row(-0.0)],
+    )
+    index = convert(source, tmp_path / "OUT", options(dedup="exact", workers=workers))
+    assert values(tmp_path / "OUT", "train") == [1, 2, 1, 3, 3, 0, 0]
+    assert index.provenance["left_out"] == {
+        "unusable": 0,
+        "duplicates": 4,
+        "duplicates_across_splits": 0,
+    }
+    assert summary(index).endswith("\n4 samples were there before and are left out")
+    convert(source, tmp_path / "AGAIN", options(dedup="exact"))
+    assert content(tmp_path / "OUT") == content(tmp_path / "AGAIN")
+
+
+def test_duplicates_in_different_splits_are_told_of(tmp_path):
+    source = hand(
+        [Row(1, split="train"), Row(2, split="val"), Row(1, split="train")],
+        [Row(1, split="val"), Row(2, split="val"), Row(2, split="test"), Row(3, split="test")],
+    )
+    index = convert(source, tmp_path / "OUT", options("column:split", dedup="exact"))
+    assert {name: values(tmp_path / "OUT", name) for name in index.splits} == {
+        "train": [1],
+        "val": [2],
+        "test": [3],
+    }
+    assert index.provenance["left_out"]["duplicates"] == 4
+    assert index.provenance["left_out"]["duplicates_across_splits"] == 2
+    assert "left out, 2 of them in another split than the first" in summary(index)
+
+
+def test_duplicates_count_no_records_that_cannot_be_used(tmp_path):
+    source = hand([Row(np.nan), Row(2)], [Row(1, bad="no")], [Row(2), Row(1, bad="no"), Row(4)])
+    chosen = options(dedup="exact", nan="refuse", on_error="skip", workers=2)
+    index = convert(source, tmp_path / "OUT", chosen)
+    assert values(tmp_path / "OUT", "train") == [2, 4]
+    assert index.provenance["left_out"]["unusable"] == 3
+    with pytest.raises(DataError, match="f0: row 0: field 'x' has 1 NaN"):  # in the first pass
+        convert(source, tmp_path / "NEW", options(dedup="exact", nan="refuse"))
+    assert not list((tmp_path / "NEW").iterdir())
+
+
+class Fickle(Hand):
+    def read(self, what, reading):
+        from data_prep.piece import Problems
+
+        blocks = list(super().read(what, Problems("skip")))
+        # The second pass is the one that takes the problems.
+        yield from blocks
+        if reading is not None and getattr(reading, "_on_error", "") == "stop":
+            yield from blocks[: FICKLE.pop()]
+
+
+FICKLE = [1, 0]
+
+
+def test_a_source_that_is_not_the_same_twice(tmp_path):
+    source = hand([Row(1), Row(2)])
+    fickle = Fickle(**{name: getattr(source, name) for name in source.__dataclass_fields__})
+    with pytest.raises(DataError, match=r"gave 2 samples of piece 0 at first and 4 the second"):
+        convert(fickle, tmp_path / "OUT", options(dedup="exact"))
+
+
+def test_each_class_has_the_same_proportions(tmp_path):
+    rng = np.random.default_rng(0)
+    labels = np.repeat([0, 1, 2**62, -5], [100, 37, 10, 1])
+    rng.shuffle(labels)
+    rows = [Row(float(i), label=int(label)) for i, label in enumerate(labels)]
+    source = hand(rows[:60], [], rows[60:61], rows[61:])
+    split = "train=0.7,val=0.2,test=0.1"
+    index = convert(source, tmp_path / "OUT", options(split, stratify="label", workers=2))
+    found = {name: Counter(values(tmp_path / "OUT", name, "label")) for name in index.splits}
+    assert found["train"] == {0: 70, 1: 26, 2**62: 7, -5: 1}
+    assert found["val"] == {0: 20, 1: 7, 2**62: 2}
+    assert found["test"] == {0: 10, 1: 4, 2**62: 1}
+    samples = [x for name in index.splits for x in values(tmp_path / "OUT", name)]
+    assert sorted(samples) == [float(i) for i in range(len(rows))]
+
+
+def test_equal_keys_stay_together_in_a_class_too(tmp_path):
+    rows = [Row(float(i % 11), key=b"%d" % (i % 11)) for i in range(200)]
+    convert(hand(rows[:99], rows[99:]), tmp_path / "OUT", options("a=0.5,b=0.5", stratify="label"))
+    first, second = (set(values(tmp_path / "OUT", name)) for name in "ab")
+    assert first
+    assert second
+    assert not first & second
+
+
+def test_both_passes_at_once(tmp_path):
+    rows = [Row(float(i % 50), label=i % 2) for i in range(100)]
+    chosen = options("a=0.5,b=0.5", stratify="label", dedup="exact")
+    index = convert(hand(rows[:70], rows[70:]), tmp_path / "OUT", chosen)
+    for name in "ab":
+        assert Counter(values(tmp_path / "OUT", name, "label")).most_common()[0][1] <= 13
+    assert sum(shard.count for shard in index.shards) == 50
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"stratify": "x"}, "--stratify 'x': it is a field with one whole number per sample"),
+        ({"stratify": "text"}, "there are x float64, label int64, text uint8"),
+        ({"stratify": "none"}, "--stratify 'none'"),
+        ({"split": "train=1", "stratify": "label"}, "needs fractions to split by; --split is"),
+        ({"split": "column:split", "stratify": "label"}, "--split is column:split"),
+        ({"split": "column:no"}, "hand has no such column to go by; it has split"),
+    ],
+)
+def test_what_cannot_be_split_by(tmp_path, given, said):
+    with pytest.raises(ConfigError, match=said.replace("[", r"\[")):
+        convert(hand([Row(1)]), tmp_path / "OUT", options(**({"split": "a=0.5,b=0.5"} | given)))
+    assert not (tmp_path / "OUT").exists()
+
+
+def test_by_a_column(tmp_path):
+    rows = [Row(1, split="train"), Row(2, split="val-2"), Row(3, split="../x"), Row(4, split="")]
+    with pytest.raises(DataError, match=r"f0: row 2: column 'split': split '../x': a name has"):
+        convert(hand(rows), tmp_path / "OUT", options("column:split"))
+    index = convert(hand(rows), tmp_path / "OUT", options("column:split", on_error="skip"))
+    assert {name: values(tmp_path / "OUT", name) for name in index.splits} == {
+        "train": [1],
+        "val-2": [2],
+    }
+    assert index.provenance["left_out"]["unusable"] == 2
+
+
+def test_by_file(tmp_path):
+    source = hand([Row(1)], [Row(2)], [Row(3)])
+    index = convert(source, tmp_path / "OUT", options("file:val=f1,train=f*"))
+    assert index.splits == ("val", "train")
+    assert [values(tmp_path / "OUT", name) for name in index.splits] == [[2], [1, 3]]
+    with pytest.raises(DataError, match="--split file:val=f1: no pattern matches f0"):
+        convert(source, tmp_path / "NEW", options("file:val=f1"))
+
+
+def test_other_byte_orders_and_blocks_give_the_same(tmp_path):
+    class Swapped(Hand):
+        def read(self, what, reading):
+            for block in super().read(what, reading):
+                values = dict(block.values)
+                values["x"] = values["x"].astype(">f8")
+                yield Block(values, block.keys, block.column, block.file, block.records)
+
+    rows = [Row(float(i), text="é" * i) for i in range(20)]
+    source = hand(rows)
+    given = options("a=0.5,b=0.5", dedup="exact")
+    convert(source, tmp_path / "OUT", given)
+    swapped = Swapped(**{name: getattr(source, name) for name in source.__dataclass_fields__})
+    convert(swapped, tmp_path / "SWAPPED", given)
+    assert content(tmp_path / "OUT") == content(tmp_path / "SWAPPED")

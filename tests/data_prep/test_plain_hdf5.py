@@ -1,0 +1,255 @@
+"""The shards are HDF5 like any other: for HDF5's own tools, for h5py alone, for many at once."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import h5py
+import hdf5plugin
+import numpy as np
+import pytest
+
+from hpctrain.data.compression import LEVELS, Compression
+from hpctrain.data.format import write_shards
+from hpctrain.data.ragged import Ragged
+from hpctrain.data.reader import Reader
+from hpctrain.data.storage.layout import Layout
+
+COUNT = 60
+rng = np.random.default_rng(0)
+SAMPLES = {
+    "image": rng.integers(0, 5, (COUNT, 3, 8, 8), dtype=np.uint8),
+    "x": np.arange(COUNT * 20, dtype=np.float32).reshape(COUNT, 4, 5),
+    "label": np.arange(COUNT) - 7,
+    "text": [np.full(i % 5, i, np.uint16) for i in range(COUNT)],
+    "points": [np.full((i % 3, 2), i, np.float64) for i in range(COUNT)],
+    "empty": [np.zeros(0, np.int32)] * COUNT,
+}
+TOOLS = {tool: shutil.which(tool) for tool in ("h5ls", "h5dump")}
+needs_tools = pytest.mark.skipif(
+    None in TOOLS.values(), reason="h5ls and h5dump are not there: apt-get install hdf5-tools"
+)
+
+
+@pytest.fixture(params=LEVELS)
+def codec(request):
+    return request.param
+
+
+@pytest.fixture
+def shard(tmp_path, codec):
+    compression = Compression(codec, chunk_bytes=800)
+    write_shards(tmp_path, [("train", SAMPLES)], compression=compression)
+    return tmp_path / "train-00000.h5"
+
+
+def run(*command, **environment):
+    done = subprocess.run(
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=os.environ | environment,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@needs_tools
+def test_h5ls_lists_it(shard, codec):
+    listed = run(TOOLS["h5ls"], "-rv", shard)
+    found = dict(re.findall(r"^/(\S+)\s+Dataset \{([\d/, ]+)\}", listed, re.MULTILINE))
+    assert found["image"] == "60/60, 3/3, 8/8, 8/8"
+    assert found["text/values"] == "120/120"
+    assert found["text/offsets"] == "61/61"
+    assert found["empty/values"] == "0/0"
+    if codec == "none":
+        assert "Chunks" not in listed
+    else:
+        assert "Chunks:    {4, 3, 8, 8} 768 bytes" in listed
+        assert "Filter-0:" in listed
+
+
+@needs_tools
+def test_h5dump_reads_it(shard, codec):
+    """The compressed ones by the plugins' folder, as MATLAB and others do."""
+    plugins = {"HDF5_PLUGIN_PATH": hdf5plugin.PLUGINS_PATH}
+    for name, values in (
+        ("label", SAMPLES["label"]),
+        ("text/values", np.concatenate(SAMPLES["text"])),
+        ("text/offsets", Ragged.of(SAMPLES["text"]).offsets),
+        ("x", SAMPLES["x"]),
+    ):
+        dumped = run(TOOLS["h5dump"], "-y", "-w", "0", "-d", f"/{name}", shard, **plugins)
+        data = dumped[dumped.index("DATA {") :]
+        numbers = np.array(re.findall(r"-?\d+(?:\.\d+)?", data), float)
+        np.testing.assert_array_equal(numbers, values.reshape(-1))
+    assert '"hpctrain-shard"' in run(TOOLS["h5dump"], "-a", "/format", shard)
+
+
+PLAIN = """
+import sys
+import h5py, numpy as np
+if sys.argv[2] == "plugin":
+    import hdf5plugin
+assert not any("hpctrain" in name for name in sys.modules)
+with h5py.File(sys.argv[1]) as file:
+    offsets = file["text/offsets"][:]
+    text = [file["text/values"][a:b] for a, b in zip(offsets, offsets[1:])]
+    assert [t.tolist() for t in text] == [[i] * (i % 5) for i in range(60)]
+    assert file["points/values"].shape == (60, 2)
+    assert len(file["empty/values"]) == 0
+    assert (file["x"][7:9] == np.arange(140, 180).reshape(2, 4, 5)).all()
+    assert (file["label"][:] == np.arange(60) - 7).all()
+    print(int(file["image"][:].sum()), file.attrs["count"])
+"""
+
+
+def test_h5py_alone_reads_it(shard, codec):
+    """gzip without any plugin."""
+    plugin = "plugin" if codec in ("lz4", "zstd", "blosc2") else "none"
+    said = run(sys.executable, "-c", PLAIN, shard, plugin)
+    assert said == f"{SAMPLES['image'].sum(dtype=int)} {COUNT}\n"
+
+
+@pytest.mark.parametrize("io", ["map", "read"])
+def test_our_reader_reads_it(shard, io):
+    reader = Reader(shard.parent, "train", io=io)
+    order = rng.permutation(COUNT)
+    found = reader.read(order)
+    for name, values in SAMPLES.items():
+        for row, i in enumerate(order):
+            np.testing.assert_array_equal(found[name][row], values[i])
+        assert found[name][0].dtype == values[0].dtype
+
+
+def test_offsets_and_what_is_not_compressed_can_be_mapped(shard, codec):
+    with h5py.File(shard) as file:
+        for name in ("text/offsets", *(["x", "text/values"] if codec == "none" else [])):
+            offset = file[name].id.get_offset()
+            assert offset % 4096 == 0
+            mapped = np.memmap(shard, file[name].dtype, "r", offset, file[name].shape)
+            np.testing.assert_array_equal(mapped, file[name][:])
+
+
+def test_the_same_samples_are_the_same_bytes(tmp_path, shard, codec):
+    batches = [
+        ("train", {name: values[start:stop] for name, values in SAMPLES.items()})
+        for start, stop in ((0, 1), (1, 7), (7, 60))
+    ]
+    compression = Compression(codec, chunk_bytes=800)
+    write_shards(tmp_path / "again", batches, compression=compression)
+    assert (tmp_path / "again" / "train-00000.h5").read_bytes() == shard.read_bytes()
+
+
+AGAIN = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from test_plain_hdf5 import LEVELS, SAMPLES, Compression, write_shards
+for codec in LEVELS:
+    out = Path(sys.argv[2], codec)
+    print(write_shards(out, [("train", SAMPLES)], compression=Compression(codec)).digest)
+"""
+
+
+def test_another_process_writes_the_same_bytes(tmp_path):
+    folder = Path(__file__).parent
+    other = run(sys.executable, "-c", AGAIN, folder, tmp_path / "other", BLOSC_NTHREADS="3")
+    here = [
+        write_shards(tmp_path / codec, [("train", SAMPLES)], compression=Compression(codec)).digest
+        for codec in LEVELS
+    ]
+    assert other.split() == here
+    assert len(set(here)) == len(here)
+
+
+# Many at once, and locks
+
+READ = """
+import sys
+import h5py
+with h5py.File(sys.argv[1], locking=False) as file:
+    print(int(file["label"][:].sum()))
+"""
+HOLD = """
+import fcntl, sys
+with open(sys.argv[1], "r+b") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def plain(tmp_path):
+    write_shards(tmp_path, [("train", SAMPLES)])
+    return tmp_path / "train-00000.h5"
+
+
+def test_many_open_the_same_file(plain):
+    """Here 200 opens in 16 threads, and 12 processes; a cluster has more."""
+    index = Reader(plain.parent, "train").index
+
+    def open_it(_):
+        return Layout(plain, index.shards[0], index.fields).totals["label"]
+
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(open_it, range(200))) == [COUNT] * 200
+    command = [sys.executable, "-c", READ, plain]
+    readers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(12)]
+    total = f"{SAMPLES['label'].sum()}\n"
+    assert [reader.communicate(timeout=60)[0] for reader in readers] == [total] * 12
+
+
+def test_reading_takes_no_locks_and_minds_none(shard, codec):
+    """Another process holds both kinds of lock, as a writer would."""
+    command = [sys.executable, "-c", HOLD, shard]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as holder:
+        try:
+            assert holder.stdout.readline() == "held\n"
+            reader = Reader(shard.parent, "train")
+            np.testing.assert_array_equal(reader.read(np.arange(3))["x"], SAMPLES["x"][:3])
+            total = f"{SAMPLES['label'].sum()}\n"
+            if codec in ("none", "gzip"):
+                read = READ.replace(", locking=False", "")
+                said = run(sys.executable, "-c", read, shard, HDF5_USE_FILE_LOCKING="FALSE")
+                assert said == total
+            locks = Path("/proc/locks").read_text()
+            holders = re.findall(rf" (\d+) \S+:{shard.stat().st_ino} ", locks)
+            assert set(holders) <= {str(holder.pid)}
+        finally:
+            holder.communicate()
+
+
+NO_LOCKS = """
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+int flock(int file, int how) { errno = ENOSYS; return -1; }
+"""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not there")
+def test_a_file_system_without_locks(tmp_path):
+    """A library that stands before libc's makes `flock` fail as such file systems do."""
+    (tmp_path / "no.c").write_text(NO_LOCKS)
+    library = tmp_path / "no.so"
+    run("gcc", "-shared", "-fPIC", "-o", library, tmp_path / "no.c")
+    np.save(tmp_path / "x.npy", SAMPLES["x"])
+    out = tmp_path / "OUT"
+    command = [sys.executable, "-m", "data_prep", "arrays", tmp_path / "x.npy", out]
+    assert "60 samples" in run(*command, LD_PRELOAD=str(library))
+    code = (
+        "import sys, numpy as np; from hpctrain.data.reader import Reader; "
+        "print(Reader(sys.argv[1], 'train').read(np.arange(60))['x'].sum())"
+    )
+    said = run(sys.executable, "-c", code, out, LD_PRELOAD=str(library))
+    assert float(said) == SAMPLES["x"].sum()

@@ -1,0 +1,61 @@
+import os
+import signal
+
+import pytest
+
+from data_prep import processes
+from data_prep.convert import convert
+from hpctrain.errors import StorageError
+from tests.data_prep.crash import content
+from tests.data_prep.hand import Row, hand, options
+
+
+class Square:
+    def __call__(self, number, progress):
+        for _ in range(number):
+            progress(1, 10)
+        return number * number, os.getpid()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_each_number_is_done_once(workers):
+    counted = [0, 0]
+
+    def progress(samples, nbytes):
+        counted[0] += samples
+        counted[1] += nbytes
+
+    done = dict(processes.run(Square(), range(1, 5), workers, progress))
+    assert {number: square for number, (square, _) in done.items()} == {1: 1, 2: 4, 3: 9, 4: 16}
+    assert counted == [10, 100]
+    assert (os.getpid() in {pid for _, pid in done.values()}) == (workers == 1)
+    assert list(processes.run(Square(), [], workers, progress)) == []
+
+
+@pytest.mark.parametrize(
+    ("act", "error", "said"),
+    [
+        ("kill:9", StorageError, r"died at piece 1: SIGKILL \(out of memory\? --workers takes"),
+        (f"kill:{signal.SIGSEGV}", StorageError, "died at piece 1: SIGSEGV; the same command"),
+        ("exit:3", StorageError, "died at piece 1: exit code 3; the same command goes on"),
+        ("raise:it", ZeroDivisionError, "^it"),
+        ("raise:odd", RuntimeError, "^Odd: odd"),
+    ],
+)
+def test_a_worker_that_fails_is_told_of(tmp_path, act, error, said):
+    rows = [[Row(0)], [Row(1)], [Row(2)]]
+    with pytest.raises(error, match=said) as caught:
+        convert(hand(*rows, act=act), tmp_path / "OUT", options(workers=2))
+    if error is not StorageError:  # a bug keeps its traceback, of the worker too
+        assert "in misbehave" in caught.value.__notes__[0]
+    # The same command goes on; its act is no part of what it is.
+    convert(hand(*rows), tmp_path / "OUT", options(workers=2))
+    convert(hand(*rows), tmp_path / "REF", options())
+    assert content(tmp_path / "OUT") == content(tmp_path / "REF")
+
+
+def test_interrupts_are_for_the_parent_alone():
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with processes._without_interrupts():
+        assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before

@@ -1,0 +1,231 @@
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpctrain.data.index import Index
+from hpctrain.data.reader import Reader
+
+CODE = """
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+import numpy as np
+from beside import START
+
+@dataclass
+class Config:
+    n: int
+
+def samples(n, part=0, parts=1, boom=-1):
+    for i in range(START + part, Config(n).n, parts):
+        if i == boom:
+            helper()
+        yield {
+            "x": np.full((2, 3), i, np.float32),
+            "n": i,
+            "r": i / 7,
+            "ok": i % 2 == 0,
+            "text": f"täxt {i}",
+            "raw": bytes([i]),
+            "seq": np.arange(i, dtype=np.int16),
+        }
+
+def helper():
+    return 1 / 0
+
+def split(n, bad=-1):
+    for i in range(n):
+        yield {"n": i, **({} if i == bad else {"split": "val" if i % 4 == 0 else "train"})}
+
+def given(**args):
+    yield {"ok": args == {"i": 3, "f": 0.5, "l": [1, 2], "t": "some text", "e": ""}}
+
+def a_list(): return [{"n": i} for i in range(3)]
+def nothing(): return None
+def one(): return {"n": 1}
+def empty(): return []
+def leaves():
+    yield {"n": 1}
+    sys.exit(3)
+def fails(): raise KeyError("x")
+def odd():
+    return [{"n": 1}, {"n": 2.5}, {"m": 1}, 5, *({"n": n} for n in (2**63, 3.0, "x", None))]
+def small(): return [{"n": 0.1, "m": 5}, {"n": 1e300, "m": 6}, {"n": 0.5, "m": 300}]
+def no_split(): return [{"n": 1, "split": 3}]
+def bad_split(): return [{"n": 1, "split": "../x"}]
+def numbered(): return [{3: 1}]
+def zero(): return [{"n": np.zeros(0)}]
+def scalar(): return [{"n": 3}]
+def reads():
+    yield {"n": int(Path("input.txt").read_text())}
+"""
+PLACES = ("            helper()", "    return 1 / 0")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "beside", raising=False)
+    Path("mine.py").write_text(CODE)
+    Path("beside.py").write_text("START = 0\n")
+
+
+def everything(folder, split="train"):
+    reader = Reader(folder, split)
+    return reader.read(np.arange(len(reader)))
+
+
+def test_samples(data_prep):
+    args = ("mine.py:samples", "OUT", "--arg", "n=20", "--variable", "seq")
+    code, out, err = data_prep("python", *args)
+    assert (code, err) == (0, "")
+    assert "20 samples (train 20) in 1 shard" in out
+    assert [f"{name} {field}" for name, field in Index.load(Path("OUT")).fields.items()] == [
+        *("x float32[2, 3]", "n int64", "r float64", "ok uint8", "text uint8[*]"),
+        *("raw uint8[*]", "seq int16[*]"),
+    ]
+    rows = everything("OUT")
+    assert (rows["x"] == np.arange(20)[:, None, None]).all()
+    assert rows["n"].tolist() == list(range(20))
+    assert rows["r"].tolist() == [i / 7 for i in range(20)]
+    assert rows["ok"].tolist() == [1, 0] * 10
+    assert [text.tobytes().decode() for text in rows["text"]] == [f"täxt {i}" for i in range(20)]
+    assert [raw.tolist() for raw in rows["raw"]] == [[i] for i in range(20)]
+    assert [seq.tolist() for seq in rows["seq"]] == [list(range(i)) for i in range(20)]
+    assert "already holds this data set" in data_prep("python", *args)[1]
+
+
+def test_pieces(data_prep):
+    args = ("--arg", "n=20", "--variable", "seq", "--pieces", 3)
+    for workers in (1, 2):
+        out = f"O{workers}"
+        assert data_prep("python", "mine.py:samples", out, *args, "--workers", workers)[0] == 0
+    for path in Path("O1").glob("*.h5"):
+        assert path.read_bytes() == Path("O2", path.name).read_bytes()
+    order = [*range(0, 20, 3), *range(1, 20, 3), *range(2, 20, 3)]
+    assert everything("O1")["n"].tolist() == order
+
+
+def test_its_own_split(data_prep):
+    assert data_prep("python", "mine.py:split", "OUT", "--arg", "n=8")[0] == 0
+    assert everything("OUT", "val")["n"].tolist() == [0, 4]
+    assert everything("OUT")["n"].tolist() == [1, 2, 3, 5, 6, 7]
+    args = ("--arg", "n=8", "--split", "all=1")
+    assert data_prep("python", "mine.py:split", "ALL", *args)[0] == 0
+    assert everything("ALL", "all")["n"].tolist() == list(range(8))
+    err = data_prep("python", "mine.py:split", "BAD", "--arg", "n=8", "--arg", "bad=5")[2]
+    assert "mine.py: sample 5: some samples have a 'split', some have none" in err
+
+
+def test_arguments_are_json_or_text(data_prep):
+    values = ("i=3", "f=0.5", "l=[1, 2]", "t=some text", "e=")
+    args = [word for value in values for word in ("--arg", value)]
+    assert data_prep("python", "mine.py:given", "OUT", *args)[0] == 0
+    assert everything("OUT")["ok"].tolist() == [1]
+
+
+def test_what_does_not_fit_is_left_out_and_reported(data_prep):
+    assert data_prep("python", "mine.py:odd", "OUT", "--on-error", "skip")[0] == 0
+    assert everything("OUT")["n"].tolist() == [1, 3]
+    problems = Path("OUT/problems.jsonl").read_text()
+    for words in (
+        "float64 2.5 cannot be stored as int64 exactly",
+        "it has no 'n'; it has 'm', the first sample has not",
+        "it is a int; a sample is a dict",
+        "uint64 9223372036854775808 cannot be stored as int64 exactly",
+        "found uint8[1], the field is int64",
+        "NoneType is neither real numbers, text nor bytes",
+    ):
+        assert words in problems
+    assert len(problems.splitlines()) == 6
+    err = data_prep("python", "mine.py:odd", "STOP")[2]
+    assert f"{os.getcwd()}/mine.py: sample 1: field 'n': float64 2.5" in err
+
+
+def test_dtypes_that_are_asked_for(data_prep):
+    args = ("--dtype", "n=float32", "--dtype", "m=uint8", "--on-error", "skip")
+    assert data_prep("python", "mine.py:small", "OUT", *args)[0] == 0
+    rows = everything("OUT")
+    assert (rows["n"].dtype, rows["n"].tolist()) == (np.float32, [float(np.float32(0.1))])
+    assert (rows["m"].dtype, rows["m"].tolist()) == (np.uint8, [5])
+    problems = Path("OUT/problems.jsonl").read_text()
+    assert "field 'n': float64 1e+300 cannot be stored as float32" in problems
+    assert "field 'm': int64 300 cannot be stored as uint8 exactly" in problems
+
+
+def test_an_exception_comes_with_its_place(data_prep):
+    args = ("--arg", "n=20", "--variable", "seq", "--arg", "boom=17", "--workers", 1)
+    code, out, err = data_prep("python", "mine.py:samples", "OUT", *args)
+    assert (code, out) == (3, "")
+    lines = err.splitlines()
+    assert lines[0].endswith(
+        "mine.py: samples, sample 17 of part 0: ZeroDivisionError: division by zero"
+    )
+    number = CODE.splitlines().index
+    for line, where, code in zip(lines[1:], ("samples", "helper"), PLACES, strict=True):
+        assert line.endswith(f"mine.py, line {number(code) + 1}, in {where}: {code.strip()}")
+    assert len(lines) == 3
+    assert not Path("OUT/index.json").exists()
+
+
+def test_inputs_are_watched(data_prep):
+    Path("input.txt").write_text("1")
+    args = ("mine.py:reads", "OUT", "--input", "input.txt")
+    assert data_prep("python", *args)[0] == 0
+    Path("input.txt").write_text("20")
+    assert "OUT holds another data set" in data_prep("python", *args)[2]
+    assert data_prep("python", *args, "--overwrite")[0] == 0
+    assert everything("OUT")["n"].tolist() == [20]
+
+
+def test_a_list_will_do(data_prep):
+    assert data_prep("python", "mine.py:a_list", "OUT")[0] == 0
+    assert everything("OUT")["n"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["mine"], 2, "'mine' is not FILE.py:FUNCTION"),
+        (["mine.py:"], 2, "'mine.py:' is not FILE.py:FUNCTION"),
+        (["nope.py:x"], 3, "nope.py cannot be read: No such file"),
+        (["mine.py:nope"], 2, "has no function 'nope'; it has Config, samples, helper"),
+        (["mine.py:np"], 2, "has no function 'np'"),
+        (["broken.py:x"], 3, "broken.py cannot be imported: "),
+        (["leaves.py:x"], 3, "leaves.py cannot be imported: SystemExit: 1"),
+        (["mine.py:nothing"], 3, "nothing returns a NoneType, no iterable of dicts"),
+        (["mine.py:one"], 3, "one returns a dict, no iterable of dicts"),
+        (["mine.py:empty"], 3, "mine.py:empty yields no sample"),
+        (["mine.py:leaves"], 3, "leaves, sample 1: SystemExit: 3"),
+        (["mine.py:fails"], 3, "fails, sample 0: KeyError: 'x'"),
+        (["mine.py:no_split"], 3, "sample 0: its 'split' is 3, no name"),
+        (["mine.py:bad_split"], 3, "sample 0: split '../x': a name has letters"),
+        (["mine.py:numbered"], 3, "sample 0: the field 3 has no text for a name"),
+        (["mine.py:zero"], 3, "field 'n': shape [0] has no elements"),
+        (["mine.py:scalar", "--variable", "n"], 3, "a single number has no length"),
+        (["mine.py:scalar", "--variable", "m"], 2, "--variable m: the fields are n"),
+        (["mine.py:scalar", "--dtype", "m=int8"], 2, "--dtype m: the fields are n"),
+        (["mine.py:scalar", "--dtype", "n=complex64"], 2, "--dtype complex64: allowed are uint8"),
+        (["mine.py:scalar", "--dtype", "n"], 2, "--dtype 'n': it is NAME=VALUE"),
+        (["mine.py:scalar", "--pieces", "2"], 2, "scalar() has no parameters part and parts"),
+        (["mine.py:samples", "--pieces", "0"], 2, "--pieces 0: at least 1"),
+        (["mine.py:samples"], 2, "missing a required argument: 'n'; see --arg"),
+        (["mine.py:samples", "--arg", "n=3", "--arg", "m=1"], 2, "unexpected keyword argument 'm'"),
+        (["mine.py:samples", "--arg", "n=3", "--arg", "part=1"], 2, "--arg part: --pieces gives"),
+        (["mine.py:samples", "--arg", "n"], 2, "--arg 'n': it is NAME=VALUE, each name once"),
+        (["mine.py:samples", "--arg", "n=1", "--arg", "n=2"], 2, "each name once"),
+        (["mine.py:scalar", "--input", "nope"], 3, "nope cannot be read"),
+        (["mine.py:scalar", "--split", "column:x"], 2, "has no such column to go by"),
+    ],
+)
+def test_what_cannot_be(data_prep, args, code, words):
+    Path("broken.py").write_text("def x(:\n")
+    Path("leaves.py").write_text("raise SystemExit(1)\n")
+    found, out, err = data_prep("python", args[0], "OUT", *args[1:], "--workers", 1)
+    assert words in err
+    assert (found, out) == (code, "")
+    assert not Path("OUT/index.json").exists()

@@ -1,0 +1,277 @@
+"""Killed at any moment and started again, the result has the same bytes."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.convert import convert
+from data_prep.job import Job
+from hpctrain.data.commit import PARTIAL
+from hpctrain.data.index import Index
+from hpctrain.errors import DataError, StorageError
+from tests.data_prep.crash import content
+from tests.data_prep.hand import Row, hand, options
+
+COMMAND = [sys.executable, "-m", "data_prep"]
+CRASH = Path(__file__).with_name("crash.py")
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A source of two pieces, with some samples twice."""
+    np.save(tmp_path / "x.npy", np.arange(400.0).reshape(-1, 4) % 90)
+    np.save(tmp_path / "y.npy", np.arange(100) % 3)
+    return [str(tmp_path / "x.npy"), str(tmp_path / "y.npy")]
+
+
+SIZES = ("--shard-size", "2KB", "--workers", "1")
+SPLIT = ("--split", "train=0.5,val=0.5")
+
+
+@pytest.mark.parametrize(
+    ("setup", "last"),
+    [
+        pytest.param([], [*SPLIT], id="new"),
+        pytest.param([[]], [*SPLIT, "--overwrite"], id="replaces"),
+        pytest.param([], [*SPLIT, "--dedup", "exact", "--stratify", "y"], id="two-passes"),
+        pytest.param([[*SPLIT, "--part", "1/2"]], [*SPLIT, "--part", "2/2"], id="last-part"),
+    ],
+)
+def test_killed_at_each_change_of_the_disk(tmp_path, small, data_prep, setup, last):
+    words = ["arrays", *small, "OUT", *SIZES, "--quiet"]
+    whole = [word for word in last if word not in ("--part", "2/2")]
+    reference = tmp_path / "reference"
+    assert data_prep("arrays", *small, reference, *SIZES, *whole)[0] == 0
+    commands = [[*words, *more] for more in (*setup, last)]
+    # Hundreds of conversions, each of which has all its files forced to the disk: in memory.
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        done = subprocess.run(
+            [sys.executable, CRASH, Path(folder, "OUT"), reference],
+            input=json.dumps(commands),
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 30
+
+
+def start(tmp_path, *more, rows=40_000, wait_for=3):
+    """A conversion into many shards, once it is in the middle."""
+    if not (tmp_path / "x.npy").exists():
+        np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, (rows, 1000)).flush()
+    words = ["arrays", tmp_path / "x.npy", tmp_path / "OUT", "--shard-size", "1MB", *more]
+    command = [*COMMAND, *map(str, words)]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait(lambda: len(pieces(tmp_path)) >= wait_for or process.poll() is not None)
+    assert process.poll() is None, process.communicate()
+    return process, command
+
+
+def pieces(tmp_path):
+    folder = tmp_path / "OUT" / PARTIAL / "pieces"
+    return [path for path in folder.glob("*") if path.name.isdigit()] if folder.exists() else []
+
+
+def wait(until, seconds=60):
+    end = time.monotonic() + seconds
+    while not until():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def workers(process):
+    """The ids of its worker processes."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [
+        int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
+def alive(pid):
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_with_workers(tmp_path):
+    """By all that a scheduler, a user and the system may send, to all processes at once."""
+    rng = random.Random(0)
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(6000, 100)))
+    given = ["--shard-size", "16KB", "--split", "train=0.8,val=0.2"]
+    words = [*COMMAND, "arrays", tmp_path / "x.npy"]
+    subprocess.run([*words, tmp_path / "REF", *given, "--workers", "1"], check=True)
+    codes = []
+    for kills in range(200):
+        process = subprocess.Popen(
+            [*words, tmp_path / "OUT", *given, "--workers", str(rng.randint(1, 3))],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        if kills < 6:
+            time.sleep(rng.uniform(0.3, 0.8))
+            which = rng.choice([signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+            if process.poll() is None:
+                os.killpg(process.pid, which)
+        said = process.communicate(timeout=60)[1]
+        codes.append(process.returncode)
+        if process.returncode == 0:
+            break
+        assert process.returncode in (-signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM, 130), said
+    assert codes[-1] == 0
+    assert len(codes) > 3
+    assert content(tmp_path / "OUT") == content(tmp_path / "REF")
+
+
+def test_no_worker_outlives_a_killed_parent(tmp_path):
+    process, command = start(tmp_path, "--workers", "2")
+    started = workers(process)
+    assert len(started) == 2
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    wait(lambda: not any(map(alive, started)), 10)
+    assert os.listdir(tmp_path / "OUT") == [PARTIAL]
+    there = len(pieces(tmp_path))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "40000 samples" in done.stdout
+    assert f"goes on, {there} of 160 pieces are there" in done.stderr
+    Index.load(tmp_path / "OUT").check(tmp_path / "OUT")
+    assert PARTIAL not in os.listdir(tmp_path / "OUT")
+
+
+def test_a_worker_alone_is_killed(tmp_path):
+    process, _ = start(tmp_path, "--workers", "2")
+    first, second = workers(process)
+    os.kill(first, signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (6, "")
+    assert err.count("\n") == 1
+    assert "a worker process died at piece" in err
+    assert "SIGKILL (out of memory? --workers takes fewer); the same command goes on" in err
+    assert not alive(second)
+
+
+def test_ctrl_c_on_a_terminal_ends_at_once_with_one_line(tmp_path):
+    np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, (40_000, 1000)).flush()
+    words = ["arrays", tmp_path / "x.npy", tmp_path / "OUT", "--shard-size", "1MB"]
+    for moment in (0, 3):  # while the workers start, and later
+        controller, terminal = os.openpty()
+        process = subprocess.Popen(
+            ["setsid", "--ctty", *COMMAND, *words, "--workers", "2"],
+            stdin=terminal,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        os.close(terminal)
+        wait(lambda: (tmp_path / "OUT" / PARTIAL / "job.json").exists())
+        before = len(pieces(tmp_path))
+        wait(lambda: len(pieces(tmp_path)) >= before + moment)  # noqa: B023
+        os.write(controller, b"\x03")
+        sent = time.monotonic()
+        out, err = process.communicate(timeout=60)
+        os.close(controller)
+        assert process.returncode == 130, err
+        lines = [line for line in err.splitlines() if "goes on, " not in line]
+        assert (out, lines) == ("", ["data_prep: interrupted; the same command goes on"])
+        assert time.monotonic() - sent < 10
+
+
+def test_nothing_stays_behind_when_nothing_was_finished(tmp_path):
+    with pytest.raises(DataError, match="f0: row 1: no good"):
+        convert(hand([Row(1), Row(2, bad="no good")]), tmp_path / "OUT", options())
+    assert os.listdir(tmp_path / "OUT") == []
+
+
+def test_finished_pieces_of_another_command_are_not_lost(tmp_path):
+    out = tmp_path / "OUT"
+    rows = [Row(1), Row(2)]
+    with pytest.raises(DataError, match="no good"):
+        convert(hand(rows, [Row(3, bad="no good")]), out, options())
+    assert len(pieces(tmp_path)) == 1
+    other = hand(rows, [Row(3)], act="other")
+    with pytest.raises(DataError) as caught:
+        convert(other, out, options("train=0.5,val=0.5"))
+    assert "holds 1 finished pieces of an interrupted command: it. That one goes on" in str(
+        caught.value
+    )
+    assert len(pieces(tmp_path)) == 1
+    index = convert(other, out, options("train=0.5,val=0.5", overwrite=True))
+    assert index is not None
+    assert sum(shard.count for shard in index.shards) == 3
+
+
+def test_after_a_bad_record_skip_goes_on_and_stop_does_not_take_its_pieces(tmp_path):
+    out = tmp_path / "OUT"
+    source = hand([Row(1)], [Row(2), Row(3, bad="no good")], [Row(4, bad="worse")])
+    with pytest.raises(DataError, match="no good"):
+        convert(source, out, options())
+    first = (out / PARTIAL / "pieces" / "00000" / "piece.json").stat().st_mtime_ns
+    with Job(out) as job:
+        job.load()
+        assert job.pieces.done() == {0}
+    before = first, (out / PARTIAL / "pieces" / "00000" / "train-00000.h5").stat().st_ino
+    index = convert(source, out, options(on_error="skip"))
+    assert index is not None
+    assert (out / "train-00000.h5").stat().st_ino == before[1]
+    assert index.provenance["left_out"]["unusable"] == 2
+    assert convert(source, out, options(on_error="skip")) is not None
+    with pytest.raises(DataError, match="without 2 records that could not be used; --overwrite"):
+        convert(source, out, options())
+
+
+def test_the_disk_is_full_in_the_middle_and_has_room_again(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("only root mounts")
+    out = tmp_path / "OUT"
+    out.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "none", str(out)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("this machine does not mount a tmpfs")
+    try:
+        parts = [[Row(number, text="much " * 2000)] * 3 for number in range(12)]
+        for workers in (1, 2):
+            with pytest.raises(StorageError, match=r"cannot write .*No space left on device"):
+                convert(hand(*parts, nbytes=1), out, options(workers=workers))
+        assert 0 < len(pieces(tmp_path)) < 12
+        assert not list((out / PARTIAL / "pieces").glob(".*"))
+        with pytest.raises(StorageError, match=r"1,000,000\.0 GB are to be written, 0\.\d MB are"):
+            convert(hand(*parts, nbytes=10**14), out, options(overwrite=True))
+        subprocess.run(["mount", "-o", "remount,size=9m", str(out)], check=True)
+        convert(hand(*parts, nbytes=1), out, options(workers=2))
+        convert(hand(*parts, nbytes=1), tmp_path / "REF", options())
+        assert content(out) == content(tmp_path / "REF")
+    finally:
+        subprocess.run(["umount", "--lazy", str(out)], check=True)
+
+
+def test_another_one_at_the_same_time_is_refused(tmp_path):
+    process, command = start(tmp_path, "--workers", "1")
+    process.send_signal(signal.SIGSTOP)
+    for other in (command, [*COMMAND, "finalize", tmp_path / "OUT"]):
+        done = subprocess.run(other, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 6
+        assert "another process is writing a data set into" in done.stderr
+    process.send_signal(signal.SIGCONT)
+    assert "40000 samples" in process.communicate(timeout=120)[0]

@@ -1,0 +1,122 @@
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.convert import convert
+from data_prep.split import ByColumn, ByFile, Fractions, hash_keys, parse_split
+from hpctrain.data.reader import Reader
+from hpctrain.errors import ConfigError, DataError
+from tests.data_prep.hand import Row, hand, options
+
+SPLITS = st.lists(st.integers(1, 1000), min_size=1, max_size=5).map(
+    lambda parts: Fractions({f"s{i}": part / sum(parts) for i, part in enumerate(parts)})
+)
+
+
+@given(SPLITS, st.lists(st.binary(max_size=20)), st.lists(st.binary(max_size=20)))
+def test_a_sample_keeps_its_split_when_data_is_added(split, keys, more):
+    assert split.of_keys([*keys, *more])[: len(keys)] == split.of_keys(keys)
+    assert split.of_keys(keys) == [split.of_keys([key])[0] for key in keys]
+
+
+@given(SPLITS)
+def test_the_text_says_all(split):
+    assert parse_split(str(split)) == split
+
+
+@given(SPLITS, st.integers(0, 2**31))
+def test_fractions_are_met(split, seed):
+    count = 4000
+    keys = np.random.default_rng(seed).bytes(8 * count)
+    found = split.of_keys([keys[i : i + 8] for i in range(0, len(keys), 8)])
+    for name, fraction in split.fractions.items():
+        # Six standard deviations of the binomial distribution, and one sample.
+        bound = 6 * (count * fraction * (1 - fraction)) ** 0.5 + 1
+        assert abs(found.count(name) - count * fraction) <= bound
+
+
+@given(SPLITS, st.lists(st.tuples(st.binary(max_size=4), st.integers(-3, 3)), max_size=60))
+def test_stratified(split, samples):
+    hashes = hash_keys(key for key, _ in samples)
+    strata = np.array([stratum for _, stratum in samples], np.int64)
+    numbers = split.stratified(hashes, strata)
+    for stratum in set(strata.tolist()):
+        rows = np.flatnonzero(strata == stratum)
+        ends, got = np.cumsum(list(split.fractions.values())), numbers[rows]
+        if len(set(hashes[rows].tolist())) == len(rows):
+            cuts = [round(end * len(rows)) for end in ends[:-1].tolist()]
+            assert [int((got <= i).sum()) for i in range(len(cuts))] == cuts
+        for value in set(hashes[rows].tolist()):
+            assert len(set(got[hashes[rows] == value].tolist())) == 1
+
+
+def test_extreme_hashes():
+    halves = Fractions({"a": 0.5, "b": 0.5})
+    hashes = np.array([0, 2**63 - 1, 2**63, 2**64 - 1], np.uint64)
+    assert halves.numbers(hashes).tolist() == [0, 0, 1, 1]
+    rounded = Fractions({"a": 1.0, "b": 1e-7})  # adds up to 1 within the tolerance
+    assert rounded.numbers(hashes).tolist() == [0, 0, 0, 1]
+    tenths = Fractions({str(i): 0.1 for i in range(10)})
+    assert tenths.numbers(hashes).tolist() == [0, 4, 5, 9]
+
+
+def test_hashes_are_those_of_xxh3():
+    """Written down, so that no later version moves a sample to another split."""
+    assert hash_keys([b"", b"a"]).tolist() == [xxhash.xxh3_64_intdigest(key) for key in (b"", b"a")]
+    assert parse_split("train=0.5,val=0.5").of_keys(b"%d" % i for i in range(8)) == WRITTEN
+
+
+WRITTEN = ["train", "train", "val", "train", "val", "val", "val", "train"]
+
+
+def test_the_content_decides_and_stays(tmp_path):
+    rows = [Row(float(i), label=i, text="t" * (i % 5)) for i in range(50)]
+    split = "train=0.6,val=0.4"
+
+    def train(*pieces):
+        out = tmp_path / str(len(list(tmp_path.iterdir())))
+        convert(hand(*pieces), out, options(split))
+        reader = Reader(out, "train")
+        return set(reader.read(np.arange(len(reader)))["x"].tolist())
+
+    some = train(rows[:30])
+    assert some <= train(rows) == train(rows[40:], rows[:40])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("train", "it is NAME=FRACTION"),
+        ("", "it is NAME=FRACTION"),
+        ("train=", "it is NAME=FRACTION"),
+        ("train=x", "is not NAME=FRACTION"),
+        ("train=0.5", "the fractions add up to 0.5, not 1"),
+        ("train=0.5,train=0.5", "'train' is there twice"),
+        ("train=1,val=0", "a fraction is above 0, up to 1"),
+        ("train=nan", "a fraction is above 0, up to 1"),
+        ("train=-1,val=2", "a fraction is above 0, up to 1"),
+        ("../x=1", "it is NAME=FRACTION"),
+        ("a b=1", "it is NAME=FRACTION"),
+        ("column:", "or column:NAME or file:NAME=PATTERN"),
+        ("file:", "it is NAME=FRACTION"),
+        ("file:train", "it is NAME=FRACTION"),
+    ],
+)
+def test_what_is_no_split(text, said):
+    with pytest.raises(ConfigError) as caught:
+        parse_split(text)
+    assert said in str(caught.value)
+    assert repr(text) in str(caught.value)
+
+
+def test_the_other_forms():
+    assert parse_split("column:the split") == ByColumn("the split")
+    split = parse_split("file:val=b/*,train=*.txt")
+    assert split == ByFile({"val": "b/*", "train": "*.txt"})
+    assert [split.of_file(name) for name in ("b/c", "b/c.txt", "a/c.txt")] == [
+        *("val", "val", "train")
+    ]
+    with pytest.raises(DataError, match=r"--split file:val=b/\*,train=\*.txt: no pattern matches"):
+        split.of_file("a/c")

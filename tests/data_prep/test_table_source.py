@@ -1,0 +1,452 @@
+import datetime as dt
+import gzip
+import json
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyarrow import feather, parquet
+from sklearn.datasets import load_digits
+
+from data_prep import tables
+from data_prep.columns import Column
+from hpctrain.data.index import Index
+from hpctrain.data.ragged import Ragged
+from hpctrain.data.reader import Reader
+from hpctrain.errors import HpctrainError
+
+WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def rows(folder, split="train"):
+    reader = Reader(folder, split)
+    return reader.read(np.arange(len(reader)))
+
+
+def as_text(ragged):
+    return [ragged[i].tobytes().decode() for i in range(len(ragged))]
+
+
+def fields(folder):
+    return {name: str(field) for name, field in Index.load(Path(folder)).fields.items()}
+
+
+def problems(folder):
+    lines = (Path(folder) / "problems.jsonl").read_text().splitlines()
+    return [(p["file"], p["record"], p["reason"]) for p in map(json.loads, lines)]
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.suffix == ".h5"}
+
+
+@pytest.mark.parametrize(
+    "name", ["d.csv", "d.csv.gz", "d.tsv", "d.parquet", "d.feather", "d.arrow"]
+)
+def test_the_digits_from_each_format(data_prep, name):
+    images, labels = load_digits(return_X_y=True)
+    frame = pd.DataFrame(images.astype(int), columns=[f"p{i}" for i in range(64)])
+    frame["label"] = [WORDS[label] for label in labels]
+    if "sv" in name:
+        frame.to_csv(name, index=False, sep="\t" if "tsv" in name else ",")
+    elif name == "d.parquet":
+        frame.to_parquet(name, row_group_size=500)
+    elif name == "d.feather":
+        feather.write_feather(frame, name, chunksize=300)
+    else:  # a stream, with categories of its own
+        frame["label"] = frame["label"].astype("category")
+        table = pa.Table.from_pandas(frame)
+        with pa.OSFile(name, "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table, 700)
+    for out, workers in (("ONE", 1), ("TWO", 2)):
+        code, _, err = data_prep(
+            *("table", name, out, "--stack", "image=p*", "--cast", "image=uint8"),
+            *("--categorical", "label", "--shard-size", "40KB", "--workers", workers),
+        )
+        assert (code, err) == (0, "")
+    assert contents("ONE") == contents("TWO")
+    assert fields("ONE") == {"image": "uint8[64]", "label": "int32"}
+    found = rows("ONE")
+    assert (found["image"] == images).all()
+    names = sorted(WORDS)
+    assert [names[code] for code in found["label"]] == [WORDS[label] for label in labels]
+    assert len(Index.load(Path("ONE")).shards) >= 3
+
+
+COLUMNS = pa.table(
+    {
+        "i8": pa.array([1, -2, 3], pa.int8()),
+        "u32": pa.array([1, 2, 2**32 - 1], pa.uint32()),
+        "u64": pa.array([1, 2, 2**63 - 1], pa.uint64()),
+        "f16": pa.array(np.array([0.5, 1, 2], np.float16)),
+        "f32": pa.array([0.1, 0.2, float("nan")], pa.float32()),
+        "flag": [True, False, True],
+        "text": ["ä", "", "long\nwörd"],
+        "view": pa.array(["a", "bc", ""], pa.string_view()),
+        "raw": [b"\x00\xff", b"", b"x"],
+        "day": [dt.date(1970, 1, 2), dt.date(1969, 12, 31), dt.date(2026, 1, 1)],
+        "when": pa.array([1, 2, -3], pa.timestamp("us", "UTC")),
+        "at": pa.array([1, 2, 3], pa.time32("ms")),
+        "took": pa.array([1, 2, 3], pa.duration("ms")),
+        "fixed": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int16(), 2)),
+        "square": pa.array([[[1, 2], [3, 4]]] * 3, pa.list_(pa.list_(pa.float64(), 2), 2)),
+        "list": pa.array([[1.5], [], [2.5, 3.5]], pa.list_(pa.float32())),
+        "points": pa.array([[[1, 2]], [], [[3, 4], [5, 6]]], pa.large_list(pa.list_(pa.int8(), 2))),
+        "flags": pa.array([[True], [False, True], []], pa.list_(pa.bool_())),
+        "tensor": pa.FixedShapeTensorArray.from_numpy_ndarray(
+            np.arange(12, dtype=np.int32).reshape(3, 2, 2)
+        ),
+        "coded": pa.array(["x", "y", "x"]).dictionary_encode(),
+    }
+)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_each_type(data_prep, name):
+    table = COLUMNS
+    if name == "a.arrow":
+        feather.write_feather(table, name, compression="uncompressed")
+    else:
+        table = table.drop_columns(["f16"])
+        parquet.write_table(table, name)
+    assert data_prep("table", name, "OUT")[0] == 0
+    expected = {
+        "i8": "int8",
+        "u32": "uint32",
+        "u64": "int64",
+        "f16": "float16",
+        "f32": "float32",
+        "flag": "uint8",
+        "text": "uint8[*]",
+        "view": "uint8[*]",
+        "raw": "uint8[*]",
+        "day": "int64",
+        "when": "int64",
+        "at": "int64",
+        "took": "int64",
+        "fixed": "int16[2]",
+        "square": "float64[2, 2]",
+        "list": "float32[*]",
+        "points": "int8[*, 2]",
+        "flags": "uint8[*]",
+        "tensor": "int32[2, 2]",
+        "coded": "uint8[*]",
+    }
+    assert fields("OUT") == {name: expected[name] for name in table.column_names}
+    found = rows("OUT")
+    assert found["u64"].tolist() == [1, 2, 2**63 - 1]
+    np.testing.assert_array_equal(found["f32"], np.array([0.1, 0.2, np.nan], np.float32))
+    assert found["flag"].tolist() == [1, 0, 1]
+    for name in ("text", "view", "coded"):
+        assert as_text(found[name]) == table[name].to_pylist()
+    assert [found["raw"][i].tobytes() for i in range(3)] == table["raw"].to_pylist()
+    assert found["day"].tolist() == [1, -1, 20454]
+    assert found["when"].tolist() == [1, 2, -3]
+    assert found["at"].tolist() == found["took"].tolist() == [1, 2, 3]
+    for name in ("list", "points", "flags"):
+        assert [found[name][i].tolist() for i in range(3)] == table[name].to_pylist()
+    assert found["square"].tolist() == table["square"].to_pylist()
+    assert found["tensor"].reshape(-1).tolist() == list(range(12))
+    types = Index.load(Path("OUT")).provenance["source"]["types"]
+    assert types["when"] == "timestamp[us, tz=UTC]"
+    assert types["day"] == "date32[day]"
+
+
+def test_a_slice_of_an_array_is_what_it_shows():
+    """Arrow's arrays are views of larger ones."""
+    for name in COLUMNS.column_names:
+        array = COLUMNS[name].combine_chunks()
+        column = Column.of(name, array.type)
+        for start, stop in ((1, 3), (0, 2), (2, 3)):
+            whole, part = column.values(array), column.values(array.slice(start, stop - start))
+            expected = [whole[i] for i in range(start, stop)]
+            assert len(part) == stop - start
+            for i, value in enumerate(expected):
+                np.testing.assert_array_equal(part[i], value)
+            assert isinstance(part, Ragged) == column.field.variable
+
+
+@pytest.mark.parametrize(
+    "to", ["int8", "uint8", "uint32", "int64", "float16", "float32", "float64"]
+)
+@pytest.mark.parametrize("of", ["int8", "uint16", "int64", "uint64", "float32", "float64"])
+def test_a_cast_keeps_each_value_or_says_that_it_cannot(of, to):
+    values = [0, 1, -1, 127, 128, 255, 256, 2047, 2049, 2**24, 2**24 + 1, 2**31, 2**32 - 1]
+    values += [2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, -(2**63)]
+    if of.startswith("float"):
+        values += [0.5, 1e39, 65504.0, 65536.0, float("inf"), float("nan")]
+        with np.errstate(over="ignore"):
+            array = pa.array(np.array(values, of))
+    else:
+        info = np.iinfo(of)
+        array = pa.array([v for v in values if info.min <= v <= info.max], of)
+    column = Column.of("x", array.type, to)
+    bad = column.problems(array)
+    with np.errstate(all="ignore"):
+        stored = column.values(array)
+    for i, value in enumerate(array.to_pylist()):
+        number = stored[i].item()
+        both_floats = of.startswith("float") and to.startswith("float")
+        kept = number == value or (both_floats and value != value)
+        if both_floats:  # may be rounded, not lost
+            kept = kept or np.isfinite(number)
+        assert kept == (i not in bad), (value, number)
+
+
+def test_rows_that_cannot_be_used_are_named(data_prep):
+    table = pa.table(
+        {
+            "x": pa.array([1, 300, None, -1, 5, 6], pa.int64()),
+            "l": pa.array([[1], [2], [3], [4], [5, None], None], pa.list_(pa.int64())),
+            "k": ["a", "b", "a", "b", None, "c"],
+        }
+    )
+    parquet.write_table(table, "a.parquet", row_group_size=2)
+    command = ["table", "a.parquet", "OUT", "--cast", "x=uint8", "--workers", "1"]
+    code, _, err = data_prep(*command)
+    assert code == 3
+    assert "a.parquet: row 2: column 'x': 300 is not possible in uint8; --on-error skip" in err
+    assert data_prep(*command, "--on-error", "skip", "--split", "column:k")[0] == 0
+    assert problems("OUT") == [
+        ("a.parquet", "row 2", "column 'x': 300 is not possible in uint8"),
+        ("a.parquet", "row 3", "column 'x' is null; --null x=VALUE gives such rows a value"),
+        ("a.parquet", "row 4", "column 'x': -1 is not possible in uint8"),
+        ("a.parquet", "row 5", "column 'l' has a null inside"),
+        ("a.parquet", "row 6", "column 'l' is null; a list may be empty, but has to be there"),
+    ]
+    assert rows("OUT", "a")["x"].tolist() == [1]
+    data_prep("table", "a.parquet", "FULL", "--columns", "x,k", "--null", "x=-7", "--null", "k=?")
+    assert rows("FULL")["x"].tolist() == [1, 300, -7, -1, 5, 6]
+    assert as_text(rows("FULL")["k"]) == ["a", "b", "a", "b", "?", "c"]
+    data_prep("table", "a.parquet", "CODE", "--columns", "k", "--null", "k=?", "--categorical", "k")
+    assert rows("CODE")["k"].tolist() == [1, 2, 1, 2, 0, 3]
+
+
+def test_large_unsigned_integers_are_not_made_negative(data_prep):
+    parquet.write_table(pa.table({"x": pa.array([1, 2**64 - 1], pa.uint64())}), "a.parquet")
+    code, _, err = data_prep("table", "a.parquet", "OUT")
+    assert code == 3
+    assert "row 2: column 'x': 18446744073709551615 is beyond int64" in err
+    Path("a.csv").write_text(f"x\n1\n{2**64 - 1}\n")
+    code, _, err = data_prep("table", "a.csv", "OUT")
+    assert "a.csv: column 'x' has integers beyond int64" in err
+    assert data_prep("table", "a.csv", "OUT", "--cast", "x=text")[0] == 0
+    assert as_text(rows("OUT")["x"]) == ["1", str(2**64 - 1)]
+
+
+def test_csv_has_the_types_of_its_first_rows(data_prep, monkeypatch):
+    """Values of another type, rows of another length, in blocks and pieces."""
+    monkeypatch.setattr(tables, "FIRST", 2000)
+    monkeypatch.setattr(tables, "CSV_BLOCK", 3000)
+    lines = ["n,x,word", *(f"{i},{i}.5,w{i}" for i in range(2000))]
+    bad = {
+        700: ("zz,1,w", "column 'n': 'zz' is no int64, as the first rows have; --cast n=text"),
+        900: ("1.5,1,w", "column 'n': '1.5' is no int64"),
+        901: ("1,2", "it has 2 values, not 3: '1,2'"),
+        902: ("1,2,3,4", "it has 4 values, not 3: '1,2,3,4'"),
+        1500: ("1,?,w", "column 'x': '?' is no double"),
+        1999: ("1", "it has 1 values, not 3: '1'"),
+        2000: ("99999999999999999999,1,w", "column 'n': '99999999999999999999' is no int64"),
+        1200: (",1,w", "column 'n' is null; --null n=VALUE gives such rows a value"),
+    }
+    for row, (text, _) in bad.items():
+        lines[row] = text
+    lines.insert(5, "")  # an empty line is no row
+    good = [i for i in range(2000) if i + 1 not in bad]
+    Path("a.csv").write_text("\n".join(lines))
+    for name, size in (("whole", "1MB"), ("cut", "2KB")):
+        command = ["table", "a.csv", name, "--shard-size", size, "--workers", "1"]
+        code, _, err = data_prep(*command)
+        assert code == 3
+        assert err.startswith(f"data_prep: a.csv: row 700: {bad[700][1]}")
+        assert data_prep(*command, "--on-error", "skip")[0] == 0
+        assert rows(name)["n"].tolist() == good
+        assert rows(name)["x"].tolist() == [i + 0.5 for i in good]
+        assert as_text(rows(name)["word"]) == [f"w{i}" for i in good]
+        found = problems(name)
+        assert [record for _, record, _ in found] == [f"row {row}" for row in sorted(bad)]
+        for (_, _, reason), row in zip(found, sorted(bad), strict=True):
+            assert reason.startswith(bad[row][1])
+    assert len(Index.load(Path("cut")).shards) > 10
+
+
+def test_csv_that_is_no_utf8_later(data_prep):
+    content = "a,b\n" + "x,1\n" * 300_000
+    Path("a.csv").write_bytes(content.encode() + b"\xff,1\nlast,2\n")
+    command = ["table", "a.csv", "OUT"]
+    code, _, err = data_prep(*command)
+    assert code == 3
+    assert "a.csv: row 300001: column 'a': '\\\\xff' is no UTF-8" in err
+    assert data_prep(*command, "--on-error", "skip")[0] == 0
+    assert len(rows("OUT")["b"]) == 300_001
+
+
+def test_csv_with_quotes_is_not_cut(data_prep):
+    lines = [f'"line {i}\nwith ""quotes"", and more",{i}' for i in range(500)]
+    Path("a.csv").write_text('"a","b"\n' + "\n".join(lines) + "\n")
+    assert data_prep("table", "a.csv", "OUT", "--shard-size", "2KB")[0] == 0
+    found = rows("OUT")
+    assert found["b"].tolist() == list(range(500))
+    assert as_text(found["a"])[7] == 'line 7\nwith "quotes", and more'
+
+
+def test_csv_dialects(data_prep, monkeypatch):
+    Path("a.csv").write_text("1;x\n2;y\n")
+    assert data_prep("table", "a.csv", "A", "--delimiter", ";", "--header", "n,s")[0] == 0
+    assert rows("A")["n"].tolist() == [1, 2]
+    assert as_text(rows("A")["s"]) == ["x", "y"]
+    Path("b.csv").write_bytes(b"\xef\xbb\xbfn,zip\r\n1,007\r\n2,100\r\n")
+    assert data_prep("table", "b.csv", "B", "--cast", "zip=text", "--cast", "n=float32")[0] == 0
+    assert as_text(rows("B")["zip"]) == ["007", "100"]
+    assert fields("B") == {"n": "float32", "zip": "uint8[*]"}
+    Path("q.csv").write_text('n,s\n1,5" pipe\n2,"\n')
+    assert data_prep("table", "q.csv", "Q", "--no-quotes")[0] == 0
+    assert as_text(rows("Q")["s"]) == ['5" pipe', '"']
+    Path("c.csv").write_text("x,y\n1,2\n3,\n,6\n")
+    assert data_prep("table", "c.csv", "C", "--null", "x=-1", "--null", "y=0")[0] == 0
+    assert rows("C")["x"].tolist() == [1, 3, -1]
+    assert rows("C")["y"].tolist() == [2, 0, 6]
+    many = "".join(f"{i}\n" for i in range(3000))
+    Path("d.csv").write_text(many)
+    assert data_prep("table", "d.csv", "D", "--header", "n", "--shard-size", "3KB")[0] == 0
+    assert rows("D")["n"].tolist() == list(range(3000))
+    Path("d.csv").write_text(many + "x\n")
+    monkeypatch.setattr(tables, "FIRST", 5000)
+    err = data_prep("table", "d.csv", "E", "--header", "n", "--shard-size", "3KB")[2]
+    assert "d.csv: row 3001: column 'n': 'x' is no int64" in err
+
+
+def test_categories_are_sorted_by_value(data_prep):
+    Path("a.csv").write_text("n,w\n10,b\n2,ä\n10,a\n")
+    Path("b.csv").write_text("n,w\n-1,z\n")
+    assert data_prep("table", "a.csv", "b.csv", "OUT", "--categorical", "n,w")[0] == 0
+    assert rows("OUT")["n"].tolist() == [2, 1, 2, 0]
+    assert rows("OUT")["w"].tolist() == [1, 3, 0, 2]
+
+
+def test_a_split_by_a_column_that_is_no_field(data_prep):
+    Path("a.csv").write_text("x,part\n1,train\n2,val\n3,train\n")
+    command = ["table", "a.csv", "OUT", "--columns", "x", "--split", "column:part"]
+    assert data_prep(*command)[0] == 0
+    assert fields("OUT") == {"x": "int64"}
+    assert rows("OUT")["x"].tolist() == [1, 3]
+    assert rows("OUT", "val")["x"].tolist() == [2]
+
+
+def test_odd_names_of_columns(data_prep):
+    Path("a.csv").write_text("sepal length (cm),n\n5.1,1\n")
+    code, _, err = data_prep("table", "a.csv", "OUT")
+    assert code == 2
+    assert "field 'sepal length (cm)': a name has letters" in err
+    assert "--rename 'sepal length (cm)'=NAME, or --drop it" in err
+    assert data_prep("table", "a.csv", "OUT", "--rename", "sepal length (cm)=length")[0] == 0
+    assert fields("OUT") == {"length": "float64", "n": "int64"}
+
+
+@pytest.fixture
+def bad(here):
+    table = pa.table({"x": [1, 2], "y": [1.5, 2.5]})
+    parquet.write_table(table, "good.parquet")
+    parquet.write_table(pa.table({"x": [1.0], "y": [1.5]}), "other.parquet")
+    parquet.write_table(pa.table({"x": [1]}), "less.parquet")
+    content = Path("good.parquet").read_bytes()
+    Path("cut.parquet").write_bytes(content[:-20])
+    Path("hole.parquet").write_bytes(content[:4] + b"\xff" * 60 + content[64:])
+    feather.write_feather(table, "good.feather")
+    Path("cut.feather").write_bytes(Path("good.feather").read_bytes()[:300])
+    struct = pa.array([{"a": 1}], pa.struct([("a", pa.int64())]))
+    parquet.write_table(pa.table({"s": struct, "x": [1]}), "struct.parquet")
+    parquet.write_table(pa.table({"d": [Decimal("1.5")], "x": [1]}), "decimal.parquet")
+    parquet.write_table(pa.table({"n": pa.nulls(2)}), "null.parquet")
+    Path("good.csv").write_text("x,y\n1,a\n")
+    Path("swapped.csv").write_text("y,x\na,1\n")
+    Path("empty.csv").write_text("")
+    Path("header.csv").write_text("x,y\n")
+    Path("null.csv").write_text("x,y\n,1\n")
+    Path("twice.csv").write_text("x,x\n1,2\n")
+    Path("latin.csv").write_bytes(b"x\n\xff\n")
+    Path("semi.csv").write_text("x;y\n1;2\n")
+    Path("open.csv").write_text('x,y\n1,"a\n2,b\n')
+    Path("cut.csv.gz").write_bytes(gzip.compress(b"x,y\n" + b"1,2\n" * 1000)[:-12])
+    Path("text.csv.xz").write_text("x")
+    (here / "void").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["nope.csv"], 3, "nope.csv cannot be read: No such file"),
+        (["void"], 3, "void has no file named *.csv or"),
+        (["text.csv.xz"], 2, "text.csv.xz: table reads *.csv, *.csv.gz"),
+        (["cut.parquet"], 3, "cut.parquet cannot be read as Parquet"),
+        (["hole.parquet"], 3, "hole.parquet cannot be read as Parquet"),
+        (["cut.feather"], 3, "cut.feather cannot be read as Arrow"),
+        (["struct.parquet"], 3, "the column 's' is struct<a: int64>, which no field can hold; --c"),
+        (["decimal.parquet"], 3, "'d' is decimal128(2, 1): no field holds such numbers; --cast d="),
+        (["null.parquet"], 3, "the column 'n' is null, which no field can hold"),
+        (["good.parquet", "other.parquet"], 3, "'x' is int64 in good.parquet, double in other.p"),
+        (["good.parquet", "less.parquet"], 3, "'y' is double in good.parquet, no such column in"),
+        (["good.parquet", "good.csv"], 3, "good.parquet and good.csv are of different formats"),
+        (["good.csv", "swapped.csv"], 3, "swapped.csv has the columns y, x; good.csv has x, y"),
+        (["empty.csv"], 3, "empty.csv cannot be read as CSV: Empty CSV file"),
+        (["header.csv"], 3, "header.csv: column 'x' has no value in its first rows; --cast gives"),
+        (["null.csv"], 3, "null.csv: column 'x' has no value in its first rows; --cast gives"),
+        (["twice.csv"], 3, "twice.csv has 1 columns twice, such as 'x'"),
+        (["latin.csv"], 3, "latin.csv: column 'x' is not UTF-8"),
+        (["semi.csv"], 2, "field 'x;y': a name has letters"),
+        (["semi.csv"], 2, "is --delimiter right?"),
+        (["open.csv"], 3, "open.csv has an odd number of quotes: one is not closed, and what fol"),
+        (["cut.csv.gz"], 3, "cut.csv.gz cannot be read"),
+        (["good.csv", "--delimiter", "ab"], 2, "--delimiter 'ab': it is one ASCII character"),
+        (["good.csv", "--columns", "z"], 2, "--columns z: there is no such column; there are x, y"),
+        (["good.csv", "--cast", "z=int8"], 2, "--cast z: there is no such column"),
+        (["good.csv", "--cast", "x=int9"], 2, "--cast x=int9: the dtypes are uint8, uint16"),
+        (["good.csv", "--cast", "x"], 2, "--cast 'x' is not NAME=VALUE"),
+        (["good.parquet", "--cast", "x=text"], 2, "--cast …=text is for CSV"),
+        (["good.csv", "--null", "x=z"], 2, "--null x=z: that is no int64"),
+        (["good.csv", "--drop", "x,y"], 2, "--drop leaves no column"),
+        (["good.csv", "--stack", "s=z*"], 2, "--stack s: no column is 'z*'"),
+        (["good.csv", "--stack", "s=x,y"], 2, "--stack s: 'x' is int64, 'y' is uint8[*]; they"),
+        (["good.csv", "--rename", "x=y"], 2, "'x' and 'y' would both be 'y'"),
+        (["good.csv", "--rename", "x=mask"], 2, "a field cannot be named 'mask'"),
+        (["good.parquet", "--categorical", "y"], 2, "--categorical y: it is double, not text or"),
+        (["good.csv", "--split", "column:z"], 2, "table has no such column to go by; it has x, y"),
+    ],
+)
+def test_bad_input(data_prep, bad, here, args, code, words):
+    at = next((i for i, arg in enumerate(args) if arg.startswith("--")), len(args))
+    found, said, err = data_prep("table", *args[:at], "OUT", *args[at:], "--workers", "1")
+    assert words in err
+    assert (found, said) == (code, "")
+    assert err.startswith("data_prep: ")
+    assert err.count("\n") == 1
+    assert not (here / "OUT" / "index.json").exists()
+
+
+def test_arrow_whose_offsets_lead_out_of_it_is_refused(data_prep):
+    """They would crash a reader that believes them."""
+    batch = pa.record_batch([pa.array(["hello", " world"])], ["t"])
+    with pa.OSFile("a.arrow", "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
+        writer.write_batch(batch)
+    content = Path("a.arrow").read_bytes()
+    offsets = [np.array([0, 5, end], np.int32).tobytes() for end in (11, 2**30)]
+    assert content.count(offsets[0]) == 1
+    Path("a.arrow").write_bytes(content.replace(*offsets))
+    code, _, err = data_prep("table", "a.arrow", "OUT")
+    assert code == 3
+    assert "a.arrow cannot be read as Arrow" in err
+
+
+def test_a_permuted_tensor_is_refused():
+    kind = pa.fixed_shape_tensor(pa.int8(), [2, 3], permutation=[1, 0])
+    with pytest.raises(HpctrainError, match="permuted"):
+        Column.of("x", kind)

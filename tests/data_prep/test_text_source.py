@@ -1,0 +1,404 @@
+import gzip
+import json
+import os
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import zstandard
+from pyarrow import parquet
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from data_prep import documents, files, tokens
+from hpctrain.data.index import Index
+from hpctrain.data.reader import Reader
+from hpctrain.data.shard import digest_file
+from hpctrain.data.windows import Windows
+
+STDLIB = Path(sysconfig.get_paths()["stdlib"])
+TEXTS = [f"Document {i}: Größe ≠ 数 😀, 'quoted' \\ {'x' * (i % 37)}\n\tend" for i in range(400)]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def jsonl(path, rows):
+    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    if path.endswith(".gz"):
+        content = gzip.compress(content)
+    elif path.endswith(".zst"):
+        half = content.index(b"\n", len(content) // 2)  # two frames, as parallel tools write
+        pack = zstandard.ZstdCompressor().compress
+        content = pack(content[:half]) + pack(content[half:])
+    Path(path).write_bytes(content)
+    return path
+
+
+def samples(folder, split="train"):
+    reader = Reader(folder, split)
+    found = reader.read(np.arange(len(reader)))["tokens"]
+    return [found[i] for i in range(len(found))]
+
+
+def texts(folder, split="train", eod=256):
+    found = []
+    for sample in samples(folder, split):
+        assert (sample < 256).all() if eod is None else sample[-1] == eod
+        content = sample if eod is None else sample[:-1]
+        found.append(content.astype(np.uint8).tobytes().decode())
+    return found
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.suffix == ".h5"}
+
+
+def source(folder):
+    return Index.load(Path(folder)).provenance["source"]
+
+
+def test_the_standard_library_as_bytes(data_prep):
+    folder = STDLIB / "email"
+    code, said, err = data_prep(
+        *("text", folder, "OUT", "--glob", "*.py", "--split", "train=0.8,val=0.2"),
+        *("--shard-size", "200KB", "--workers", "1"),
+    )
+    assert (code, err) == (0, "")
+    paths = sorted(p for p in folder.rglob("*.py") if "__pycache__" not in p.parts)
+    there = [path.read_bytes().decode() for path in paths]
+    train, val = texts("OUT"), texts("OUT", "val")
+    assert sorted(train + val) == sorted(filter(None, there))
+    assert [text for text in there if text in set(train)] == train
+    assert val
+    empty = there.count("")
+    left_out = Index.load(Path("OUT")).provenance["left_out"]
+    assert left_out == {"unusable": 0, "duplicates": 0, **({"empty": empty} if empty else {})}
+    about = source("OUT")["tokenizer"]
+    assert about == {
+        "name": "bytes",
+        "vocabulary": 257,
+        "eod": 256,
+        "digest": tokens.digest_of("bytes"),
+    }
+    assert str(Index.load(Path("OUT")).fields["tokens"]) == "uint16[*]"
+    assert " shards" in said
+    windows = Windows(Reader("OUT", "train"), "tokens", 65, 64, documents=True)
+    first = windows.read(np.array([0]))
+    assert first["tokens"][0].astype(np.uint8).tobytes() == train[0].encode()[:65]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
+def test_the_same_documents_in_each_format(data_prep, name):
+    if name == "a.parquet":
+        parquet.write_table(pa.table({"id": range(400), "text": TEXTS}), name, row_group_size=90)
+    else:
+        jsonl(name, [{"id": i, "text": text} for i, text in enumerate(TEXTS)])
+    assert data_prep("text", name, "OUT", "--workers", "1")[0] == 0
+    assert texts("OUT") == TEXTS
+    assert data_prep("text", name, "CUT", "--workers", "1", "--shard-size", "9KB")[0] == 0
+    assert texts("CUT") == TEXTS
+    assert len(Index.load(Path("CUT")).shards) > 5
+    assert data_prep("text", name, "SPLIT", "--workers", "1", "--split", "column:id")[0] == 0
+    assert texts("SPLIT", "17") == [TEXTS[17]]
+
+
+def test_lines_are_cut_anywhere_and_each_is_read_once(here):
+    """Whatever the place of the cut: at a line's end, in its middle, in a character."""
+    lines = ["ä", "", "bc", "😀" * 3, "", "d" * 50, "\r", "last"]
+    for end in ("\n", ""):
+        content = ("\n".join(lines) + end).encode()
+        path = here / "a.txt"
+        path.write_bytes(content)
+        reader = documents.Reader(lines=True)
+        for step in range(1, len(content) + 2):
+            counted = Counted()
+            found = [
+                document.text
+                for start, stop in files.ranges(len(content), step)
+                for document in reader.read(files.Part(str(path), start, stop), counted)
+            ]
+            assert found == ["ä", "bc", "😀" * 3, "d" * 50, "last"]
+            assert counted.skipped == 3  # "\r\n" ends a line too
+
+
+class Counted:
+    def __init__(self):
+        self.skipped = 0
+
+    def skip(self, reason):
+        self.skipped += 1
+
+    def bad(self, *problem):
+        raise AssertionError(problem)
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_no_text(data_prep, here):
+    (here / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
+    (here / "b.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "three"}\r\n\r\n{"text": "four"}')
+    assert data_prep("text", "a.txt", "b.jsonl", "OUT", "--documents", "lines")[0] == 0
+    assert texts("OUT") == ["one", "two", "three", "four"]
+
+
+def test_workers_parts_and_the_split_do_not_change_the_result(data_prep):
+    jsonl("a.jsonl", [{"text": text} for text in TEXTS])
+    common = ["--shard-size", "12KB", "--split", "train=0.7,val=0.3", "--train-bpe", "400"]
+    for out, workers in (("ONE", 1), ("TWO", 2)):
+        assert data_prep("text", "a.jsonl", out, *common, "--workers", workers)[0] == 0
+    assert contents("ONE") == contents("TWO")
+    for part in ("2/2", "1/2"):
+        assert (
+            data_prep("text", "a.jsonl", "PARTS", *common, "--part", part, "--workers", 1)[0] == 0
+        )
+    assert data_prep("finalize", "PARTS")[0] == 0
+    assert contents("PARTS") == contents("ONE")
+    names = {path.name for path in Path("PARTS").iterdir()}
+    assert names == {*contents("ONE"), "index.json", "tokenizer.json"}
+    # The split is by the text: it is the same for another tokenizer.
+    assert data_prep("text", "a.jsonl", "BYTES", *common[:-2], "--workers", 1)[0] == 0
+    tokenizer = Tokenizer.from_file("ONE/tokenizer.json")
+    for split in ("train", "val"):
+        decoded = [tokenizer.decode(sample.tolist()) for sample in samples("ONE", split)]
+        assert decoded == texts("BYTES", split)
+
+
+def test_a_trained_tokenizer(data_prep, here):
+    folder = STDLIB / "json"
+    command = ["text", folder, "OUT", "--glob", "*.py", "--train-bpe", "600"]
+    assert data_prep(*command)[0] == 0
+    about, index = source("OUT")["tokenizer"], Index.load(Path("OUT"))
+    assert (about["vocabulary"], about["eod"]) == (600, 0)
+    assert about["digest"] == digest_file(here / "OUT" / "tokenizer.json")
+    assert index.provenance["beside"] == {"tokenizer.json": about["digest"]}
+    tokenizer = Tokenizer.from_file("OUT/tokenizer.json")
+    assert tokenizer.get_vocab_size() == 600
+    there = {path.read_text() for path in folder.glob("*.py")}
+    for sample in samples("OUT"):
+        assert sample[-1] == 0
+        assert tokenizer.decode(sample.tolist()) in there
+    before = (here / "OUT" / "tokenizer.json").stat().st_mtime_ns
+    assert "already holds" in data_prep(*command)[1]
+    assert data_prep(*command, "--workers", "2")[0] == 0
+    assert before == (here / "OUT" / "tokenizer.json").stat().st_mtime_ns
+    # Trained again, elsewhere: the same.
+    assert data_prep(*[arg if arg != "OUT" else "AGAIN" for arg in command])[0] == 0
+    assert source("AGAIN")["tokenizer"] == about
+    # Given as a file: the same tokens. One that is taken away is missed.
+    data_prep("text", folder, "FILE", "--glob", "*.py", "--tokenizer", "OUT/tokenizer.json")
+    assert contents("FILE") == contents("OUT")
+    (here / "OUT" / "tokenizer.json").unlink()
+    code, _, err = data_prep(*command)
+    assert code == 3
+    assert "OUT/tokenizer.json is missing or changed; --overwrite replaces it" in err
+    assert data_prep(*command, "--overwrite")[0] == 0
+    assert digest_file(here / "OUT" / "tokenizer.json") == about["digest"]
+    # What replaces it needs no tokenizer.
+    assert data_prep("text", folder, "OUT", "--glob", "*.py", "--overwrite")[0] == 0
+    assert not (here / "OUT" / "tokenizer.json").exists()
+
+
+def test_a_tokenizer_is_trained_on_all_of_the_source(here):
+    from data_prep.sources.text import Corpus
+
+    (here / "in").mkdir()
+    for i in range(50):
+        (here / "in" / f"{i:02}.txt").write_text(f"{i} " * 100)
+    jsonl("z.jsonl", [{"text": f"line {i}"} for i in range(1000)])
+    corpus = Corpus.of([here / "in", here / "z.jsonl"], ["*"], documents.Reader())
+    everything = list(corpus.sample(10**6))
+    assert len(everything) == 1050
+    some = list(corpus.sample(4000, step=1000))
+    assert 4000 <= sum(map(len, some)) < 4500
+    assert len({text for text in some if "line" not in text}) > 5
+    assert some[-1] > "line 9"
+    assert [text for text in everything if text in set(some)] == some
+
+
+def test_tokenizers_neither_truncate_nor_make_special_tokens_from_text(data_prep, here):
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "b": 2}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.add_special_tokens(["</s>", "[CLS]"])
+    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A", None, [("[CLS]", 4)])
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save("t.json")
+    (here / "a.txt").write_text("A b a b\n</s> a\n")
+    command = ["text", "a.txt", "--tokenizer", "t.json", "--documents", "lines"]
+    assert data_prep(*command[:2], "OUT", *command[2:])[0] == 0
+    assert [sample.tolist() for sample in samples("OUT")] == [[1, 2, 1, 2, 3], [0, 0, 0, 1, 3]]
+    assert source("OUT")["tokenizer"]["vocabulary"] == 5
+    assert data_prep(*command[:2], "NO", *command[2:], "--no-eod")[0] == 0
+    assert [sample.tolist() for sample in samples("NO")] == [[1, 2, 1, 2], [0, 0, 0, 1]]
+    assert source("NO")["tokenizer"]["eod"] is None
+    assert data_prep(*command[:2], "CLS", *command[2:], "--eod", "[CLS]")[0] == 0
+    assert [sample[-1] for sample in samples("CLS")] == [4, 4]
+
+
+def test_a_large_vocabulary_takes_uint32(data_prep, here):
+    Tokenizer(models.WordLevel({"[UNK]": 70_000, "</s>": 1}, "[UNK]")).save("t.json")
+    (here / "a.txt").write_text("what")
+    assert data_prep("text", "a.txt", "OUT", "--tokenizer", "t.json")[0] == 0
+    assert str(Index.load(Path("OUT")).fields["tokens"]) == "uint32[*]"
+    assert samples("OUT")[0].tolist() == [70_000, 1]
+
+
+def test_no_eod(data_prep, here):
+    (here / "a.txt").write_text("abc\nä\n")
+    assert data_prep("text", "a.txt", "OUT", "--no-eod", "--documents", "lines")[0] == 0
+    assert texts("OUT", eod=None) == ["abc", "ä"]
+    assert source("OUT")["tokenizer"]["vocabulary"] == 256
+
+
+BAD_LINES = [
+    (b'{"text": 1}', "'text' is no text but int"),
+    (b'{"text": null}', "'text' is no text but null"),
+    (b'{"body": "x"}', "it has no 'text'; it has 'body'"),
+    (b"[1]", "it is no JSON object but a list"),
+    (b'{"text": "x"', "no JSON: Expecting"),
+    (b'{"text": "\xff"}', "no UTF-8: byte 10 is 0xff"),
+    (b'{"text": "ab\\ud800"}', "character 2 is U+D800, half of a surrogate pair"),
+    (b"[" * 100_000, "no JSON: nested too deep"),
+]
+
+
+@pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
+def test_lines_that_cannot_be_used(data_prep, here, packed):
+    good = [json.dumps({"text": f"good {i}"}).encode() for i in range(len(BAD_LINES))]
+    content = b"\n".join(line for i, (bad, _) in enumerate(BAD_LINES) for line in (good[i], bad))
+    pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}[packed]
+    name = f"a b.jsonl{packed}"
+    (here / name).write_bytes(pack(content))
+    command = ["text", name, "OUT", "--shard-size", "1KB", "--workers", "1"]
+    code, said, err = data_prep(*command)
+    assert (code, said) == (3, "")
+    assert err.startswith(f"data_prep: {name}: line 2: 'text' is no text but int; --on-error skip")
+    assert data_prep(*command, "--on-error", "skip")[0] == 0
+    assert texts("OUT") == [f"good {i}" for i in range(len(BAD_LINES))]
+    problems = list(map(json.loads, (here / "OUT/problems.jsonl").read_text().splitlines()))
+    assert len(problems) == len(BAD_LINES)
+    for i, (problem, (_, words)) in enumerate(zip(problems, BAD_LINES, strict=True)):
+        assert problem["file"] == name
+        assert problem["record"] == f"line {2 * i + 2}"
+        assert words in problem["reason"]
+
+
+def test_rows_of_parquet_that_cannot_be_used(data_prep, here):
+    table = pa.table({"text": ["a", None, "", "b"], "split": ["x", "x", "y", None]})
+    parquet.write_table(table, "a.parquet", row_group_size=2)
+    common = ["--on-error", "skip", "--workers", "1"]
+    assert data_prep("text", "a.parquet", "OUT", *common, "--split", "column:split")[0] == 0
+    problems = list(map(json.loads, (here / "OUT/problems.jsonl").read_text().splitlines()))
+    assert [(p["record"], p["reason"]) for p in problems] == [
+        ("row 2", "'text' is no text but null"),
+        ("row 4", "'split' is null; --split goes by it"),
+    ]
+    assert Index.load(Path("OUT")).provenance["left_out"]["empty"] == 1
+
+
+@pytest.fixture
+def bad(here):
+    whole = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
+    (here / "good.jsonl").write_bytes(whole)
+    (here / "cut.jsonl.gz").write_bytes(gzip.compress(whole)[:-200])
+    (here / "cut.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(whole)[:-200])
+    (here / "not.jsonl.gz").write_bytes(b"hello")
+    (here / "not.jsonl.zst").write_bytes(b"hello")
+    (here / "not.parquet").write_bytes(b"hello")
+    (here / "empty.parquet").write_bytes(b"")
+    (here / "latin.txt").write_bytes("Größe".encode("latin-1"))
+    (here / "empty.txt").write_bytes(b"")
+    (here / "empty.jsonl").write_bytes(b"")
+    (here / "not.json").write_text("{}")
+    (here / "folder").mkdir()
+    (here / "folder" / "x.pdf").write_bytes(b"%PDF")
+    os.mkfifo(here / "pipe.txt")
+    (here / "nowhere.txt").symlink_to("gone")
+    parquet.write_table(pa.table({"body": ["x"], "n": [1]}), "body.parquet")
+    Tokenizer(models.WordLevel({"a": 0}, "a")).save("none.json")
+    Tokenizer(models.WordLevel({"</s>": 0, "<eos>": 1}, "a")).save("both.json")
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["nope.txt"], 3, "nope.txt cannot be read: No such file"),
+        (["nowhere.txt"], 3, "nowhere.txt cannot be read: No such file"),
+        (["pipe.txt"], 3, "pipe.txt is no regular file"),
+        (["folder"], 3, "folder has no file named *.txt or *.txt.gz or"),
+        (["good.jsonl", "./good.jsonl"], 2, "good.jsonl is there twice; each file once"),
+        (["cut.jsonl.gz"], 3, "cut.jsonl.gz cannot be read: Compressed file ended before"),
+        (["cut.jsonl.zst"], 3, "cut.jsonl.zst cannot be read: Truncated compressed stream"),
+        (["not.jsonl.gz"], 3, "not.jsonl.gz cannot be read: Not a gzipped file"),
+        (["not.jsonl.zst"], 3, "not.jsonl.zst cannot be read: ZSTD decompress failed"),
+        (["not.parquet"], 3, "not.parquet cannot be read as Parquet"),
+        (["empty.parquet"], 3, "empty.parquet cannot be read as Parquet"),
+        (["body.parquet"], 3, "has no column 'text'; it has body, n: --text-column names it"),
+        (["body.parquet", "--text-column", "n"], 3, "the column 'n' is no text but int64"),
+        (["latin.txt"], 3, "latin.txt: no UTF-8: byte 2 is 0xf6; --on-error skip"),
+        (["empty.txt"], 3, "nothing to write into OUT: the source has no samples"),
+        (["empty.jsonl"], 3, "nothing to write into OUT: the source has no samples"),
+        (["empty.txt", "--train-bpe", "300"], 3, "no text to train a tokenizer on"),
+        (["good.jsonl", "--train-bpe", "256"], 2, "--train-bpe 256: a vocabulary has 257"),
+        (["good.jsonl", "--train-bpe", "300", "--train-bytes", "1"], 2, "--train-bytes '1'"),
+        (["good.jsonl", "--tokenizer", "nope.json"], 3, "nope.json cannot be read: No such"),
+        (["good.jsonl", "--tokenizer", "not.json"], 3, "not.json is no tokenizer.json of Hug"),
+        (["good.jsonl", "--tokenizer", "latin.txt"], 3, "is no tokenizer.json: it is not UTF-8"),
+        (["good.jsonl", "--tokenizer", "none.json"], 2, "It has none of <|endoftext|>, </s>,"),
+        (["good.jsonl", "--tokenizer", "both.json"], 2, "It has </s> and <eos>; give --eod TO"),
+        (["good.jsonl", "--tokenizer", "both.json", "--eod", "x"], 2, "both.json has no such"),
+        (["good.jsonl", "--eod", "x"], 2, "--eod 'x' is for --tokenizer FILE.json"),
+        (["good.jsonl", "--split", "column:z"], 2, "text has no such column to go by; it has text"),
+    ],
+)
+def test_bad_input(data_prep, bad, here, args, code, words):
+    at = next((i for i, arg in enumerate(args) if arg.startswith("--")), len(args))
+    found, said, err = data_prep("text", *args[:at], "OUT", *args[at:], "--workers", "1")
+    assert words in err
+    assert (found, said) == (code, "")
+    assert err.startswith("data_prep: ")
+    assert err.count("\n") == 1
+    assert not (here / "OUT" / "index.json").exists()
+
+
+def test_a_document_that_is_too_long_is_named(data_prep, here, monkeypatch):
+    monkeypatch.setattr(documents, "MAX_DOCUMENT", 100)
+    (here / "a.txt").write_text("x" * 101)
+    assert "--documents lines takes its lines" in data_prep("text", "a.txt", "OUT")[2]
+    (here / "a.txt").write_text(f"short\n{'x' * 3000}\nlast")
+    command = ["text", "a.txt", "OUT", "--documents", "lines", "--on-error", "skip"]
+    assert data_prep(*command)[0] == 0
+    assert texts("OUT") == ["short", "last"]
+    assert json.loads((here / "OUT/problems.jsonl").read_text())["record"] == "line 2"
+
+
+def test_a_split_by_files(data_prep, here):
+    for name in ("train-1.txt", "val-1.txt", "train-2.txt"):
+        (here / name).write_text(name)
+    spec = "file:train=train-*,val=val-*"
+    assert data_prep("text", here, "OUT", "--split", spec, "--workers", "1")[0] == 0
+    assert texts("OUT") == ["train-1.txt", "train-2.txt"]
+    assert texts("OUT", "val") == ["val-1.txt"]
+
+
+def test_odd_names_and_hidden_files(data_prep, here):
+    folder = here / "in"
+    (folder / "sub dir").mkdir(parents=True)
+    (folder / ".git").mkdir()
+    for name in (
+        "new\nline.txt",
+        "ünï.txt",
+        "sub dir/[x].txt",
+        ".hidden.txt",
+        ".git/a.txt",
+        "b.md",
+    ):
+        (folder / name).write_text(name)
+    (folder / "loop").symlink_to(folder)
+    assert data_prep("text", folder, "OUT")[0] == 0
+    assert sorted(texts("OUT")) == ["new\nline.txt", "sub dir/[x].txt", "ünï.txt"]
+    assert source("OUT")["ignored"] == 1

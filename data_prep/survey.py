@@ -17,7 +17,6 @@ from data_prep.rows import BLOCK_BYTES, blocks
 from data_prep.source import SourceFile
 from hpctrain.data.index import Field, Shard
 from hpctrain.data.moments import Moments
-from hpctrain.data.ragged import Ragged
 from hpctrain.data.storage.chunks import Chunked
 from hpctrain.data.storage.codecs import describe
 from hpctrain.data.storage.layout import Layout
@@ -34,7 +33,7 @@ class Found:
 
     Attributes:
         shard: For the index.
-        moments: By fixed-size field, `Moments.state`.
+        moments: By field, `Moments.state`.
         notes: Of each field, how a loader reads it, and whether other storage would be faster.
     """
 
@@ -85,7 +84,7 @@ class Survey:
                 if field.variable:
                     _check_offsets(layout, name, shard.count)
                     elements[name] = layout.totals[f"{name}/values"]
-                elif self.statistics:
+                if self.statistics:
                     moments[name] = _moments(layout, name, field, shard.count).state()
         except MemoryError:
             raise DataError(f"{path}: a sample of {name!r} does not fit into memory") from None
@@ -135,9 +134,7 @@ def _check_offsets(layout: Layout, name: str, count: int) -> None:
 def _moments(layout: Layout, name: str, field: Field, count: int) -> Moments:
     moments = Moments()
     for _, values in blocks(layout, {name: field}, 0, count):
-        rows = values[name]
-        assert not isinstance(rows, Ragged)
-        moments.add(rows)
+        moments.add(values[name])
     return moments
 
 

@@ -1,6 +1,6 @@
-"""Write a data set again: in shards of another size, other splits, another order, fewer fields.
+"""Write a data set again: other shards, codec, splits or order, or fewer fields.
 
-    python -m data_prep repack SRC OUT --shard-size 1GiB
+    python -m data_prep repack SRC OUT --shard-size 1GiB --codec zstd
     python -m data_prep repack SRC OUT --shuffle 0
     python -m data_prep repack SRC OUT --split train=0.9,val=0.1 --stratify label --dedup exact
 
@@ -245,7 +245,6 @@ def repack(
             count = part.stop - part.start
             owned = tuple(files[i] for i in part.owned)
             pieces.append(Piece(part, owned, samples=count, bytes=count * bytes_each))
-    categories = getattr(index, "categories", {})
     return Repack(
         name="repack",
         # Where they lie in the source is not where they will lie.
@@ -259,7 +258,7 @@ def repack(
                 "provenance": dict(index.provenance),
             }
         },
-        categories={name: categories[name] for name in stored if name in categories},
+        categories={n: names for n, names in index.categories.items() if n in stored},
         columns=("split",),
         folder=str(src),
         stored=tuple(stored.items()),

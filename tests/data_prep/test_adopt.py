@@ -109,6 +109,11 @@ def test_variable_length_fields(tmp_path, data_prep):
     assert [shard.elements["text"] for shard in index.shards] == [
         sum(map(len, TEXTS[start:stop])) for start, stop in itertools.pairwise(ENDS)
     ]
+    lengths = [len(text) for text in TEXTS]
+    statistics = index.statistics["train"]["text"]
+    assert (statistics.lengths.min, statistics.lengths.max) == (0, 4)
+    assert statistics.lengths.mean == pytest.approx(np.mean(lengths))
+    assert statistics.mean == pytest.approx(np.concatenate(TEXTS).mean())
     rows = Reader(tmp_path, "train").read(np.array([89, 0, 33, 33]))["text"]
     assert [row.tolist() for row in rows] == [TEXTS[i].tolist() for i in (89, 0, 33, 33)]
 

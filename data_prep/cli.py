@@ -1,7 +1,8 @@
 """The command line. Everything heavy is imported by the command that needs it.
 
-Exit codes: 0 done (or nothing to do), 2 usage, 3 data, 6 storage, 130 Ctrl-C; 1 is a bug, with
-its traceback. `HPCTRAIN_DEBUG=1` shows the traceback of the others too.
+Exit codes: 0 done (or nothing to do), 2 usage, 3 data, 6 storage, 130 Ctrl-C; 1 is what `diff`
+says of two data sets that differ, or a bug, with its traceback. `HPCTRAIN_DEBUG=1` shows the
+traceback of the others too.
 """
 
 import argparse
@@ -13,7 +14,7 @@ from importlib import import_module
 
 from hpctrain.errors import HpctrainError
 
-# Each is a module with `arguments(parser)` and `run(args)`.
+# Each is a module with `arguments(parser)` and `run(args)`, which may return an exit code.
 COMMANDS = {
     "images": ("sources.images", "folders by class, or a list with paths and labels"),
     "text": ("sources.text", "txt, jsonl, Parquet: documents into tokens"),
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser(argv).parse_args(argv)
     args.command_line = shlex.join(["python", "-m", "data_prep", *argv])
     try:
-        args.run(args)
+        return args.run(args) or 0
     except HpctrainError as error:
         if os.environ.get("HPCTRAIN_DEBUG") == "1":
             raise
@@ -54,7 +55,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `… | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    return 0
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:

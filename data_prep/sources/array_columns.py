@@ -89,10 +89,10 @@ class OpenColumn:
         if values.dtype == bool:
             values = values.view(np.uint8)
             _note(problems, values > 1, lambda row, at: f"{values[row][at]} is no bool")
-        to = self.column.cast
+        to, before = self.column.cast, values
         if missing is not None and to.startswith("float"):
             # Whole numbers with gaps, as the floats that were asked for: what is missing is NaN.
-            values, lost = cast(np.where(missing, 0, values), to)
+            values, lost = cast(np.where(missing, np.zeros_like(values), values), to)
             values = np.where(missing, np.array(np.nan, to), values)
         else:
             if missing is not None:
@@ -105,7 +105,6 @@ class OpenColumn:
                         f"{self.column.name} keeps them"
                     ),
                 )
-            before = values
             values, lost = cast(values, to) if to else (values, None)
         if lost is not None:
             _note(problems, lost, lambda row, at: f"{before[row][at]} is no {to}")

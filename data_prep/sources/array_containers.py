@@ -3,7 +3,6 @@
 import importlib
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -42,8 +41,11 @@ class _HDF5(ArrayFile):
     def __init__(self, where: Where, axis: int, external: bool) -> None:
         import h5py
 
-        with suppress(ImportError):  # Blosc, Zstd, LZ4, …: with hpctrain[codecs]
-            importlib.import_module("hdf5plugin")
+        self._hint = ""
+        try:
+            importlib.import_module("hdf5plugin")  # Blosc, Zstd, LZ4, …
+        except ImportError:
+            self._hint = " (pip install 'hpctrain[codecs]' adds codecs that HDF5 does not have)"
         self._file = h5py.File(where.path, "r", locking=False)
         try:
             links = _Links(where, external)
@@ -70,7 +72,7 @@ class _HDF5(ArrayFile):
         try:
             array = self._dataset[(slice(None),) * self.axis + (slice(start, stop),)]
         except (OSError, RuntimeError) as error:
-            raise unreadable(self.where, error) from None
+            raise unreadable(self.where, OSError(f"{error}{self._hint}")) from None
         return np.moveaxis(array, self.axis, 0)
 
     def files(self, start: int, stop: int) -> Iterable[str]:

@@ -233,7 +233,7 @@ def arrays(
             }
             for column in columns
         },
-        about={"from": {column.name: _about(column) for column in columns}},
+        about={"fields": {column.name: _about(column) for column in columns}},
         data=tuple(columns),
         step=max(1, BLOCK_BYTES // row_bytes),
     )
@@ -326,12 +326,25 @@ def _named(column: Column) -> str:
     return f"{column.parts[0].where}{f' and {more} more' if more else ''}"
 
 
-def _about(column: Column) -> str | list[str]:
-    """Where a field is from."""
-    places = [
-        str(Where(str(Path(part.where.path).absolute()), part.where.key)) for part in column.parts
-    ]
-    return places[0] if len(places) == 1 else [places[0], "…", places[-1]]
+def _about(column: Column) -> dict[str, Any]:
+    """Where a field is from, and what became of its numbers; JSON."""
+    first, last = (
+        str(Where(str(Path(part.where.path).absolute()), part.where.key))
+        for part in (column.parts[0], column.parts[-1])
+    )
+    count, packing = len(column.parts), column.parts[0].packing
+    about: dict[str, Any] = {"from": first if count == 1 else f"{first} … {last} ({count} arrays)"}
+    if column.axis:
+        about["axis"] = column.axis
+    if any(part.packing != packing for part in column.parts):
+        about["packing"] = "each file's own"
+    elif packing.scale is not None:
+        about |= {"scale_factor": packing.scale, "add_offset": packing.offset}
+    if packing.missing:
+        about["missing"] = list(packing.missing)
+    if column.cast:
+        about["cast"] = column.cast
+    return about
 
 
 def _source_files(

@@ -1,52 +1,67 @@
-"""What a data set holds, as a table or JSON."""
+"""What a data set holds: schema, splits, shards, how they lie on the disk, how they were made."""
 
 import argparse
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+from data_prep import console
+from data_prep.dataset import DataSet
+from data_prep.shards import place
 from hpctrain.data.index import Index
 from hpctrain.errors import DataError
 
-MOST = 20  # shards listed
+MOST = 20  # shards and categories listed
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Of the command line."""
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder of the data set")
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
+    parser.add_argument("--json", action="store_true", help="as JSON, with all shards")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it; see `show`."""
-    show(args.out, as_json=args.json)
-
-
-def show(folder: Path, *, as_json: bool = False) -> None:
-    """Print the fields, splits, shards and provenance of a data set.
+    """Do it.
 
     Raises:
-        DataError: There is none, or a shard is missing or has another size (after printing).
+        DataError: There is no data set, or (after printing) a shard is missing or has another
+            size.
     """
-    index = Index.load(folder)
+    data = DataSet(args.folder)
     problem = ""
     try:
-        index.check(folder)
+        data.index.check(data.folder)
     except DataError as error:
         problem = str(error)
-    if as_json:
-        print(json.dumps(_content(index, problem), indent=2))
+    layout = {} if problem else _layout(data)
+    if args.json:
+        print(json.dumps(_content(data, problem, layout), indent=2))
     else:
-        _print_tables(folder, index)
+        _print(data, layout)
     if problem:
-        raise DataError(problem)
+        raise DataError(f"{problem}. `python -m data_prep verify` lists every problem")
 
 
-def _content(index: Index, problem: str) -> dict[str, object]:
+def _layout(data: DataSet) -> dict[str, str]:
+    """How each field lies in the first shard."""
+    shard = data.index.shards[0]
+    try:
+        with data.open(shard, data.index.fields) as opened:
+            return {name: opened.layout(name) for name in data.index.fields}
+    except DataError as error:
+        return dict.fromkeys(data.index.fields, str(error))
+
+
+def _content(data: DataSet, problem: str, layout: Mapping[str, str]) -> dict[str, object]:
+    index = data.index
     return {
         "digest": index.digest,
         "problem": problem or None,
         "fields": {name: asdict(field) for name, field in index.fields.items()},
+        "categories": {name: list(data.categories(name)) for name in index.fields},
+        "layout": dict(layout),
         "splits": {name: index.split(name).count for name in index.splits},
         "shards": [asdict(shard) for shard in index.shards],
         "statistics": {
@@ -57,43 +72,76 @@ def _content(index: Index, problem: str) -> dict[str, object]:
     }
 
 
-def _print_tables(folder: Path, index: Index) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
+def _print(data: DataSet, layout: Mapping[str, str]) -> None:
+    index = data.index
+    counts = {name: index.split(name).count for name in index.splits}
+    size = console.size(sum(shard.bytes for shard in index.shards))
+    console.say(str(data.folder), style="bold")
+    console.say(f"{sum(counts.values()):,} samples, {len(index.shards):,} shards, {size}")
+    console.say(index.digest)
 
-    console = Console(highlight=False)
-    console.print(f"[bold]{escape(str(folder))}[/]  {index.digest}")
+    rows = [[name, str(field), layout.get(name)] for name, field in index.fields.items()]
+    console.title("fields")
+    console.show(["field", "one sample", "in the shards"], rows)
+    for name in index.fields:
+        names = data.categories(name)
+        if all(text == str(i) for i, text in enumerate(names)):
+            continue  # none, or they say nothing
+        more = f" … {len(names):,} in all" if len(names) > MOST else ""
+        shown = ", ".join(f"{i} {text}" for i, text in enumerate(names[:MOST]))
+        console.say(f"{name}: {shown}{more}")
 
-    fields = Table("field", "type", title="fields, statistics of the first split")
-    for column in ("mean", "std", "min", "max", "not finite"):
-        fields.add_column(column, justify="right")
-    statistics = index.statistics.get(index.splits[0], {})
-    for name, field in index.fields.items():
-        values = statistics.get(name)
-        numbers = [values.mean, values.std, values.min, values.max] if values else []
-        texts = ["-" if number is None else f"{number:.4g}" for number in numbers]
-        fields.add_row(
-            name, escape(str(field)), *texts, *([str(values.nonfinite)] if values else [])
-        )
-    console.print(fields)
-
-    shards = Table("split", "shard", title="shards")
-    for column in ("samples", "MB"):
-        shards.add_column(column, justify="right")
-    shards.add_column("digest", overflow="fold")
+    whole = sum(counts.values())
+    rows = []
     for split in map(index.split, index.splits):
-        size = sum(shard.bytes for shard in split.shards)
-        total = f"{len(split.shards)} in all"
-        shards.add_row(f"[bold]{split.name}[/]", total, f"{split.count:,}", f"{size / 1e6:,.1f}")
-        for shard in split.shards[:MOST]:
-            samples, megabytes = f"{shard.count:,}", f"{shard.bytes / 1e6:,.1f}"
-            shards.add_row("", escape(shard.path), samples, megabytes, shard.digest)
-        if len(split.shards) > MOST:
-            shards.add_row("", f"and {len(split.shards) - MOST} more")
-    console.print(shards)
+        nbytes = console.size(sum(shard.bytes for shard in split.shards))
+        share = f"{100 * split.count / whole:.1f} %"
+        rows.append([split.name, f"{split.count:,}", share, f"{len(split.shards):,}", nbytes])
+    columns = ["split", "samples", "share", "shards", "size"]
+    console.title("splits")
+    console.show(columns, rows, numbers="samples share shards size")
 
-    console.print("provenance")
-    for key, value in index.provenance.items():
-        text = value if isinstance(value, str) else json.dumps(value)
-        console.print(f"  {key}: {escape(text)}", soft_wrap=True)
+    rows = [[s.path, s.split, f"{s.count:,}", console.size(s.bytes)] for s in index.shards[:MOST]]
+    if len(index.shards) > MOST:
+        rows.append([f"and {len(index.shards) - MOST:,} more", None, None, None])
+    console.title("shards")
+    console.show(["file", "split", "samples", "size"], rows, numbers="samples size")
+
+    rows = [[key, value] for key, value in _flat(index.provenance)]
+    console.title("how it was made")
+    console.show([], rows)
+
+    console.title("to read it")
+    for line in _snippet(index, data.folder, layout):
+        console.say(f"  {line}")
+
+
+def _flat(content: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield ("source.name", "digits") and so on."""
+    if isinstance(content, Mapping) and content:
+        for key, value in content.items():
+            yield from _flat(value, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, content if isinstance(content, str) else json.dumps(content)
+
+
+def _snippet(index: Index, folder: Path, layout: Mapping[str, str]) -> Iterator[str]:
+    shard = index.shards[0]
+    name, field = next(iter(index.fields.items()))
+    values, offsets, axis = place(name, field)
+    plain = all(text == "contiguous" for text in layout.values())
+    yield "import h5py" + ("" if plain else ", hdf5plugin")
+    yield f"with h5py.File({str(folder / shard.path)!r}) as file:"
+    if offsets:
+        yield f"    start, stop = file[{offsets!r}][0:2]"
+        yield f"    {_variable(name)} = file[{values!r}][start:stop]"
+    else:
+        yield f"    {_variable(name)} = file[{values!r}][{':, ' * axis}0]"
+    yield ""
+    yield "from hpctrain.data.reader import Reader"
+    yield f"reader = Reader({str(folder)!r}, {shard.split!r})"
+    yield f"batch = reader.read(range({min(8, shard.count)}))"
+
+
+def _variable(name: str) -> str:
+    return name if name.isidentifier() else "sample"

@@ -136,7 +136,8 @@ def test_every_format_gives_the_same(here, convert, shard_size):
         assert values.dtype == np.float32, name
         assert np.array_equal(values, X), name
     source = Index.load(here / "OUT").provenance["source"]
-    assert source["from"]["npz"] == f"{here}/plain.npz:a"
+    assert source["fields"]["npz"] == {"from": f"{here}/plain.npz:a"}
+    assert source["fields"]["last"] == {"from": f"{here}/last.npy", "axis": 2}
 
 
 def test_numpy_files_need_no_names(here, data_prep):
@@ -269,9 +270,25 @@ def test_packed_numbers_are_unpacked(here, convert):
         rows = convert("--field", f"v={where}", said="v has 1 NaN or infinite values")
         assert np.array_equal(rows["v"], expected, equal_nan=True), where
         assert rows["v"].dtype == (np.float64 if "zarr" in where else np.float32)
+        about = Index.load(here / "OUT").provenance["source"]["fields"]["v"]
+        assert (about["scale_factor"], about["add_offset"], about["missing"]) == (0.5, 20, [-999])
         rows = convert("--field", f"v={where}", "--packed", "v")
         assert np.array_equal(rows["v"], stored)
         assert rows["v"].dtype == np.int16
+
+
+def test_each_file_is_unpacked_by_its_own_attributes(here, convert):
+    for i in (1, 2):
+        with netCDF4.Dataset(f"era{i}.nc", "w") as file:
+            file.createDimension("t", 3)
+            variable = file.createVariable("v", "i2", "t")
+            variable.scale_factor, variable.add_offset = 0.5 * i, 100.0 * i
+            variable.set_auto_maskandscale(False)
+            variable[:] = [1, 2, 3]
+    rows = convert("--field", "v=era*.nc:v", "--cast", "v=float32")
+    assert rows["v"].tolist() == [100.5, 101, 101.5, 201, 202, 203]
+    about = Index.load(here / "OUT").provenance["source"]["fields"]["v"]
+    assert about["packing"] == "each file's own"
 
 
 def test_missing_whole_numbers(here, convert, data_prep):
@@ -292,6 +309,13 @@ def test_missing_whole_numbers(here, convert, data_prep):
     rows = convert("--field", "k=m.nc:k", "--cast", "k=float32")
     assert np.array_equal(rows["k"], np.array([0, 1, np.nan, 3, 4]), equal_nan=True)
     assert convert("--field", "k=m.nc:k", "--packed", "k")["k"][2] == -2147483647
+    with h5py.File("k.h5", "w") as file:
+        file["k"] = np.array([5, -1, 2**24 + 1])
+        file["k"].attrs["_FillValue"] = -1
+    code, _, err = data_prep("arrays", "OUT3", "--field", "k=k.h5:k", "--cast", "k=float32")
+    assert "k.h5:k: row 2: field 'k': 16777217 is no float32" in err
+    rows = convert("--field", "k=k.h5:k", "--cast", "k=float64")
+    assert np.array_equal(rows["k"], np.array([5, np.nan, 2**24 + 1]), equal_nan=True)
     rows = convert("--field", "u=m.nc:u")
     assert (rows["u"].dtype, rows["u"].tolist()) == (np.uint8, [0, 100, 200, 254, 17])
     assert np.isnan(convert("--field", "n=m.nc:never")["n"]).all()
@@ -732,9 +756,59 @@ def test_a_missing_library_is_named(here, data_prep, monkeypatch):
         assert f"needs {name}, which is not installed: pip install 'hpctrain[prep]'" in err
 
 
+def test_a_codec_that_is_not_installed(here, data_prep):
+    """In a process of its own: a filter that is registered stays so."""
+    code = (
+        "import sys, h5py, hdf5plugin, numpy as np\n"
+        "with h5py.File('z.h5', 'w') as file:\n"
+        "    file.create_dataset('x', data=np.arange(9), **hdf5plugin.Zstd())\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert data_prep("arrays", "OUT", "--field", "x=z.h5")[0] == 0
+    without = (
+        "import os, sys; os.environ['HDF5_PLUGIN_PATH'] = '/nowhere'\n"
+        "sys.modules['hdf5plugin'] = None\n"
+        "from data_prep.cli import main\n"
+        "sys.exit(main(['arrays', 'OUT2', '--field', 'x=z.h5']))\n"
+    )
+    found = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True)
+    assert found.returncode == 3
+    assert "z.h5 is not readable as HDF5" in found.stderr
+    assert "pip install 'hpctrain[codecs]'" in found.stderr
+
+
 def test_from_python(here):
     with pytest.raises(ConfigError, match="no file matches"):
         arrays([], ["x=nope*"], Options(2**20))
     source = arrays([], ["x=x.npy"], Options(2**20))
     assert source.fields["x"].shape == (3, 4)
     assert source.pieces[0].samples == COUNT
+
+
+def test_transposed_arrays_whose_rows_are_far_apart(here, convert):
+    """Read run by run, not in strips."""
+    middle = np.random.default_rng(0).normal(size=(20, 90, 300)).astype(np.float32)
+    tall = np.asfortranarray(np.arange(40_000).reshape(10_000, 4))
+    np.save("middle_axis.npy", middle)
+    np.save("tall.npy", tall)
+    rows = convert("--field", "x=middle_axis.npy", "--axis", "x=1", "--shard-size", "700KB")
+    assert np.array_equal(rows["x"], np.moveaxis(middle, 1, 0))
+    rows = convert("--field", "x=tall.npy", "--shard-size", "100KB")
+    assert np.array_equal(rows["x"], tall)
+
+
+def test_a_chunk_that_was_written_again_is_noticed(here, data_prep):
+    array = zarr.create_array("mine.zarr", data=X, chunks=(7, 3, 4))
+    assert data_prep("arrays", "OUT", "--field", "x=mine.zarr")[0] == 0
+    assert "already holds" in data_prep("arrays", "OUT", "--field", "x=mine.zarr")[1]
+    array[50] = 0
+    assert "holds another data set" in data_prep("arrays", "OUT", "--field", "x=mine.zarr")[2]
+
+
+def test_in_parts(here, data_prep):
+    command = ("--field", "x=x.h5:chunked", "--field", "y=x.nc:y", "--shard-size", "2KB")
+    data_prep("arrays", "whole", *command)
+    for i in (3, 1, 2):
+        assert data_prep("arrays", "parts", *command, "--part", f"{i}/3")[0] == 0
+    assert data_prep("finalize", "parts")[0] == 0
+    assert Index.load(here / "parts").digest == Index.load(here / "whole").digest

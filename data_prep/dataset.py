@@ -1,0 +1,158 @@
+"""Samples of a data set, read by h5py: for the commands that look at one.
+
+Every layout that HDF5 reads, in ranges of a few MB, and nothing that is not asked for. A shard is
+compared with the index before anything is read from it.
+"""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.shards import OpenShard, Rows
+from hpctrain.data import index as index_file
+from hpctrain.data.index import Field, Index, Shard, Split, check_name
+from hpctrain.data.ragged import Array
+from hpctrain.data.schema import row_bytes
+from hpctrain.errors import ConfigError, DataError
+
+
+class DataSet:
+    """A folder with an index; the shards are opened when they are read.
+
+    Args:
+        folder: Of the data set.
+
+    Raises:
+        DataError: There is none, or its index is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        self.index = Index.load(self.folder)
+        if problem := _damage(self.index):
+            raise DataError(f"{self.folder}/{index_file.FILE}: damaged: {problem}")
+
+    def splits(self, name: str | None = None) -> list[Split]:
+        """The split of that name, or all.
+
+        Raises:
+            ConfigError: There is no such split.
+        """
+        if name is not None and name not in self.index.splits:
+            raise ConfigError(f"--split {name!r}: there are {', '.join(self.index.splits)}")
+        names = self.index.splits if name is None else (name,)
+        return [self.index.split(name) for name in names]
+
+    def fields(self, names: Sequence[str] = ()) -> dict[str, Field]:
+        """The fields of these names, or all.
+
+        Raises:
+            ConfigError: There is no such field.
+        """
+        for name in names:
+            if name not in self.index.fields:
+                raise ConfigError(f"--field {name!r}: there are {', '.join(self.index.fields)}")
+        return {name: self.index.fields[name] for name in names or self.index.fields}
+
+    def categories(self, field: str) -> Sequence[str]:
+        """The names of a field's values 0, 1, …, or none."""
+        found: Mapping[str, Sequence[str]] = getattr(self.index, "categories", {})
+        return found.get(field, ())
+
+    def open(self, shard: Shard, fields: Mapping[str, Field]) -> OpenShard:
+        """Open a shard to read these fields.
+
+        Raises:
+            DataError: It is missing, damaged or not what the index says.
+        """
+        opened = OpenShard(self.folder / shard.path, shard, fields)
+        for problem in opened.problems():
+            opened.close()
+            raise DataError(f"shard {opened.path}: {problem}")
+        return opened
+
+    def blocks(
+        self, split: Split, fields: Mapping[str, Field], limit: int | None = None
+    ) -> Iterator[Rows]:
+        """Yield all samples of a split in their order, or the first `limit`, a few MB at a time.
+
+        Raises:
+            DataError: A shard is missing or damaged.
+        """
+        left = split.count if limit is None else min(limit, split.count)
+        for shard in split.shards:
+            if not left:
+                return
+            with self.open(shard, fields) as opened:
+                yield from opened.blocks(min(left, shard.count))
+            left -= min(left, shard.count)
+
+    def take(
+        self, split: Split, fields: Mapping[str, Field], numbers: Sequence[int]
+    ) -> Iterator[tuple[int, dict[str, Array]]]:
+        """Yield (number, sample) for these numbers of a split, which ascend.
+
+        Raises:
+            DataError: A shard is missing or damaged.
+        """
+        first, wanted = 0, list(numbers)
+        for shard in split.shards:
+            last = first + shard.count
+            here = [number for number in wanted if first <= number < last]
+            if here:
+                with self.open(shard, fields) as opened:
+                    for number in here:
+                        at = number - first
+                        yield number, {name: opened.rows(name, at, at + 1)[0] for name in fields}
+            first = last
+
+    def lengths(self, split: Split, name: str) -> Array:
+        """int64 (n,) of a variable-length field's samples; the values are not read.
+
+        Raises:
+            DataError: A shard is missing or damaged.
+        """
+        parts = []
+        for shard in split.shards:
+            with self.open(shard, self.fields([name])) as opened:
+                parts.append(opened.lengths(name, 0, shard.count))
+        return np.concatenate(parts)
+
+
+def _damage(index: Index) -> str:
+    """What is wrong with an index that could be read."""
+    if not index.fields or not index.shards:
+        return f"it lists no {'shards' if index.fields else 'fields'}"
+    for what, names in (("field", index.fields), ("split", index.splits)):
+        for name in names:
+            try:
+                check_name(name, what)
+            except (DataError, TypeError) as error:
+                return str(error)
+    for split, fields in index.statistics.items():
+        for name, values in fields.items():
+            numbers = (values.mean, values.std, values.min, values.max)
+            if not all(isinstance(number, int | float | None) for number in numbers):
+                return f"the statistics of {split}/{name} are no numbers"
+    return "" if isinstance(index.provenance, Mapping) else "the provenance is no object"
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """At most so many of the numbers 0 to count - 1, evenly spaced, ascending; count >= 1."""
+    if count <= most:
+        return list(range(count))
+    return [int(number) for number in np.linspace(0, count - 1, most).round()]
+
+
+def sizes(rows: Rows, fields: Mapping[str, Field]) -> int:
+    """The bytes of data in a block."""
+    return int(row_bytes(rows, fields).sum())
+
+
+def positive(text: str) -> int:
+    """A whole number from 1, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)

@@ -1,0 +1,63 @@
+"""NumPy's .npz, member by member, so that no field has to fit into memory."""
+
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.dataset import DataSet
+from hpctrain.data.index import Field, Split
+from hpctrain.data.ragged import Array, Ragged, offsets_of
+
+
+class Npz:
+    """SPLIT.npz.
+
+    Args:
+        data: The data set.
+        fields: To write.
+    """
+
+    def __init__(self, data: DataSet, fields: Mapping[str, Field]) -> None:
+        self.data, self.fields = data, fields
+
+    def write(
+        self, folder: Path, split: Split, count: int, advance: Callable[[int, int], None]
+    ) -> None:
+        """Write the first `count` samples of a split.
+
+        Raises:
+            DataError: A shard is damaged.
+            OSError: The folder cannot be written.
+        """
+        with zipfile.ZipFile(folder / f"{split.name}.npz", "w", allowZip64=True) as file:
+            for name, field in self.fields.items():
+                blocks = self.data.blocks(split, {name: field}, count)
+                arrays = (_values(rows[name], advance) for rows in blocks)
+                if not field.variable:
+                    _member(file, name, field.dtype, (count, *field.shape), arrays)
+                    continue
+                offsets = offsets_of(self.data.lengths(split, name)[:count])
+                shape = (int(offsets[-1]), *field.shape)
+                _member(file, f"{name}.values", field.dtype, shape, arrays)
+                _member(file, f"{name}.offsets", "int64", offsets.shape, [offsets])
+        advance(count, 0)
+
+
+def _values(value: Array | Ragged, advance: Callable[[int, int], None]) -> Array:
+    array = value.values if isinstance(value, Ragged) else value
+    advance(0, array.nbytes)
+    return array
+
+
+def _member(
+    file: zipfile.ZipFile, name: str, dtype: str, shape: Sequence[int], arrays: Iterable[Array]
+) -> None:
+    descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+    header = {"descr": descr, "fortran_order": False, "shape": tuple(shape)}
+    member = zipfile.ZipInfo(f"{name}.npy")  # of 1980: the same bytes each time
+    with file.open(member, "w", force_zip64=True) as target:
+        np.lib.format.write_array_header_1_0(target, header)
+        for array in arrays:
+            target.write(np.ascontiguousarray(array).data)

@@ -1,0 +1,107 @@
+"""Parquet by pyarrow: a column for each field, a row group for each few MB."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_prep.dataset import DataSet, sizes
+from data_prep.tools.head import is_text
+from hpctrain.data.index import Field, Split
+from hpctrain.data.ragged import Array, Ragged
+from hpctrain.errors import ConfigError, DataError
+
+
+class Parquet:
+    """SPLIT.parquet.
+
+    Args:
+        data: The data set.
+        fields: To write.
+        text: Those of UTF-8 bytes that become strings.
+
+    Raises:
+        ConfigError: A field of `text` is none of bytes, or pyarrow is not installed.
+    """
+
+    def __init__(self, data: DataSet, fields: Mapping[str, Field], text: Sequence[str]) -> None:
+        known = [name for name, field in fields.items() if is_text(field)]
+        for name in text:
+            if name not in known:
+                there = ", ".join(known) or "none"
+                raise ConfigError(f"--text {name!r}: it is a field uint8[*]; there are {there}")
+        try:
+            self._pa, self._pq = import_module("pyarrow"), import_module("pyarrow.parquet")
+        except ImportError:
+            raise ConfigError(
+                "--to parquet needs pyarrow, which is not installed: pip install 'hpctrain[prep]'"
+            ) from None
+        self.data, self.fields, self._text = data, fields, text
+
+    def write(
+        self, folder: Path, split: Split, count: int, advance: Callable[[int, int], None]
+    ) -> None:
+        """Write the first `count` samples of a split.
+
+        Raises:
+            DataError: A shard is damaged, or a text is not UTF-8.
+            OSError: The folder cannot be written.
+        """
+        columns = [self._column(name, field) for name, field in self.fields.items()]
+        schema = self._pa.schema(columns, metadata={"hpctrain": self.data.index.digest})
+        with self._pq.ParquetWriter(folder / f"{split.name}.parquet", schema) as writer:
+            first = 0
+            for rows in self.data.blocks(split, self.fields, count):
+                arrays = [self._array(name, value, first) for name, value in rows.items()]
+                writer.write_table(self._pa.table(arrays, schema=schema))
+                samples = len(next(iter(rows.values())))
+                first += samples
+                advance(samples, sizes(rows, self.fields))
+
+    def _column(self, name: str, field: Field) -> Any:
+        metadata = {"shape": json.dumps(list(field.shape))}
+        if names := list(self.data.categories(name)):
+            metadata["categories"] = json.dumps(names)
+        kind = self._pa.from_numpy_dtype(np.dtype(field.dtype))
+        if field.shape:
+            kind = self._pa.list_(kind, int(np.prod(field.shape)))
+        if field.variable:
+            kind = self._pa.large_list(kind)
+        if name in self._text:
+            kind = self._pa.large_string()
+        return self._pa.field(name, kind, nullable=False, metadata=metadata)
+
+    def _array(self, name: str, value: Array | Ragged, first: int) -> Any:
+        field, pa = self.fields[name], self._pa
+        if name in self._text:
+            return self._strings(name, value, first)
+        array = pa.array((value.values if isinstance(value, Ragged) else value).reshape(-1))
+        if field.shape:
+            array = pa.FixedSizeListArray.from_arrays(array, int(np.prod(field.shape)))
+        if isinstance(value, Ragged):
+            array = pa.LargeListArray.from_arrays(pa.array(value.offsets), array)
+        return array
+
+    def _strings(self, name: str, value: Any, first: int) -> Any:
+        buffers = [None, self._pa.py_buffer(value.offsets), self._pa.py_buffer(value.values)]
+        array = self._pa.Array.from_buffers(self._pa.large_string(), len(value), buffers)
+        try:
+            array.validate(full=True)
+        except self._pa.ArrowInvalid:
+            bad = next(i for i, sample in enumerate(value) if not _is_utf8(sample))
+            raise DataError(
+                f"--text {name!r}: sample {first + bad} is not UTF-8; leave --text out, and it "
+                "becomes a list of bytes"
+            ) from None
+        return array
+
+
+def _is_utf8(sample: Array) -> bool:
+    try:
+        sample.tobytes().decode()
+    except UnicodeDecodeError:
+        return False
+    return True

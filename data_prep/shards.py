@@ -1,0 +1,249 @@
+"""One shard's file, read by h5py in any layout that HDF5 reads, and compared with the index."""
+
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import h5py
+import numpy as np
+
+from hpctrain.data import shard as shard_format
+from hpctrain.data.index import Field, Shard, check_shard
+from hpctrain.data.ragged import Array, Ragged
+from hpctrain.errors import DataError
+
+BLOCK_BYTES = 8 * 2**20
+BLOCK_SAMPLES = 2**16
+
+Rows = dict[str, Array | Ragged]
+
+
+class OpenShard:
+    """A shard's file; a context manager.
+
+    Args:
+        path: Of the file.
+        shard: What the index lists.
+        fields: That are read.
+
+    Raises:
+        DataError: It is missing, has another size, or is not HDF5.
+    """
+
+    def __init__(self, path: Path, shard: Shard, fields: Mapping[str, Field]) -> None:
+        self.path, self.shard, self.fields = path, shard, fields
+        check_shard(path, shard)
+        with self._damage():
+            self._file = h5py.File(path, "r", locking=False)
+
+    def problems(self) -> Iterator[str]:
+        """What differs from the index, as far as the file's frame shows it.
+
+        Raises:
+            DataError: The file is damaged.
+        """
+        with self._damage():
+            yield from self._wrong_attributes()
+            for name, field in self.fields.items():
+                values, offsets, axis = place(name, field)
+                count = self.shard.count
+                if offsets:
+                    yield from self._wrong(offsets, "int64", [count + 1])
+                    yield from self._wrong(values, field.dtype, [None, *field.shape])
+                else:
+                    shape: list[int | None] = [*field.shape]
+                    shape.insert(axis, count)
+                    yield from self._wrong(values, field.dtype, shape)
+
+    def wrong_offsets(self) -> Iterator[str]:
+        """What is wrong with where the samples of the variable-length fields begin; reads them.
+
+        Raises:
+            DataError: The file is damaged.
+        """
+        for name, field in self.fields.items():
+            values, offsets, _ = place(name, field)
+            if not offsets:
+                continue
+            with self._damage():
+                total, last = len(self._file[values]), 0
+                for start in range(0, self.shard.count + 1, BLOCK_SAMPLES):
+                    ends = self._file[offsets][start : start + BLOCK_SAMPLES]
+                    steps = np.diff(ends, prepend=last)
+                    if (start == 0 and ends[0] != 0) or (steps < 0).any():
+                        at = start + int(np.argmax(steps < 0)) if (steps < 0).any() else 0
+                        yield f"field {name!r}: its offsets do not ascend from 0 (at {at})"
+                        break
+                    last = int(ends[-1])
+                else:
+                    if last != total:
+                        yield f"field {name!r} has {total} values, its offsets end at {last}"
+            listed = self.shard.elements.get(name, total)
+            if listed != total:
+                yield f"field {name!r} has {total} values, the index lists {listed}"
+
+    def rows(self, name: str, start: int, stop: int) -> Array | Ragged:
+        """Samples `start` to `stop` of a field: (n, *shape), or a `Ragged`; native byte order.
+
+        Raises:
+            DataError: The file is damaged.
+        """
+        values, offsets, axis = place(name, self.fields[name])
+        with self._damage():
+            if not offsets:
+                where = (*[slice(None)] * axis, slice(start, stop))
+                return _native(np.moveaxis(self._file[values][where], axis, 0))
+            ends = _native(self._file[offsets][start : stop + 1])
+            if ends[0] < 0 or (np.diff(ends) < 0).any() or ends[-1] > len(self._file[values]):
+                raise DataError(
+                    f"shard {self.path} is damaged: field {name!r}: the offsets of the samples "
+                    f"{start} to {stop - 1} do not ascend within its values"
+                )
+            return Ragged(_native(self._file[values][ends[0] : ends[-1]]), ends - ends[0])
+
+    def lengths(self, name: str, start: int, stop: int) -> Array:
+        """int64 (n,) of a variable-length field's samples; the values are not read."""
+        _, offsets, _ = place(name, self.fields[name])
+        with self._damage():
+            return np.diff(_native(self._file[offsets][start : stop + 1]))
+
+    def blocks(self, count: int) -> Iterator[Rows]:
+        """Yield the first `count` samples, a few MB at a time.
+
+        Raises:
+            DataError: The file is damaged.
+        """
+        for first in range(0, count, BLOCK_SAMPLES):
+            last = min(first + BLOCK_SAMPLES, count)
+            sizes = np.zeros(last - first, np.int64)
+            for name, field in self.fields.items():
+                element = np.dtype(field.dtype).itemsize * int(np.prod(field.shape))
+                variable = field.variable
+                sizes += element * (self.lengths(name, first, last) if variable else 1)
+            ends = np.cumsum(sizes)
+            start = 0
+            while start < len(ends):
+                before = int(ends[start - 1]) if start else 0
+                stop = int(np.searchsorted(ends, before + BLOCK_BYTES, side="right"))
+                stop = max(stop, start + 1)
+                yield {name: self.rows(name, first + start, first + stop) for name in self.fields}
+                start = stop
+
+    def layout(self, name: str) -> str:
+        """How a field's values lie in the file: `contiguous`, `chunks of 64, zstd, 2.1:1`."""
+        with self._damage():
+            dataset = self._file[place(name, self.fields[name])[0]]
+            if dataset.chunks is None:
+                return "contiguous"
+            filters = [_codec(number, text) for number, text in _filters(dataset)]
+            stored = dataset.id.get_storage_size()
+            ratio = f"{dataset.nbytes / stored:.1f}:1" if stored else "nothing stored"
+            chunk = " x ".join(map(str, dataset.chunks))
+            return ", ".join([f"chunks of {chunk}", *(filters or ["not compressed"]), ratio])
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _wrong_attributes(self) -> Iterator[str]:
+        """A shard of ours says what it is; HDF5 files of others have no such attributes."""
+        attributes = self._file.attrs
+        if attributes.get("format") != shard_format.FORMAT.encode():
+            return
+        want: dict[str, Any] = {
+            "version": shard_format.VERSION,
+            "split": self.shard.split.encode(),
+            "count": self.shard.count,
+        }
+        for key, value in want.items():
+            found = attributes.get(key)
+            if isinstance(found, np.ndarray) or found != value:
+                listed = value.decode() if isinstance(value, bytes) else value
+                text = found.decode("utf-8", "replace") if isinstance(found, bytes) else found
+                yield f"its {key} is {text}, the index says {listed}"
+
+    def _wrong(self, name: str, dtype: str, shape: Sequence[int | None]) -> Iterator[str]:
+        dataset = self._file.get(name)
+        if not isinstance(dataset, h5py.Dataset):
+            yield f"there is no dataset {name!r}; the index lists it"
+            return
+        if dataset.file.filename != self._file.filename or dataset.external or dataset.is_virtual:
+            yield f"{name!r} lies in another file; the index's digest does not cover it"
+            return
+        found = list(dataset.shape or ())
+        agrees = len(found) == len(shape) and all(
+            want in (None, have) for want, have in zip(shape, found, strict=True)
+        )
+        if dataset.dtype.newbyteorder("=") != dtype or not agrees:
+            sizes = ", ".join("any" if size is None else str(size) for size in shape)
+            yield f"{name!r} is {dataset.dtype.name} {found}, the index lists {dtype} [{sizes}]"
+        for number, text in _filters(dataset):
+            if not _available(number):
+                yield (
+                    f"{name!r} is compressed with {_codec(number, text)}, which this HDF5 has no "
+                    "decoder for: pip install 'hpctrain[codecs]'"
+                )
+
+    @contextmanager
+    def _damage(self) -> Iterator[None]:
+        """What HDF5 raises, as what it means."""
+        try:
+            yield
+        except PermissionError as error:
+            reason = os.strerror(error.errno or errno.EACCES)
+            raise DataError(f"shard {self.path} cannot be read: {reason}") from None
+        except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            raise DataError(f"shard {self.path} is damaged: {said}") from None
+        except MemoryError as error:
+            raise DataError(f"shard {self.path}: a sample is too large to read: {error}") from None
+
+
+def place(name: str, field: Field) -> tuple[str, str, int]:
+    """Where a field lies in a shard: its dataset, that of its offsets or "", the samples' axis."""
+    dataset = getattr(field, "dataset", "")  # an adopted one's may lie anywhere
+    if not field.variable:
+        return dataset or name, "", getattr(field, "axis", 0)
+    return dataset or f"{name}/values", getattr(field, "offsets", "") or f"{name}/offsets", 0
+
+
+def _native(array: Array) -> Array:
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+
+
+def _filters(dataset: h5py.Dataset) -> list[tuple[int, str]]:
+    """Number and name of each filter on the way to the file."""
+    properties = dataset.id.get_create_plist()
+    found = [properties.get_filter(i) for i in range(properties.get_nfilters())]
+    return [(number, text.decode("utf-8", "replace")) for number, _, _, text in found]
+
+
+def _codec(number: int, text: str) -> str:
+    known = {1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 32000: "lzf", 32001: "blosc"}
+    more = {32004: "lz4", 32008: "bitshuffle", 32013: "zfp", 32015: "zstd", 32026: "blosc2"}
+    return (known | more).get(number) or text.split("\0")[0] or f"filter {number}"
+
+
+def _available(number: int) -> bool:
+    if h5py.h5z.filter_avail(number):
+        return True
+    try:
+        import hdf5plugin  # noqa: F401  (its import registers its filters)
+    except ImportError:
+        return False
+    return bool(h5py.h5z.filter_avail(number))

@@ -1,0 +1,124 @@
+"""Back to files that everything reads: NumPy's, images, or Parquet.
+
+npz      SPLIT.npz: a member for each field; for a variable-length one NAME.values and NAME.offsets,
+         sample i being values[offsets[i]:offsets[i + 1]]
+parquet  SPLIT.parquet: a column for each field; an array as a fixed-size list, its shape in the
+         column's metadata; a sequence as a list, or with --text NAME as a string
+images   SPLIT/CLASS/0000012.png: the number is the sample's; encoded images as they are. Classes
+         have their categories' names, and classes.txt lists these in the order of the labels
+
+Values never change: what is exported and converted again is the same samples.
+"""
+
+import argparse
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from data_prep import console
+from data_prep.dataset import DataSet, positive
+from data_prep.exports.images import Images
+from data_prep.exports.npz import Npz
+from data_prep.exports.parquet import Parquet
+from data_prep.progress import Progress
+from hpctrain.data.commit import storage_error
+from hpctrain.disk import temporary
+from hpctrain.errors import ConfigError, DataError
+
+KINDS = ("npz", "images", "parquet")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command line."""
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; empty or new")
+    parser.add_argument("--to", choices=KINDS, required=True, help="what to write")
+    parser.add_argument("--split", metavar="NAME", help="this split only")
+    parser.add_argument("--limit", type=positive, metavar="N", help="the first N of each split")
+    parser.add_argument(
+        *("--field", "-f"),
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="this field only (may be repeated); with --to images: the images",
+    )
+    parser.add_argument("--label", metavar="NAME", help="with --to images: the classes")
+    parser.add_argument(
+        "--text",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="with --to parquet: a field of UTF-8 bytes as a string (may be repeated)",
+    )
+    parser.add_argument("--quiet", action="store_true", help="print errors only")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Do it.
+
+    Raises:
+        ConfigError: Options that do not fit the data set.
+        DataError: There is no data set, it is damaged, or OUT is not empty.
+        StorageError: OUT cannot be written.
+    """
+    data, out = DataSet(args.folder), args.out
+    if args.label is not None and args.to != "images":
+        raise ConfigError("--label is an option of --to images")
+    if args.text and args.to != "parquet":
+        raise ConfigError("--text is an option of --to parquet")
+    if out.resolve().is_relative_to(data.folder.resolve()):
+        raise ConfigError(f"{out} lies in the data set's own folder; give another OUT")
+    splits = data.splits(args.split)
+    counts = {split.name: min(args.limit or split.count, split.count) for split in splits}
+    nbytes = sum(shard.bytes for split in splits for shard in split.shards)
+    with _whole(out) as folder:
+        export = _export(data, args)
+        with Progress(sum(counts.values()), nbytes, quiet=args.quiet) as progress:
+            for split in splits:
+                export.write(folder, split, counts[split.name], progress.advance)
+    if not args.quiet:
+        told = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+        left_out = ", ".join(name for name in data.index.fields if name not in export.fields)
+        more = f"; without {left_out}" if left_out else ""
+        console.say(f"{out}: {sum(counts.values()):,} samples ({told}) as {args.to}{more}")
+
+
+def _export(data: DataSet, args: argparse.Namespace) -> Npz | Images | Parquet:
+    if args.to == "images":
+        return Images(data, args.field, args.label)
+    fields = data.fields(args.field)
+    return Npz(data, fields) if args.to == "npz" else Parquet(data, fields, args.text)
+
+
+@contextmanager
+def _whole(out: Path) -> Iterator[Path]:
+    """A folder that becomes `out` at the end, or is removed."""
+    try:
+        if out.exists() and next(out.iterdir(), None) is not None:
+            raise DataError(f"{out} is not empty; give an empty or new folder")
+        folder = temporary(out.resolve())
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _clear(folder)
+        folder.mkdir()
+    except (NotADirectoryError, FileExistsError):
+        raise DataError(f"{out} is a file, or lies in one; OUT is a folder") from None
+    except OSError as error:
+        raise storage_error(out, error) from None
+    try:
+        yield folder
+        os.replace(folder, out.resolve())
+    except OSError as error:
+        raise storage_error(out, error) from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _clear(folder: Path) -> None:
+    """Remove what exports to the same place left when they were killed on this machine."""
+    prefix = folder.name.removesuffix(str(os.getpid()))
+    for path in folder.parent.iterdir():
+        process = path.name.removeprefix(prefix)
+        if process.isdecimal() and path.name != process and not Path("/proc", process).exists():
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,184 @@
+"""The first samples: numbers with the names of their categories, text decoded, arrays in short.
+
+--images draws small images in the terminal.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_prep import console
+from data_prep.dataset import DataSet, positive
+from hpctrain.data.index import Field
+from hpctrain.data.ragged import Array
+
+PRINTED = 16  # values of an array
+CHARACTERS = 200  # of a text
+WIDTH = 64  # of an image that is drawn, in characters
+SIGNATURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n": "PNG", b"RIFF": "WebP", b"BM": "BMP"}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command line."""
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
+    parser.add_argument(
+        *("-n", "--samples"),
+        type=positive,
+        default=5,
+        metavar="N",
+        help="of each split (default: %(default)s)",
+    )
+    parser.add_argument("--split", metavar="NAME", help="of this split only")
+    parser.add_argument(
+        *("--field", "-f"),
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="this field only (may be repeated)",
+    )
+    show = parser.add_mutually_exclusive_group()
+    show.add_argument("--images", action="store_true", help="draw images; needs a colour terminal")
+    show.add_argument("--json", action="store_true", help="as JSON, one sample a line")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Do it.
+
+    Raises:
+        ConfigError: There is no such split or field.
+        DataError: There is no data set, or it is damaged.
+    """
+    data = DataSet(args.folder)
+    fields = data.fields(args.field)
+    width = max(map(len, fields))
+    for split in data.splits(args.split):
+        numbers = range(min(args.samples, split.count))
+        for number, sample in data.take(split, fields, numbers):
+            if args.json:
+                values = {name: _value(sample[name], field) for name, field in fields.items()}
+                print(json.dumps({"split": split.name, "sample": number, **values}))
+                continue
+            console.say(f"{split.name} {number}", style="bold")
+            for name, field in fields.items():
+                text = describe(sample[name], field, data.categories(name))
+                console.say(f"  {name:{width}}  {text}")
+                if args.images and (image := as_image(sample[name], field)) is not None:
+                    _draw(image)
+
+
+def describe(value: Array, field: Field, categories: Sequence[str] = ()) -> str:
+    """One line for a sample's field.
+
+    >>> describe(np.array(3), Field("int64"), ["a", "b", "c", "d"])
+    '3 (d)'
+    """
+    if value.ndim == 0:
+        known = value.dtype.kind != "f" and 0 <= value < len(categories)
+        name = categories[int(value)] if known else ""
+        return f"{value} ({name})" if name not in ("", str(value)) else str(value)
+    shape = f"{field.dtype}[{', '.join(map(str, value.shape))}]"
+    if not value.size:
+        return f"{shape}  empty"
+    if is_text(field) and (text := _text(value)) is not None:
+        size = f"{len(value):,} bytes"
+        if text in SIGNATURES.values():
+            return f"{text} image, {size}"
+        more = "…" if len(text) > CHARACTERS else ""
+        return f"{json.dumps(text[:CHARACTERS], ensure_ascii=False)}{more}  {size}"
+    if value.size <= PRINTED:
+        return f"{shape}  {' '.join(str(np.array2string(value, separator=', ')).split())}"
+    start = ""
+    if value.ndim == 1:
+        numbers = ", ".join(f"{number:.4g}" for number in value[: PRINTED // 2].tolist())
+        start = f"  [{numbers}, …]"
+    return f"{shape}{start}  {_range(value)}"
+
+
+def is_text(field: Field) -> bool:
+    """Whether a field may hold text or files: sequences of bytes."""
+    return field.variable and field.dtype == "uint8" and not field.shape
+
+
+def as_image(value: Array, field: Field) -> Array | None:
+    """A sample as uint8 (H, W, 1, 3 or 4), if it is an image: uint8 (C, H, W) or (H, W)."""
+    if field.dtype != "uint8" or field.variable:
+        return None
+    if len(field.shape) == 2 and min(field.shape) > 1:
+        return value[:, :, None]
+    if len(field.shape) == 3 and field.shape[0] in (1, 3, 4):
+        return np.moveaxis(value, 0, 2)
+    return None
+
+
+def stretched(image: Array, field_max: float | None = None) -> Array:
+    """Grey images that use a small part of 0 to 255 only, in all of it: digits of 0 to 16."""
+    high = int(image.max()) if field_max is None else int(field_max)
+    if image.shape[2] > 1 or not 0 < high <= 127:
+        return image
+    return np.asarray(np.minimum(image.astype(np.float32) * (255 / high), 255), np.uint8)
+
+
+def _text(value: Array) -> str | None:
+    """UTF-8, or the name of an image's format; None: neither."""
+    start = value[: 4 * CHARACTERS + 4].tobytes()
+    for signature, name in SIGNATURES.items():
+        if start.startswith(signature) and (name != "BMP" or b"\0" in start):
+            return name
+    for cut in range(4):  # the start may end inside a character
+        try:
+            text = start[: len(start) - cut].decode()
+        except UnicodeDecodeError:
+            if len(value) <= len(start):
+                return None
+            continue
+        return None if "\0" in text else text
+    return None
+
+
+def _range(value: Array) -> str:
+    finite = value[np.isfinite(value)]
+    bad = f", {value.size - finite.size:,} not finite" if finite.size < value.size else ""
+    if not finite.size:
+        return f"nothing finite{bad}"
+    low, high, mean = finite.min(), finite.max(), finite.mean(dtype=np.float64)
+    return f"{low:.4g} to {high:.4g}, mean {mean:.4g}{bad}"
+
+
+def _value(value: Array, field: Field) -> Any:
+    """For JSON: all of it, or of a large array what it is."""
+    if is_text(field) and value.size and (text := _text(value)) is not None:
+        if text not in SIGNATURES.values() and len(text.encode()) == value.size:
+            return text
+        return {"dtype": field.dtype, "shape": list(value.shape), "starts": text[:CHARACTERS]}
+    if value.size > PRINTED**2:
+        return {"dtype": field.dtype, "shape": list(value.shape), "values": _range(value)}
+    content = value.tolist()
+    if value.dtype.kind != "f" or np.isfinite(value).all():
+        return content
+    return json.loads(json.dumps(content), parse_constant=str)  # NaN is no JSON
+
+
+def _draw(image: Array) -> None:
+    """Two pixels to a character: the upper half block in one colour on another."""
+    from rich.color import Color
+    from rich.style import Style
+    from rich.text import Text
+
+    image = stretched(image)
+    step = max(1, -(-image.shape[1] // WIDTH))
+    image = image[::step, ::step]
+    if image.shape[2] != 3:
+        image = np.repeat(image[:, :, :1], 3, 2) if image.shape[2] == 1 else image[:, :, :3]
+    if len(image) % 2:
+        image = np.concatenate([image, np.zeros_like(image[:1])])
+    text = Text()
+    for upper, lower in zip(image[::2].tolist(), image[1::2].tolist(), strict=True):
+        text.append("    ")
+        for above, below in zip(upper, lower, strict=True):
+            text.append("▀", Style(color=Color.from_rgb(*above), bgcolor=Color.from_rgb(*below)))
+        text.append("\n")
+    console.terminal().print(text, end="")

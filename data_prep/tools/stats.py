@@ -1,0 +1,196 @@
+"""Statistics of the fields, as a table, and as a page of plots.
+
+They come from the index; only class counts and lengths that an older index has not are counted in
+the data. --plot draws what is in the fields: samples, evenly spaced over the split, and how their
+values, classes and lengths are distributed, each split in a colour.
+"""
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_prep import console
+from data_prep.dataset import DataSet
+from hpctrain.data.index import Field, Split
+from hpctrain.data.moments import Moments
+
+MOST = 30  # classes listed
+MAX_CLASSES = 1000
+BAR = 24  # characters
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is known of a field in a split.
+
+    Attributes:
+        split: Its name.
+        count: Of the samples.
+        name: The field's.
+        field: Its schema.
+        mean: Of the finite values, as the next three; None where there are none.
+        std: The population's.
+        min: The least.
+        max: The greatest.
+        nonfinite: How many values are not finite.
+        nan: How many of these are NaN; None: not known.
+        classes: How often each value is there, for whole numbers of few values.
+        lengths: Of a variable-length field's samples: mean, std, min, max, total.
+    """
+
+    split: str
+    count: int
+    name: str
+    field: Field
+    mean: float | None = None
+    std: float | None = None
+    min: float | None = None
+    max: float | None = None
+    nonfinite: int = 0
+    nan: int | None = None
+    classes: Mapping[int, int] | None = None
+    lengths: Mapping[str, float | None] | None = None
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command line."""
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
+    parser.add_argument("--split", metavar="NAME", help="of this split only")
+    parser.add_argument(
+        *("--field", "-f"),
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="this field only (may be repeated)",
+    )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw into a .png or .html file")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Do it.
+
+    Raises:
+        ConfigError: No such split or field, or no .png or .html file to plot into.
+        DataError: There is no data set, or it is damaged.
+        StorageError: The plot cannot be written.
+    """
+    if args.plot:
+        from data_prep import page
+
+        page.check(args.plot)
+    data = DataSet(args.folder)
+    fields, splits = data.fields(args.field), data.splits(args.split)
+    summaries = [summarise(data, split, name) for split in splits for name in fields]
+    if args.json:
+        print(json.dumps([_content(data, summary) for summary in summaries], indent=2))
+    else:
+        for split in splits:
+            _print(data, [summary for summary in summaries if summary.split == split.name])
+    if args.plot:
+        page.draw(args.plot, data, splits, summaries)
+        if not args.json:
+            console.say(f"\n{args.plot}".lstrip())
+
+
+def summarise(data: DataSet, split: Split, name: str) -> Summary:
+    """Put together what the index knows, and count what it does not.
+
+    Raises:
+        DataError: A shard that is needed is damaged.
+    """
+    field = data.index.fields[name]
+    listed = data.index.statistics.get(split.name, {}).get(name)
+    values: dict[str, Any] = asdict(listed) if listed is not None else {}
+    lengths, classes = values.pop("lengths", None), values.pop("classes", None)
+    if field.variable and lengths is None:
+        lengths = _lengths(data, split, name)
+    whole = not field.variable and not field.shape and not field.dtype.startswith("float")
+    low, high = values.get("min"), values.get("max")
+    few = low is not None and high is not None and high - low < MAX_CLASSES
+    if whole and few and classes is None:
+        classes = _classes(data, split, name)
+    return Summary(split.name, split.count, name, field, classes=classes, lengths=lengths, **values)
+
+
+def _lengths(data: DataSet, split: Split, name: str) -> dict[str, float | None]:
+    lengths, moments = data.lengths(split, name), Moments()
+    moments.add(lengths)
+    found = moments.result()
+    content = asdict(found)
+    numbers = {key: content[key] for key in ("mean", "std", "min", "max")}
+    return {**numbers, "total": int(lengths.sum())}
+
+
+def _classes(data: DataSet, split: Split, name: str) -> dict[int, int]:
+    counts: Counter[int] = Counter()
+    for rows in data.blocks(split, {name: data.index.fields[name]}):
+        found, times = np.unique(np.asarray(rows[name]), return_counts=True)
+        counts.update(dict(zip(found.tolist(), times.tolist(), strict=True)))
+    return dict(sorted(counts.items()))
+
+
+def _content(data: DataSet, summary: Summary) -> dict[str, Any]:
+    content = asdict(summary) | {"field": str(summary.field)}
+    if summary.classes is not None:
+        names = data.categories(summary.name)
+        content["classes"] = [
+            {"value": value, "name": class_name(value, names), "count": count}
+            for value, count in summary.classes.items()
+        ]
+    return content
+
+
+def _print(data: DataSet, summaries: Sequence[Summary]) -> None:
+    console.title(f"{summaries[0].split}: {summaries[0].count:,} samples")
+    rows: list[list[object]] = []
+    for s in summaries:
+        numbers = [console.number(value) for value in (s.mean, s.std, s.min, s.max)]
+        rows.append([s.name, s.field, *numbers, not_finite(s)])
+    columns = ["field", "type", "mean", "std", "min", "max", "not finite"]
+    console.show(columns, rows, numbers="mean std min max")
+
+    rows = []
+    for s in summaries:
+        if s.lengths is not None:
+            lengths = [s.lengths.get(key) for key in ("mean", "std", "min", "max", "total")]
+            rows.append([s.name, *map(console.number, lengths)])
+    if rows:
+        console.title("lengths")
+        columns = ["field", "mean", "std", "min", "max", "total"]
+        console.show(columns, rows, numbers="mean std min max total")
+
+    for s in summaries:
+        if s.classes:
+            console.title(f"{s.name}: {len(s.classes):,} values")
+            names, most = data.categories(s.name), max(s.classes.values())
+            rows = []
+            for value, count in list(s.classes.items())[:MOST]:
+                bar = "█" * max(1, round(BAR * count / most))
+                share = f"{100 * count / s.count:.1f} %"
+                rows.append([value, class_name(value, names), f"{count:,}", share, bar])
+            if len(s.classes) > MOST:
+                rows.append([f"and {len(s.classes) - MOST:,} more", *[None] * 4])
+            columns = ["value", "name", "samples", "share", ""]
+            console.show(columns, rows, numbers="value samples share")
+
+
+def class_name(value: int, names: Sequence[str]) -> str:
+    """Of a value, or "" where it has none."""
+    return names[value] if 0 <= value < len(names) else ""
+
+
+def not_finite(summary: Summary) -> str:
+    """`12 NaN, 3 infinite`, as far as that is known."""
+    if summary.mean is None and summary.min is None and not summary.nonfinite:
+        return "-"  # no statistics
+    if summary.nan is None or not summary.nonfinite:
+        return f"{summary.nonfinite:,}"
+    counts = {"NaN": summary.nan, "infinite": summary.nonfinite - summary.nan}
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)

@@ -1,0 +1,263 @@
+"""Whether the shards are those that the index lists; every problem is named, not only the first.
+
+--quick opens each file: its size, its schema, the number of its samples. --full, the default,
+also reads everything: digests, where the samples of variable-length fields begin, and whether the
+statistics in the index are those of the data. Exit code 3 when anything is wrong. Files that the
+index does not list are mentioned; they are no problem.
+"""
+
+import argparse
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from data_prep import console
+from data_prep.dataset import DataSet, positive
+from data_prep.finalize import summary
+from data_prep.progress import Progress
+from data_prep.shards import OpenShard
+from hpctrain.data.commit import PARTIAL
+from hpctrain.data.index import Index, Shard
+from hpctrain.data.moments import Moments
+from hpctrain.errors import DataError
+
+Advance = Callable[[int, int], None]  # samples, bytes: more
+
+MAX_THREADS = 32
+HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".nc")
+TOLERANCE = 1e-5  # of a mean or standard deviation: sums depend a little on their order
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command line."""
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
+    depth = parser.add_mutually_exclusive_group()
+    depth.add_argument("--quick", action="store_true", help="open each file, read no samples")
+    depth.add_argument("--full", action="store_true", help="read everything (the default)")
+    parser.add_argument(
+        "--workers", type=positive, metavar="N", help="threads (default: the cores)"
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--quiet", action="store_true", help="print problems only")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong, with a shard or ("") with the data set."""
+
+    shard: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found.
+
+    Attributes:
+        problems: All of them.
+        unlisted: Files in the data set's folders that look like shards, or like the remains of
+            an interrupted conversion.
+    """
+
+    problems: list[Problem]
+    unlisted: list[str]
+
+
+def run(args: argparse.Namespace) -> None:
+    """Do it; see `verify`.
+
+    Raises:
+        DataError: Anything is wrong; after printing what.
+    """
+    data = DataSet(args.folder)
+    quiet = args.quiet or args.json
+    workers = args.workers or min(MAX_THREADS, len(os.sched_getaffinity(0)))
+    report = verify(data, full=not args.quick, workers=workers, quiet=quiet)
+    shards = len(data.index.shards)
+    if args.json:
+        content = {
+            "digest": data.index.digest,
+            "mode": "quick" if args.quick else "full",
+            "shards": shards,
+            "bytes": sum(shard.bytes for shard in data.index.shards),
+            **asdict(report),
+        }
+        print(json.dumps(content, indent=2))
+    else:
+        for found in report.problems:
+            console.say(f"{found.shard or 'index.json'}: {found.problem}")
+        if report.unlisted and not args.quiet:
+            console.say(f"not in the index: {', '.join(report.unlisted)}")
+    if report.problems:
+        bad = len({found.shard for found in report.problems if found.shard})
+        count = f"{len(report.problems)} problem{'s'[: len(report.problems) != 1]}"
+        where = f"{bad} of {shards} shards" if bad else "the index"
+        raise DataError(f"{args.folder}: {count}, in {where}")
+    if not quiet:
+        what = ["sizes", "schema", *([] if args.quick else ["offsets", "digests"])]
+        what += ["statistics"] if data.index.statistics and not args.quick else []
+        told = f"{', '.join(what[:-1])} and {what[-1]} are as the index says"
+        console.say(f"{args.folder}: {told}: {summary(data.index)}")
+
+
+def verify(data: DataSet, *, full: bool = True, workers: int = 1, quiet: bool = True) -> Report:
+    """Compare the shards of a `DataSet` with its index.
+
+    Args:
+        data: The data set.
+        full: Read everything.
+        workers: Threads.
+        quiet: Show no progress.
+    """
+    shards = data.index.shards
+    twice = [path for path, n in Counter(shard.path for shard in shards).items() if n > 1]
+    problems = [Problem(path, "the index lists it more than once") for path in twice]
+    samples, nbytes = sum(s.count for s in shards), sum(s.bytes for s in shards)
+    stop, lock = threading.Event(), threading.Lock()
+    with Progress(samples, nbytes if full else 0, quiet=quiet) as progress:
+
+        def advance(more: int, more_bytes: int) -> None:
+            with lock:
+                progress.advance(more, more_bytes)
+            if stop.is_set():
+                raise KeyboardInterrupt
+
+        with ThreadPoolExecutor(workers, "verify") as pool:
+            try:
+                looks = list(pool.map(lambda shard: _look(data, shard, full, advance), shards))
+            except BaseException:
+                stop.set()
+                pool.shutdown(cancel_futures=True)
+                raise
+    for look in looks:
+        problems += look.problems
+    if full:
+        problems += _wrong_statistics(data.index, looks)
+    return Report(problems, _unlisted(data))
+
+
+@dataclass
+class _Look:
+    """What was seen of a shard."""
+
+    split: str
+    problems: list[Problem] = field(default_factory=list)
+    moments: dict[str, Moments] = field(default_factory=dict)
+
+
+def _look(data: DataSet, shard: Shard, full: bool, advance: Advance) -> _Look:
+    look = _Look(shard.split)
+    try:
+        for problem in _problems(data, shard, full, advance, look):
+            look.problems.append(Problem(shard.path, problem))
+    except DataError as error:
+        said = str(error).removeprefix(f"shard {data.folder / shard.path}")
+        look.problems.append(Problem(shard.path, said.removeprefix(":").strip()))
+    advance(0 if full and not look.problems else shard.count, 0)
+    return look
+
+
+def _problems(
+    data: DataSet, shard: Shard, full: bool, advance: Advance, look: _Look
+) -> Iterator[str]:
+
+    with OpenShard(data.folder / shard.path, shard, data.index.fields) as opened:
+        wrong = list(opened.problems())
+        yield from wrong
+        if not full:
+            return
+        digest = _digest(opened.path, advance)
+        if digest != shard.digest:
+            yield f"its content has the digest {digest}, the index lists {shard.digest}"
+        if wrong:
+            return  # what cannot be read has no statistics
+        ragged = list(opened.wrong_offsets())
+        yield from ragged
+        if ragged or digest != shard.digest:
+            return
+        for rows in opened.blocks(shard.count):
+            values: Any
+            for name, values in rows.items():
+                moments = look.moments.setdefault(name, Moments())
+                if isinstance(values, np.ndarray) or hasattr(moments, "lengths"):
+                    moments.add(values)
+            advance(len(values), 0)
+
+
+def _digest(path: Path, advance: Advance) -> str:
+    """As `hpctrain.data.shard.digest_file`, with progress."""
+    digest = xxhash.xxh3_128()
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while block := file.read(4 * 2**20):
+                digest.update(block)
+                advance(0, len(block))
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}") from None
+    return f"xxh3_128:{digest.hexdigest()}"
+
+
+def _wrong_statistics(index: Index, looks: Sequence[_Look]) -> Iterator[Problem]:
+    """Of the splits whose shards are all as they should be."""
+    damaged = {look.split for look in looks if look.problems}
+    for split, listed in index.statistics.items():
+        if split in damaged:
+            continue
+        for name, values in listed.items():
+            total, seen = Moments(), False
+            for look in looks:
+                if look.split == split and name in look.moments:
+                    total.merge(look.moments[name])
+                    seen = True
+            if not seen:
+                known = split in index.splits and name in index.fields
+                if not known:
+                    yield Problem("", f"statistics of {split}/{name}, which it does not list")
+                continue
+            for key, there, here in _differences(asdict(values), asdict(total.result())):
+                yield Problem(
+                    "",
+                    f"split {split!r}, field {name!r}: it lists {key} {there}, the data has {here}",
+                )
+
+
+def _differences(
+    listed: Mapping[str, Any], found: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (statistic, listed, found) where they do not agree."""
+    for key, value in listed.items():
+        here = found.get(key)
+        if isinstance(value, Mapping) and isinstance(here, Mapping) and key != "classes":
+            for name, *pair in _differences(value, here):
+                yield f"{key}.{name}", *pair
+        elif key in ("mean", "std") and None not in (value, here):
+            scale = abs(found["mean"]) + found["std"]
+            if not abs(value - here) <= TOLERANCE * scale:
+                yield key, value, here
+        elif value != here and (value or key in ("mean", "std", "min", "max", "nonfinite")):
+            yield key, value, here  # others may be missing: an older index
+
+
+def _unlisted(data: DataSet) -> list[str]:
+    """Files beside the shards that look like shards, and an unfinished conversion."""
+    listed = {shard.path for shard in data.index.shards}
+    found = []
+    for folder in sorted({os.path.dirname(path) for path in listed} | {""}):
+        try:
+            names = sorted(os.listdir(data.folder / folder))
+        except OSError:
+            continue
+        for name in names:
+            path = f"{folder}/{name}" if folder else name
+            if path not in listed and (name == PARTIAL or Path(name).suffix.lower() in HDF5):
+                found.append(path)
+    return found

@@ -1,0 +1,213 @@
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import h5py
+import hdf5plugin
+import numpy as np
+import pytest
+
+from data_prep.console import size
+from data_prep.dataset import DataSet
+from data_prep.tools.head import describe
+from hpctrain.data.format import write_shards
+from hpctrain.data.index import Field, Index
+
+TEXTS = ["plain", "ä€猫" * 100, "", "line\n\x1b[31m[red]", "\0zero"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    n = len(TEXTS)
+    batch = {
+        "image": np.arange(n * 48, dtype=np.uint8).reshape(n, 3, 4, 4),
+        "label": np.arange(n),
+        "pair": np.arange(2 * n).reshape(n, 2) / 4,
+        "field": np.where(np.arange(n * 64).reshape(n, 8, 8) == 3, np.nan, 1.5),
+        "bad": np.full((n, 20), np.inf, np.float32),
+        "text": [np.frombuffer(text.encode(), np.uint8) for text in TEXTS],
+        "bytes": [np.frombuffer(b"\xff\xfe" * i, np.uint8) for i in range(n)],
+        "boxes": [np.ones((i, 4), np.float32) for i in range(n)],
+    }
+    provenance = {"command": "made [bold]by[/] hand", "options": {"a": 1, "b": {}}}
+    shards = [("train", batch), ("val", batch)]
+    write_shards(tmp_path / "a set", shards, max_bytes=1500, provenance=provenance)
+    return tmp_path / "a set"
+
+
+def on_a_terminal(*args):
+    """What a command writes to a terminal of 100 columns, without colours' codes."""
+    leader, follower = pty.openpty()
+    environment = os.environ | {
+        "COLUMNS": "100",
+        "TERM": "xterm-256color",
+        "COLORTERM": "truecolor",
+    }
+    command = [sys.executable, "-m", "data_prep", *map(str, args)]
+    process = subprocess.Popen(command, stdout=follower, stderr=follower, env=environment)
+    os.close(follower)
+    found = b""
+    try:
+        while more := os.read(leader, 65536):
+            found += more
+    except OSError:  # the terminal's other end is closed
+        pass
+    os.close(leader)
+    return process.wait(), found.decode()
+
+
+def test_head(folder, data_prep, monkeypatch):
+    names = ["no", "[yes]"]
+    monkeypatch.setattr(DataSet, "categories", lambda _, name: names if name == "label" else [])
+    code, out, err = data_prep("head", folder, "-n", 2, "--split", "val")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "val 0",
+        "  image  uint8[3, 4, 4]  0 to 47, mean 23.5",
+        "  label  0 (no)",
+        "  pair   float64[2]  [0. , 0.25]",
+        "  field  float64[8, 8]  1.5 to 1.5, mean 1.5, 1 not finite",
+        f"  bad    float32[20]  [{'inf, ' * 8}…]  nothing finite, 20 not finite",
+        '  text   "plain"  5 bytes',
+        "  bytes  uint8[0]  empty",
+        "  boxes  float32[0, 4]  empty",
+        "val 1",
+        "  image  uint8[3, 4, 4]  48 to 95, mean 71.5",
+        "  label  1 ([yes])",
+        "  pair   float64[2]  [0.5 , 0.75]",
+        "  field  float64[8, 8]  1.5 to 1.5, mean 1.5",
+        f"  bad    float32[20]  [{'inf, ' * 8}…]  nothing finite, 20 not finite",
+        f'  text   "{("ä€猫" * 100)[:200]}"…  800 bytes',
+        "  bytes  uint8[2]  [255, 254]",
+        "  boxes  float32[1, 4]  [[1., 1., 1., 1.]]",
+    ]  # fmt: skip
+
+
+def test_head_of_all(folder, data_prep):
+    code, out, _ = data_prep("head", folder)
+    assert code == 0
+    assert [line for line in out.splitlines() if not line.startswith(" ")] == [
+        *(f"train {i}" for i in range(5)),
+        *(f"val {i}" for i in range(5)),
+    ]
+    assert '"line\\n\\u001b[31m[red]"' in out  # no control character gets through
+    assert "\x1b" not in out
+
+
+def test_head_as_json(folder, data_prep):
+    code, out, _ = data_prep("head", folder, "--json", "-n", 99, "--split", "train")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert (code, len(rows)) == (0, 5)
+    assert [row["sample"] for row in rows] == list(range(5))
+    assert [row["text"] for row in rows[:4]] == [*TEXTS[:2], [], TEXTS[3]]
+    assert rows[0]["bad"] == ["Infinity"] * 20
+    assert rows[3]["bytes"] == [255, 254] * 3
+    assert np.array_equal(rows[4]["image"], np.arange(192, 240).reshape(3, 4, 4))
+
+
+def test_head_of_what_is_not_there(folder, data_prep):
+    for options in (["--split", "x"], ["-f", "x"], ["-n", "0"], ["-n", "x"]):
+        assert data_prep("head", folder, *options)[0] == 2
+
+
+def test_images_on_a_terminal(folder):
+    code, out = on_a_terminal("head", folder, "-n", 1, "--images", "-f", "image", "--split", "val")
+    assert code == 0
+    assert out.count("▀") == 2 * 4
+    # The first pixel over the one below: rgb of (0, 16, 32) and (4, 20, 36).
+    assert "\x1b[38;2;0;16;32;48;2;4;20;36m▀" in out
+
+
+NUMBERS, BYTES = Field("int64"), Field("uint8", variable=True)
+ARRAY = "int64[100]  [0, 1, 2, 3, 4, 5, 6, 7, …]  0 to 99, mean 49.5"
+PNG = np.frombuffer(b"\x89PNG\r\n\x1a\n...", np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("value", "field", "expected"),
+    [
+        (np.array(3), NUMBERS, "3"),
+        (np.array(-1), NUMBERS, "-1"),
+        (np.float32(0.1), Field("float32"), "0.1"),
+        (PNG, BYTES, "PNG image, 11 bytes"),
+        (np.frombuffer(b"BMW", np.uint8), BYTES, '"BMW"  3 bytes'),
+        (np.arange(100), Field("int64", (100,)), ARRAY),
+    ],
+)
+def test_describe(value, field, expected):
+    assert describe(np.asarray(value), field) == expected
+
+
+def test_inspect(folder, data_prep):
+    code, out, err = data_prep("inspect", folder)
+    assert (code, err) == (0, "")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    index = Index.load(folder)
+    nbytes = size(sum(shard.bytes for shard in index.shards))
+    told = f"10 samples, {len(index.shards)} shards, {nbytes}"
+    assert lines[:3] == [str(folder), told, index.digest]
+    assert "image uint8[3, 4, 4] contiguous" in lines
+    assert "boxes float32[*, 4] contiguous" in lines
+    assert "command made [bold]by[/] hand" in lines
+    assert "options.a 1" in lines
+    code, out, _ = data_prep("inspect", folder, "--json")
+    found = json.loads(out)
+    assert found["splits"] == {"train": 5, "val": 5}
+    assert found["problem"] is None
+
+
+@pytest.mark.parametrize("first", ["image", "text"])
+def test_the_way_to_read_it_works(tmp_path, data_prep, first):
+    """What `inspect` proposes is run as it stands."""
+    folder = tmp_path / "it's"
+    batch = {"image": np.ones((3, 2)), "text": [np.uint8([1, 2]), np.uint8([3]), np.uint8([])]}
+    ordered = {first: batch[first], **batch}
+    write_shards(folder, [("train", ordered)])
+    out = data_prep("inspect", folder)[1]
+    lines = out[out.index("to read it") :].splitlines()[1:]
+    scope = {}
+    exec("\n".join(line[2:] for line in lines), scope)
+    expected = batch[first][0]
+    assert np.array_equal(scope[first], expected)
+    assert len(scope["batch"]["image"]) == 3
+
+
+def test_inspect_of_compressed_shards(folder, data_prep):
+    path = folder / Index.load(folder).shards[0].path
+    with h5py.File(path, "r+") as file:
+        image = file["image"][...]
+        del file["image"]
+        file.create_dataset("image", data=image, chunks=(1, 3, 4, 4), **hdf5plugin.Blosc2())
+    content = json.loads((folder / "index.json").read_text())
+    content["shards"][0]["bytes"] = path.stat().st_size
+    (folder / "index.json").write_text(json.dumps(content))
+    code, out, _ = data_prep("inspect", folder)
+    assert code == 0
+    assert "chunks of 1 x 3 x 4 x 4, blosc2, " in out
+
+
+def test_inspect_of_a_damaged_set(folder, data_prep):
+    path = folder / Index.load(folder).shards[-1].path
+    path.unlink()
+    code, out, err = data_prep("inspect", folder)
+    assert code == 3
+    assert "splits" in out
+    assert err == (
+        f"data_prep: shard {path} is missing; index.json lists it. "
+        "`python -m data_prep verify` lists every problem\n"
+    )
+    code, out, _ = data_prep("inspect", folder, "--json")
+    assert (code, json.loads(out)["problem"].startswith(f"shard {path} is missing")) == (3, True)
+
+
+@pytest.mark.parametrize("command", ["inspect", "head", "stats", "verify"])
+def test_on_a_terminal(folder, command):
+    odd = folder.with_name("[red]a\nset[b]")
+    folder.rename(odd)
+    code, out = on_a_terminal(command, odd)
+    assert code == 0
+    if command in ("inspect", "verify"):
+        assert "[red]a\\nset[b]" in out.replace("\r\n", "")
+    assert "Traceback" not in out

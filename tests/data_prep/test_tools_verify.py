@@ -1,0 +1,268 @@
+import json
+import os
+
+import h5py
+import hdf5plugin
+import numpy as np
+import pytest
+
+from data_prep.dataset import DataSet
+from data_prep.shards import OpenShard
+from data_prep.tools.verify import verify
+from hpctrain.data.format import digest_file, write_shards
+from hpctrain.data.index import Index, Shard
+
+VALUES = ("mean", "std", "min", "max", "nonfinite")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Four train shards and one val shard, with all kinds of fields."""
+    rng = np.random.default_rng(0)
+    ids = np.arange(400)
+    text = [np.frombuffer(b"word " * (i % 7), np.uint8) for i in ids]
+    batch = {"x": rng.normal(5, 2, (400, 8)), "id": ids, "text": text}
+    val = {"x": np.ones((3, 8)), "id": ids[:3], "text": text[:3]}
+    write_shards(tmp_path / "set", [("train", batch), ("val", val)], max_bytes=10_000)
+    assert len(Index.load(tmp_path / "set").shards) == 5
+    return tmp_path / "set"
+
+
+def relist(folder, name):
+    """Have the index list a shard as it is now."""
+    content = json.loads((folder / "index.json").read_text())
+    for shard in content["shards"]:
+        if shard["path"] == name:
+            shard["bytes"] = os.path.getsize(folder / name)
+            shard["digest"] = digest_file(folder / name)
+    edited(folder, content)
+
+
+def edited(folder, content):
+    """Write an index whose own digest fits."""
+    content = dict(content)
+    index = Index._parse(content | {"digest": _digest(content)})
+    index.save(folder)
+
+
+def _digest(content):
+    from hpctrain.data.index import Field
+
+    return Index(
+        {
+            n: Field(f["dtype"], tuple(f["shape"]), f["variable"])
+            for n, f in content["fields"].items()
+        },
+        tuple(
+            Shard(s["path"], s["split"], s["count"], s["bytes"], s["digest"])
+            for s in content["shards"]
+        ),
+    ).digest
+
+
+def problems(folder, **kwargs):
+    return {(p.shard, p.problem) for p in verify(DataSet(folder), **kwargs).problems}
+
+
+@pytest.mark.parametrize("options", [[], ["--quick"], ["--full", "--workers", "3"]])
+def test_a_sound_data_set(folder, data_prep, options):
+    code, out, err = data_prep("verify", folder, *options)
+    assert (code, err) == (0, "")
+    assert "are as the index says: 403 samples (train 400, val 3) in 5 shards" in out
+
+
+def test_every_problem_is_named(folder, data_prep):
+    index = Index.load(folder)
+    names = [shard.path for shard in index.shards]
+    (folder / names[0]).unlink()
+    with open(folder / names[1], "r+b") as file:
+        file.truncate(5000)
+    with h5py.File(folder / names[2], "r+") as file:
+        file["x"][0, 0] += 1e-9
+    (folder / names[4]).write_bytes(b"\0" * index.shards[4].bytes)
+    code, out, err = data_prep("verify", folder)
+    assert code == 3
+    assert err == f"data_prep: {folder}: 4 problems, in 4 of 5 shards\n"
+    lines = out.splitlines()
+    assert len(lines) == 4
+    assert lines[0] == f"{names[0]}: is missing; index.json lists it"
+    assert lines[1].startswith(f"{names[1]}: is truncated: it has 5000 bytes, index.json lists")
+    assert lines[2].startswith(f"{names[2]}: its content has the digest xxh3_128:")
+    assert lines[3].startswith(f"{names[4]}: is damaged: ")
+    code, out, _ = data_prep("verify", folder, "--quick", "--json")
+    found = json.loads(out)
+    assert code == 3
+    assert [p["shard"] for p in found["problems"]] == [names[0], names[1], names[4]]
+
+
+def test_shards_that_are_swapped(folder):
+    """Same size, same schema: only the digest tells."""
+    a, b = (folder / f"train-0000{i}.h5" for i in (0, 1))
+    one, other = a.read_bytes(), b.read_bytes()
+    if len(one) != len(other):
+        pytest.skip("shards of different sizes")
+    a.write_bytes(other)
+    b.write_bytes(one)
+    assert {name for name, _ in problems(folder)} == {a.name, b.name}
+
+
+def test_a_shard_of_another_schema(folder):
+    name = "val-00000.h5"
+    with h5py.File(folder / name, "r+") as file:
+        file.attrs["count"] = np.int64(7)
+        del file["x"]
+        file["x"] = np.ones((3, 9), np.float32)
+        del file["id"]
+        file["id"] = h5py.ExternalLink("train-00000.h5", "/id")
+        file["text/offsets"][...] = [0, 9, 5, 15]
+    relist(folder, name)
+    found = {problem for shard, problem in problems(folder) if shard == name}
+    assert found == {
+        "its count is 7, the index says 3",
+        "'x' is float32 [3, 9], the index lists float64 [3, 8]",
+        "'id' lies in another file; the index's digest does not cover it",
+    }
+    quick = {problem for shard, problem in problems(folder, full=False) if shard == name}
+    assert quick == found
+
+
+def test_offsets_that_do_not_ascend(folder):
+    name = "val-00000.h5"
+    with h5py.File(folder / name, "r+") as file:
+        assert file["text/offsets"][...].tolist() == [0, 0, 5, 15]
+        file["text/offsets"][...] = [0, 9, 5, 15]
+    relist(folder, name)
+    assert problems(folder) == {
+        (name, "field 'text': its offsets do not ascend from 0 (at 2)"),
+    }
+
+
+def test_a_missing_dataset_and_another_link(folder):
+    name = "val-00000.h5"
+    with h5py.File(folder / name, "r+") as file:
+        del file["x"]
+        del file["text"]
+        file["text"] = np.arange(3)
+    relist(folder, name)
+    assert problems(folder) == {
+        (name, "there is no dataset 'x'; the index lists it"),
+        (name, "there is no dataset 'text/offsets'; the index lists it"),
+        (name, "there is no dataset 'text/values'; the index lists it"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("min", -99.0), ("max", 0), ("mean", 4.9), ("std", 2.001), ("nonfinite", 1)]
+)
+def test_statistics_that_are_not_those_of_the_data(folder, key, value):
+    content = json.loads((folder / "index.json").read_text())
+    content["statistics"]["train"]["x"][key] = value
+    edited(folder, content)
+    ((shard, problem),) = problems(folder)
+    assert shard == ""
+    assert problem.startswith(f"split 'train', field 'x': it lists {key} {value}, the data has ")
+    assert problems(folder, full=False) == set()
+
+
+def test_statistics_of_what_is_not_there(folder):
+    content = json.loads((folder / "index.json").read_text())
+    content["statistics"]["train"]["y"] = content["statistics"]["train"]["x"]
+    edited(folder, content)
+    assert problems(folder) == {("", "statistics of train/y, which it does not list")}
+
+
+def test_compressed_shards_are_read(folder):
+    """As other writers may lay them out: chunked, filtered, big-endian."""
+    name = "val-00000.h5"
+    with h5py.File(folder / name, "r+") as file:
+        for field, options in (("x", hdf5plugin.Zstd()), ("text/values", hdf5plugin.LZ4())):
+            values = file[field][...]
+            del file[field]
+            file.create_dataset(field, data=values, chunks=True, **dict(options))
+        ids = file["id"][...]
+        del file["id"]
+        file.create_dataset("id", data=ids.astype(">i8"), chunks=(2,), compression="gzip")
+    relist(folder, name)
+    data = DataSet(folder)
+    assert problems(folder) == set()
+    (shard,) = data.index.split("val").shards
+    with OpenShard(folder / name, shard, data.index.fields) as opened:
+        assert opened.rows("id", 1, 3).tolist() == [1, 2]
+        assert opened.rows("id", 0, 3).dtype == np.dtype("=i8")
+        assert opened.layout("id").startswith("chunks of 2, gzip, ")
+        assert "zstd" in opened.layout("x")
+
+
+def test_files_that_no_index_lists_are_mentioned(folder, data_prep):
+    (folder / "train-00009.h5").write_bytes(b"old")
+    (folder / "a [b]\n.h5").write_bytes(b"odd")
+    (folder / ".hpctrain-partial").mkdir()
+    (folder / "README.md").write_text("mine")
+    code, out, _ = data_prep("verify", folder)
+    assert code == 0
+    assert "not in the index: .hpctrain-partial, a [b]\\n.h5, train-00009.h5\n" in out
+
+
+def test_no_data_set(tmp_path, data_prep):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    for name, why in (
+        ("missing", "does not exist"),
+        ("file", "is a file"),
+        ("empty", "has no index.json"),
+    ):
+        for command in ("verify", "inspect", "stats", "head"):
+            code, out, err = data_prep(command, tmp_path / name)
+            assert (code, out) == (3, "")
+            assert why in err
+    assert data_prep("verify", tmp_path, "--workers", "0")[0] == 2
+    assert data_prep("verify", tmp_path, "--quick", "--full")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"shards": []}, "it lists no shards"),
+        ({"fields": {}}, "it lists no fields"),
+        ({"provenance": "made"}, "the provenance is no object"),
+        ({"statistics": {"train": {"x": dict.fromkeys(VALUES, "much")}}}, "are no numbers"),
+    ],
+)
+def test_an_index_that_is_no_index(folder, data_prep, change, why):
+    content = json.loads((folder / "index.json").read_text()) | change
+    content["digest"] = _digest(content)
+    (folder / "index.json").write_text(json.dumps(content))
+    for command in ("verify", "inspect", "stats", "head"):
+        code, out, err = data_prep(command, folder)
+        assert (code, out) == (3, "")
+        assert err.startswith(f"data_prep: {folder}/index.json: damaged: ")
+        assert why in err
+
+
+def test_split_names_are_no_paths(folder, data_prep, tmp_path):
+    content = json.loads((folder / "index.json").read_text())
+    for shard in content["shards"]:
+        shard["split"] = "../" + shard["split"]
+    content["digest"] = _digest(content)
+    (folder / "index.json").write_text(json.dumps(content))
+    code, _, err = data_prep("export", folder, tmp_path / "out" / "here", "--to", "npz")
+    assert (code, "damaged: split '../train'" in err) == (3, True)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damaged_files_never_crash(tmp_path, data_prep, seed):
+    """A few bytes of the frame are changed, and the index is made to fit the file."""
+    rng = np.random.default_rng(seed)
+    text = [np.frombuffer(b"ab" * i, np.uint8) for i in range(6)]
+    batch = {"x": rng.normal(size=(6, 2)), "label": np.arange(6), "text": text}
+    write_shards(tmp_path, [("train", batch)])
+    path = tmp_path / "train-00000.h5"
+    content = bytearray(path.read_bytes())
+    for _ in range(3):
+        content[int(rng.integers(8, 3000))] = int(rng.integers(256))
+    path.write_bytes(content)
+    relist(tmp_path, path.name)
+    for command in ("verify", "inspect", "stats", "head"):
+        code, _, err = data_prep(command, tmp_path)
+        assert code in (0, 3)
+        assert code == 0 or err.startswith("data_prep: ")

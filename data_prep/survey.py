@@ -143,18 +143,25 @@ def _how_read(layout: Layout, fields: Mapping[str, Field]) -> dict[str, tuple[st
     found = {}
     with h5py.File(layout.path, "r", locking=False) as file:
         for name, field in fields.items():
-            rows = layout.rows.get(f"{name}/values" if field.variable else name)
-            dataset = file[field.datasets(name)[0]]
-            if rows is None or isinstance(rows, Plain):
-                found[name] = "contiguous: mapped as it lies", False
-            elif dataset.chunks:
-                found[name] = _of_chunks(dataset, rows, field)
-            else:
-                why = [f"samples along axis {field.axis}"] * bool(field.axis)
-                why += ["other byte order"] * (not dataset.dtype.isnative)
-                text = ", ".join(why) or "an odd type"
-                found[name] = f"contiguous, but {text}: read by HDF5, one thread at a time", True
+            values, offsets = field.datasets(name)
+            found[name] = _note(layout, f"{name}/values" if offsets else name, file[values], field)
+            if offsets:
+                ends = _note(layout, f"{name}/offsets", file[offsets], field)
+                if ends[1] and not found[name][1]:
+                    found[name] = f"{found[name][0]}; its offsets: {ends[0]}", True
     return found
+
+
+def _note(layout: Layout, name: str, dataset: h5py.Dataset, field: Field) -> tuple[str, bool]:
+    rows = layout.rows.get(name)
+    if rows is None or isinstance(rows, Plain):  # None: there are no values
+        return "contiguous: mapped as it lies", False
+    if dataset.chunks:
+        return _of_chunks(dataset, rows, field)
+    why = [f"samples along axis {field.axis}"] * bool(field.axis)
+    why += ["other byte order"] * (not dataset.dtype.isnative)
+    text = ", ".join(why) or f"stored as {dataset.dtype.name}"
+    return f"contiguous, but {text}: read by HDF5, one thread at a time", True
 
 
 def _of_chunks(dataset: h5py.Dataset, rows: Chunked, field: Field) -> tuple[str, bool]:

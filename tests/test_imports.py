@@ -82,7 +82,7 @@ FORMAT = {
     *("data.schema", "data.shard", "data.compression"),
     # What a loader reads with, so that `index` and `repack` read the same.
     *(f"data.storage.{name}" for name in ("cache", "chunks", "codecs", "layout", "plain", "table")),
-    *("data.samplers", "data.samplers.order", "data.samplers.permutation"),
+    *("data.samplers", "data.samplers.order", "data.samplers.permutation", "data.images"),
 }
 NO_HYDRA = ("train", "data", "distributed", "tracking", "parallel", "tasks", "models", "job")
 

@@ -119,7 +119,7 @@ def adopt(
         fields: Where each lies.
         split: One for all, or "NAME=PATTERN,…".
         out: The folder; None: the one that all files have in common.
-        statistics: Of the fixed-size fields.
+        statistics: Of the fields.
         workers: Processes.
         overwrite: Another index in the folder may be replaced.
         quiet: Print nothing.
@@ -382,6 +382,6 @@ def _advice(folder: Path, schema: Mapping[str, Field], found: Sequence[Found]) -
     if any(slow for each in found for _, slow in each.notes.values()):
         lines.append(
             f"Faster: `python -m data_prep repack {folder} NEW` writes all of it contiguous, to be "
-            "mapped"
+            "mapped; with --codec auto compressed, where that pays"
         )
     return "\n".join(lines)

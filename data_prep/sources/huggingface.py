@@ -24,14 +24,14 @@ from typing import Any
 
 import numpy as np
 
-from data_prep import tables
-from data_prep.columns import Column
-from data_prep.files import Part
-from data_prep.opening import one_line
+from data_prep.formats import tables
+from data_prep.formats.columns import Column
+from data_prep.formats.files import Part
+from data_prep.formats.opening import one_line
+from data_prep.formats.wanted import listed
 from data_prep.options import Options, add_arguments
 from data_prep.source import Block, Piece, Reading, Source, SourceFile
 from data_prep.split import ByColumn
-from data_prep.wanted import listed
 from hpctrain.data.index import Field
 from hpctrain.data.ragged import Array, offsets_of
 from hpctrain.errors import ConfigError, DataError

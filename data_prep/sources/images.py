@@ -21,14 +21,14 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep import pixels
-from data_prep.labelled import FOLDER, Labelled, by_folder, by_list, numbers
-from data_prep.labelled import classes as read_classes
-from data_prep.listing import Ignored
+from data_prep.formats import pixels
+from data_prep.formats.labelled import FOLDER, Labelled, by_folder, by_list, numbers
+from data_prep.formats.labelled import classes as read_classes
+from data_prep.formats.listing import Ignored
+from data_prep.formats.pixels import SUFFIXES, Pixels
+from data_prep.formats.samples import Samples, Unusable
 from data_prep.options import Options, add_arguments
 from data_prep.piece import Problems
-from data_prep.pixels import SUFFIXES, Pixels
-from data_prep.samples import Samples, Unusable
 from data_prep.source import Block, Piece, Reading, Source, SourceFile
 from data_prep.split import ByColumn, ByFile
 from hpctrain.data.index import Field, check_name

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from data_prep.datasets.rows import blocks, element_bytes, some
 from data_prep.options import Options, add_arguments
-from data_prep.rows import blocks, element_bytes, some
 from data_prep.source import Block, Piece, Reading, Source, SourceFile
 from hpctrain.data.index import Field, Index, Shard
 from hpctrain.data.samplers import permutation

@@ -30,14 +30,14 @@ from typing import Any
 
 import numpy as np
 
-from data_prep import files, tables
-from data_prep.columns import Column, plain, shown
-from data_prep.csv_files import Csv, Rows
-from data_prep.files import Part
+from data_prep.formats import files, tables
+from data_prep.formats.columns import Column, plain, shown
+from data_prep.formats.csv_files import Csv, Rows
+from data_prep.formats.files import Part
+from data_prep.formats.wanted import Wanted, listed, pairs
 from data_prep.options import Options, add_arguments
 from data_prep.source import Block, Reading, Source, SourceFile
 from data_prep.split import ByColumn
-from data_prep.wanted import Wanted, listed, pairs
 from hpctrain.data.index import Field
 from hpctrain.data.schema import Batch, check_fields
 from hpctrain.errors import ConfigError, DataError

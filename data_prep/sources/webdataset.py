@@ -24,13 +24,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep import pixels
+from data_prep.formats import pixels
+from data_prep.formats.pixels import SUFFIXES, Pixels
+from data_prep.formats.samples import Samples, Unusable, fields_of, fit_all
+from data_prep.formats.tars import samples
 from data_prep.options import Options, add_arguments
 from data_prep.piece import Problems
-from data_prep.pixels import SUFFIXES, Pixels
-from data_prep.samples import Samples, Unusable, fields_of, fit_all
 from data_prep.source import Block, Piece, Reading, Source, SourceFile
-from data_prep.tars import samples
 from hpctrain.data.index import Field
 from hpctrain.errors import ConfigError, DataError
 

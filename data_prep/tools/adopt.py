@@ -31,11 +31,11 @@ import numpy as np
 import hpctrain
 from data_prep import processes
 from data_prep.finalize import SHOWN, summary
-from data_prep.foreign import Wanted, datasets, look, same
+from data_prep.formats.foreign import Wanted, datasets, look, same
+from data_prep.formats.survey import Found, Survey
 from data_prep.progress import Progress
 from data_prep.source import SourceFile
 from data_prep.split import ByFile, parse_split
-from data_prep.survey import Found, Survey
 from hpctrain.data import index as index_file
 from hpctrain.data.commit import PARTIAL, storage_error
 from hpctrain.data.index import Field, Index, check_name

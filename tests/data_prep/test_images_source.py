@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits, load_sample_images
 
+from data_prep.formats.pixels import Pixels
+from data_prep.formats.samples import Unusable, field_of, fitted
 from data_prep.options import Options
-from data_prep.pixels import Pixels
-from data_prep.samples import Unusable, field_of, fitted
 from data_prep.sources.images import images
 from hpctrain.data.images import decode
 from hpctrain.data.index import Field, Index

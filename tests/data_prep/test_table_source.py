@@ -11,8 +11,8 @@ import pytest
 from pyarrow import feather, parquet
 from sklearn.datasets import load_digits
 
-from data_prep import csv_files
-from data_prep.columns import Column
+from data_prep.formats import csv_files
+from data_prep.formats.columns import Column
 from hpctrain.data.index import Index
 from hpctrain.data.ragged import Ragged
 from hpctrain.data.reader import Reader

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep import tars
+from data_prep.formats import tars
 from hpctrain.data.images import decode
 from hpctrain.data.reader import Reader
 

@@ -10,9 +10,9 @@ from operator import add
 from pathlib import PurePath
 from typing import Any
 
-from data_prep.csv_files import Csv, Rows, csv_rows, first_rows, has_quotes
-from data_prep.files import Part, ranges
-from data_prep.opening import GROWTH, one_line, open_parquet, pyarrow
+from data_prep.formats.csv_files import Csv, Rows, csv_rows, first_rows, has_quotes
+from data_prep.formats.files import Part, ranges
+from data_prep.formats.opening import GROWTH, one_line, open_parquet, pyarrow
 from data_prep.source import SourceFile
 from hpctrain.errors import ConfigError, DataError
 

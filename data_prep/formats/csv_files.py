@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from data_prep.columns import shown
-from data_prep.files import LinesOf, Part
-from data_prep.opening import one_line, opened, pyarrow
+from data_prep.formats.columns import shown
+from data_prep.formats.files import LinesOf, Part
+from data_prep.formats.opening import one_line, opened, pyarrow
 from hpctrain.errors import DataError
 
 BLOCK = 4 * 2**20

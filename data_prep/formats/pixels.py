@@ -26,7 +26,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from data_prep.samples import Unusable
+from data_prep.formats.samples import Unusable
 from hpctrain.data.images import FORMATS as LOADED
 from hpctrain.data.images import MAX_PIXELS
 from hpctrain.data.index import Field

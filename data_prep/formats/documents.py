@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, BinaryIO, NamedTuple
 
-from data_prep.files import LinesOf, Part, line_at, ranges
-from data_prep.opening import BUFFER, GROWTH, open_parquet, opened
+from data_prep.formats.files import LinesOf, Part, line_at, ranges
+from data_prep.formats.opening import BUFFER, GROWTH, open_parquet, opened
 from data_prep.source import Reading, SourceFile
 from hpctrain.errors import ConfigError, DataError
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import PurePath
 from typing import Any, BinaryIO, cast
 
-from data_prep.files import LinesOf, Part
+from data_prep.formats.files import LinesOf, Part
 from hpctrain.errors import DataError
 
 BUFFER = 2**20

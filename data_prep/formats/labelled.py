@@ -10,9 +10,9 @@ from typing import Any
 
 import xxhash
 
-from data_prep.listing import Files, Ignored, look, rows, scan
+from data_prep.formats.listing import Files, Ignored, look, rows, scan
+from data_prep.formats.samples import Unusable
 from data_prep.piece import Problems
-from data_prep.samples import Unusable
 from hpctrain.data.commit import PARTIAL
 from hpctrain.data.index import FILE
 from hpctrain.errors import ConfigError, DataError
@@ -133,7 +133,7 @@ def by_list(
     split: bool,
     outside: bool,
 ) -> Labelled:
-    """Take files from a list; see `data_prep.listing.rows`.
+    """Take files from a list; see `data_prep.formats.listing.rows`.
 
     Args:
         path: The list.

@@ -12,8 +12,8 @@ import h5py
 import numpy as np
 import xxhash
 
+from data_prep.datasets.rows import BLOCK_BYTES, blocks
 from data_prep.piece import Progress
-from data_prep.rows import BLOCK_BYTES, blocks
 from data_prep.source import SourceFile
 from hpctrain.data.index import Field, Shard
 from hpctrain.data.moments import Moments

@@ -21,7 +21,7 @@ def temporary(path: Path) -> Path:
 def write_atomically(path: Path, text: str, sync: bool = True) -> None:
     """Readers see the old content or the new, with `sync` also after a crash of the machine."""
     unfinished = temporary(path)
-    with unfinished.open("w") as file:
+    with unfinished.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         if sync:

@@ -9,8 +9,8 @@ from types import ModuleType
 
 import numpy as np
 
-from data_prep.dataset import DataSet, sizes
-from data_prep.shards import Rows
+from data_prep.datasets.dataset import DataSet, sizes
+from data_prep.datasets.shards import Rows
 from data_prep.tools.head import SIGNATURES, as_image, is_text
 from hpctrain.data.index import Field, Split
 from hpctrain.data.ragged import Array

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.dataset import DataSet
+from data_prep.datasets.dataset import DataSet
 from hpctrain.data.index import Field, Split
 from hpctrain.data.ragged import Array, Ragged, offsets_of
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.dataset import DataSet, sizes
+from data_prep.datasets.dataset import DataSet, sizes
 from data_prep.tools.head import is_text
 from hpctrain.data.index import Field, Split
 from hpctrain.data.ragged import Array, Ragged

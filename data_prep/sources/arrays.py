@@ -36,10 +36,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from data_prep.formats.array_columns import Column, OpenColumn, Part, open_parts
+from data_prep.formats.array_files import FORMS, Where, named_by_files, parse_where
 from data_prep.options import Options, add_arguments
 from data_prep.source import Block, Piece, Reading, Source, SourceFile
-from data_prep.sources.array_columns import Column, OpenColumn, Part, open_parts
-from data_prep.sources.array_files import FORMS, Where, named_by_files, parse_where
 from hpctrain.data.index import DTYPES, check_name
 from hpctrain.data.ragged import Array
 from hpctrain.errors import ConfigError, DataError

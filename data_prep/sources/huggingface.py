@@ -24,10 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from data_prep import tables
-from data_prep.columns import Column
-from data_prep.files import Part
-from data_prep.opening import one_line
+from data_prep.formats import tables
+from data_prep.formats.columns import Column
+from data_prep.formats.files import Part
+from data_prep.formats.opening import one_line
+from data_prep.formats.wanted import listed
 from data_prep.options import Options, add_arguments
 from data_prep.source import Block, Piece, Reading, Source, SourceFile
 from data_prep.split import ByColumn
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
     args.split = args.split or ("train=1" if "" in saved.splits else f"column:{SPLIT}")
     options = Options.of(args)
     images = Images(args.mode or "", args.encoded)
-    source = huggingface(saved, _list(args.columns), _list(args.drop), images, options)
+    source = huggingface(saved, listed(args.columns), listed(args.drop), images, options)
     convert(source, args.out, options)
 
 
@@ -377,7 +378,3 @@ def _image_field(name: str, saved: Saved, images: Images) -> Field:
                     why = f"the image {image}"
                 break
     raise DataError(f"{saved.folder}: column {name!r}: no image can be read: {why}")
-
-
-def _list(given: Sequence[str]) -> list[str]:
-    return [name.strip() for text in given for name in text.split(",") if name.strip()]

@@ -17,12 +17,21 @@ from typing import Any
 
 import numpy as np
 
-from data_prep import pixels
-from data_prep.mds import INDEX, SCALARS, Column, Shard, columns_of, decode, samples, shards_of
+from data_prep.formats import pixels
+from data_prep.formats.mds import (
+    INDEX,
+    SCALARS,
+    Column,
+    Shard,
+    columns_of,
+    decode,
+    samples,
+    shards_of,
+)
+from data_prep.formats.pixels import Pixels
+from data_prep.formats.samples import Samples, Unusable, fields_of, fit_all
 from data_prep.options import Options, add_arguments
 from data_prep.piece import Problems
-from data_prep.pixels import Pixels
-from data_prep.samples import Samples, Unusable, fields_of, fit_all
 from data_prep.source import Block, Piece, Reading, Source
 from data_prep.split import ByColumn
 from hpctrain.data.index import Field, check_name

@@ -30,9 +30,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from data_prep.formats.samples import Samples, Unusable, fields_of, fit_all
 from data_prep.options import Options, add_arguments
 from data_prep.piece import Problems
-from data_prep.samples import Samples, Unusable, fields_of, fit_all
 from data_prep.source import Block, Piece, Reading, Source, SourceFile
 from data_prep.split import ByColumn
 from hpctrain.data.index import DTYPES, check_name

@@ -1,6 +1,6 @@
-"""Write a data set again: in shards of another size, other splits, another order, fewer fields.
+"""Write a data set again: other shards, codec, splits or order, or fewer fields.
 
-    python -m data_prep repack SRC OUT --shard-size 1GiB
+    python -m data_prep repack SRC OUT --shard-size 1GiB --codec zstd
     python -m data_prep repack SRC OUT --shuffle 0
     python -m data_prep repack SRC OUT --split train=0.9,val=0.1 --stratify label --dedup exact
 
@@ -12,7 +12,8 @@ all samples) in a random order, the same for the same SEED, however many there a
 
 import argparse
 import math
-from collections.abc import Iterator, Sequence
+import resource
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,18 +22,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from data_prep.datasets.rows import blocks, element_bytes, some
 from data_prep.options import Options, add_arguments
-from data_prep.rows import blocks, element_bytes, some
 from data_prep.source import Block, Piece, Reading, Source, SourceFile
 from hpctrain.data.index import Field, Index, Shard
+from hpctrain.data.samplers import permutation
 from hpctrain.data.samplers.order import Order
 from hpctrain.data.shard import digest_file
 from hpctrain.data.storage.layout import Layout
 from hpctrain.errors import ConfigError, DataError
 
 KEEP = "keep"
-SHUFFLED_BYTES = 64 * 2**20  # a block in random order: the more, the fewer jumps between shards
-OPEN = 128  # shards at a time
+SHUFFLED_BYTES = 256 * 2**20  # a block in random order: the more, the fewer jumps between shards
+OPEN = 4096  # shards at a time
 FULL = 15 / 16  # of a shard, where the samples' lengths are only known on average
 
 Int64s = NDArray[np.int64]
@@ -52,6 +54,8 @@ def run(args: argparse.Namespace) -> None:
     """Do it; see `convert`."""
     from data_prep.convert import convert
 
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # the workers inherit it
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     keep = args.split == KEEP
     if keep:
         args.split = "column:split"
@@ -98,19 +102,25 @@ class Repack(Source):
         """See `Source`."""
         for number in what.owned if self.whole else ():
             self._verify(number)
-        opened = lru_cache(OPEN)(self._open)
+        touched: set[int] = set()
+
+        @lru_cache(_most_open())
+        def opened(number: int) -> Layout:
+            touched.add(number)
+            return self._open(number)
+
         first, last = self.groups[what.group : what.group + 2]
         ends = np.cumsum([shard.count for shard in self.shards[first:last]])
         if self.seed is None:
             yield from self._in_order(what, first, ends, opened)
         else:
             yield from self._shuffled(what, self.seed, first, ends, opened)
-        for number in range(first, last):  # nobody wrote into one after it was opened
-            if self.seed is None and not _overlaps(ends, number - first, what):
-                continue
+        for number in touched:  # nobody wrote into one after it was opened
             self.files[number].check()
 
-    def _in_order(self, what: _Part, first: int, ends: Int64s, opened: Any) -> Iterator[Block]:
+    def _in_order(
+        self, what: _Part, first: int, ends: Int64s, opened: Callable[[int], Layout]
+    ) -> Iterator[Block]:
         number = int(np.searchsorted(ends, what.start, side="right"))
         at = what.start
         while at < what.stop:
@@ -123,27 +133,28 @@ class Repack(Source):
             at, number = int(ends[number]), number + 1
 
     def _shuffled(
-        self, what: _Part, seed: int, first: int, ends: Int64s, opened: Any
+        self, what: _Part, seed: int, first: int, ends: Int64s, opened: Callable[[int], Layout]
     ) -> Iterator[Block]:
         order, step = Order(int(ends[-1]), seed), max(1, SHUFFLED_BYTES // self.bytes_each)
         for start in range(what.start, what.stop, step):
             samples = order(what.group, np.arange(start, min(start + step, what.stop)))
             numbers = np.searchsorted(ends, samples, side="right")
-            rows = samples - (ends[numbers] - [self.shards[first + n].count for n in numbers])
+            rows = samples - np.append(0, ends[:-1])[numbers]
+            places = np.arange(len(rows))
             values: dict[str, Any] = {
                 name: [None] * len(rows)
                 if field.variable
                 else np.empty((len(rows), *field.shape), field.dtype)
                 for name, field in self.fields.items()
             }
-            for number in np.unique(numbers).tolist():
-                where, layout = np.flatnonzero(numbers == number), opened(first + number)
+            for number, where in permutation.groups(numbers):
+                layout = opened(first + number)
                 for name, field in self.fields.items():
                     found = some(layout, name, field, rows[where])
                     if not field.variable:
                         values[name][where] = found
                         continue
-                    for place, sequence in zip(where.tolist(), found, strict=True):
+                    for place, sequence in zip(places[where].tolist(), found, strict=True):
                         values[name][place] = sequence
             yield self._block([self.shards[first + n] for n in numbers.tolist()], rows, values)
 
@@ -234,7 +245,6 @@ def repack(
             count = part.stop - part.start
             owned = tuple(files[i] for i in part.owned)
             pieces.append(Piece(part, owned, samples=count, bytes=count * bytes_each))
-    categories = getattr(index, "categories", {})
     return Repack(
         name="repack",
         # Where they lie in the source is not where they will lie.
@@ -248,7 +258,7 @@ def repack(
                 "provenance": dict(index.provenance),
             }
         },
-        categories={name: categories[name] for name in stored if name in categories},
+        categories={n: names for n, names in index.categories.items() if n in stored},
         columns=("split",),
         folder=str(src),
         stored=tuple(stored.items()),
@@ -300,9 +310,9 @@ def _parts(
     ]
 
 
-def _overlaps(ends: Int64s, number: int, what: _Part) -> bool:
-    begin = int(ends[number - 1]) if number else 0
-    return begin < what.stop and int(ends[number]) > what.start
+def _most_open() -> int:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(OPEN, max(16, limit // 4)) if limit > 0 else OPEN
 
 
 def _bytes_each(src: Path, shards: Sequence[Shard], fields: dict[str, Field]) -> int:

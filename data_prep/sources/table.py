@@ -25,19 +25,19 @@ empty value (or NA, nan, null) of a number is null; --cast COLUMN=text takes the
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data_prep import files, tables
-from data_prep.columns import Column, plain, shown
-from data_prep.files import Part
+from data_prep.formats import files, tables
+from data_prep.formats.columns import Column, plain, shown
+from data_prep.formats.csv_files import Csv, Rows
+from data_prep.formats.files import Part
+from data_prep.formats.wanted import Wanted, listed, pairs
 from data_prep.options import Options, add_arguments
 from data_prep.source import Block, Reading, Source, SourceFile
 from data_prep.split import ByColumn
-from data_prep.tables import Csv, Rows
 from hpctrain.data.index import Field
 from hpctrain.data.schema import Batch, check_fields
 from hpctrain.errors import ConfigError, DataError
@@ -74,82 +74,17 @@ def run(args: argparse.Namespace) -> None:
     if len(args.delimiter.encode()) > 1:
         raise ConfigError(f"--delimiter {args.delimiter!r}: it is one ASCII character")
     wanted = Wanted(
-        columns=_list(args.columns),
-        drop=_list(args.drop),
-        rename=_pairs("--rename", args.rename),
-        categorical=_list(args.categorical),
-        cast=_pairs("--cast", args.cast),
-        null=_pairs("--null", args.null),
-        stack={name: _list([text]) for name, text in _pairs("--stack", args.stack).items()},
+        columns=listed(args.columns),
+        drop=listed(args.drop),
+        rename=pairs("--rename", args.rename),
+        categorical=listed(args.categorical),
+        cast=pairs("--cast", args.cast),
+        null=pairs("--null", args.null),
+        stack={name: listed([text]) for name, text in pairs("--stack", args.stack).items()},
     )
-    names = tuple(_list([args.header] if args.header else []))
+    names = tuple(listed([args.header] if args.header else []))
     csv = Csv(args.delimiter, names, not args.no_quotes)
     convert(table(args.sources, wanted, options, csv), args.out, options)
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Which columns, and how; see the options of the same names."""
-
-    columns: Sequence[str] = ()
-    drop: Sequence[str] = ()
-    rename: Mapping[str, str] = field(default_factory=dict)
-    categorical: Sequence[str] = ()
-    cast: Mapping[str, str] = field(default_factory=dict)
-    null: Mapping[str, str] = field(default_factory=dict)
-    stack: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    def choose(self, names: Sequence[str]) -> list[str]:
-        """The columns of these that are asked for.
-
-        Raises:
-            ConfigError: An option names a column that is not there.
-        """
-        options = {
-            "--columns": self.columns,
-            "--drop": self.drop,
-            "--rename": self.rename,
-            "--categorical": self.categorical,
-            "--null": self.null,
-        }
-        for option, given in options.items():
-            for name in given:
-                if name not in names:
-                    raise ConfigError(f"{option} {name}: there is no such column; {_has(names)}")
-        for name in self.cast:
-            if name not in names and name not in self.stack:
-                raise ConfigError(f"--cast {name}: there is no such column; {_has(names)}")
-        if self.columns and self.drop:
-            raise ConfigError("--columns and --drop: give one of them")
-        chosen = list(dict.fromkeys(self.columns)) or [n for n in names if n not in self.drop]
-        if not chosen:
-            raise ConfigError("--drop leaves no column")
-        return chosen
-
-    def outputs(self, names: Sequence[str]) -> dict[str, list[str]]:
-        """The fields, each with its column, or the columns that are stacked.
-
-        Raises:
-            ConfigError: Two fields of one name, or nothing to stack.
-        """
-        stacked: dict[str, str] = {}
-        for target, patterns in self.stack.items():
-            for pattern in patterns:
-                found = [name for name in names if name == pattern or fnmatchcase(name, pattern)]
-                if not found:
-                    raise ConfigError(f"--stack {target}: no column is {pattern!r}; {_has(names)}")
-                stacked |= dict.fromkeys(found, target)
-        outputs: dict[str, list[str]] = {}
-        for name in names:
-            target = stacked.get(name) or self.rename.get(name, name)
-            if target in outputs and name not in stacked:
-                raise ConfigError(f"{outputs[target][0]!r} and {name!r} would both be {target!r}")
-            outputs.setdefault(target, []).append(name)
-        return outputs
-
-    def cast_of(self, name: str, target: str) -> str:
-        """The dtype that is asked for a column, or for the field that it goes into."""
-        return self.cast.get(name) or (self.cast.get(target, "") if target in self.stack else "")
 
 
 @dataclass(frozen=True)
@@ -435,23 +370,3 @@ def _check_names(fields: Mapping[str, Field]) -> None:
 
 def _cast(cast: str) -> str:
     return "" if cast == "text" else cast
-
-
-def _list(given: Sequence[str]) -> list[str]:
-    return [name.strip() for text in given for name in text.split(",") if name.strip()]
-
-
-def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
-    pairs: dict[str, str] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not name or not equals or (not value and option != "--null"):
-            raise ConfigError(f"{option} {text!r} is not NAME=VALUE")
-        if name in pairs:
-            raise ConfigError(f"{option} {text!r}: {name!r} is there twice")
-        pairs[name] = value
-    return pairs
-
-
-def _has(names: Sequence[str]) -> str:
-    return f"there are {', '.join(names)}"

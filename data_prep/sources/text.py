@@ -26,13 +26,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_prep import documents, files, tokens
-from data_prep.documents import Document
-from data_prep.files import Part
+from data_prep.formats import documents, files, tokens
+from data_prep.formats.documents import Document
+from data_prep.formats.files import Part
+from data_prep.formats.tokens import Tokenizer
 from data_prep.options import Options, add_arguments, parse_size
 from data_prep.source import Block, Piece, Reading, Source, SourceFile
 from data_prep.split import ByColumn, ByFile
-from data_prep.tokens import Tokenizer
 from hpctrain.data.commit import PARTIAL
 from hpctrain.data.index import FILE as INDEX
 from hpctrain.data.index import Field
@@ -269,6 +269,8 @@ def trained(
         first = next(texts, None)
         if first is None:
             raise DataError(f"{', '.join(corpus.sources)}: no text to train a tokenizer on")
+        if not quiet:
+            print(f"training a tokenizer of {vocabulary} tokens", file=sys.stderr, flush=True)
         content = tokens.trained(_chain(first, texts), vocabulary)
     tokenizer = tokens.of_content(content, name, eod, tokens.EOD)
     if tokenizer.vocabulary < vocabulary and not quiet:

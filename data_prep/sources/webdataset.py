@@ -9,37 +9,34 @@ of the name says what each is:
 Without --field, the first sample's members are the fields: images are `image`, cls is `label`
 (int64), txt is `text` (UTF-8), NAME.npy is an array NAME, and npy alone is `array`. With --field,
 only what it names is taken. The tars, also compressed ones (gz, bz2, xz), are read as streams and
-nothing is ever extracted. The key decides the split of `train=0.9,val=0.1`.
+nothing is ever extracted. The key decides the split of `train=0.9,val=0.1`. Options go before or
+after TAR… OUT, not between them.
 """
 
 import argparse
 import io
 import json
 import re
-import tarfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from lzma import LZMAError
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep import pixels
+from data_prep.formats import pixels
+from data_prep.formats.pixels import SUFFIXES, Pixels
+from data_prep.formats.samples import Samples, Unusable, fields_of, fit_all
+from data_prep.formats.tars import samples
 from data_prep.options import Options, add_arguments
 from data_prep.piece import Problems
-from data_prep.pixels import SUFFIXES, Pixels
-from data_prep.samples import Samples, Unusable, fields_of, fit_all
 from data_prep.source import Block, Piece, Reading, Source, SourceFile
 from hpctrain.data.index import Field
 from hpctrain.errors import ConfigError, DataError
 
-MAX_MEMBER = 2**31  # bytes; a sparse member may claim any size
 IMAGES = frozenset(suffix[1:] for suffix in SUFFIXES)
 NUMBERS, TEXTS = ("cls", "index"), ("txt", "text", "transcript")
 KINDS = ", ".join([*sorted(IMAGES), *NUMBERS, *TEXTS, "npy", "json:KEY", "or any as EXT:bytes"])
-KEY = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)  # as in webdataset
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,19 +90,19 @@ class WebDataset(Source):
 
     def read(self, what: str, reading: Reading) -> Iterator[Block]:
         """See `Source`."""
-        samples = Samples(self.fields, what)
-        for key, parts in _samples(what, _wanted(self.members), reading):
+        block = Samples(self.fields, what)
+        for key, parts in samples(what, _wanted(self.members), reading):
             try:
                 values = _values(parts, self.members, self.pixels, self.fields)
                 sample = fit_all(values, self.fields)
             except Unusable as error:
                 reading.bad(what, f"sample {key!r}", str(error))
                 continue
-            samples.add(sample, f"sample {key!r}", key.encode("utf-8", "surrogateescape"))
-            if samples.full:
-                yield samples.take()
-        if len(samples):
-            yield samples.take()
+            block.add(sample, f"sample {key!r}", key.encode("utf-8", "surrogateescape"))
+            if block.full:
+                yield block.take()
+        if len(block):
+            yield block.take()
 
 
 def webdataset(
@@ -136,7 +133,7 @@ def webdataset(
     fields: dict[str, Field] = {}
     problems = Problems(options.on_error)
     for tar in tars:
-        for key, parts in _samples(str(tar), _wanted(members), problems):
+        for key, parts in samples(str(tar), _wanted(members), problems):
             try:
                 chosen = members or _by_default(parts)
                 values = _values(parts, chosen, pixels, {})
@@ -245,66 +242,6 @@ def _by_default(parts: Mapping[str, bytes]) -> dict[str, Member]:
 def _wanted(members: Mapping[str, Member]) -> frozenset[str] | None:
     """The extensions to be read; None: all."""
     return frozenset(e for m in members.values() for e in m.extensions) if members else None
-
-
-class _Header(tarfile.TarInfo):
-    """tarfile takes a damaged header in the middle for the end; here it is an error."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        try:
-            return super().frombuf(buf, encoding, errors)
-        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
-            raise
-        except tarfile.HeaderError as error:
-            raise tarfile.ReadError(f"cut off or damaged ({error})") from None
-
-
-def _samples(
-    path: str, wanted: frozenset[str] | None, reading: Reading
-) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Yield the samples of a tar: the key, and the members' content by extension."""
-    seen: set[str] = set()
-    key, parts, good = "", dict[str, bytes](), False
-    try:
-        with tarfile.open(path, "r|*", tarinfo=_Header) as tar:
-            for member in tar:
-                tar.members = []  # type: ignore[attr-defined]  # it would keep them all
-                name = KEY.fullmatch(member.name)
-                if member.isdir() or (member.isreg() and name is None):
-                    continue  # as webdataset does
-                if name is not None and name[1] != key:
-                    if good:
-                        yield key, parts
-                    key, parts, good = name[1], {}, True
-                    if key in seen:
-                        good = False
-                        reason = "it was there before: a sample's members are to be side by side"
-                        reading.bad(path, f"sample {key!r}", reason)
-                    seen.add(key)
-                extension = name[2].lower() if name else ""
-                if reason := _refused(member, extension in parts):
-                    good = good and name is None  # without a key it belongs to no sample
-                    reading.bad(path, f"member {member.name!r}", reason)
-                elif good and (wanted is None or extension in wanted):
-                    file = tar.extractfile(member)
-                    parts[extension] = file.read() if file else b""
-            if good:
-                yield key, parts
-    except (tarfile.TarError, EOFError, OSError, zlib.error, LZMAError) as error:
-        where = f"after the beginning of sample {key!r}" if key else ""
-        why = error.strerror if isinstance(error, OSError) and error.strerror else error
-        reading.bad(path, where, f"the tar cannot be read: {why}")
-
-
-def _refused(member: tarfile.TarInfo, twice: bool) -> str:
-    """Why a member cannot be used, or nothing."""
-    if not member.isreg():
-        link = member.issym() or member.islnk()
-        return f"it is a link to {member.linkname!r}, no file" if link else "it is no file"
-    if member.size > MAX_MEMBER:
-        return f"its header says {member.size} bytes; at most {MAX_MEMBER} are read"
-    return "the sample has this extension twice" if twice else ""
 
 
 def _values(

@@ -31,11 +31,11 @@ import numpy as np
 import hpctrain
 from data_prep import processes
 from data_prep.finalize import SHOWN, summary
-from data_prep.foreign import Wanted, datasets, look, same
+from data_prep.formats.foreign import Wanted, datasets, look, same
+from data_prep.formats.survey import Found, Survey
 from data_prep.progress import Progress
 from data_prep.source import SourceFile
 from data_prep.split import ByFile, parse_split
-from data_prep.survey import Found, Survey
 from hpctrain.data import index as index_file
 from hpctrain.data.commit import PARTIAL, storage_error
 from hpctrain.data.index import Field, Index, check_name
@@ -119,7 +119,7 @@ def adopt(
         fields: Where each lies.
         split: One for all, or "NAME=PATTERN,…".
         out: The folder; None: the one that all files have in common.
-        statistics: Of the fixed-size fields.
+        statistics: Of the fields.
         workers: Processes.
         overwrite: Another index in the folder may be replaced.
         quiet: Print nothing.
@@ -382,6 +382,6 @@ def _advice(folder: Path, schema: Mapping[str, Field], found: Sequence[Found]) -
     if any(slow for each in found for _, slow in each.notes.values()):
         lines.append(
             f"Faster: `python -m data_prep repack {folder} NEW` writes all of it contiguous, to be "
-            "mapped"
+            "mapped; with --codec auto compressed, where that pays"
         )
     return "\n".join(lines)

@@ -18,10 +18,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from data_prep import console
-from data_prep.dataset import DataSet, sizes
+from data_prep.datasets.dataset import DataSet, sizes
+from data_prep.datasets.shards import Rows
 from data_prep.progress import Progress
-from data_prep.shards import Rows
+from data_prep.show import console
 from hpctrain.data.ragged import Ragged
 
 LOOKED_AT = 1000  # samples that differ where they stand, to say in which field

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from data_prep import console
-from data_prep.dataset import DataSet, positive
+from data_prep.datasets.dataset import DataSet, positive
+from data_prep.show import console
 from hpctrain.data.index import Field
 from hpctrain.data.ragged import Array
 

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from data_prep import console
-from data_prep.dataset import DataSet
-from data_prep.shards import place
+from data_prep.datasets.dataset import DataSet
+from data_prep.datasets.shards import place
+from data_prep.show import console
 from hpctrain.data.index import Index
 from hpctrain.errors import DataError
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from data_prep import console
-from data_prep.dataset import DataSet
+from data_prep.datasets.dataset import DataSet
+from data_prep.show import console
 from hpctrain.data.index import Field, Split
 from hpctrain.data.moments import Moments
 
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
         StorageError: The plot cannot be written.
     """
     if args.plot:
-        from data_prep import page
+        from data_prep.show import page
 
         page.check(args.plot)
     data = DataSet(args.folder)

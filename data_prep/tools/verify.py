@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from data_prep import console
-from data_prep.dataset import DataSet, positive
+from data_prep.datasets.dataset import DataSet, positive
+from data_prep.datasets.shards import OpenShard
 from data_prep.finalize import summary
 from data_prep.progress import Progress
-from data_prep.shards import OpenShard
+from data_prep.show import console
 from hpctrain.data.commit import PARTIAL
 from hpctrain.data.index import Index, Shard
 from hpctrain.data.moments import Moments

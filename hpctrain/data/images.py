@@ -232,7 +232,8 @@ def _fitted(image: Any, size: Size, fit: Fit, mode: str, sample: int) -> Any:
     left, top, right, bottom = 0.0, 0.0, float(image.width), float(image.height)
     if fit == "crop":
         scale = min(right / width, bottom / height)
-        left, top = (right - scale * width) / 2, (bottom - scale * height) / 2
+        left = max(0.0, (right - scale * width) / 2)  # rounding: a little below 0
+        top = max(0.0, (bottom - scale * height) / 2)
         right, bottom = right - left, bottom - top
     if (image.height, image.width) == size:
         return image

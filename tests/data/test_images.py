@@ -92,6 +92,13 @@ def test_sizes(kind, shape):
     assert np.abs(cropped[1] - 255 * x).mean() < 4
 
 
+@pytest.mark.parametrize("shape", [(16, 25), (17, 25), (48, 25)])
+def test_a_crop_that_rounds(shape):
+    """Pillow refuses a box that is 1e-15 outside of the image."""
+    files = ragged(encoded(smooth(*shape)))
+    assert decode(files, size=(7, 11), fit="crop").shape == (1, 3, 7, 11)
+
+
 PNG, JPEG = encoded(PIXELS[0]), encoded(PIXELS[0], "JPEG")
 GREAT = encoded(np.zeros((100, 200, 3), np.uint8))
 

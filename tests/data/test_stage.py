@@ -403,6 +403,15 @@ def test_what_does_not_fit_is_read_from_the_source_and_said_once(source, shards,
     assert "is full of shards in use. From now on what is not staged is read from" in said[0]
 
 
+def test_another_job_does_not_touch_what_this_one_has_open(source, shards, base):
+    with closing(Stage(source, base)) as stage, closing(Stage(source, base)) as other:
+        path = stage.path(shards[0])
+        os.utime(path, ns=(1, 1))
+        assert other.path(shards[0]) == path
+        assert path.stat().st_mtime_ns == 1  # a reader takes a later one for an edit
+        assert path.stat().st_atime_ns > 1
+
+
 def test_the_least_recently_used_gives_way(source, shards, base):
     with closing(Stage(source, base, budget_bytes=3 * shards[0].bytes)) as stage:
         for when, number in enumerate((0, 1, 2)):

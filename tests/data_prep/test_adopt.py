@@ -104,11 +104,19 @@ def test_variable_length_fields(tmp_path, data_prep):
             file["ends"] = np.cumsum([0, *map(len, TEXTS[start:stop])]).astype("u4")
     code, out, _ = data_prep("index", tmp_path, "--field", "text=tokens:ends")
     assert code == 0
-    assert "text uint16[*]: contiguous: mapped as it lies" in out
+    assert (
+        "text uint16[*]: contiguous: mapped as it lies; its offsets: contiguous, but stored as"
+        in out
+    )
     index = Index.load(tmp_path)
     assert [shard.elements["text"] for shard in index.shards] == [
         sum(map(len, TEXTS[start:stop])) for start, stop in itertools.pairwise(ENDS)
     ]
+    lengths = [len(text) for text in TEXTS]
+    statistics = index.statistics["train"]["text"]
+    assert (statistics.lengths.min, statistics.lengths.max) == (0, 4)
+    assert statistics.lengths.mean == pytest.approx(np.mean(lengths))
+    assert statistics.mean == pytest.approx(np.concatenate(TEXTS).mean())
     rows = Reader(tmp_path, "train").read(np.array([89, 0, 33, 33]))["text"]
     assert [row.tolist() for row in rows] == [TEXTS[i].tolist() for i in (89, 0, 33, 33)]
 
@@ -136,6 +144,24 @@ def test_bool_is_uint8(tmp_path, data_prep):
     assert Index.load(tmp_path).fields == {"even": Field("uint8")}
     even = Reader(tmp_path, "train").read(np.arange(COUNT))["even"]
     assert even.tolist() == [1, 0] * (COUNT // 2)
+
+
+def test_the_other_commands_know_adopted_folders(tmp_path, data_prep):
+    folder, out = write(tmp_path / "set", axis=1, order=">"), tmp_path / "out"
+    for path in folder.iterdir():
+        with h5py.File(path, "r+") as file:
+            count = len(file["y"])
+            file["even"] = file["y"][:] % 2 == 0
+            file["tokens"] = np.concatenate(TEXTS[:count])
+            file["ends"] = np.cumsum([0, *map(len, TEXTS[:count])]).astype("u4")
+    fields = (*FIELDS, "--axis", "image=1", "--field", "even=even", "--field", "text=tokens:ends")
+    assert data_prep("index", folder, *fields)[0] == 0
+    assert data_prep("repack", folder, out, "--workers", 1)[0] == 0
+    for command in ("verify", "head", "stats", "inspect"):
+        code, _, err = data_prep(command, folder)
+        assert (code, err) == (0, "")
+    code, printed, err = data_prep("diff", folder, out)
+    assert (code, err) == (0, ""), printed
 
 
 def test_splits_go_by_the_names_of_the_files(tmp_path, data_prep):

@@ -2,9 +2,11 @@ import csv
 import io
 import json
 import os
+import pickle
 import struct
 import sys
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +14,13 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits, load_sample_images
 
-from data_prep.options import parse_size
-from data_prep.pixels import Pixels
-from data_prep.samples import Unusable, field_of, fitted
+from data_prep.formats.pixels import Pixels
+from data_prep.formats.samples import Unusable, field_of, fitted
+from data_prep.options import Options
+from data_prep.sources.images import images
 from hpctrain.data.images import decode
 from hpctrain.data.index import Field, Index
+from hpctrain.data.ragged import Ragged
 from hpctrain.data.reader import Reader
 
 rng = np.random.default_rng(0)
@@ -102,6 +106,22 @@ def test_folders_are_classes(digits, data_prep):
     assert (about["ignored"], about["first_ignored"]) == (3, ".DS_Store")
     assert data_prep("images", "digits", "OUT", "--mode", "L", "--quiet")[::2] == (0, "")
     assert data_prep("images", "digits", "OUT", "--mode", "RGB")[0] == 3  # another data set
+
+
+def test_the_names_of_the_classes(digits):
+    options = Options(shard_bytes=1000)
+    source = pickle.loads(pickle.dumps(images(Path("digits"), options, Pixels(mode="L"))))
+    assert source.categories == {"label": [str(digit) for digit in range(10)]}
+    assert sum(piece.samples for piece in source.pieces) == 100
+    assert source.pieces[0].files[0].path == "digits/0/000.png"
+    assert images(Path("digits"), options, labels=False).categories == {}
+
+
+def test_out_may_be_below_src(digits, data_prep):
+    for words in ("100 samples", "already holds this data set"):
+        code, out, _ = data_prep("images", "digits", "digits/OUT", "--mode", "L")
+        assert code == 0
+        assert words in out
 
 
 def test_workers_parts_and_restarts_give_the_same_bytes(digits, data_prep):
@@ -318,6 +338,7 @@ ANIMATION = [Image.fromarray(noise(8, 12)) for _ in range(3)]
             "it is an animation or has several pages: 3 images",
         ),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_bad_images_are_named(two, data_prep, content, words):
     two(content)
@@ -342,6 +363,7 @@ def test_bad_images_are_named(two, data_prep, content, words):
         (png(16, 2, bytes(12)), "more than 8 bits a channel, which the loader does not take"),
         (b"hello", "it is no JPEG"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_bad_encoded_images_are_named(two, data_prep, content, words):
     two(content)
@@ -351,12 +373,38 @@ def test_bad_encoded_images_are_named(two, data_prep, content, words):
     assert code == 3
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "progressive", "thumbnail", "PNG", "WEBP"])
+def test_what_stays_encoded_can_be_decoded_wherever_it_was_cut(kind):
+    options = {"progressive": True} if kind == "progressive" else {}
+    if kind == "thumbnail":  # a whole JPEG in the header of another
+        exif = Image.Exif()
+        exif[0x010E] = "x"
+        options = {"exif": exif.tobytes() + encoded(smooth(12, 16), "JPEG")}
+    content = encoded(smooth(24, 32), kind if kind in ("PNG", "WEBP") else "JPEG", **options)
+    assert Pixels(encoded=True).sample(content).tobytes() == content
+    taken = 0
+    for size in range(len(content)):
+        with suppress(Unusable):
+            taken += decode(Ragged.of([Pixels(encoded=True).sample(content[:size])])).size > 0
+    assert taken < 5  # a PNG without its last checksum
+
+
 @pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGBA", "CMYK", "YCbCr"])
 def test_modes_become_rgb(mode):
     grey = np.repeat((np.arange(96).reshape(8, 12, 1) % 2 * 255).astype(np.uint8), 3, axis=2)
     kind = "JPEG" if mode in ("CMYK", "YCbCr") else "PNG"
     found = Pixels().sample(encoded(Image.fromarray(grey).convert(mode), kind, quality=100))
     assert np.abs(found.astype(int) - grey.transpose(2, 0, 1)).max() < 6
+
+
+def test_the_first_of_a_phones_images():
+    file = io.BytesIO()
+    ANIMATION[0].save(file, "MPO", save_all=True, append_images=ANIMATION[1:], quality=100)
+    with Image.open(file) as image:
+        assert image.format == "MPO"
+        first = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+    assert (Pixels().sample(file.getvalue()) == first).all()
+    assert Pixels(encoded=True).sample(file.getvalue()).tobytes() == file.getvalue()
 
 
 def test_sixteen_bits():
@@ -429,6 +477,14 @@ def test_resizing(shape):
             Pixels(size=(32, 48), resize="none").sample(content)
 
 
+def test_every_size_can_be_cropped():
+    """Pillow refuses a box that is 1e-14 outside; 600 x 600 of 415 x 385 was one."""
+    pixels = Pixels(size=(7, 11))
+    for height in range(1, 50):
+        for width in range(1, 50):
+            assert pixels.convert(Image.new("RGB", (width, height))).shape == (3, 7, 11)
+
+
 def test_a_draft_is_nearly_the_same():
     content = encoded(load_sample_images().images[0], "JPEG", quality=95)
     exact, draft = (Pixels(size=(48, 64), draft=d).sample(content).astype(int) for d in (0, 1))
@@ -442,8 +498,9 @@ def test_a_draft_is_nearly_the_same():
         (["empty"], 3, "empty has no images"),
         (["nope"], 3, "nope does not exist"),
         (["splits"], 2, "splits, it seems. --split column:folder"),
-        (["hole"], 3, "hole/b has no images, so it is no class"),
+        (["hole"], 3, "hole/b has no files of this kind, so it is no class"),
         (["loop"], 3, "is a link that leads back"),
+        (["broken"], 3, "broken/a/1.png cannot be read: No such file"),
         (["src", "--classes", "one.txt"], 3, "src/b/1.png: its class 'b' is not in --classes"),
         (["src", "--classes", "nope.txt"], 2, "--classes nope.txt cannot be read"),
         (["src", "--classes", "twice.txt"], 2, "'a' is there twice"),
@@ -466,9 +523,10 @@ def test_folders_and_options_that_cannot_be(two, data_prep, args, code, words):
     for name in ("flat/1.png", "splits/train/a/1.png", "splits/val/a/1.png", "hole/a/1.png"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_bytes(encoded(noise(8, 12)))
-    for name in ("empty", "hole/b", "loop/a"):
+    for name in ("empty", "hole/b", "loop/a", "broken/a"):
         Path(name).mkdir(parents=True)
     os.symlink("../../loop", "loop/a/again")
+    os.symlink("nowhere", "broken/a/1.png")
     Path("one.txt").write_text("a\n")
     Path("twice.txt").write_text("a\nb\na\n")
     Path("none.txt").write_text("\n")
@@ -570,4 +628,3 @@ def test_values_that_fit():
     assert field_of(True) == Field("uint8")
     with pytest.raises(Unusable, match="dtype uint64 is not supported"):
         field_of(np.uint64(3))
-    assert parse_size("1KB") == 1000

@@ -11,8 +11,8 @@ import pytest
 from pyarrow import feather, parquet
 from sklearn.datasets import load_digits
 
-from data_prep import tables
-from data_prep.columns import Column
+from data_prep.formats import csv_files
+from data_prep.formats.columns import Column
 from hpctrain.data.index import Index
 from hpctrain.data.ragged import Ragged
 from hpctrain.data.reader import Reader
@@ -245,8 +245,8 @@ def test_large_unsigned_integers_are_not_made_negative(data_prep):
 
 def test_csv_has_the_types_of_its_first_rows(data_prep, monkeypatch):
     """Values of another type, rows of another length, in blocks and pieces."""
-    monkeypatch.setattr(tables, "FIRST", 2000)
-    monkeypatch.setattr(tables, "CSV_BLOCK", 3000)
+    monkeypatch.setattr(csv_files, "FIRST", 2000)
+    monkeypatch.setattr(csv_files, "BLOCK", 3000)
     lines = ["n,x,word", *(f"{i},{i}.5,w{i}" for i in range(2000))]
     bad = {
         700: ("zz,1,w", "column 'n': 'zz' is no int64, as the first rows have; --cast n=text"),
@@ -320,7 +320,7 @@ def test_csv_dialects(data_prep, monkeypatch):
     assert data_prep("table", "d.csv", "D", "--header", "n", "--shard-size", "3KB")[0] == 0
     assert rows("D")["n"].tolist() == list(range(3000))
     Path("d.csv").write_text(many + "x\n")
-    monkeypatch.setattr(tables, "FIRST", 5000)
+    monkeypatch.setattr(csv_files, "FIRST", 5000)
     err = data_prep("table", "d.csv", "E", "--header", "n", "--shard-size", "3KB")[2]
     assert "d.csv: row 3001: column 'n': 'x' is no int64" in err
 
@@ -444,6 +444,16 @@ def test_arrow_whose_offsets_lead_out_of_it_is_refused(data_prep):
     code, _, err = data_prep("table", "a.arrow", "OUT")
     assert code == 3
     assert "a.arrow cannot be read as Arrow" in err
+
+
+def test_parquet_that_says_utf8_and_is_not(data_prep):
+    array = pa.array([b"good", b"\xff"]).view(pa.string())
+    parquet.write_table(pa.table({"t": array}), "a.parquet")
+    for more in ([], ["--categorical", "t"]):
+        code, _, err = data_prep("table", "a.parquet", "OUT", *more)
+        assert code == 3
+        assert "a.parquet cannot be read as Parquet: " in err
+        assert "Invalid UTF8" in err
 
 
 def test_a_permuted_tensor_is_refused():

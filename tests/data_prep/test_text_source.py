@@ -11,7 +11,7 @@ import zstandard
 from pyarrow import parquet
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from data_prep import documents, files, tokens
+from data_prep.formats import documents, files, tokens
 from hpctrain.data.index import Index
 from hpctrain.data.reader import Reader
 from hpctrain.data.shard import digest_file
@@ -151,10 +151,11 @@ def test_workers_parts_and_the_split_do_not_change_the_result(data_prep):
     for out, workers in (("ONE", 1), ("TWO", 2)):
         assert data_prep("text", "a.jsonl", out, *common, "--workers", workers)[0] == 0
     assert contents("ONE") == contents("TWO")
-    for part in ("2/2", "1/2"):
-        assert (
-            data_prep("text", "a.jsonl", "PARTS", *common, "--part", part, "--workers", 1)[0] == 0
-        )
+    for part, trains in (("2/2", True), ("1/2", False)):  # once for all parts
+        command = ["text", "a.jsonl", "PARTS", *common, "--part", part, "--workers", "1"]
+        code, _, err = data_prep(*command)
+        assert code == 0
+        assert ("training a tokenizer of 400 tokens" in err) == trains
     assert data_prep("finalize", "PARTS")[0] == 0
     assert contents("PARTS") == contents("ONE")
     names = {path.name for path in Path("PARTS").iterdir()}
@@ -301,6 +302,15 @@ def test_rows_of_parquet_that_cannot_be_used(data_prep, here):
     assert Index.load(Path("OUT")).provenance["left_out"]["empty"] == 1
 
 
+def test_parquet_that_says_utf8_and_is_not(data_prep, here):
+    array = pa.array([b"good", b"\xff", b"last"]).view(pa.string())
+    parquet.write_table(pa.table({"text": array}), "a.parquet")
+    assert data_prep("text", "a.parquet", "OUT", "--on-error", "skip")[0] == 0
+    assert texts("OUT") == ["good", "last"]
+    [problem] = map(json.loads, (here / "OUT/problems.jsonl").read_text().splitlines())
+    assert (problem["record"], problem["reason"]) == ("row 2", "no UTF-8: byte 0 is 0xff")
+
+
 @pytest.fixture
 def bad(here):
     whole = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
@@ -353,6 +363,7 @@ def bad(here):
         (["good.jsonl", "--tokenizer", "both.json"], 2, "It has </s> and <eos>; give --eod TO"),
         (["good.jsonl", "--tokenizer", "both.json", "--eod", "x"], 2, "both.json has no such"),
         (["good.jsonl", "--eod", "x"], 2, "--eod 'x' is for --tokenizer FILE.json"),
+        (["good.jsonl", "empty.txt", "--split", "column:text"], 3, "empty.txt is text without col"),
         (["good.jsonl", "--split", "column:z"], 2, "text has no such column to go by; it has text"),
     ],
 )

@@ -4,7 +4,7 @@ import shutil
 import numpy as np
 import pytest
 
-from data_prep.dataset import DataSet
+from data_prep.datasets.dataset import DataSet
 from data_prep.tools.diff import _only, difference, hashes
 from hpctrain.data.format import write_shards
 from hpctrain.data.ragged import Ragged

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from data_prep.dataset import DataSet
+from data_prep.datasets.dataset import DataSet
 from data_prep.exports.images import folder_names
 from data_prep.tools.diff import difference
 from hpctrain.data.format import write_shards

@@ -9,8 +9,8 @@ import hdf5plugin
 import numpy as np
 import pytest
 
-from data_prep.console import size
-from data_prep.dataset import DataSet
+from data_prep.datasets.dataset import DataSet
+from data_prep.show.console import size
 from data_prep.tools.head import describe
 from hpctrain.data.format import write_shards
 from hpctrain.data.index import Field, Index

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep import page
-from data_prep.console import printable, size
-from data_prep.dataset import DataSet, evenly
+from data_prep.datasets.dataset import DataSet, evenly
+from data_prep.show import page
+from data_prep.show.console import printable, size
 from hpctrain.data.format import write_shards
 from hpctrain.data.index import Index
 
@@ -154,7 +154,8 @@ def test_a_picture_has_an_end(tmp_path, data_prep):
 
 def test_only_samples_that_are_drawn_are_read(folder, monkeypatch):
     """A plot does not read a large data set."""
-    from data_prep import shards, views
+    from data_prep.datasets import shards
+    from data_prep.show import views
 
     read = []
     real = shards.OpenShard.rows

@@ -6,8 +6,8 @@ import hdf5plugin
 import numpy as np
 import pytest
 
-from data_prep.dataset import DataSet
-from data_prep.shards import OpenShard
+from data_prep.datasets.dataset import DataSet
+from data_prep.datasets.shards import OpenShard
 from data_prep.tools.verify import verify
 from hpctrain.data.format import digest_file, write_shards
 from hpctrain.data.index import Index, Shard

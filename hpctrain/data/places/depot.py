@@ -28,6 +28,7 @@ import secrets
 import stat
 import struct
 import threading
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -108,8 +109,11 @@ class Depot:
             self.drop(shard)
             return False
         with suppress(OSError):
-            os.utime(self.path(shard))  # last used: now
-            self.path(shard).with_suffix(BROADCAST).unlink()  # sent, though it was there already
+            # Last used: now. By a change of the other time those who have it open would take it
+            # for edited.
+            path = self.path(shard)
+            os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+            path.with_suffix(BROADCAST).unlink()  # sent, though it was there already
         return True
 
     def claim(self, shard: Shard) -> bool:
@@ -227,7 +231,7 @@ class Depot:
                 if match := _NAME.match(file.name):
                     with suppress(FileNotFoundError):
                         info = file.stat(follow_symlinks=False)
-                        entries.append(_Entry(file.name, match[1], info.st_size, info.st_mtime))
+                        entries.append(_Entry(file.name, match[1], info.st_size, info.st_atime))
         return entries
 
     @contextmanager

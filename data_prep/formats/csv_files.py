@@ -1,37 +1,23 @@
-"""Tables in files: their schema, how they are cut, and their rows by Arrow; CSV, Parquet, Arrow.
+"""The rows of CSV files, and those that cannot be used, by their numbers.
 
 CSV has the types that its first rows have, for all rows: a later value of another type cannot be
-used, and is named. A file of CSV with quotes is one piece, as a line in it may be half a row.
+used, and is named.
 """
 
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from operator import add
 from pathlib import PurePath
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from data_prep.columns import shown
-from data_prep.files import LinesOf, Part, ranges
-from data_prep.opening import GROWTH, one_line, open_parquet, opened, pyarrow
-from data_prep.source import SourceFile
-from hpctrain.errors import ConfigError, DataError
+from data_prep.formats.columns import shown
+from data_prep.formats.files import LinesOf, Part
+from data_prep.formats.opening import one_line, opened, pyarrow
+from hpctrain.errors import DataError
 
-CSV_BLOCK = 4 * 2**20
-FIRST = 2**20  # bytes of CSV whose values decide the types
-BLOCK_BYTES = 8 * 2**20
-ROWS = 2**16  # of a batch at most
-SUFFIXES = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".ipc": "arrow",
-}
-PATTERNS = ("*.csv", "*.csv.gz", "*.tsv", "*.tsv.gz", *(f"*{s}" for s in list(SUFFIXES)[2:]))
+BLOCK = 4 * 2**20
+FIRST = 2**20  # bytes whose values decide the types
 
 
 class Rows(NamedTuple):
@@ -67,122 +53,23 @@ class Csv:
     types: Mapping[str, Any] = field(default_factory=dict)
 
 
-def format_of(path: str) -> str:
-    """Return "csv", "parquet" or "arrow".
+def first_rows(path: str, csv: Csv) -> tuple[Any, Any]:
+    """Return the schema that the first rows have, and these; None: there are none.
 
     Raises:
-        ConfigError: It is none of them.
+        DataError: It cannot be read as CSV.
     """
-    name = PurePath(path)
-    packed = name.suffix in GROWTH
-    kind = SUFFIXES.get(PurePath(name.stem).suffix if packed else name.suffix, "")
-    if not kind or (packed and kind != "csv"):
-        raise ConfigError(f"{path}: table reads {', '.join(PATTERNS)}")
-    return kind
+    with _csv(Part(path), csv, {}, None, FIRST) as reader:
+        return reader.schema, next(iter(reader), None)
 
 
-def schema_of(path: str, csv: Csv) -> tuple[Any, Any]:
-    """Return a file's `pyarrow.Schema` and, of CSV, its first rows.
-
-    Raises:
-        DataError: It cannot be read, or has two columns of the same name.
-    """
-    kind, first = format_of(path), None
-    if kind == "parquet":
-        with open_parquet(path) as table:
-            schema = table.schema_arrow
-    elif kind == "arrow":
-        with _arrow(path) as reader:
-            schema = reader.schema
-    else:
-        with _csv(Part(path), csv, {}, None, FIRST) as reader:
-            schema = reader.schema
-            first = next(iter(reader), None)
-    twice = {name for name in schema.names if schema.names.count(name) > 1}
-    if twice:
-        raise DataError(f"{path} has {len(twice)} columns twice, such as {min(twice)!r}")
-    return schema, first
-
-
-def parts_of(file: SourceFile, nbytes: int, csv: Csv) -> Iterator[tuple[Part, int]]:
-    """Cut a file; yield the parts with the bytes of data in them, about."""
-    path, kind = file.path, format_of(file.path)
-    if kind == "parquet":
-        with open_parquet(path) as table:
-            for group in range(table.num_row_groups):
-                size = table.metadata.row_group(group).total_byte_size
-                yield Part(path, group, group + 1), size
-    elif kind == "arrow":
-        with _arrow(path) as reader:
-            count = getattr(reader, "num_record_batches", 0)  # a stream does not tell
-        for start, stop in ranges(count, max(1, int(count * nbytes / max(1, file.size)))):
-            yield Part(path, start, stop), file.size * (stop - start) // count
-        if not count:
-            yield Part(path), file.size
-    elif PurePath(path).suffix in GROWTH:
-        yield Part(path), int(file.size * GROWTH[PurePath(path).suffix])
-    elif file.size <= nbytes or (csv.quotes and _has_quotes(path)):
-        yield Part(path), file.size
-    else:
-        for start, stop in ranges(file.size, nbytes):
-            yield Part(path, start, stop), stop - start
-
-
-def rows_of(part: Part, names: Sequence[str], csv: Csv) -> Iterator[Rows]:
-    """Yield the rows of a part with the columns `names`.
+def csv_rows(part: Part, names: Sequence[str], csv: Csv) -> Iterator[Rows]:
+    """Yield the rows of a part with the columns `names`, by the types of `csv`.
 
     Raises:
         DataError: The file cannot be read.
     """
-    kind = format_of(part.path)
-    if kind == "csv":
-        yield from _csv_rows(part, names, csv)
-        return
-    batches = _parquet_batches if kind == "parquet" else arrow_batches
-    for batch, first in batches(part, names):
-        yield Rows(batch, {}, (), partial(add, first + 1))
-
-
-def _parquet_batches(part: Part, names: Sequence[str]) -> Iterator[tuple[Any, int]]:
-    with open_parquet(part.path) as table:
-        groups = [table.metadata.row_group(i) for i in range(part.stop)]
-        first = sum(group.num_rows for group in groups[: part.start])
-        size = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
-        count = min(ROWS, max(1, BLOCK_BYTES // max(1, size)))
-        which = list(range(part.start, part.stop))
-        for batch in table.iter_batches(count, row_groups=which, columns=list(names)):
-            yield _checked(batch, names), first
-            first += batch.num_rows
-
-
-def arrow_batches(part: Part, names: Sequence[str]) -> Iterator[tuple[Any, int]]:
-    """Yield `pyarrow.RecordBatch`es of a few MB and how many rows are before them in the file.
-
-    Raises:
-        DataError: The file cannot be read.
-    """
-    with _arrow(part.path) as reader:
-        first, batches = 0, iter(reader) if not part.stop else iter(())
-        if part.stop:
-            first = sum(reader.get_batch(i).num_rows for i in range(part.start))
-            batches = (reader.get_batch(i) for i in range(part.start, part.stop))
-        for batch in batches:
-            batch = _checked(batch, names)
-            count = max(1, min(ROWS, BLOCK_BYTES * batch.num_rows // max(1, batch.nbytes)))
-            for start in range(0, batch.num_rows, count):
-                yield batch.slice(start, count), first + start
-            first += batch.num_rows
-
-
-def _checked(batch: Any, names: Sequence[str]) -> Any:
-    """The columns asked for; lengths that lead out of their buffers would crash us later."""
-    batch = batch.select(list(names))
-    batch.validate(full=True)
-    return batch
-
-
-def _csv_rows(part: Part, names: Sequence[str], csv: Csv) -> Iterator[Rows]:
-    """By the types at once; where that fails, from there on value by value."""
+    # All values at once; where that fails, from there on value by value.
     types = {name: csv.types[name] for name in names}
     invalid = _Invalid(part, csv)
     done = 0
@@ -332,7 +219,7 @@ class _Quotes(io.RawIOBase):
 
 @contextmanager
 def _csv(
-    part: Part, csv: Csv, types: Mapping[str, Any], invalid: Any, block: int = CSV_BLOCK
+    part: Part, csv: Csv, types: Mapping[str, Any], invalid: Any, block: int = 0
 ) -> Iterator[Any]:
     pa = pyarrow()
     from pyarrow import csv as library
@@ -347,7 +234,9 @@ def _csv(
         try:
             reader = library.open_csv(
                 counted,
-                library.ReadOptions(use_threads=False, column_names=names, block_size=block),
+                library.ReadOptions(
+                    use_threads=False, column_names=names, block_size=block or BLOCK
+                ),
                 library.ParseOptions(
                     delimiter=csv.delimiter or ("\t" if tabs else ","),
                     quote_char='"' if csv.quotes else False,
@@ -369,23 +258,7 @@ def _csv(
             )
 
 
-@contextmanager
-def _arrow(path: str) -> Iterator[Any]:
-    """A reader of an Arrow file (Feather is one), or of a stream."""
-    pa = pyarrow()
-    try:
-        with pa.memory_map(path) as file:
-            try:
-                reader = pa.ipc.open_file(file)
-            except pa.ArrowInvalid:
-                file.seek(0)
-                reader = pa.ipc.open_stream(file)
-            with reader:
-                yield reader
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read as Arrow: {one_line(error)}") from None
-
-
-def _has_quotes(path: str) -> bool:
+def has_quotes(path: str) -> bool:
+    """Whether there is any, so that a line may be half a row."""
     with open(path, "rb") as file:
-        return any(b'"' in block for block in iter(lambda: file.read(CSV_BLOCK), b""))
+        return any(b'"' in block for block in iter(lambda: file.read(BLOCK), b""))

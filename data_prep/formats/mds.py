@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.samples import Unusable
+from data_prep.formats.samples import Unusable
 from data_prep.source import SourceFile
 from hpctrain.errors import DataError
 

@@ -18,6 +18,7 @@ Decoded by Pillow into uint8 (channels, height, width), or kept as they are for 
 import argparse
 import io
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -25,7 +26,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from data_prep.samples import Unusable
+from data_prep.formats.samples import Unusable
 from hpctrain.data.images import FORMATS as LOADED
 from hpctrain.data.images import MAX_PIXELS
 from hpctrain.data.index import Field
@@ -222,7 +223,7 @@ class Pixels:
             if kind in LOADED and (fits or self.size is None):
                 if kind == "PNG":
                     self._opened(content).verify()  # all checksums; nothing may be read before
-                _check_end(kind, content)
+                _check_end(image, kind, content)
                 return content
         with _reasons(), self._opened(content) as image:  # reading the EXIF may have moved it
             file = io.BytesIO()
@@ -312,7 +313,8 @@ class Pixels:
             return image.resize((width, height), resample)
         if self.resize == "crop":
             scale = min(image.width / width, image.height / height)
-            left, top = (image.width - scale * width) / 2, (image.height - scale * height) / 2
+            left = max(0.0, (image.width - scale * width) / 2)  # rounding: a little below 0
+            top = max(0.0, (image.height - scale * height) / 2)
             box = (left, top, image.width - left, image.height - top)
             return image.resize((width, height), resample, box=box)
         inner = _inside(self.size, (image.height, image.width))
@@ -342,7 +344,9 @@ def _pillow() -> Any:
 def _reasons() -> Iterator[None]:
     """Pillow raises half a dozen kinds over damaged files; they all mean the same."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of metadata; what spoils the pixels is raised
+            yield
     except (Unusable, ConfigError, MemoryError):
         raise
     except Exception as error:
@@ -389,15 +393,16 @@ def _grey16(image: Any) -> Any:
     return image
 
 
-def _check_end(kind: str, content: bytes) -> None:
+def _check_end(image: Any, kind: str, content: bytes) -> None:
     """See that a JPEG or WebP is not cut off, without decoding it.
 
     Raises:
         Unusable: It is.
     """
     if kind == "JPEG":
-        # Neither marker can be in the pixels; the last scan is to be followed by the end.
-        if content.rfind(b"\xff\xd9") < content.rfind(b"\xff\xda"):
+        # No tile: it ends before the pixels. In the pixels neither marker can be, so the end has
+        # to follow the last scan.
+        if not image.tile or content.rfind(b"\xff\xd9") < content.rfind(b"\xff\xda"):
             raise Unusable("it is cut off: the end of the JPEG is missing")
     elif kind == "WEBP" and len(content) < int.from_bytes(content[4:8], "little") + 8:
         raise Unusable("it is cut off: the WebP is shorter than its header says")

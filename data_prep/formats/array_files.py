@@ -163,7 +163,7 @@ def open_array(where: Where, axis: int = 0, *, external: bool = False) -> ArrayF
         DataError: It is missing, damaged, or not an array of numbers.
         ConfigError: `where` does not say which array, or the axis is not there.
     """
-    from data_prep.sources import array_containers, array_numpy
+    from data_prep.formats import array_containers, array_numpy
 
     _check_file(where)
     try:
@@ -261,7 +261,7 @@ def named_by_files(files: Iterable[Path]) -> Iterator[tuple[str, Where]]:
         DataError: An .npz cannot be read.
         ConfigError: Another format, with the arrays that are in it.
     """
-    from data_prep.sources.array_numpy import npz_names
+    from data_prep.formats.array_numpy import npz_names
 
     for path in map(str, files):
         where = Where(path)

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from data_prep.sources.array_files import (
+from data_prep.formats.array_files import (
     FORMS,
     SLAB_BYTES,
     ArrayFile,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, BinaryIO, NamedTuple
 
-from data_prep.files import LinesOf, Part, line_at, ranges
-from data_prep.opening import BUFFER, GROWTH, open_parquet, opened
+from data_prep.formats.files import LinesOf, Part, line_at, ranges
+from data_prep.formats.opening import BUFFER, GROWTH, open_parquet, opened
 from data_prep.source import Reading, SourceFile
 from hpctrain.errors import ConfigError, DataError
 
@@ -48,6 +48,8 @@ class Reader:
             DataError: Parquet that cannot be read, or has no such column of text.
         """
         kind, packing = kind_of(file.path)
+        if self.column and kind == "text":
+            raise DataError(f"{file.path} is text without columns; --split goes by {self.column!r}")
         if kind == "parquet":
             with open_parquet(file.path) as table:
                 place = self._place(table, file.path)
@@ -149,10 +151,17 @@ class Reader:
             if key not in row:
                 return f"it has no {key!r}; it has {', '.join(map(repr, row)) or 'nothing'}"
         text, column = row[self.key], row[self.column] if self.column else ""
+        if isinstance(text, bytes):  # of Parquet, which may hold what is no text
+            decoded = _decoded(text)
+            if isinstance(decoded, str):
+                return decoded
+            text = decoded.text
         if not isinstance(text, str):
             return f"{self.key!r} is no text but {_kind(text)}"
         if column is None:
             return f"{self.column!r} is null; --split goes by it"
+        if isinstance(column, bytes):
+            column = column.decode(errors="backslashreplace")
         return Document(text, str(column))
 
     def _rows(self, part: Part, reading: Reading) -> Iterator[Document]:
@@ -163,7 +172,7 @@ class Reader:
             keys = list(dict.fromkeys([self.key, *([self.column] if self.column else [])]))
             groups = list(range(part.start, part.stop))
             for batch in table.iter_batches(ROWS, row_groups=groups, columns=keys):
-                columns = [batch.column(key).to_pylist() for key in keys]
+                columns = [_values(batch.column(key)) for key in keys]
                 for values in zip(*columns, strict=True):
                     number += 1
                     document = self._of_row(dict(zip(keys, values, strict=True)))
@@ -214,6 +223,17 @@ def _usable(
         reading.bad(path, record(), f"character {place} is {half}, half of a surrogate pair")
     else:
         yield document
+
+
+def _values(array: Any) -> list[Any]:
+    """Of a column of Parquet; text as its bytes."""
+    from pyarrow import binary, types
+
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    is_text = types.is_string(array.type) or types.is_large_string(array.type)
+    found: list[Any] = (array.cast(binary()) if is_text else array).to_pylist()
+    return found
 
 
 def _surrogate(text: str) -> int:

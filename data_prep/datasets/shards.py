@@ -10,10 +10,12 @@ from typing import Any, Self
 
 import h5py
 import numpy as np
+from numpy.typing import NDArray
 
 from hpctrain.data import shard as shard_format
 from hpctrain.data.index import Field, Shard, check_shard
 from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.storage.layout import INTEGERS, dtype_of
 from hpctrain.errors import DataError
 
 BLOCK_BYTES = 8 * 2**20
@@ -52,12 +54,13 @@ class OpenShard:
                 values, offsets, axis = place(name, field)
                 count = self.shard.count
                 if offsets:
-                    yield from self._wrong(offsets, "int64", [count + 1])
-                    yield from self._wrong(values, field.dtype, [None, *field.shape])
+                    # Others count in what they like.
+                    yield from self._wrong(offsets, ("int64", *INTEGERS), [count + 1])
+                    yield from self._wrong(values, (field.dtype,), [None, *field.shape])
                 else:
                     shape: list[int | None] = [*field.shape]
                     shape.insert(axis, count)
-                    yield from self._wrong(values, field.dtype, shape)
+                    yield from self._wrong(values, (field.dtype,), shape)
 
     def wrong_offsets(self) -> Iterator[str]:
         """What is wrong with where the samples of the variable-length fields begin; reads them.
@@ -72,7 +75,7 @@ class OpenShard:
             with self._damage():
                 total, last = len(self._file[values]), 0
                 for start in range(0, self.shard.count + 1, BLOCK_SAMPLES):
-                    ends = self._file[offsets][start : start + BLOCK_SAMPLES]
+                    ends = self._ends(offsets, start, start + BLOCK_SAMPLES)
                     steps = np.diff(ends, prepend=last)
                     if (start == 0 and ends[0] != 0) or (steps < 0).any():
                         at = start + int(np.argmax(steps < 0)) if (steps < 0).any() else 0
@@ -97,7 +100,7 @@ class OpenShard:
             if not offsets:
                 where = (*[slice(None)] * axis, slice(start, stop))
                 return _native(np.moveaxis(self._file[values][where], axis, 0))
-            ends = _native(self._file[offsets][start : stop + 1])
+            ends = self._ends(offsets, start, stop + 1)
             if ends[0] < 0 or (np.diff(ends) < 0).any() or ends[-1] > len(self._file[values]):
                 raise DataError(
                     f"shard {self.path} is damaged: field {name!r}: the offsets of the samples "
@@ -109,7 +112,11 @@ class OpenShard:
         """int64 (n,) of a variable-length field's samples; the values are not read."""
         _, offsets, _ = place(name, self.fields[name])
         with self._damage():
-            return np.diff(_native(self._file[offsets][start : stop + 1]))
+            return np.diff(self._ends(offsets, start, stop + 1))
+
+    def _ends(self, offsets: str, start: int, stop: int) -> NDArray[np.int64]:
+        ends: NDArray[np.int64] = self._file[offsets][start:stop].astype(np.int64)
+        return ends
 
     def blocks(self, count: int) -> Iterator[Rows]:
         """Yield the first `count` samples, a few MB at a time.
@@ -177,7 +184,9 @@ class OpenShard:
                 text = found.decode("utf-8", "replace") if isinstance(found, bytes) else found
                 yield f"its {key} is {text}, the index says {listed}"
 
-    def _wrong(self, name: str, dtype: str, shape: Sequence[int | None]) -> Iterator[str]:
+    def _wrong(
+        self, name: str, dtypes: Sequence[str], shape: Sequence[int | None]
+    ) -> Iterator[str]:
         dataset = self._file.get(name)
         if not isinstance(dataset, h5py.Dataset):
             yield f"there is no dataset {name!r}; the index lists it"
@@ -189,9 +198,10 @@ class OpenShard:
         agrees = len(found) == len(shape) and all(
             want in (None, have) for want, have in zip(shape, found, strict=True)
         )
-        if dataset.dtype.newbyteorder("=") != dtype or not agrees:
+        dtype = dtype_of(dataset)
+        if dtype not in dtypes or not agrees:
             sizes = ", ".join("any" if size is None else str(size) for size in shape)
-            yield f"{name!r} is {dataset.dtype.name} {found}, the index lists {dtype} [{sizes}]"
+            yield f"{name!r} is {dtype} {found}, the index lists {dtypes[0]} [{sizes}]"
         for number, text in _filters(dataset):
             if not _available(number):
                 yield (
@@ -216,14 +226,13 @@ class OpenShard:
 
 def place(name: str, field: Field) -> tuple[str, str, int]:
     """Where a field lies in a shard: its dataset, that of its offsets or "", the samples' axis."""
-    dataset = getattr(field, "dataset", "")  # an adopted one's may lie anywhere
-    if not field.variable:
-        return dataset or name, "", getattr(field, "axis", 0)
-    return dataset or f"{name}/values", getattr(field, "offsets", "") or f"{name}/offsets", 0
+    values, offsets = field.datasets(name)
+    return values, offsets, field.axis
 
 
 def _native(array: Array) -> Array:
-    return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    dtype = np.dtype(np.uint8) if array.dtype.kind == "b" else array.dtype  # see `dtype_of`
+    return np.ascontiguousarray(array, dtype.newbyteorder("="))
 
 
 def _filters(dataset: h5py.Dataset) -> list[tuple[int, str]]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import PurePath
 from typing import Any, BinaryIO, cast
 
-from data_prep.files import LinesOf, Part
+from data_prep.formats.files import LinesOf, Part
 from hpctrain.errors import DataError
 
 BUFFER = 2**20
@@ -60,7 +60,7 @@ def open_parquet(path: str) -> Iterator[Any]:
     try:
         with parquet.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as table:
             yield table
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {one_line(error)}") from None
 
 

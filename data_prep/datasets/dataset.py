@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.shards import OpenShard, Rows
+from data_prep.datasets.shards import OpenShard, Rows
 from hpctrain.data import index as index_file
 from hpctrain.data.index import Field, Index, Shard, Split, check_name
 from hpctrain.data.ragged import Array

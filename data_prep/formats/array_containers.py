@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.sources.array_files import ArrayFile, Where, choose, unreadable
-from data_prep.sources.netcdf_classic import check_whole
-from data_prep.sources.packing import ATTRIBUTES
+from data_prep.formats.array_files import ArrayFile, Where, choose, unreadable
+from data_prep.formats.netcdf_classic import check_whole
+from data_prep.formats.packing import ATTRIBUTES
 from hpctrain.data.ragged import Array
 from hpctrain.errors import DataError
 

@@ -93,8 +93,10 @@ def scan(
                 ignored.add(name)
             elif entry.is_dir():
                 yield from walk(name, inside)
-            elif entry.is_file() and os.path.splitext(name)[1].lower() in suffixes:
-                yield name, entry.stat()
+            elif os.path.splitext(name)[1].lower() not in suffixes:
+                ignored.add(name)
+            elif stat.S_ISREG((status := entry.stat()).st_mode):  # raises for a link to nothing
+                yield name, status
             else:
                 ignored.add(name)
 

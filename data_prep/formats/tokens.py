@@ -54,12 +54,13 @@ class Tokenizer:
     @property
     def about(self) -> dict[str, Any]:
         """For the provenance; JSON."""
-        return {
+        about = {
             "name": self.name,
             "vocabulary": self.vocabulary,
             "eod": self.eod,
             "digest": self.digest,
         }
+        return {**about, "tokenizers": _library().__version__} if self.content else about
 
     def encode(self, texts: Sequence[str], threads: int = 1) -> Ragged:
         """Return the tokens of at least one document each, of `dtype`."""

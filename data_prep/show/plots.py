@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from data_prep.console import number, printable
-from data_prep.dataset import evenly
+from data_prep.datasets.dataset import evenly
+from data_prep.show.console import number, printable
+from data_prep.show.views import View
 from data_prep.tools.stats import Summary, class_name, not_finite
-from data_prep.views import View
 from hpctrain.data.ragged import Array
 
 if TYPE_CHECKING:

@@ -12,12 +12,11 @@ import h5py
 import numpy as np
 import xxhash
 
+from data_prep.datasets.rows import BLOCK_BYTES, blocks
 from data_prep.piece import Progress
-from data_prep.rows import BLOCK_BYTES, blocks
 from data_prep.source import SourceFile
 from hpctrain.data.index import Field, Shard
 from hpctrain.data.moments import Moments
-from hpctrain.data.ragged import Ragged
 from hpctrain.data.storage.chunks import Chunked
 from hpctrain.data.storage.codecs import describe
 from hpctrain.data.storage.layout import Layout
@@ -34,7 +33,7 @@ class Found:
 
     Attributes:
         shard: For the index.
-        moments: By fixed-size field, `Moments.state`.
+        moments: By field, `Moments.state`.
         notes: Of each field, how a loader reads it, and whether other storage would be faster.
     """
 
@@ -85,7 +84,7 @@ class Survey:
                 if field.variable:
                     _check_offsets(layout, name, shard.count)
                     elements[name] = layout.totals[f"{name}/values"]
-                elif self.statistics:
+                if self.statistics:
                     moments[name] = _moments(layout, name, field, shard.count).state()
         except MemoryError:
             raise DataError(f"{path}: a sample of {name!r} does not fit into memory") from None
@@ -135,9 +134,7 @@ def _check_offsets(layout: Layout, name: str, count: int) -> None:
 def _moments(layout: Layout, name: str, field: Field, count: int) -> Moments:
     moments = Moments()
     for _, values in blocks(layout, {name: field}, 0, count):
-        rows = values[name]
-        assert not isinstance(rows, Ragged)
-        moments.add(rows)
+        moments.add(values[name])
     return moments
 
 
@@ -146,18 +143,25 @@ def _how_read(layout: Layout, fields: Mapping[str, Field]) -> dict[str, tuple[st
     found = {}
     with h5py.File(layout.path, "r", locking=False) as file:
         for name, field in fields.items():
-            rows = layout.rows.get(f"{name}/values" if field.variable else name)
-            dataset = file[field.datasets(name)[0]]
-            if rows is None or isinstance(rows, Plain):
-                found[name] = "contiguous: mapped as it lies", False
-            elif dataset.chunks:
-                found[name] = _of_chunks(dataset, rows, field)
-            else:
-                why = [f"samples along axis {field.axis}"] * bool(field.axis)
-                why += ["other byte order"] * (not dataset.dtype.isnative)
-                text = ", ".join(why) or "an odd type"
-                found[name] = f"contiguous, but {text}: read by HDF5, one thread at a time", True
+            values, offsets = field.datasets(name)
+            found[name] = _note(layout, f"{name}/values" if offsets else name, file[values], field)
+            if offsets:
+                ends = _note(layout, f"{name}/offsets", file[offsets], field)
+                if ends[1] and not found[name][1]:
+                    found[name] = f"{found[name][0]}; its offsets: {ends[0]}", True
     return found
+
+
+def _note(layout: Layout, name: str, dataset: h5py.Dataset, field: Field) -> tuple[str, bool]:
+    rows = layout.rows.get(name)
+    if rows is None or isinstance(rows, Plain):  # None: there are no values
+        return "contiguous: mapped as it lies", False
+    if dataset.chunks:
+        return _of_chunks(dataset, rows, field)
+    why = [f"samples along axis {field.axis}"] * bool(field.axis)
+    why += ["other byte order"] * (not dataset.dtype.isnative)
+    text = ", ".join(why) or f"stored as {dataset.dtype.name}"
+    return f"contiguous, but {text}: read by HDF5, one thread at a time", True
 
 
 def _of_chunks(dataset: h5py.Dataset, rows: Chunked, field: Field) -> tuple[str, bool]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_prep.console import printable
-from data_prep.dataset import DataSet, evenly
+from data_prep.datasets.dataset import DataSet, evenly
+from data_prep.show.console import printable
 from data_prep.tools.head import SIGNATURES, as_image, is_text, stretched
 from data_prep.tools.stats import Summary, class_name
 from hpctrain.data.index import Field, Split

@@ -1,0 +1,1 @@
+"""Files of others: how each format is found, cut and read."""

@@ -1,0 +1,254 @@
+"""Files with a label each, found in folders or named by a list; whatever the files hold."""
+
+import os
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from data_prep.formats.listing import Files, Ignored, look, rows, scan
+from data_prep.formats.samples import Unusable
+from data_prep.piece import Problems
+from hpctrain.data.commit import PARTIAL
+from hpctrain.data.index import FILE
+from hpctrain.errors import ConfigError, DataError
+
+FOLDER = "folder"  # the column of the folders below a root
+SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))
+WHOLE = range(-(2**63), 2**63)
+
+
+@dataclass(slots=True)
+class Labelled:
+    """Files that were found, with what is known of each; a piece has a part of them.
+
+    Attributes:
+        files: In their order.
+        texts: The label of each as it was found; a piece needs the number only.
+        labels: The label of each as a number, or empty.
+        column: What `--split column:…` goes by, of each, or empty.
+        records: The line of each in a list, or empty.
+        problems: Of those that cannot be used, (file, record, reason).
+    """
+
+    files: Files
+    texts: list[Any] = field(default_factory=list)
+    labels: "array[int]" = field(default_factory=lambda: array("q"))
+    column: list[str] = field(default_factory=list)
+    records: list[str] = field(default_factory=list)
+    problems: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def part(self, start: int, stop: int) -> "Labelled":
+        """Some of them; the problems go with the first."""
+        some = slice(start, stop)
+        return Labelled(
+            self.files[some],
+            [],
+            self.labels[some],
+            self.column[some],
+            self.records[some],
+            [] if start else self.problems,
+        )
+
+    def digest(self) -> str:
+        """Of the names and what belongs to them."""
+        digest = xxhash.xxh3_128()
+        for part in (self.files.names, self.column):
+            digest.update("\0".join([*part, ""]).encode("utf-8", "surrogateescape"))
+        digest.update(self.labels.tobytes())
+        return digest.hexdigest()
+
+
+def by_folder(
+    root: Path,
+    suffixes: frozenset[str],
+    problems: Problems,
+    ignored: Ignored,
+    fixed: Sequence[str] | None,
+    *,
+    labels: bool,
+    split: bool,
+) -> Labelled:
+    """Find files; the folders that they are in are their labels, and splits.
+
+    Args:
+        root: The folder of the classes, or of the splits, which have the classes.
+        suffixes: Of the files.
+        problems: Takes those that cannot be used.
+        ignored: Takes what is no such file.
+        fixed: The classes, if they are given.
+        labels: There are classes.
+        split: There are splits.
+
+    Raises:
+        ConfigError: The folders are splits, it seems.
+        DataError: A file is in no class, or a class has no file.
+    """
+    found = Labelled(Files(str(root)))
+    for name, status in scan(root, suffixes, ignored):
+        above = name.split(os.sep)[:-1]
+        if len(above) < labels + split:
+            what = " and ".join(["its split"] * split + ["its class"] * labels)
+            hint = "" if split else "; --no-labels is for images without"
+            raise DataError(f"{root / name} is not in a folder for {what}{hint}")
+        if labels and fixed is not None and above[split] not in fixed:
+            problems.bad(str(root / name), "", f"its class {above[split]!r} is not in --classes")
+            continue
+        found.files.add(name, status)
+        if labels:
+            found.texts.append(sys.intern(above[split]))
+        if split:
+            found.column.append(sys.intern(above[0]))
+    if labels and fixed is None and not split:
+        names = set(found.texts)
+        if names and names <= SPLITS:
+            raise ConfigError(
+                f"{root} has the folders {', '.join(sorted(names))}: splits, it seems. --split "
+                f"column:{FOLDER} takes them so, with the classes below; if they are the classes, "
+                "list them in a file for --classes"
+            )
+        with os.scandir(root) as entries:
+            folders = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+        for name in folders:
+            ours = any((root / name / file).exists() for file in (FILE, PARTIAL))
+            if name not in names and not ours:  # OUT may be below SRC
+                raise DataError(
+                    f"{root / name} has no files of this kind, so it is no class; remove it, or "
+                    "list the classes in a file for --classes"
+                )
+    return found
+
+
+def by_list(
+    path: Path,
+    columns: Sequence[str],
+    problems: Problems,
+    fixed: Sequence[str] | None,
+    *,
+    labels: bool,
+    split: bool,
+    outside: bool,
+) -> Labelled:
+    """Take files from a list; see `data_prep.formats.listing.rows`.
+
+    Args:
+        path: The list.
+        columns: Of the path, the label and the split, as far as there are.
+        problems: Takes those that cannot be used.
+        fixed: The classes, if they are given.
+        labels: There are labels.
+        split: There are splits.
+        outside: Files need not be below the list's folder.
+
+    Raises:
+        ConfigError: A column is missing.
+        DataError: The list is damaged.
+    """
+    root = path.parent
+    found = Labelled(Files(str(root)))
+    seen: dict[str, str] = {}
+    known = None if fixed is None else frozenset(fixed)
+    for record, (name, *values) in rows(path, columns):
+        try:
+            if not isinstance(name, str) or not name:
+                raise Unusable(f"its {columns[0]!r} is {name!r}, no path")
+            plain = os.path.normpath(name)
+            if not outside and (os.path.isabs(plain) or plain.split(os.sep)[0] == os.pardir):
+                raise Unusable(f"{name!r} leads out of {root}; --allow-outside allows it")
+            if plain in seen:
+                raise Unusable(f"{name!r} is in {seen[plain]} already")
+            label = _label(values[0], columns[1], known) if labels else None
+            if split and (not isinstance(values[-1], str) or not values[-1]):
+                raise Unusable(f"its {columns[-1]!r} is {values[-1]!r}, no name of a split")
+            try:
+                status = look(os.path.join(root, plain))
+            except DataError as error:
+                raise Unusable(f"{name!r} {error}") from None
+        except Unusable as error:
+            problems.bad(str(path), record, str(error))
+            continue
+        seen[plain] = record
+        found.files.add(plain, status)
+        found.records.append(f"{record} of {path.name}")
+        if labels:
+            found.texts.append(label)
+        if split:
+            found.column.append(sys.intern(values[-1]))
+    return found
+
+
+def _label(value: Any, column: str, known: frozenset[str] | None) -> str | int:
+    """What is in a list's column of labels.
+
+    Raises:
+        Unusable: It is missing, of another kind, or not in --classes.
+    """
+    if value is None or value == "":
+        raise Unusable(f"it has no {column!r}")
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise Unusable(f"its {column!r} is {value!r}, neither text nor a whole number")
+    if isinstance(value, int) and value not in WHOLE:
+        raise Unusable(f"its {column!r} is {value}, too large for int64")
+    if known is not None and str(value) not in known:
+        raise Unusable(f"its {column!r} is {value!r}, which is not in --classes")
+    return value
+
+
+def numbers(
+    path: Path, found: Labelled, fixed: Sequence[str] | None
+) -> tuple[list[str] | None, "array[int]"]:
+    """The names of the classes, if they have, and the label of each image.
+
+    Raises:
+        DataError: Text and numbers are mixed.
+    """
+    texts = found.texts
+    if fixed is None:
+        kinds = {type(text) for text in texts}
+        if len(kinds) > 1:
+            raise DataError(f"{path}: some labels are text, some are numbers")
+        # A folder's name is a name, whatever it looks like.
+        if found.records and all(_is_whole(text) for text in set(texts)):
+            return None, array("q", map(int, texts))
+        fixed = sorted(set(texts), key=os.fsencode)
+    places = {name: i for i, name in enumerate(fixed)}
+    return list(fixed), array("q", (places[str(text)] for text in texts))
+
+
+def _is_whole(text: str | int) -> bool:
+    if isinstance(text, int):
+        return True
+    digits = text.removeprefix("-")
+    return (
+        len(text) < 20
+        and digits.isascii()
+        and digits.isdigit()
+        and str(int(text)) == text
+        and int(text) in WHOLE
+    )
+
+
+def classes(path: Path) -> list[str]:
+    """Read the names of the classes, one a line.
+
+    Raises:
+        ConfigError: There is none, or one twice.
+    """
+    try:
+        lines = path.read_text("utf-8-sig").splitlines()
+    except OSError as error:
+        raise ConfigError(f"--classes {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--classes {path} is not UTF-8") from None
+    names = [line.strip() for line in lines if line.strip()]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None or not names:
+        raise ConfigError(
+            f"--classes {path}: "
+            + ("it is empty" if twice is None else f"{twice!r} is there twice")
+        )
+    return names

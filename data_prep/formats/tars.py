@@ -1,0 +1,82 @@
+"""Samples in a tar, read as a stream: nothing is extracted, whatever the members are called."""
+
+import re
+import tarfile
+import zlib
+from collections.abc import Iterator
+from lzma import LZMAError
+from typing import Self
+
+from data_prep.source import Reading
+
+MAX_MEMBER = 2**31  # bytes; a sparse member may claim any size
+KEY = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)  # as in webdataset
+
+
+class _Header(tarfile.TarInfo):
+    """tarfile takes a damaged header in the middle for the end; here it is an error."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(f"cut off or damaged ({error})") from None
+
+
+def samples(
+    path: str, wanted: frozenset[str] | None, reading: Reading
+) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """Yield the samples of a tar: consecutive members with the same key.
+
+    Args:
+        path: The tar, compressed or not.
+        wanted: The extensions to read, in lower case; None: all.
+        reading: Takes what cannot be used; after a damaged place, the rest of the tar.
+
+    Yields:
+        The key, and the members' content by extension.
+    """
+    seen: set[str] = set()
+    key, parts, good = "", dict[str, bytes](), False
+    try:
+        with tarfile.open(path, "r|*", tarinfo=_Header) as tar:
+            for member in tar:
+                tar.members = []  # type: ignore[attr-defined]  # it would keep them all
+                name = KEY.fullmatch(member.name)
+                if member.isdir() or (member.isreg() and name is None):
+                    continue  # as webdataset does
+                if name is not None and name[1] != key:
+                    if good:
+                        yield key, parts
+                    key, parts, good = name[1], {}, True
+                    if key in seen:
+                        good = False
+                        reason = "it was there before: a sample's members are to be side by side"
+                        reading.bad(path, f"sample {key!r}", reason)
+                    seen.add(key)
+                extension = name[2].lower() if name else ""
+                if reason := _refused(member, extension in parts):
+                    good = good and name is None  # without a key it belongs to no sample
+                    reading.bad(path, f"member {member.name!r}", reason)
+                elif good and (wanted is None or extension in wanted):
+                    file = tar.extractfile(member)
+                    parts[extension] = file.read() if file else b""
+            if good:
+                yield key, parts
+    except (tarfile.TarError, EOFError, OSError, zlib.error, LZMAError) as error:
+        where = f"after the beginning of sample {key!r}" if key else ""
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        reading.bad(path, where, f"the tar cannot be read: {why}")
+
+
+def _refused(member: tarfile.TarInfo, twice: bool) -> str:
+    """Why a member cannot be used, or nothing."""
+    if not member.isreg():
+        link = member.issym() or member.islnk()
+        return f"it is a link to {member.linkname!r}, no file" if link else "it is no file"
+    if member.size > MAX_MEMBER:
+        return f"its header says {member.size} bytes; at most {MAX_MEMBER} are read"
+    return "the sample has this extension twice" if twice else ""

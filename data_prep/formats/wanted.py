@@ -1,0 +1,98 @@
+"""Which columns of a source become fields, and how: what the command line says of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from hpctrain.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which columns, and how; see the options of the same names."""
+
+    columns: Sequence[str] = ()
+    drop: Sequence[str] = ()
+    rename: Mapping[str, str] = field(default_factory=dict)
+    categorical: Sequence[str] = ()
+    cast: Mapping[str, str] = field(default_factory=dict)
+    null: Mapping[str, str] = field(default_factory=dict)
+    stack: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def choose(self, names: Sequence[str]) -> list[str]:
+        """The columns of these that are asked for.
+
+        Raises:
+            ConfigError: An option names a column that is not there.
+        """
+        options = {
+            "--columns": self.columns,
+            "--drop": self.drop,
+            "--rename": self.rename,
+            "--categorical": self.categorical,
+            "--null": self.null,
+        }
+        for option, given in options.items():
+            for name in given:
+                if name not in names:
+                    raise ConfigError(f"{option} {name}: there is no such column; {_has(names)}")
+        for name in self.cast:
+            if name not in names and name not in self.stack:
+                raise ConfigError(f"--cast {name}: there is no such column; {_has(names)}")
+        if self.columns and self.drop:
+            raise ConfigError("--columns and --drop: give one of them")
+        chosen = list(dict.fromkeys(self.columns)) or [n for n in names if n not in self.drop]
+        if not chosen:
+            raise ConfigError("--drop leaves no column")
+        return chosen
+
+    def outputs(self, names: Sequence[str]) -> dict[str, list[str]]:
+        """The fields, each with its column, or the columns that are stacked.
+
+        Raises:
+            ConfigError: Two fields of one name, or nothing to stack.
+        """
+        stacked: dict[str, str] = {}
+        for target, patterns in self.stack.items():
+            for pattern in patterns:
+                found = [name for name in names if name == pattern or fnmatchcase(name, pattern)]
+                if not found:
+                    raise ConfigError(f"--stack {target}: no column is {pattern!r}; {_has(names)}")
+                stacked |= dict.fromkeys(found, target)
+        outputs: dict[str, list[str]] = {}
+        for name in names:
+            target = stacked.get(name) or self.rename.get(name, name)
+            if target in outputs and name not in stacked:
+                raise ConfigError(f"{outputs[target][0]!r} and {name!r} would both be {target!r}")
+            outputs.setdefault(target, []).append(name)
+        return outputs
+
+    def cast_of(self, name: str, target: str) -> str:
+        """The dtype that is asked for a column, or for the field that it goes into."""
+        return self.cast.get(name) or (self.cast.get(target, "") if target in self.stack else "")
+
+
+def listed(given: Sequence[str]) -> list[str]:
+    """The names of an option that may be repeated: NAME,… each time."""
+    return [name.strip() for text in given for name in text.split(",") if name.strip()]
+
+
+def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+    """The values of an option that may be repeated: NAME=VALUE each time.
+
+    Raises:
+        ConfigError: It is none, or a name is there twice.
+    """
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name or not equals or (not value and option != "--null"):
+            raise ConfigError(f"{option} {text!r} is not NAME=VALUE")
+        if name in found:
+            raise ConfigError(f"{option} {text!r}: {name!r} is there twice")
+        found[name] = value
+    return found
+
+
+def _has(names: Sequence[str]) -> str:
+    return f"there are {', '.join(names)}"

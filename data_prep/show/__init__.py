@@ -1,0 +1,1 @@
+"""What is shown of a data set: tables and plots."""

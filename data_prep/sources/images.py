@@ -178,7 +178,6 @@ def images(
         },
         categories={} if names is None else {"label": names},
         columns=(split,) if split else (FOLDER,) if path.is_dir() else (),
-        folders=(str(path),),
         pixels=pixels,
         root=found.files.root,
         singly=isinstance(options.split, ByFile),

@@ -151,13 +151,12 @@ def test_the_split_does_not_depend_on_the_size(digits, data_prep):
 
 def test_photos(tmp_path, data_prep):
     for name, image in zip(("china", "flower"), load_sample_images().images, strict=True):
-        (tmp_path / "in").mkdir(exist_ok=True)
-        (tmp_path / "in" / f"{name}.jpg").write_bytes(encoded(image, "JPEG", quality=95))
-    code, _, err = data_prep("images", tmp_path / "in", tmp_path / "o" / "d", "--no-labels")
+        (tmp_path / f"{name}.jpg").write_bytes(encoded(image, "JPEG", quality=95))
+    code, _, err = data_prep("images", tmp_path, tmp_path / "o" / "d", "--no-labels")
     assert (code, err) == (0, "")
     rows = everything(tmp_path / "o" / "d")
     for row, name in zip(rows["image"], ("china", "flower"), strict=True):
-        with Image.open(tmp_path / "in" / f"{name}.jpg") as image:
+        with Image.open(tmp_path / f"{name}.jpg") as image:
             assert (row == np.asarray(image).transpose(2, 0, 1)).all()
 
 

@@ -83,7 +83,7 @@ class Converter:
                     names, numbers = choice.names, choice.splits[first:seen][keep]
             digest.add(samples.rows)
             for split, rows in _by_split(samples.rows, names, numbers):
-                files.add(split, rows)
+                files.add(split, rows, lasting=True)
             progress(len(samples), _nbytes(samples.rows))
         if choice is not None and seen != len(choice.keep):
             raise NotTheSameError(

@@ -70,6 +70,7 @@ class Block:
 
     Attributes:
         values: Each field's: (n, *shape), or for a variable-length one a `Ragged` or n arrays.
+            They may be kept: the source does not write into them again.
         keys: What decides each sample's split; None: the content of all fields.
         column: The values of the column that `--split column:NAME` asks for.
         file: That the samples are from, for `--split file:…`.

@@ -44,6 +44,7 @@ from hpctrain.data.shard import digest_file as digest_file
 from hpctrain.errors import DataError
 
 MAX_BYTES = 256 * 2**20
+KEPT = 2**20  # bytes: smaller arrays are copied, so that they are joined
 LOOK_BYTES = 2**20  # of samples at least that statistics are made of at once
 
 
@@ -76,13 +77,15 @@ class ShardFiles:
         self.fields = self._checked(fields) if fields is not None else {}
         self._splits: dict[str, _Split] = {}
 
-    def add(self, split: str, batch: Batch) -> None:
+    def add(self, split: str, batch: Batch, *, lasting: bool = False) -> None:
         """Append samples to `split`; they are copied.
 
         Args:
             split: Its name.
             batch: For each field (n, *shape); for a variable-length one a `Ragged` or a list of
                 n arrays (length, *shape).
+            lasting: Nobody writes into these arrays again: those that are no part of a much
+                larger one are kept as they are.
 
         Raises:
             DataError: A field is missing or unknown, or has another dtype, shape or count.
@@ -106,7 +109,7 @@ class ShardFiles:
                 stop = max(stop, start + 1)  # a sample larger than a shard is a shard
             if stop > start:
                 state.append(
-                    {name: _copy(value, start, stop) for name, value in rows.items()},
+                    {name: _part(value, start, stop, lasting) for name, value in rows.items()},
                     int(ends[stop - 1]) - before,
                 )
                 start, before = stop, int(ends[stop - 1])
@@ -298,13 +301,23 @@ def _joined(parts: list[Any]) -> Array | Ragged:
     return Ragged(np.concatenate([part.values for part in parts]), offsets_of(lengths))
 
 
-def _copy(value: Array | Ragged, start: int, stop: int) -> Array | Ragged:
-    """Samples `start` to `stop`, in native byte order."""
+def _part(value: Array | Ragged, start: int, stop: int, lasting: bool) -> Array | Ragged:
+    """Samples `start` to `stop`, in native byte order, that nobody else will change."""
     if isinstance(value, Ragged):
         rows = value.rows(start, stop)
-        return Ragged(_native(rows.values), rows.offsets)
-    return _native(value[start:stop])
+        return Ragged(_own(rows.values, lasting), rows.offsets)
+    return _own(value[start:stop], lasting)
 
 
-def _native(array: Array) -> Array:
-    return np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
+def _own(array: Array, lasting: bool) -> Array:
+    keep = lasting and array.nbytes >= KEPT and 2 * array.nbytes > _held(array)
+    return np.array(
+        array, dtype=array.dtype.newbyteorder("="), order="C", copy=None if keep else True
+    )
+
+
+def _held(array: Array) -> float:
+    """The bytes that live as long as this array does."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array.nbytes if array.base is None else np.inf  # memory of another library

@@ -298,6 +298,7 @@ def _finished(out: Path, plan: Plan, options: Options) -> Index | None:
                 print(f"{out} already holds this data set: {index.digest}")
             return index
         problem = f"{out} holds this data set without {skipped} records that could not be used"
+    commit.check_ours(out)
     if not options.overwrite:
         problem = problem or f"{out} holds another data set, {index.digest}"
         raise DataError(f"{problem}; --overwrite replaces it")

@@ -359,6 +359,14 @@ def test_options_stand_anywhere(tmp_path, numbers, data_prep):
     assert "unrecognized arguments: --codek" in err
 
 
+@pytest.mark.parametrize("size", ["9" * 400 + "GiB", "1e3MB", "-1MB", "64", "0KB", "8 EB", "²MB"])
+def test_sizes_that_are_none(tmp_path, numbers, data_prep, size):
+    code, out, err = data_prep("arrays", numbers, tmp_path / "OUT", f"--shard-size={size}")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"data_prep: --shard-size {size!r}: give the bytes with a unit")
+    assert not (tmp_path / "OUT").exists()
+
+
 def test_an_interrupt_while_the_command_is_loaded(tmp_path, monkeypatch, data_prep):
     def interrupted(_):
         raise KeyboardInterrupt

@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from hpctrain.errors import HpctrainError
 
@@ -40,9 +41,9 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    args = _parser(argv).parse_args(argv)
-    args.command_line = shlex.join(["python", "-m", "data_prep", *argv])
     try:
+        args = _parser(argv).parse_args(argv)
+        args.command_line = shlex.join(["python", "-m", "data_prep", *argv])
         return args.run(args) or 0
     except HpctrainError as error:
         if os.environ.get("HPCTRAIN_DEBUG") == "1":
@@ -57,13 +58,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+class _Command(argparse.ArgumentParser):
+    """Takes its options between the files and OUT too."""
+
+    _inner = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """See `argparse`, whose subparsers do not do this by themselves."""
+        if self._inner:
+            return super().parse_known_args(args, namespace)
+        self._inner = True
+        found, unknown = self.parse_known_intermixed_args(args, namespace)
+        self._inner = False
+        if unknown:  # the main parser would show its own usage
+            self.error(f"unrecognized arguments: {shlex.join(unknown)}")
+        return found, unknown
+
+
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m data_prep",
         description="Write a data set as HDF5 shards with an index, and look after it.",
         epilog="The same command twice does the work once; an interrupted one goes on.",
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=_Command
+    )
     chosen = next((word for word in argv if not word.startswith("-")), None)
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(

@@ -16,14 +16,8 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from platform import python_version
 
-import h5py
-import numpy as np
-
-import hpctrain
 from data_prep import processes
 from data_prep.finalize import BESIDE, REPORT, finalize, summary
 from data_prep.job import WAIT_S, Job, JobFolder, Plan
@@ -31,6 +25,7 @@ from data_prep.options import Options
 from data_prep.passes import choose
 from data_prep.piece import Converter, NotTheSameError, Progress
 from data_prep.progress import Progress as ProgressBar
+from data_prep.provenance import made_by
 from data_prep.source import Source, SourceFile
 from data_prep.split import ByColumn, ByFile, Fractions
 from hpctrain.data import commit
@@ -245,15 +240,7 @@ def _plan(source: Source, options: Options) -> Plan:
         fields=source.fields,
         categories=source.categories,
         provenance={
-            "command": _without_part(options.command),
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "versions": {
-                "hpctrain": hpctrain.__version__,
-                "python": python_version(),
-                "numpy": np.__version__,
-                "h5py": h5py.version.version,
-                "hdf5": h5py.version.hdf5_version,
-            },
+            **made_by(_without_part(options.command)),
             "options": {**options.of_result, "on_error": options.on_error},
             "compression": asdict(options.compression),
             "source": {
@@ -298,6 +285,7 @@ def _finished(out: Path, plan: Plan, options: Options) -> Index | None:
                 print(f"{out} already holds this data set: {index.digest}")
             return index
         problem = f"{out} holds this data set without {skipped} records that could not be used"
+    commit.check_ours(out)
     if not options.overwrite:
         problem = problem or f"{out} holds another data set, {index.digest}"
         raise DataError(f"{problem}; --overwrite replaces it")

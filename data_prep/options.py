@@ -211,12 +211,12 @@ def parse_size(text: str, option: str = "--shard-size") -> int:
         ConfigError: It is not a size with a unit.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip())
-    size = int(float(match[1]) * UNITS.get(match[2], 0)) if match else 0
-    if size < 1:
+    size = float(match[1]) * UNITS.get(match[2], 0) if match else 0
+    if not 1 <= size < 2**63:
         raise ConfigError(
             f"{option} {text!r}: give the bytes with a unit, such as 64MB ({', '.join(UNITS)})"
         )
-    return size
+    return int(size)
 
 
 def _compression(args: argparse.Namespace) -> Compression:
@@ -240,6 +240,6 @@ def _part(text: str | None) -> tuple[int, int] | None:
 
 
 def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes, from 1")
     return int(text)

@@ -77,6 +77,8 @@ class Converter:
                 keep = choice.keep[first:seen]
                 duplicates += len(samples) - int(keep.sum())
                 samples = samples.only(keep)
+                if not len(samples):
+                    continue
                 if choice.splits is None:
                     names, numbers = samples.splits(self.options.split)
                 else:

@@ -67,12 +67,19 @@ class Parquet:
             metadata["categories"] = json.dumps(names)
         kind = self._pa.from_numpy_dtype(np.dtype(field.dtype))
         if field.shape:
-            kind = self._pa.list_(kind, int(np.prod(field.shape)))
+            kind = self._element(field)
         if field.variable:
             kind = self._pa.large_list(kind)
         if name in self._text:
             kind = self._pa.large_string()
         return self._pa.field(name, kind, nullable=False, metadata=metadata)
+
+    def _element(self, field: Field) -> Any:
+        """The type of an array: with more than one axis, a list that has its shape in its type."""
+        kind = self._pa.from_numpy_dtype(np.dtype(field.dtype))
+        if len(field.shape) > 1:
+            return self._pa.fixed_shape_tensor(kind, field.shape)
+        return self._pa.list_(kind, field.shape[0])
 
     def _array(self, name: str, value: Array | Ragged, first: int) -> Any:
         field, pa = self.fields[name], self._pa
@@ -81,6 +88,8 @@ class Parquet:
         array = pa.array((value.values if isinstance(value, Ragged) else value).reshape(-1))
         if field.shape:
             array = pa.FixedSizeListArray.from_arrays(array, int(np.prod(field.shape)))
+            if len(field.shape) > 1:
+                array = pa.ExtensionArray.from_storage(self._element(field), array)
         if isinstance(value, Ragged):
             array = pa.LargeListArray.from_arrays(pa.array(value.offsets), array)
         return array

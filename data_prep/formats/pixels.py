@@ -10,7 +10,7 @@ Decoded by Pillow into uint8 (channels, height, width), or kept as they are for 
 - Transparent pixels: kept by --mode RGBA, laid over --background, otherwise the image cannot be
   used. An alpha channel that is opaque everywhere is dropped.
 - --encoded keeps each file's bytes, orientation and all, as the loader decodes them later
-  (hpctrain.data.images: JPEG, PNG, WebP; it does not apply the orientation). Only the header and
+  (hpctrain.data.images: JPEG, PNG, WebP; it applies the orientation too). Only the header and
   the file's end (of PNG: its checksums) are looked at. Together with --size, files of another
   size are decoded, resized and encoded again, JPEG as JPEG, all others as PNG.
 """
@@ -28,7 +28,7 @@ import numpy as np
 
 from data_prep.formats.samples import Unusable
 from hpctrain.data.images import FORMATS as LOADED
-from hpctrain.data.images import MAX_PIXELS
+from hpctrain.data.images import MAX_PIXELS, orientation, upright
 from hpctrain.data.index import Field
 from hpctrain.data.ragged import Array
 from hpctrain.errors import ConfigError
@@ -40,7 +40,7 @@ SUFFIXES = frozenset(
 MODES = {"RGB": 3, "L": 1, "RGBA": 4, "L16": 1}
 RESIZE = ("crop", "pad", "stretch", "none")
 FILTERS = ("bilinear", "bicubic", "lanczos", "box", "nearest")
-ORIENTATION, BITS = 0x0112, 0x0102  # tags of EXIF and TIFF
+BITS = 0x0102  # TIFF's tag
 DRAFT = 2  # times the target that a drafted JPEG still has
 
 
@@ -219,7 +219,7 @@ class Pixels:
                     f"the loader decodes {', '.join(LOADED)}, not {kind}; leave out --encoded, or "
                     "--size encodes it again"
                 )
-            fits = self.size == (image.height, image.width) and _orientation(image) == 1
+            fits = self.size == (image.height, image.width) and orientation(image) == 1
             if kind in LOADED and (fits or self.size is None):
                 if kind == "PNG":
                     self._opened(content).verify()  # all checksums; nothing may be read before
@@ -257,22 +257,13 @@ class Pixels:
 
     def _upright(self, image: Any) -> Any:
         """The decoded image, as it is to be looked at, in its mode or in that of the result."""
-        pillow, transpose, deep = _pillow(), _pillow().Transpose, _deep(image)
+        pillow, deep = _pillow(), _deep(image)
         if self.draft and self.size and image.format in ("JPEG", "MPO"):
-            height, width = self.size[::-1] if _orientation(image) > 4 else self.size
+            height, width = self.size[::-1] if orientation(image) > 4 else self.size
             if self.resize == "pad":
                 height, width = _inside((height, width), (image.height, image.width))
             image.draft(None, (DRAFT * width, DRAFT * height))
         image.load()
-        turned = {
-            2: transpose.FLIP_LEFT_RIGHT,
-            3: transpose.ROTATE_180,
-            4: transpose.FLIP_TOP_BOTTOM,
-            5: transpose.TRANSPOSE,
-            6: transpose.ROTATE_270,
-            7: transpose.TRANSVERSE,
-            8: transpose.ROTATE_90,
-        }.get(_orientation(image))
         if deep != (self.mode == "L16"):
             raise Unusable(
                 f"it has more than 8 bits a channel (Pillow's mode {image.mode}): --mode L16 "
@@ -280,8 +271,7 @@ class Pixels:
                 if deep
                 else "it has 8 bits a channel, --mode L16 takes 16"
             )
-        if turned is not None:
-            image = image.transpose(turned)
+        image = upright(image, orientation(image))
         if self.mode == "L16":
             return _grey16(image)
         if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
@@ -366,10 +356,6 @@ def _inside(size: tuple[int, int], found: tuple[int, int]) -> tuple[int, int]:
     scale = min(size[0] / found[0], size[1] / found[1])
     height, width = (max(1, round(side * scale)) for side in found)
     return height, width
-
-
-def _orientation(image: Any) -> int:
-    return int(image.getexif().get(ORIENTATION, 1))
 
 
 def _deep(image: Any) -> bool:

@@ -17,6 +17,7 @@ their EXIF orientation says; other modes than L and RGB need --mode.
 
 import argparse
 import io
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ from data_prep.formats.wanted import listed
 from data_prep.options import Options, add_arguments
 from data_prep.source import Block, Piece, Reading, Source, SourceFile
 from data_prep.split import ByColumn
+from hpctrain.data.images import MAX_PIXELS
 from hpctrain.data.index import Field
 from hpctrain.data.ragged import Array, offsets_of
 from hpctrain.errors import ConfigError, DataError
@@ -112,7 +114,15 @@ class Images:
                 "images need Pillow, which is not installed: pip install 'hpctrain[prep]'"
             ) from None
         try:
-            with Image.open(io.BytesIO(content)) as file:
+            with warnings.catch_warnings():  # of what comes below, to the terminal
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+                file = Image.open(io.BytesIO(content))
+            with file:
+                if file.width * file.height > MAX_PIXELS:
+                    return (
+                        f"has {file.height} x {file.width} pixels; more than {MAX_PIXELS} are not "
+                        "decoded: --encoded keeps it"
+                    )
                 image = ImageOps.exif_transpose(file) or file
                 mode = image.mode
                 if self.mode and mode in CONVERTED:

@@ -9,8 +9,7 @@ of the name says what each is:
 Without --field, the first sample's members are the fields: images are `image`, cls is `label`
 (int64), txt is `text` (UTF-8), NAME.npy is an array NAME, and npy alone is `array`. With --field,
 only what it names is taken. The tars, also compressed ones (gz, bz2, xz), are read as streams and
-nothing is ever extracted. The key decides the split of `train=0.9,val=0.1`. Options go before or
-after TAR… OUT, not between them.
+nothing is ever extracted. The key decides the split of `train=0.9,val=0.1`.
 """
 
 import argparse

@@ -21,19 +21,14 @@ import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
-from platform import python_version
 
-import h5py
-import numpy as np
-
-import hpctrain
 from data_prep import processes
 from data_prep.finalize import SHOWN, summary
 from data_prep.formats.foreign import Wanted, datasets, look, same
 from data_prep.formats.survey import Found, Survey
 from data_prep.progress import Progress
+from data_prep.provenance import made_by
 from data_prep.source import SourceFile
 from data_prep.split import ByFile, parse_split
 from hpctrain.data import index as index_file
@@ -351,15 +346,7 @@ def _index(
             for split, fields in moments.items()
         },
         provenance={
-            "command": command,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "versions": {
-                "hpctrain": hpctrain.__version__,
-                "python": python_version(),
-                "numpy": np.__version__,
-                "h5py": h5py.version.version,
-                "hdf5": h5py.version.hdf5_version,
-            },
+            **made_by(command),
             "options": {"statistics": statistics},
             "source": {
                 "name": "index",

@@ -2,12 +2,13 @@
 
 npz      SPLIT.npz: a member for each field; for a variable-length one NAME.values and NAME.offsets,
          sample i being values[offsets[i]:offsets[i + 1]]
-parquet  SPLIT.parquet: a column for each field; an array as a fixed-size list, its shape in the
-         column's metadata; a sequence as a list, or with --text NAME as a string
+parquet  SPLIT.parquet: a column for each field; an array as Arrow's fixed_shape_tensor, with one
+         axis as a fixed-size list; a sequence as a list, or with --text NAME as a string
 images   SPLIT/CLASS/0000012.png: the number is the sample's; encoded images as they are. Classes
          have their categories' names, and classes.txt lists these in the order of the labels
 
-Values never change: what is exported and converted again is the same samples.
+Values never change: what is exported and converted again (by `arrays`, `table`, `images`) is the
+same samples. `arrays` takes no variable-length fields; Parquet has them.
 """
 
 import argparse

@@ -106,7 +106,10 @@ def run(args: argparse.Namespace) -> None:
         what = ["sizes", "schema", *([] if args.quick else ["offsets", "digests"])]
         what += ["statistics"] if data.index.statistics and not args.quick else []
         told = f"{', '.join(what[:-1])} and {what[-1]} are as the index says"
-        console.say(f"{args.folder}: {told}: {summary(data.index)}")
+        first, *more = summary(data.index).splitlines()
+        console.say(f"{args.folder}: {told}: {first}")
+        for line in more:
+            console.say(line)
 
 
 def verify(data: DataSet, *, full: bool = True, workers: int = 1, quiet: bool = True) -> Report:

@@ -27,6 +27,29 @@ MOVES = "commit.json"  # in PARTIAL: {shard in the index: where it lies in PARTI
 REPLACED = "replaced"  # in PARTIAL: the index of the data set that gives way
 
 
+def check_ours(folder: Path) -> None:
+    """See that a data set in `folder` may be replaced: that it is made of shards of ours.
+
+    Raises:
+        DataError: It is made of files that others wrote (`python -m data_prep index`), which
+            would be lost with it.
+    """
+    try:
+        index = Index.load(folder)
+    except DataError:
+        return  # there is none, or nobody knows which files are its
+    source = index.provenance.get("source")
+    adopted = isinstance(source, Mapping) and source.get("name") == "index"
+    for shard in index.shards:
+        ours = re.fullmatch(rf"{re.escape(shard.split)}-\d{{5,}}\.h5", shard.path)
+        if adopted or index.version > 1 or not ours:
+            raise DataError(
+                f"the data set in {folder} is made of files that others wrote, such as "
+                f"{shard.path}, which are never replaced: give another folder, or remove "
+                f"{index_file.FILE} and move them"
+            )
+
+
 def commit(folder: Path, index: Index, moves: Mapping[str, str]) -> None:
     """Move shards from PARTIAL into `folder`, the index last, and remove PARTIAL.
 
@@ -36,9 +59,11 @@ def commit(folder: Path, index: Index, moves: Mapping[str, str]) -> None:
         moves: For each of its shards, and of the files beside them, its path in PARTIAL.
 
     Raises:
+        DataError: The data set that is there is not ours; see `check_ours`.
         StorageError: The folder cannot be written; it may be resumed.
     """
     partial = folder / PARTIAL
+    check_ours(folder)
     try:
         index.save(partial)
         sync_folder(partial)  # MOVES without the index would mean that it was moved already

@@ -33,7 +33,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from hpctrain.data.commit import PARTIAL, clear_leftovers, commit, discard, lock, storage_error
+from hpctrain.data.commit import (
+    PARTIAL,
+    check_ours,
+    clear_leftovers,
+    commit,
+    discard,
+    lock,
+    storage_error,
+)
 from hpctrain.data.compression import Compression
 from hpctrain.data.index import Field, Index, Shard, check_name
 from hpctrain.data.moments import Moments
@@ -163,7 +171,7 @@ class ShardWriter:
         categories: Names of the values 0, 1, … of fields.
 
     Raises:
-        DataError: A bad field.
+        DataError: A bad field, or the folder holds adopted files; see `check_ours`.
         StorageError: The folder cannot be written, or another process is writing into it.
     """
 
@@ -179,6 +187,7 @@ class ShardWriter:
         self._folder, partial = Path(folder), Path(folder) / PARTIAL
         self._categories = categories or {}
         self._files = ShardFiles(partial, fields, max_bytes, compression)
+        check_ours(self._folder)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock = lock(self._folder)

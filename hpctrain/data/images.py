@@ -7,8 +7,8 @@ other image field is, uint8 (n, channels, height, width):
     >>> source.fields["image"]
     Field(dtype='uint8', shape=(3, 224, 224), variable=False)
 
-Pixels are taken as they are stored: the EXIF orientation is not applied, an alpha channel is
-dropped, a palette looked up, grey repeated (or colour weighted) to what `channels` asks.
+The EXIF orientation is applied; apart from that pixels are taken as they are stored: an alpha
+channel is dropped, a palette looked up, grey repeated (or colour weighted) to what `channels` asks.
 """
 
 import io
@@ -33,6 +33,7 @@ Fit = Literal["exact", "crop", "stretch"]
 FORMATS = ("JPEG", "PNG", "WEBP")
 MAX_PIXELS = 2**26  # of one image: 8,192 x 8,192. A few KB may decode to many GB
 _MODES = {1: "L", 3: "RGB"}
+_ORIENTATION = 0x0112  # EXIF's tag
 
 
 def decode(
@@ -211,12 +212,46 @@ def _open(content: Array, sample: int, max_pixels: int) -> Any:
 
 def _size(content: Array, sample: int, max_pixels: int) -> Size:
     with _open(content, sample, max_pixels) as image:
-        return image.height, image.width
+        return _upright_size(image, _orientation(image, sample))
+
+
+def orientation(image: Any) -> int:
+    """The EXIF orientation of a Pillow image, 1 to 8; anything else in the file counts as 1."""
+    found = image.getexif().get(_ORIENTATION, 1)
+    return found if found in range(1, 9) else 1
+
+
+def upright(image: Any, orientation: int) -> Any:
+    """The Pillow image as it is to be looked at; its pixels are stored in this orientation."""
+    transpose = _pillow().Transpose
+    turns = {
+        2: transpose.FLIP_LEFT_RIGHT,
+        3: transpose.ROTATE_180,
+        4: transpose.FLIP_TOP_BOTTOM,
+        5: transpose.TRANSPOSE,
+        6: transpose.ROTATE_270,
+        7: transpose.TRANSVERSE,
+        8: transpose.ROTATE_90,
+    }
+    return image.transpose(turns[orientation]) if orientation in turns else image
+
+
+def _orientation(image: Any, sample: int) -> int:
+    try:
+        return orientation(image)
+    except Exception as error:  # of a PNG it may stand behind the pixels, which may be damaged
+        raise DataError(f"the image of sample {sample} cannot be decoded: {error}") from None
+
+
+def _upright_size(image: Any, orientation: int) -> Size:
+    size = image.height, image.width
+    return size[::-1] if orientation > 4 else size
 
 
 def _fitted(image: Any, size: Size, fit: Fit, mode: str, sample: int) -> Any:
     """The decoded image, in `mode` and of `size`."""
-    found = image.height, image.width
+    turn = _orientation(image, sample)
+    found = _upright_size(image, turn)
     if fit == "exact" and found != size:
         raise DataError(
             f"the image of sample {sample} is {found[0]} x {found[1]}, not {size[0]} x {size[1]}: "
@@ -224,8 +259,8 @@ def _fitted(image: Any, size: Size, fit: Fit, mode: str, sample: int) -> Any:
         )
     try:
         if fit != "exact":  # JPEG at 1/2, 1/4 or 1/8, where that is enough: twice the speed
-            image.draft(mode, size[::-1])
-        image = image.convert(mode)
+            image.draft(mode, size if turn > 4 else size[::-1])
+        image = upright(image.convert(mode), turn)
     except Exception as error:
         raise DataError(f"the image of sample {sample} cannot be decoded: {error}") from None
     height, width = size

@@ -41,6 +41,31 @@ def smooth(height, width):
     return np.stack(channels, -1).astype(np.uint8)
 
 
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_the_orientation_is_applied(orientation, kind):
+    turn = [None, 0, 3, 1, 5, 4, 6, 2][orientation - 1]  # what undoes it, of Transpose
+    stored = smooth(40, 60)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image = Image.fromarray(stored)
+    want = np.asarray(image if turn is None else image.transpose(turn))
+    file = encoded(stored, kind, exif=exif, **({"lossless": True} if kind == "WEBP" else {}))
+    found = decode(ragged(file))  # its size is the upright one
+    assert found.shape == (1, 3, *want.shape[:2])
+    assert np.abs(found[0].transpose(1, 2, 0).astype(int) - want).max() < 12  # JPEG's loss
+    height, width = want.shape[0] // 2, want.shape[1] // 2
+    small = decode(ragged(file), size=(height, width), fit="crop")[0].transpose(1, 2, 0)
+    shrunk = np.asarray(Image.fromarray(want).resize((width, height), Image.Resampling.BILINEAR))
+    assert np.abs(small.astype(int) - shrunk).max() < 16
+
+
+def test_an_orientation_that_is_none():
+    exif = Image.Exif()
+    exif[0x0112] = 77
+    assert (decode(ragged(encoded(PIXELS[0], exif=exif)))[0] == PIXELS[0].transpose(2, 0, 1)).all()
+
+
 @pytest.mark.parametrize("threads", [0, 3])
 def test_what_was_encoded_without_loss(threads):
     files = ragged(*(encoded(p, kind) for p, kind in zip(PIXELS, ["PNG"] * 9, strict=True)))

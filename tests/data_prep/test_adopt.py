@@ -13,6 +13,7 @@ from hpctrain.data.index import Field, Index
 from hpctrain.data.loader import Loader
 from hpctrain.data.reader import Reader
 from hpctrain.data.samplers.order import Order
+from hpctrain.errors import DataError
 
 ENDS = [0, 30, 50, 90]
 COUNT = ENDS[-1]
@@ -458,3 +459,20 @@ def test_no_permission(tmp_path, data_prep):
         assert f"cannot write index.json into {folder}: permission denied" in err
     finally:
         os.seteuid(0)
+
+
+@pytest.mark.parametrize("own_names", [True, False])
+def test_adopted_files_are_never_replaced(tmp_path, data_prep, own_names):
+    folder = write(tmp_path / "set")
+    if own_names:  # as a shard of ours would be called
+        (folder / "run 0.h5").rename(folder / "train-00000.h5")
+    assert data_prep("index", folder, *FIELDS)[0] == 0
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    for more in ([], ["--overwrite"]):
+        code, out, err = data_prep("sample", "digits", folder, *more)
+        assert (code, out) == (3, "")
+        assert "is made of files that others wrote" in err
+        assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    with pytest.raises(DataError, match="files that others wrote"):
+        write_shards(folder, [("train", {"x": np.zeros(3, np.float32)})])
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before

@@ -342,6 +342,41 @@ def test_help_is_quick_and_torch_is_never_loaded(tmp_path, numbers):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
 
 
+def test_options_stand_anywhere(tmp_path, numbers, data_prep):
+    for i, words in enumerate(
+        (
+            ["--quiet", numbers, tmp_path / "0"],
+            [numbers, "--quiet", tmp_path / "1"],
+            [numbers, tmp_path / "2", "--quiet"],
+            ["--quiet", "--", numbers, tmp_path / "3"],
+        )
+    ):
+        assert data_prep("arrays", *words) == (0, "", "")
+        assert Index.load(tmp_path / str(i)).split("train").count == 100
+    code, out, err = data_prep("arrays", numbers, "--codek", "zstd", tmp_path / "4")
+    assert (code, out) == (2, "")
+    assert "usage: python -m data_prep arrays" in err
+    assert "unrecognized arguments: --codek" in err
+
+
+@pytest.mark.parametrize("size", ["9" * 400 + "GiB", "1e3MB", "-1MB", "64", "0KB", "8 EB", "²MB"])
+def test_sizes_that_are_none(tmp_path, numbers, data_prep, size):
+    code, out, err = data_prep("arrays", numbers, tmp_path / "OUT", f"--shard-size={size}")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"data_prep: --shard-size {size!r}: give the bytes with a unit")
+    assert not (tmp_path / "OUT").exists()
+
+
+def test_an_interrupt_while_the_command_is_loaded(tmp_path, monkeypatch, data_prep):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("data_prep.cli.import_module", interrupted)
+    code, out, err = data_prep("inspect", tmp_path)
+    assert (code, out) == (130, "")
+    assert err == "data_prep: interrupted; the same command goes on\n"
+
+
 def test_a_bug_keeps_its_traceback(monkeypatch):
     from data_prep.tools import inspect
 

@@ -142,6 +142,17 @@ def test_a_dict_keeps_its_splits(data_prep, digits):
     assert (rows("FLAG", "True")["label"] % 2).all()
 
 
+def test_a_small_file_with_many_pixels(data_prep):
+    file = io.BytesIO()
+    Pillow.new("1", (10_000, 9_500)).save(file, "png")  # 12 KB
+    images = [{"bytes": item, "path": "x.png"} for item in (png(np.eye(8) > 0), file.getvalue())]
+    Dataset.from_dict({"image": images}, features=Features({"image": Image()})).save_to_disk("in")
+    code, out, err = data_prep("huggingface", "in", "OUT", "--mode", "L")
+    assert (code, out) == (3, "")
+    assert "row 2: column 'image': the image has 9500 x 10000 pixels; more than 67108864" in err
+    assert data_prep("huggingface", "in", "OUT", "--encoded")[0] == 0
+
+
 def test_images_as_they_are_or_of_one_mode(data_prep):
     photos = load_sample_images().images
     small = [photo[: 64 + 8 * i, :96] for i, photo in enumerate(photos)]

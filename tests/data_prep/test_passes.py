@@ -66,6 +66,16 @@ def test_duplicates_count_no_records_that_cannot_be_used(tmp_path):
     assert not list((tmp_path / "NEW").iterdir())
 
 
+@pytest.mark.parametrize("split", ["train=1", "train=0.5,val=0.5", "column:split", "file:a=*"])
+def test_a_piece_of_duplicates_only(tmp_path, split):
+    rows = [Row(float(i), split="a") for i in range(5)]
+    source = hand(rows, rows, [*rows, Row(7, split="a")])
+    index = convert(source, tmp_path / "OUT", options(split, dedup="exact"))
+    found = [x for name in index.splits for x in values(tmp_path / "OUT", name)]
+    assert sorted(found) == [0, 1, 2, 3, 4, 7]
+    assert index.provenance["left_out"]["duplicates"] == 10
+
+
 class Fickle(Hand):
     """Gives more the second time."""
 

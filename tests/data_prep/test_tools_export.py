@@ -112,12 +112,18 @@ def test_parquet_and_back(everything, tmp_path, data_prep):
             rows = [np.array(row.as_py(), dtype).reshape(-1, *shape) for row in values]
             found[column.name] = rows
         elif shape:
-            assert column.type.list_size == np.prod(shape)
-            flat = values.flatten().to_numpy(zero_copy_only=False)
+            assert column.type.shape == shape
+            flat = values.storage.flatten().to_numpy(zero_copy_only=False)
             found[column.name] = flat.reshape(-1, *shape)
         else:
             found[column.name] = values.to_numpy()
     same(found, read(everything, "train"))
+    files = [tmp_path / "out" / f"{split}.parquet" for split in ("train", "val")]
+    split = ("--split", "file:train=train.*,val=val.*")
+    assert data_prep("table", *files, tmp_path / "back", *split)[0] == 0
+    assert Index.load(tmp_path / "back").fields == Index.load(everything).fields
+    for name in ("train", "val"):
+        same(read(tmp_path / "back", name), read(everything, name))
 
 
 def test_parquet_with_text(everything, tmp_path, data_prep):

@@ -266,3 +266,11 @@ def test_damaged_files_never_crash(tmp_path, data_prep, seed):
         code, _, err = data_prep(command, tmp_path)
         assert code in (0, 3)
         assert code == 0 or err.startswith("data_prep: ")
+
+
+def test_what_was_left_out_has_its_own_line(tmp_path, data_prep):
+    np.save(tmp_path / "x.npy", np.zeros(5))
+    assert data_prep("arrays", tmp_path / "x.npy", tmp_path / "OUT", "--dedup", "exact")[0] == 0
+    code, out, err = data_prep("verify", tmp_path / "OUT")
+    assert (code, err) == (0, "")
+    assert out.endswith("\n4 samples were there before and are left out\n")

@@ -317,7 +317,7 @@ class Pixels:
         pixels = np.asarray(image)
         if self.mode == "L16":
             pixels = pixels.clip(0, 2**16 - 1).astype(np.uint16)  # a sharp filter overshoots
-        return np.ascontiguousarray(pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1))
+        return pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1)  # copied into its block
 
 
 def _pillow() -> Any:

@@ -202,7 +202,7 @@ class Samples:
     def take(self) -> Block:
         """Return them, at least one, as a block, and begin the next."""
         values = {
-            name: arrays if self._fields[name].variable else np.stack(arrays)
+            name: arrays if self._fields[name].variable else _stacked(arrays)
             for name, arrays in self._values.items()
         }
         block = Block(
@@ -225,3 +225,9 @@ def _check_whole(value: Any) -> None:
     for number in np.asarray(value, object).flat:
         if isinstance(number, int) and (abs(number) > 2**1000 or int(float(number)) != number):
             raise Unusable(f"{number} among floats cannot be stored as float64 exactly")
+
+
+def _stacked(arrays: Sequence[Array]) -> Array:
+    """Of one shape and dtype, whatever their order in memory, in C order."""
+    first = arrays[0]
+    return np.stack(arrays, out=np.empty((len(arrays), *first.shape), first.dtype))

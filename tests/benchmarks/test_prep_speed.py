@@ -28,9 +28,9 @@ from tests.benchmarks.prep.writers import WRITERS
 from tests.conftest import ROOT
 
 FULL = os.environ.get("HPCTRAIN_PREP") == "full"
-ROUNDS = 3 if FULL else 2
-IMAGES = 4_000 if FULL else 1_000
-ARRAY_MB = 2_000 if FULL else 500
+ROUNDS = 2
+IMAGES = 20_000 if FULL else 2_000
+ARRAY_MB = 4_000 if FULL else 1_000
 MEMORY_MB = (1_000, 8_000) if FULL else (250, 1_000)
 OURS = [sys.executable, "-m", "data_prep"]
 
@@ -144,7 +144,9 @@ def test_text(benchmark: BenchmarkFixture, tmp_path: Path, say) -> None:
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts if text))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
-    tokenizer.train_from_iterator(texts[: len(paths)], trainers.BpeTrainer(vocab_size=8192))
+    tokenizer.train_from_iterator(
+        texts[: len(paths)], trainers.BpeTrainer(vocab_size=8192, special_tokens=["<|endoftext|>"])
+    )
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     count = sum(len(encoded.ids) for encoded in tokenizer.encode_batch(texts))
     runs = {

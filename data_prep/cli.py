@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NoReturn
 
 from hpctrain.errors import HpctrainError
 
@@ -57,8 +58,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+class _Parser(argparse.ArgumentParser):
+    """Wrong words are one line, as any other error: the usage of some commands is a page."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"data_prep: {message}; {self.prog} --help lists what there is\n")
+
+
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m data_prep",
         description="Write a data set as HDF5 shards with an index, and look after it.",
         epilog="The same command twice does the work once; an interrupted one goes on.",

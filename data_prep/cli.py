@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from typing import NoReturn
 
@@ -70,6 +71,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         prog="python -m data_prep",
         description="Write a data set as HDF5 shards with an index, and look after it.",
         epilog="The same command twice does the work once; an interrupted one goes on.",
+        formatter_class=partial(argparse.HelpFormatter, indent_increment=0),  # one line a command
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = next((word for word in argv if not word.startswith("-")), None)

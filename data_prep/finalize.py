@@ -185,4 +185,5 @@ def _report(out: Path, problems: list[Problem]) -> None:
 def _listed(out: Path, problems: list[Problem]) -> str:
     shown = "; ".join(map(str, problems[:SHOWN]))
     more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-    return f"{_counted(len(problems), 'record')} could not be used, all in {out / REPORT}: {shown}{more}"
+    records = _counted(len(problems), "record")
+    return f"{records} could not be used, all in {out / REPORT}: {shown}{more}"

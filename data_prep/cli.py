@@ -10,8 +10,9 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from hpctrain.errors import HpctrainError
 
@@ -58,7 +59,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-class _Command(argparse.ArgumentParser):
+class _Parser(argparse.ArgumentParser):
+    """Wrong words are one line, as any other error: the usage of some commands is a page."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"data_prep: {message}; {self.prog} --help lists what there is\n")
+
+
+class _Command(_Parser):
     """Takes its options between the files and OUT too."""
 
     _inner = False
@@ -70,16 +78,17 @@ class _Command(argparse.ArgumentParser):
         self._inner = True
         found, unknown = self.parse_known_intermixed_args(args, namespace)
         self._inner = False
-        if unknown:  # the main parser would show its own usage
+        if unknown:  # the main parser would not say whose they are
             self.error(f"unrecognized arguments: {shlex.join(unknown)}")
         return found, unknown
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m data_prep",
         description="Write a data set as HDF5 shards with an index, and look after it.",
         epilog="The same command twice does the work once; an interrupted one goes on.",
+        formatter_class=partial(argparse.HelpFormatter, indent_increment=0),  # one line a command
     )
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=_Command

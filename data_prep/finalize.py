@@ -7,6 +7,7 @@ from pathlib import Path
 import xxhash
 
 from data_prep.job import JOB, Job, Plan, Problem, Result
+from data_prep.show.console import size
 from hpctrain.data.commit import PARTIAL, commit, discard, settle, storage_error
 from hpctrain.data.index import Index, Shard
 from hpctrain.data.moments import Moments
@@ -39,7 +40,8 @@ def finalize(job: Job) -> Index:
         _report(out, problems)
         if problems and plan.on_error == "collect":
             discard(out)  # it is done: who mends the source begins anew
-            raise DataError(f"{_listed(out, problems)}; nothing was written (--on-error collect)")
+            end = "nothing was written (--on-error collect; skip leaves them out)"
+            raise DataError(f"{_listed(out, problems)}; {end}")
         shards, moves = _named(job, results)
         if not shards:
             discard(out)
@@ -107,24 +109,30 @@ def summary(index: Index) -> str:
     """`1797 samples (train 1415, val 382) in 2 shards, 0.2 MB, xxh3_128:…`, and what is not."""
     counts = {name: index.split(name).count for name in index.splits}
     count = sum(counts.values())
-    size = sum(shard.bytes for shard in index.shards) / 1e6
-    shards = "1 shard" if len(index.shards) == 1 else f"{len(index.shards)} shards"
+    nbytes = sum(shard.bytes for shard in index.shards)
+    shards = _counted(len(index.shards), "shard")
     splits = ", ".join(f"{name} {count}" for name, count in counts.items())
-    lines = [f"{count} samples ({splits}) in {shards}, {size:.1f} MB, {index.digest}"]
+    lines = [f"{_counted(count, 'sample')} ({splits}) in {shards}, {size(nbytes)}, {index.digest}"]
     left_out = index.provenance.get("left_out", {})
     if left_out.get("unusable"):
-        lines.append(f"{left_out['unusable']} records could not be used: see {REPORT}")
+        records = _counted(left_out["unusable"], "record")
+        lines.append(f"{records} could not be used: see {REPORT}")
     if left_out.get("duplicates"):
         leaks = left_out.get("duplicates_across_splits")
         where = f", {leaks} of them in another split than the first" if leaks else ""
-        lines.append(f"{left_out['duplicates']} samples were there before and are left out{where}")
+        samples = _counted(left_out["duplicates"], "duplicate sample")
+        lines.append(f"{samples} left out{where}")
     if left_out.get("empty"):
-        lines.append(f"{left_out['empty']} records are empty and left out")
+        lines.append(f"{_counted(left_out['empty'], 'empty record')} left out")
     for name in index.fields:
         statistics = [fields[name] for fields in index.statistics.values() if name in fields]
         if bad := sum(values.nonfinite for values in statistics):
             lines.append(f"{name} has {bad} NaN or infinite values; --nan refuse would say where")
     return "\n".join(lines)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _missing(plan: Plan, out: Path, missing: list[int]) -> str:
@@ -177,4 +185,5 @@ def _report(out: Path, problems: list[Problem]) -> None:
 def _listed(out: Path, problems: list[Problem]) -> str:
     shown = "; ".join(map(str, problems[:SHOWN]))
     more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-    return f"{len(problems)} records could not be used, all in {out / REPORT}: {shown}{more}"
+    records = _counted(len(problems), "record")
+    return f"{records} could not be used, all in {out / REPORT}: {shown}{more}"

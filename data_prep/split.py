@@ -95,7 +95,10 @@ class ByFile:
         for name, pattern in self.patterns.items():
             if fnmatchcase(file, pattern) or fnmatchcase(PurePath(file).name, pattern):
                 return name
-        raise DataError(f"--split {self}: no pattern matches {file}")
+        raise DataError(
+            f"--split {self}: no pattern matches {file}: neither all of it (*/folder/*) "
+            "nor the name alone (a*)"
+        )
 
 
 Split = Fractions | ByColumn | ByFile

@@ -59,7 +59,8 @@ def first_rows(path: str, csv: Csv) -> tuple[Any, Any]:
     Raises:
         DataError: It cannot be read as CSV.
     """
-    with _csv(Part(path), csv, {}, None, FIRST) as reader:
+    # Rows with too few or too many values are told of by `csv_rows`.
+    with _csv(Part(path), csv, {}, lambda row: "skip", FIRST) as reader:
         return reader.schema, next(iter(reader), None)
 
 

@@ -93,7 +93,8 @@ def by_folder(
         above = name.split(os.sep)[:-1]
         if len(above) < labels + split:
             what = " and ".join(["its split"] * split + ["its class"] * labels)
-            hint = "" if split else "; --no-labels is for images without"
+            form = "/".join(["SPLIT"] * split + ["CLASS"] * labels)
+            hint = f", {form}/IMAGE" if split else "; --no-labels is for images without"
             raise DataError(f"{root / name} is not in a folder for {what}{hint}")
         if labels and fixed is not None and above[split] not in fixed:
             problems.bad(str(root / name), "", f"its class {above[split]!r} is not in --classes")

@@ -133,7 +133,11 @@ def _values(data: DataSet, split: Split, name: str) -> Array:
         return _lengths(data, split, name)
     row = np.dtype(field.dtype).itemsize * math.prod(field.shape)
     most = SAMPLES if field.shape else 16 * SAMPLES
-    numbers = evenly(split.count, max(1, min(most, READ_BYTES // row)))
+    most = max(1, min(most, READ_BYTES // row))
+    if split.count <= most:  # all of them: in blocks, not one by one
+        blocks = data.blocks(split, {name: field})
+        return np.concatenate([np.asarray(block[name]).reshape(-1) for block in blocks])
+    numbers = evenly(split.count, most)
     found = data.take(split, {name: field}, numbers)
     return np.concatenate([sample[name].reshape(-1) for _, sample in found])
 

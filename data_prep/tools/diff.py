@@ -121,6 +121,8 @@ def _made(a: DataSet, b: DataSet) -> Iterator[str]:
             yield f"{'B' if first else 'A'} does not say how it was made"
         return
     for key in {**first, **second}:
+        if key.startswith("source.from.provenance."):  # how what it was made of was made
+            continue
         if key not in ("created", "fingerprint") and first.get(key) != second.get(key):
             yield f"{key}: {first.get(key, 'none')} in A, {second.get(key, 'none')} in B"
 

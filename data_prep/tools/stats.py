@@ -96,7 +96,8 @@ def run(args: argparse.Namespace) -> None:
     if args.plot:
         page.draw(args.plot, data, splits, summaries)
         if not args.json:
-            console.say(f"\n{args.plot}".lstrip())
+            print()
+            console.say(f"drawn: {args.plot}")
 
 
 def summarise(data: DataSet, split: Split, name: str) -> Summary:

@@ -304,7 +304,7 @@ def test_missing_whole_numbers(here, convert, data_prep):
     assert code == 3
     assert "m.nc:k: row 2: field 'k': 1 values are missing (stored as -2147483647)" in err
     assert not list(here.glob("OUT/*.h5"))
-    rows = convert("--field", "k=m.nc:k", "--on-error", "skip", said="1 records could not be used")
+    rows = convert("--field", "k=m.nc:k", "--on-error", "skip", said="1 record could not be used")
     assert rows["k"].tolist() == [0, 1, 3, 4]
     rows = convert("--field", "k=m.nc:k", "--cast", "k=float32")
     assert np.array_equal(rows["k"], np.array([0, 1, np.nan, 3, 4]), equal_nan=True)

@@ -157,7 +157,9 @@ def test_records_that_cannot_be_used(tmp_path):
         with pytest.raises(DataError) as caught:
             convert(source, tmp_path / "OUT", collect)
         assert str(caught.value).startswith(f"3 records could not be used, all in {report}: f0:")
-        assert str(caught.value).endswith("é; nothing was written (--on-error collect)")
+        assert str(caught.value).endswith(
+            "é; nothing was written (--on-error collect; skip leaves them out)"
+        )
         assert list(map(json.loads, report.read_text().splitlines())) == wanted
         assert os.listdir(tmp_path / "OUT") == ["problems.jsonl"]
     index = convert(source, tmp_path / "OUT", options(nan="refuse", on_error="skip"))

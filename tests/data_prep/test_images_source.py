@@ -586,7 +586,7 @@ def test_dedup_and_stratify(digits, data_prep):
     code, out, _ = data_prep("images", "digits", "OUT", *options, "--split", "train=0.5,val=0.5")
     assert code == 0
     assert "100 samples" in out
-    assert "1 samples were there before" in out
+    assert "1 duplicate sample left out" in out
     assert set(everything("OUT", "val")["label"]) == set(range(10))
 
 

@@ -34,7 +34,7 @@ def test_of_equal_samples_the_first_is_kept(tmp_path, workers):
         "duplicates": 4,
         "duplicates_across_splits": 0,
     }
-    assert summary(index).endswith("\n4 samples were there before and are left out")
+    assert summary(index).endswith("\n4 duplicate samples left out")
     convert(source, tmp_path / "AGAIN", options(dedup="exact"))
     assert content(tmp_path / "OUT") == content(tmp_path / "AGAIN")
 

@@ -174,7 +174,7 @@ def test_duplicates(tmp_path, repack):
     out = tmp_path / "out"
     code, printed, _ = repack(tmp_path / "src", out, "--dedup", "exact")
     assert code == 0
-    assert "57 samples were there before" in printed
+    assert "57 duplicate samples left out" in printed
     assert Reader(out, "train").read(np.arange(50))["x"].tolist() == list(range(50))
     assert Index.load(out).splits == ("train",)
 

@@ -18,7 +18,7 @@ def everything(folder, split):
 def test_digits_are_those_of_scikit_learn(tmp_path, data_prep):
     code, out, err = data_prep("sample", "digits", tmp_path / "digits")
     assert (code, err) == (0, "")
-    assert out.startswith(f"{tmp_path}/digits: 1797 samples (train 1415, val 382) in 2 shards, 0.2")
+    assert out.startswith(f"{tmp_path}/digits: 1797 samples (train 1415, val 382) in 2 shards, ")
     images, labels = load_digits(return_X_y=True)
     train, val = everything(tmp_path / "digits", "train"), everything(tmp_path / "digits", "val")
     assert train["image"].shape == (1415, 1, 8, 8)

@@ -290,6 +290,15 @@ def test_csv_that_is_no_utf8_later(data_prep):
     assert len(rows("OUT")["b"]) == 300_001
 
 
+def test_csv_with_short_rows_in_the_beginning(data_prep):
+    Path("a.csv").write_text("a,b\n1,2\n3\n5,6\n7,8,9\n")
+    code, _, err = data_prep("table", "a.csv", "OUT")
+    assert code == 3
+    assert "a.csv: row 2: it has 1 values, not 2: '3'" in err
+    assert data_prep("table", "a.csv", "OUT", "--on-error", "skip")[0] == 0
+    assert rows("OUT")["b"].tolist() == [2, 6]
+
+
 def test_csv_with_quotes_is_not_cut(data_prep):
     lines = [f'"line {i}\nwith ""quotes"", and more",{i}' for i in range(500)]
     Path("a.csv").write_text('"a","b"\n' + "\n".join(lines) + "\n")

@@ -59,8 +59,7 @@ def first_rows(path: str, csv: Csv) -> tuple[Any, Any]:
     Raises:
         DataError: It cannot be read as CSV.
     """
-    # Rows with too few or too many values are told of by `csv_rows`.
-    with _csv(Part(path), csv, {}, lambda row: "skip", FIRST) as reader:
+    with _csv(Part(path), csv, {}, None, FIRST) as reader:
         return reader.schema, next(iter(reader), None)
 
 
@@ -242,7 +241,8 @@ def _csv(
                     delimiter=csv.delimiter or ("\t" if tabs else ","),
                     quote_char='"' if csv.quotes else False,
                     newlines_in_values=csv.quotes,
-                    invalid_row_handler=invalid,
+                    # None: only the types are asked for; `csv_rows` tells of such rows.
+                    invalid_row_handler=invalid or (lambda _: "skip"),
                 ),
                 library.ConvertOptions(column_types=types, include_columns=list(types) or None),
             )

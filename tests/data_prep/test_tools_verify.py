@@ -273,4 +273,4 @@ def test_what_was_left_out_has_its_own_line(tmp_path, data_prep):
     assert data_prep("arrays", tmp_path / "x.npy", tmp_path / "OUT", "--dedup", "exact")[0] == 0
     code, out, err = data_prep("verify", tmp_path / "OUT")
     assert (code, err) == (0, "")
-    assert out.endswith("\n4 samples were there before and are left out\n")
+    assert out.endswith("\n4 duplicate samples left out\n")

@@ -15,7 +15,10 @@ from numpy.typing import NDArray
 from hpctrain.data import shard as shard_format
 from hpctrain.data.index import Field, Shard, check_shard
 from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.storage.chunks import undecodable
+from hpctrain.data.storage.codecs import codec
 from hpctrain.data.storage.layout import INTEGERS, dtype_of
+from hpctrain.data.storage.table import filters
 from hpctrain.errors import DataError
 
 BLOCK_BYTES = 8 * 2**20
@@ -146,11 +149,11 @@ class OpenShard:
             dataset = self._file[place(name, self.fields[name])[0]]
             if dataset.chunks is None:
                 return "contiguous"
-            filters = [_codec(number, text) for number, text in _filters(dataset)]
+            codecs = [codec(each) for each in filters(dataset)]
             stored = dataset.id.get_storage_size()
             ratio = f"{dataset.nbytes / stored:.1f}:1" if stored else "nothing stored"
             chunk = " x ".join(map(str, dataset.chunks))
-            return ", ".join([f"chunks of {chunk}", *(filters or ["not compressed"]), ratio])
+            return ", ".join([f"chunks of {chunk}", *(codecs or ["not compressed"]), ratio])
 
     def close(self) -> None:
         """Close the file."""
@@ -202,12 +205,11 @@ class OpenShard:
         if dtype not in dtypes or not agrees:
             sizes = ", ".join("any" if size is None else str(size) for size in shape)
             yield f"{name!r} is {dtype} {found}, the index lists {dtypes[0]} [{sizes}]"
-        for number, text in _filters(dataset):
-            if not _available(number):
-                yield (
-                    f"{name!r} is compressed with {_codec(number, text)}, which this HDF5 has no "
-                    "decoder for: pip install 'hpctrain[codecs]'"
-                )
+        for each in undecodable(dataset):
+            yield (
+                f"{name!r} is compressed with {codec(each)}, which this HDF5 has no decoder for: "
+                "pip install 'hpctrain[codecs]'"
+            )
 
     @contextmanager
     def _damage(self) -> Iterator[None]:
@@ -233,26 +235,3 @@ def place(name: str, field: Field) -> tuple[str, str, int]:
 def _native(array: Array) -> Array:
     dtype = np.dtype(np.uint8) if array.dtype.kind == "b" else array.dtype  # see `dtype_of`
     return np.ascontiguousarray(array, dtype.newbyteorder("="))
-
-
-def _filters(dataset: h5py.Dataset) -> list[tuple[int, str]]:
-    """Number and name of each filter on the way to the file."""
-    properties = dataset.id.get_create_plist()
-    found = [properties.get_filter(i) for i in range(properties.get_nfilters())]
-    return [(number, text.decode("utf-8", "replace")) for number, _, _, text in found]
-
-
-def _codec(number: int, text: str) -> str:
-    known = {1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 32000: "lzf", 32001: "blosc"}
-    more = {32004: "lz4", 32008: "bitshuffle", 32013: "zfp", 32015: "zstd", 32026: "blosc2"}
-    return (known | more).get(number) or text.split("\0")[0] or f"filter {number}"
-
-
-def _available(number: int) -> bool:
-    if h5py.h5z.filter_avail(number):
-        return True
-    try:
-        import hdf5plugin  # noqa: F401  (its import registers its filters)
-    except ImportError:
-        return False
-    return bool(h5py.h5z.filter_avail(number))

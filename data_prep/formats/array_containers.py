@@ -10,6 +10,7 @@ import numpy as np
 from data_prep.formats.array_files import ArrayFile, Where, choose, unreadable
 from data_prep.formats.netcdf_classic import check_whole
 from data_prep.formats.packing import ATTRIBUTES
+from hpctrain.data.compression import plugins
 from hpctrain.data.ragged import Array
 from hpctrain.errors import DataError
 
@@ -43,7 +44,7 @@ class _HDF5(ArrayFile):
 
         self._hint = ""
         try:
-            importlib.import_module("hdf5plugin")  # Blosc, Zstd, LZ4, …
+            plugins()  # Blosc, Zstd, LZ4, …
         except ImportError:
             self._hint = " (pip install 'hpctrain[codecs]' adds codecs that HDF5 does not have)"
         self._file = h5py.File(where.path, "r", locking=False)

@@ -38,6 +38,7 @@ LEVELS = {
     "blosc2": (range(10), 3),
 }
 """Of each codec: those that it has, and the default."""
+PLUGINS = ("lz4", "zstd", "blosc2")
 CHUNK_BYTES = 2**20
 MOST_BYTES = 2**31 - 2**20  # in a chunk: Blosc2's and LZ4's limit is a little more
 
@@ -75,8 +76,8 @@ class Compression:
                 )
         if self.chunk_bytes < 1:
             raise ConfigError(f"chunks of {self.chunk_bytes} bytes: they have at least one")
-        if self.codec not in ("none", "gzip"):
-            _hdf5plugin(self.codec)
+        if self.codec in PLUGINS:
+            _library(self.codec)
 
     def __str__(self) -> str:
         """`zstd (level 3)`."""
@@ -105,7 +106,7 @@ class Compression:
         shuffle = dtype.itemsize > 1
         if self.codec == "gzip":
             return {"compression": "gzip", "compression_opts": self.level, "shuffle": shuffle}
-        library = _hdf5plugin(self.codec)
+        library = _library(self.codec)
         if self.codec == "lz4":
             return {"shuffle": shuffle, **library.LZ4()}
         if self.codec == "zstd":
@@ -124,9 +125,26 @@ def as_asked() -> Iterator[None]:
         os.environ.update(kept)
 
 
-def _hdf5plugin(codec: str) -> Any:
+def plugins() -> Any:
+    """Return hdf5plugin, and see that HDF5 uses the codecs it brings.
+
+    HDF5 may have found others before: netCDF4, once imported, sets HDF5_PLUGIN_PATH for this
+    process and those it starts. What another build writes reads the same, and has other bytes.
+
+    Raises:
+        ImportError: It is not installed.
+    """
+    library = import_module("hdf5plugin")
+    files = library.get_config().registered_filters
+    others = tuple(name for name in PLUGINS if not files.get(name, "").startswith(library.PLUGIN_PATH))
+    if others:
+        library.register(others, force=True)
+    return library
+
+
+def _library(codec: str) -> Any:
     try:
-        return import_module("hdf5plugin")
+        return plugins()
     except ImportError:
         raise ConfigError(
             f"codec {codec} needs hdf5plugin, which is not installed: "

@@ -277,12 +277,12 @@ def test_samples_that_lie_in_other_files(tmp_path, data_prep):
         layout[:] = h5py.VirtualSource("run 0.h5", "y", (30,))
         file.create_virtual_dataset("y", layout)
     with h5py.File(tmp_path / "external.h5", "w") as file:
-        file.create_dataset("y", (30,), "i8", external=[("raw.bin", 0, 240)])[:] = 1
+        file.create_dataset("y", (30,), "i8", external=[(tmp_path / "raw.bin", 0, 240)])[:] = 1
     with h5py.File(tmp_path / "never.h5", "w") as file:
         file.create_dataset("y", (30,), "i8")
     for name, words in {
         "virtual": "y is a virtual dataset, of run 0.h5",
-        "external": "y is stored in the file raw.bin",
+        "external": f"y is stored in the file {tmp_path}/raw.bin",
         "never": "y was made for [30] values, none of which was ever written",
     }.items():
         code, _, err = data_prep("index", tmp_path / f"{name}.h5", "--field", "y=y")

@@ -18,7 +18,6 @@ What cannot be read this way is read by h5py under a lock: chunk by chunk into t
 filters that `codecs` does not know, by selection where there are no chunks (virtual, external).
 """
 
-import importlib
 import itertools
 import logging
 import math
@@ -35,9 +34,10 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from hpctrain.data.compression import plugins
 from hpctrain.data.ragged import Array
 from hpctrain.data.storage.cache import CACHE, ChunkCache, Load
-from hpctrain.data.storage.codecs import describe
+from hpctrain.data.storage.codecs import Filter, describe
 from hpctrain.data.storage.file import patiently, reading
 from hpctrain.data.storage.grid import Grid, samples_first
 from hpctrain.data.storage.scratch import Bytes, Damaged, Undecodable
@@ -276,18 +276,22 @@ class Chunked:
         return reading(self.path, self.name, first, last)
 
 
-def _check_filters(dataset: h5py.Dataset, path: Path) -> None:
-    """See that HDF5 can decode a dataset, with hdf5plugin's help."""
+def undecodable(dataset: h5py.Dataset) -> Iterator[Filter]:
+    """Yield the filters of a dataset that HDF5 lacks, hdf5plugin's help included."""
     for each in filters(dataset):
         if not h5py.h5z.filter_avail(each.id):
             with suppress(ImportError):
-                importlib.import_module("hdf5plugin")
+                plugins()
         if not h5py.h5z.filter_avail(each.id):
-            raise DataError(
-                f"shard {path}: {dataset.name.lstrip('/')!r} is compressed by the filter "
-                f"{describe(each)}, which nothing installed can undo: "
-                "pip install 'hpctrain[codecs]'"
-            )
+            yield each
+
+
+def _check_filters(dataset: h5py.Dataset, path: Path) -> None:
+    for each in undecodable(dataset):
+        raise DataError(
+            f"shard {path}: {dataset.name.lstrip('/')!r} is compressed by the filter "
+            f"{describe(each)}, which nothing installed can undo: pip install 'hpctrain[codecs]'"
+        )
 
 
 @lru_cache(maxsize=1024)

@@ -37,6 +37,8 @@ PIECE = 65_536  # bytes of a zlib stream
 
 DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
 LZ4, ZSTD, BLOSC, BLOSC2 = 32004, 32015, 32001, 32026
+NAMES = {1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 32000: "lzf", 32008: "bitshuffle"}
+NAMES |= {32013: "zfp", LZ4: "lz4", ZSTD: "zstd", BLOSC: "blosc", BLOSC2: "blosc2"}
 
 
 class Filter(NamedTuple):
@@ -101,9 +103,15 @@ class Pipeline:
             out[:] = data
 
 
+def codec(filter: Filter) -> str:
+    """Return a filter's usual name, else what the file calls it."""
+    written = filter.name.decode(errors="replace").partition("\0")[0].partition(";")[0]
+    return NAMES.get(filter.id) or written or "without a name"
+
+
 def describe(filter: Filter) -> str:
-    """Return its name and number."""
-    return f"{filter.name.decode(errors='replace').split(';')[0] or 'without a name'} ({filter.id})"
+    """Return a filter's name and number."""
+    return f"{codec(filter)} ({filter.id})"
 
 
 # Each makes the stage of a filter with the given parameters, and says what its library raises.

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from hpctrain.data import commit
 from hpctrain.data.commit import PARTIAL, storage_error
-from hpctrain.data.index import Field, Shard, check_shard
+from hpctrain.data.field import Field
+from hpctrain.data.index import Shard, check_shard
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DataError
 

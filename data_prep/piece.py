@@ -16,11 +16,11 @@ from data_prep.options import Options
 from data_prep.source import Block, Source
 from data_prep.split import ByColumn, ByFile, Split, hash_keys
 from hpctrain.data.commit import storage_error
+from hpctrain.data.field import check_name
 from hpctrain.data.format import ShardFiles
-from hpctrain.data.index import check_name
 from hpctrain.data.ragged import Array, Ragged, offsets_of
 from hpctrain.data.schema import check_batch
-from hpctrain.errors import DataError
+from hpctrain.errors import DataError, StorageError
 
 Progress = Callable[[int, int], None]  # samples, bytes: more
 Rows = Mapping[str, Array | Ragged]
@@ -50,8 +50,11 @@ class Converter:
                 choice = job.choice(number) if options.two_passes else None
                 result = self._fill(files, job.fingerprint, number, choice, progress)
                 job.finish(number, folder, result)
-            except BaseException:
+            except BaseException as error:
                 shutil.rmtree(folder, ignore_errors=True)
+                if isinstance(error, StorageError):  # or was it the source that was not there?
+                    for file in self.source.pieces[number].files:
+                        file.check()
                 raise
         except OSError as error:
             raise storage_error(job.folder, error) from None
@@ -92,9 +95,9 @@ class Converter:
                 f"{self.source.name}: the source gave {len(choice.keep)} samples of piece "
                 f"{number} at first and {seen} the second time; it has to be the same each time"
             )
+        shards, moments = files.finish()  # it may still read the source, where that is mapped
         for file in self.source.pieces[number].files:
             file.check()
-        shards, moments = files.finish()
         return Result(
             fingerprint=fingerprint,
             shards=shards,

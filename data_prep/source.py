@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from hpctrain.data.index import Field
+from hpctrain.data.field import Field
 from hpctrain.data.schema import Batch
 from hpctrain.errors import DataError
 

@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from hpctrain.data.index import check_name
+from hpctrain.data.field import check_name
 from hpctrain.errors import ConfigError, DataError
 
 FORMS = "NAME=FRACTION,… or column:NAME or file:NAME=PATTERN,…"

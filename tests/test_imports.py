@@ -78,11 +78,21 @@ NO_TORCH = (
 )
 # What a data set is, and how it is written; data_prep takes nothing else of us.
 FORMAT = {
-    *("errors", "disk", "data.commit", "data.format", "data.index", "data.moments", "data.ragged"),
+    *(
+        "errors",
+        "disk",
+        "data.commit",
+        "data.field",
+        "data.format",
+        "data.index",
+        "data.moments",
+        "data.ragged",
+    ),
     *("data.schema", "data.shard", "data.compression"),
     # What a loader reads with, so that `index` and `repack` read the same.
     *(f"data.storage.{name}" for name in ("cache", "chunks", "codecs", "layout", "plain", "table")),
     *("data.samplers", "data.samplers.order", "data.samplers.permutation", "data.images"),
+    "data.places.filesystem",
 }
 NO_HYDRA = ("train", "data", "distributed", "tracking", "parallel", "tasks", "models", "job")
 

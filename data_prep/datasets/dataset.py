@@ -12,7 +12,8 @@ import numpy as np
 
 from data_prep.datasets.shards import OpenShard, Rows
 from hpctrain.data import index as index_file
-from hpctrain.data.index import Field, Index, Shard, Split, check_name
+from hpctrain.data.field import Field, check_name
+from hpctrain.data.index import Index, Shard, Split
 from hpctrain.data.ragged import Array
 from hpctrain.data.schema import row_bytes
 from hpctrain.errors import ConfigError, DataError

@@ -3,14 +3,13 @@
 A file of ours or an adopted one, read as the loader reads it, without torch.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data.index import Field
+from hpctrain.data.field import Field
 from hpctrain.data.ragged import Array, Ragged
 from hpctrain.data.storage.layout import Layout
 from hpctrain.data.storage.plain import Plain
@@ -22,11 +21,6 @@ GAP_BYTES = 2**15
 Int64s = NDArray[np.int64]
 
 
-def element_bytes(field: Field) -> int:
-    """Of a sample; of one element of a variable-length sample."""
-    return np.dtype(field.dtype).itemsize * math.prod(field.shape)
-
-
 def blocks(
     layout: Layout, fields: Mapping[str, Field], start: int, stop: int
 ) -> Iterator[tuple[int, dict[str, Array | Ragged]]]:
@@ -35,7 +29,7 @@ def blocks(
     Raises:
         DataError: They cannot be read.
     """
-    fixed = sum(element_bytes(field) for field in fields.values() if not field.variable)
+    fixed = sum(field.nbytes for field in fields.values() if not field.variable)
     step = max(1, BLOCK_BYTES // max(8, fixed))
     while start < stop:
         end = min(start + step, stop)
@@ -46,7 +40,7 @@ def blocks(
                 offsets[name] = np.empty(end - start + 1, np.int64)
                 layout.rows[f"{name}/offsets"].copy(start, end + 1, offsets[name])
                 _check_offsets(layout, name, offsets[name])
-                size = size + (offsets[name][1:] - offsets[name][0]) * element_bytes(field)
+                size = size + (offsets[name][1:] - offsets[name][0]) * field.nbytes
         count = max(1, int(np.searchsorted(size, BLOCK_BYTES, side="right")))
         values: dict[str, Array | Ragged] = {}
         for name, field in fields.items():
@@ -80,7 +74,7 @@ def some(layout: Layout, name: str, field: Field, rows: Int64s) -> Array | list[
 
 
 def _rows(layout: Layout, dataset: str, field: Field, rows: Int64s) -> Array:
-    stored, size = layout.rows[dataset], element_bytes(field)
+    stored, size = layout.rows[dataset], field.nbytes
     if not isinstance(stored, Plain):
         return stored.rows(rows).astype(field.dtype, copy=False)
     found = np.empty((len(rows), *field.shape), field.dtype)

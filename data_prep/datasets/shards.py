@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.data import shard as shard_format
-from hpctrain.data.index import Field, Shard, check_shard
+from hpctrain.data.field import Field
+from hpctrain.data.index import Shard, check_shard
 from hpctrain.data.ragged import Array, Ragged
 from hpctrain.data.storage.chunks import undecodable
 from hpctrain.data.storage.codecs import codec
@@ -131,9 +132,7 @@ class OpenShard:
             last = min(first + BLOCK_SAMPLES, count)
             sizes = np.zeros(last - first, np.int64)
             for name, field in self.fields.items():
-                element = np.dtype(field.dtype).itemsize * int(np.prod(field.shape))
-                variable = field.variable
-                sizes += element * (self.lengths(name, first, last) if variable else 1)
+                sizes += field.nbytes * (self.lengths(name, first, last) if field.variable else 1)
             ends = np.cumsum(sizes)
             start = 0
             while start < len(ends):

@@ -12,7 +12,8 @@ import numpy as np
 from data_prep.datasets.dataset import DataSet, sizes
 from data_prep.datasets.shards import Rows
 from data_prep.tools.head import SIGNATURES, as_image, is_text
-from hpctrain.data.index import Field, Split
+from hpctrain.data.field import Field
+from hpctrain.data.index import Split
 from hpctrain.data.ragged import Array
 from hpctrain.errors import ConfigError, DataError
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.datasets.dataset import DataSet
-from hpctrain.data.index import Field, Split
+from hpctrain.data.field import Field
+from hpctrain.data.index import Split
 from hpctrain.data.ragged import Array, Ragged, offsets_of
 
 

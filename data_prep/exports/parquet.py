@@ -10,7 +10,8 @@ import numpy as np
 
 from data_prep.datasets.dataset import DataSet, sizes
 from data_prep.tools.head import is_text
-from hpctrain.data.index import Field, Split
+from hpctrain.data.field import Field
+from hpctrain.data.index import Split
 from hpctrain.data.ragged import Array, Ragged
 from hpctrain.errors import ConfigError, DataError
 

@@ -1,8 +1,4 @@
-"""Arrays in .npy and .npz files, and raw numbers; see `array_files`.
-
-Nothing is mapped: a file that is cut off while it is read is an error then, not the end of the
-process.
-"""
+"""Arrays in .npy and .npz files, and raw numbers; see `array_files`."""
 
 import atexit
 import math
@@ -24,6 +20,7 @@ from data_prep.formats.array_files import (
     choose,
     unreadable,
 )
+from data_prep.formats.mapped import Mapped
 from hpctrain.data.ragged import Array
 from hpctrain.errors import ConfigError, DataError
 
@@ -67,10 +64,17 @@ class Flat(ArrayFile):
             row = max(1, self.dtype.itemsize * math.prod(self.shape[1:]))
             self._chunk = max(1, SLAB_BYTES // 2 // row)
         self._file = os.open(where.path, os.O_RDONLY | os.O_CLOEXEC)
+        self._mapped = Mapped(where.path, self._file)
 
     def _rows(self, start: int, stop: int) -> Array:
-        array = np.empty((self._outer, stop - start, self._inner), self.dtype)
         size = self.dtype.itemsize * self._inner
+        if self._outer == 1:
+            found = self._lying(self._offset + start * size, (stop - start) * size)
+            if found is not None:
+                before, after = self._shape[: self._axis], self._shape[self._axis + 1 :]
+                found = found.reshape(*before, stop - start, *after)
+                return np.moveaxis(found.T if self._reversed else found, self.axis, 0)
+        array = np.empty((self._outer, stop - start, self._inner), self.dtype)
         stride = size * self.shape[0]
         if self._outer > 1 and stride <= STRIDE:
             many = STRIP_BYTES // stride
@@ -85,6 +89,18 @@ class Flat(ArrayFile):
         before, after = self._shape[: self._axis], self._shape[self._axis + 1 :]
         array = array.reshape(*before, stop - start, *after)
         return np.moveaxis(array.T if self._reversed else array, self.axis, 0)
+
+    def _lying(self, offset: int, size: int) -> Array | None:
+        """Values as they lie in the file, if they may be used there."""
+        if offset % self.dtype.itemsize:
+            return None
+        try:
+            found = self._mapped.bytes(offset, size)
+        except OSError as error:
+            if os.fstat(self._file).st_size < offset + size:
+                raise DataError(f"{self.where.path} was cut off while it was being read") from None
+            raise unreadable(self.where, error) from None
+        return None if found is None else found.view(self.dtype)
 
     def _fill(self, run: Array, offset: int) -> None:
         room = memoryview(_bytes(run))

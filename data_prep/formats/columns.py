@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data.index import DTYPES, Field
+from hpctrain.data.field import DTYPES, Field
 from hpctrain.data.ragged import Array, Ragged, offsets_of
 from hpctrain.errors import ConfigError, DataError
 

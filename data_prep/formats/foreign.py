@@ -8,7 +8,7 @@ from typing import Any
 
 import h5py
 
-from hpctrain.data.index import Field
+from hpctrain.data.field import Field
 from hpctrain.data.storage.layout import dtype_of
 from hpctrain.errors import DataError
 

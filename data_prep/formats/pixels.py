@@ -27,9 +27,9 @@ from typing import Any, Self
 import numpy as np
 
 from data_prep.formats.samples import Unusable
+from hpctrain.data.field import Field
 from hpctrain.data.images import FORMATS as LOADED
-from hpctrain.data.images import MAX_PIXELS, orientation, upright
-from hpctrain.data.index import Field
+from hpctrain.data.images import MAX_PIXELS, orientation, planes, upright
 from hpctrain.data.ragged import Array
 from hpctrain.errors import ConfigError
 
@@ -314,10 +314,10 @@ class Pixels:
         return padded
 
     def _array(self, image: Any) -> Array:
-        pixels = np.asarray(image)
         if self.mode == "L16":
-            pixels = pixels.clip(0, 2**16 - 1).astype(np.uint16)  # a sharp filter overshoots
-        return pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1)  # copied into its block
+            deep = np.asarray(image).clip(0, 2**16 - 1)  # a sharp filter overshoots
+            return deep.astype(np.uint16)[None]
+        return planes(image)
 
 
 def _pillow() -> Any:

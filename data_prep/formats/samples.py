@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from data_prep.source import Block
-from hpctrain.data.index import Field
+from hpctrain.data.field import Field
 from hpctrain.data.ragged import Array
 from hpctrain.errors import DataError
 
 BLOCK_BYTES = 8 * 2**20
+RECORD_BYTES = 64  # counted for each, so that samples of nothing make blocks too
 
 
 class Unusable(Exception):
@@ -173,7 +174,13 @@ class Samples:
         self._clear()
 
     def _clear(self) -> None:
-        self._values: dict[str, list[Array]] = {name: [] for name in self._fields}
+        fixed = [field for field in self._fields.values() if not field.variable]
+        room = BLOCK_BYTES // (RECORD_BYTES + sum(field.nbytes for field in fixed)) + 1
+        # Fixed ones are copied as they come: then the cache still has them.
+        self._values: dict[str, Array | list[Array]] = {
+            name: [] if field.variable else np.empty((room, *field.shape), field.dtype)
+            for name, field in self._fields.items()
+        }
         self._keys: list[bytes] = []
         self._column: list[str] = []
         self._records: list[str] = []
@@ -190,20 +197,24 @@ class Samples:
     def add(
         self, sample: Mapping[str, Array], record: str, key: bytes = b"", column: str = ""
     ) -> None:
-        """Take in a sample that fits the schema."""
+        """Take in a sample that fits the schema; they are not `full` yet."""
         for name, value in sample.items():
-            self._values[name].append(value)
+            values = self._values[name]
+            if isinstance(values, list):
+                values.append(value)
+            else:
+                values[len(self)] = value
             self._bytes += value.nbytes
         self._records.append(record)
         self._keys.append(key)
         self._column.append(column)
-        self._bytes += 64  # so that samples of nothing make blocks too
+        self._bytes += RECORD_BYTES
 
     def take(self) -> Block:
         """Return them, at least one, as a block, and begin the next."""
         values = {
-            name: arrays if self._fields[name].variable else _stacked(arrays)
-            for name, arrays in self._values.items()
+            name: found if isinstance(found, list) else found[: len(self)]
+            for name, found in self._values.items()
         }
         block = Block(
             values,
@@ -225,9 +236,3 @@ def _check_whole(value: Any) -> None:
     for number in np.asarray(value, object).flat:
         if isinstance(number, int) and (abs(number) > 2**1000 or int(float(number)) != number):
             raise Unusable(f"{number} among floats cannot be stored as float64 exactly")
-
-
-def _stacked(arrays: Sequence[Array]) -> Array:
-    """Of one shape and dtype, whatever their order in memory, in C order."""
-    first = arrays[0]
-    return np.stack(arrays, out=np.empty((len(arrays), *first.shape), first.dtype))

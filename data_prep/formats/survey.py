@@ -15,7 +15,8 @@ import xxhash
 from data_prep.datasets.rows import BLOCK_BYTES, blocks
 from data_prep.piece import Progress
 from data_prep.source import SourceFile
-from hpctrain.data.index import Field, Shard
+from hpctrain.data.field import Field
+from hpctrain.data.index import Shard
 from hpctrain.data.moments import Moments
 from hpctrain.data.storage.chunks import Chunked
 from hpctrain.data.storage.codecs import describe

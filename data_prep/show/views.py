@@ -4,7 +4,6 @@ The samples are evenly spaced over the split, the same each time, and only they 
 """
 
 import io
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,8 @@ from data_prep.datasets.dataset import DataSet, evenly
 from data_prep.show.console import printable
 from data_prep.tools.head import SIGNATURES, as_image, is_text, stretched
 from data_prep.tools.stats import Summary, class_name
-from hpctrain.data.index import Field, Split
+from hpctrain.data.field import Field
+from hpctrain.data.index import Split
 from hpctrain.data.ragged import Array
 
 SAMPLES = 512  # of a split, for the distribution of values
@@ -131,9 +131,8 @@ def _values(data: DataSet, split: Split, name: str) -> Array:
     field = data.index.fields[name]
     if field.variable:
         return _lengths(data, split, name)
-    row = np.dtype(field.dtype).itemsize * math.prod(field.shape)
     most = SAMPLES if field.shape else 16 * SAMPLES
-    most = max(1, min(most, READ_BYTES // row))
+    most = max(1, min(most, READ_BYTES // field.nbytes))
     if split.count <= most:  # all of them: in blocks, not one by one
         blocks = data.blocks(split, {name: field})
         return np.concatenate([np.asarray(block[name]).reshape(-1) for block in blocks])

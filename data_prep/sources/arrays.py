@@ -26,7 +26,6 @@ read too; one in Fortran's order is read whole. HDF5 and NetCDF4 files may lead 
 """
 
 import argparse
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -40,7 +39,7 @@ from data_prep.formats.array_columns import Column, OpenColumn, Part, open_parts
 from data_prep.formats.array_files import FORMS, Where, named_by_files, parse_where
 from data_prep.options import Options, add_arguments
 from data_prep.source import Block, Piece, Reading, Source, SourceFile
-from hpctrain.data.index import DTYPES, check_name
+from hpctrain.data.field import DTYPES, check_name
 from hpctrain.data.ragged import Array
 from hpctrain.errors import ConfigError, DataError
 
@@ -211,9 +210,7 @@ def arrays(
         )
         columns.append(column)
     total = _count(columns)
-    row_bytes = sum(
-        np.dtype(field.dtype).itemsize * math.prod(field.shape) for field in fields.values()
-    )
+    row_bytes = sum(field.nbytes for field in fields.values())
     in_piece = max(1, options.shard_bytes // row_bytes)
     ends = [(start, min(start + in_piece, total)) for start in range(0, total, in_piece)]
     return Arrays(

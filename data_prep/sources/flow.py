@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from data_prep.options import Options
 from data_prep.source import Block, Piece, Reading, Source
-from hpctrain.data.index import Field
+from hpctrain.data.field import Field
 from hpctrain.errors import ConfigError
 
 SIZE, STEPS, TRAJECTORIES = 64, 16, 64

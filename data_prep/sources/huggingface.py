@@ -33,8 +33,8 @@ from data_prep.formats.wanted import listed
 from data_prep.options import Options, add_arguments
 from data_prep.source import Block, Piece, Reading, Source, SourceFile
 from data_prep.split import ByColumn
+from hpctrain.data.field import Field
 from hpctrain.data.images import MAX_PIXELS
-from hpctrain.data.index import Field
 from hpctrain.data.ragged import Array, offsets_of
 from hpctrain.errors import ConfigError, DataError
 

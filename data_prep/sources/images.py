@@ -31,7 +31,7 @@ from data_prep.options import Options, add_arguments
 from data_prep.piece import Problems
 from data_prep.source import Block, Piece, Reading, Source, SourceFile
 from data_prep.split import ByColumn, ByFile
-from hpctrain.data.index import Field, check_name
+from hpctrain.data.field import Field, check_name
 from hpctrain.errors import ConfigError, DataError
 
 MAX_FILE = 2**31  # bytes
@@ -201,7 +201,7 @@ def _first(pixels: Pixels, found: Labelled, problems: Problems, path: Path) -> F
 
 def _pieces(found: Labelled, spec: Field, shard_bytes: int) -> list[Piece]:
     pieces = []
-    row_bytes = 0 if spec.variable else int(np.prod(spec.shape)) * np.dtype(spec.dtype).itemsize
+    row_bytes = 0 if spec.variable else spec.nbytes
     start, nbytes = 0, 0
     for i, size in enumerate(found.files.sizes):
         size = row_bytes or size

@@ -34,7 +34,7 @@ from data_prep.options import Options, add_arguments
 from data_prep.piece import Problems
 from data_prep.source import Block, Piece, Reading, Source
 from data_prep.split import ByColumn
-from hpctrain.data.index import Field, check_name
+from hpctrain.data.field import Field, check_name
 from hpctrain.errors import ConfigError, DataError
 
 FOLDER = "folder"  # the column of the folders with an index each

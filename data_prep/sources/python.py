@@ -35,7 +35,7 @@ from data_prep.options import Options, add_arguments
 from data_prep.piece import Problems
 from data_prep.source import Block, Piece, Reading, Source, SourceFile
 from data_prep.split import ByColumn
-from hpctrain.data.index import DTYPES, check_name
+from hpctrain.data.field import DTYPES, check_name
 from hpctrain.errors import ConfigError, DataError
 
 SPLIT = "split"

@@ -22,10 +22,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.datasets.rows import blocks, element_bytes, some
+from data_prep.datasets.rows import blocks, some
 from data_prep.options import Options, add_arguments
 from data_prep.source import Block, Piece, Reading, Source, SourceFile
-from hpctrain.data.index import Field, Index, Shard
+from hpctrain.data.field import Field
+from hpctrain.data.index import Index, Shard
 from hpctrain.data.samplers import permutation
 from hpctrain.data.samplers.order import Order
 from hpctrain.data.shard import digest_file
@@ -319,7 +320,7 @@ def _bytes_each(src: Path, shards: Sequence[Shard], fields: dict[str, Field]) ->
     """Of a sample: exact, or of variable-length fields the average."""
     size = 0.0
     for name, field in fields.items():
-        element = element_bytes(field)
+        element = field.nbytes
         if not field.variable:
             size += element
             continue

@@ -23,7 +23,7 @@ import numpy as np
 from data_prep.options import Options, add_arguments
 from data_prep.source import Block, Piece, Reading, Source, SourceFile, in_groups
 from data_prep.sources import flow
-from hpctrain.data.index import Field
+from hpctrain.data.field import Field
 from hpctrain.data.ragged import Array
 from hpctrain.errors import ConfigError, DataError
 

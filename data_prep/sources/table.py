@@ -38,7 +38,7 @@ from data_prep.formats.wanted import Wanted, listed, pairs
 from data_prep.options import Options, add_arguments
 from data_prep.source import Block, Reading, Source, SourceFile
 from data_prep.split import ByColumn
-from hpctrain.data.index import Field
+from hpctrain.data.field import Field
 from hpctrain.data.schema import Batch, check_fields
 from hpctrain.errors import ConfigError, DataError
 

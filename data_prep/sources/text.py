@@ -34,8 +34,8 @@ from data_prep.options import Options, add_arguments, parse_size
 from data_prep.source import Block, Piece, Reading, Source, SourceFile
 from data_prep.split import ByColumn, ByFile
 from hpctrain.data.commit import PARTIAL
+from hpctrain.data.field import Field
 from hpctrain.data.index import FILE as INDEX
-from hpctrain.data.index import Field
 from hpctrain.errors import ConfigError, DataError
 
 BLOCK_TEXT = 2**20  # characters tokenized at once: a tokenizer takes about 100 bytes for each

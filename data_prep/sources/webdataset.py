@@ -30,7 +30,7 @@ from data_prep.formats.tars import samples
 from data_prep.options import Options, add_arguments
 from data_prep.piece import Problems
 from data_prep.source import Block, Piece, Reading, Source, SourceFile
-from hpctrain.data.index import Field
+from hpctrain.data.field import Field
 from hpctrain.errors import ConfigError, DataError
 
 IMAGES = frozenset(suffix[1:] for suffix in SUFFIXES)

@@ -33,7 +33,8 @@ from data_prep.source import SourceFile
 from data_prep.split import ByFile, parse_split
 from hpctrain.data import index as index_file
 from hpctrain.data.commit import PARTIAL, storage_error
-from hpctrain.data.index import Field, Index, check_name
+from hpctrain.data.field import Field, check_name
+from hpctrain.data.index import Index
 from hpctrain.data.moments import Moments
 from hpctrain.data.schema import check_fields
 from hpctrain.errors import ConfigError, DataError, StorageError

@@ -13,7 +13,7 @@ import numpy as np
 
 from data_prep.datasets.dataset import DataSet, positive
 from data_prep.show import console
-from hpctrain.data.index import Field
+from hpctrain.data.field import Field
 from hpctrain.data.ragged import Array
 
 PRINTED = 16  # values of an array

@@ -17,7 +17,8 @@ import numpy as np
 
 from data_prep.datasets.dataset import DataSet
 from data_prep.show import console
-from hpctrain.data.index import Field, Split
+from hpctrain.data.field import Field
+from hpctrain.data.index import Split
 from hpctrain.data.moments import Moments
 
 MOST = 30  # classes listed

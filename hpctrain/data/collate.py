@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from hpctrain.data.buffers import Buffers
-from hpctrain.data.index import Field
+from hpctrain.data.field import Field
 from hpctrain.data.ragged import Array, Ragged
 from hpctrain.errors import ConfigError, DataError
 

@@ -22,12 +22,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from math import prod
 from typing import Any
 
 import numpy as np
 
-from hpctrain.data.index import Field
+from hpctrain.data.field import Field
 from hpctrain.errors import ConfigError, DataError
 
 LEVELS = {
@@ -90,11 +89,11 @@ class Compression:
             DataError: One sample (one element of a variable-length one) is too large.
         """
         for name, field in fields.items():
-            size = prod(field.shape) * np.dtype(field.dtype).itemsize
-            if self.codec != "none" and size > MOST_BYTES:
+            if self.codec != "none" and field.nbytes > MOST_BYTES:
                 raise DataError(
-                    f"field {name!r} has samples of {size / 1e9:.1f} GB, a compressed chunk holds "
-                    f"at most {MOST_BYTES / 1e9:.1f} GB: --codec none stores them as they are"
+                    f"field {name!r} has samples of {field.nbytes / 1e9:.1f} GB; a compressed "
+                    f"chunk holds at most {MOST_BYTES / 1e9:.1f} GB. --codec none stores them "
+                    "as they are"
                 )
 
     def rows(self, row_bytes: int) -> int:
@@ -136,7 +135,9 @@ def plugins() -> Any:
     """
     library = import_module("hdf5plugin")
     files = library.get_config().registered_filters
-    others = tuple(name for name in PLUGINS if not files.get(name, "").startswith(library.PLUGIN_PATH))
+    others = tuple(
+        name for name in PLUGINS if not files.get(name, "").startswith(library.PLUGIN_PATH)
+    )
     if others:
         library.register(others, force=True)
     return library

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hpctrain.data.index import Field
+from hpctrain.data.field import Field
 from hpctrain.data.ragged import Array, Ragged
 from hpctrain.data.samplers.permutation import Int64s, groups
 from hpctrain.data.source import Prepares, Source

@@ -8,7 +8,7 @@
 
 - The first axis of every dataset is the sample (of `values`: the element).
 - Datasets are contiguous and not compressed, little-endian, and begin at a multiple of 4096
-  bytes, so that a reader may map them; the dtypes are those of `index.DTYPES`.
+  bytes, so that a reader may map them; the dtypes are those of `field.DTYPES`.
 - Or, as `hpctrain.data.compression` says, they are compressed in chunks of whole samples, which
   begin there too; `offsets` stay contiguous.
 - A file is named SPLIT-00000.h5. It holds as many samples as fit in `max_bytes` of data, and at
@@ -27,6 +27,7 @@ clears; one that raises leaves nothing.
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from mmap import mmap
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -43,7 +44,8 @@ from hpctrain.data.commit import (
     storage_error,
 )
 from hpctrain.data.compression import Compression
-from hpctrain.data.index import Field, Index, Shard, check_name
+from hpctrain.data.field import Field, check_name
+from hpctrain.data.index import Index, Shard
 from hpctrain.data.moments import Moments
 from hpctrain.data.ragged import Array, Ragged, offsets_of
 from hpctrain.data.schema import Batch, check_batch, check_fields, infer_fields, row_bytes
@@ -329,4 +331,7 @@ def _held(array: Array) -> float:
     """The bytes that live as long as this array does."""
     while isinstance(array.base, np.ndarray):
         array = array.base
-    return array.nbytes if array.base is None else np.inf  # memory of another library
+    base: Any = array.base
+    if isinstance(base, memoryview) and isinstance(base.obj, mmap):
+        return 0  # of a file: the system takes it back when it needs to
+    return array.nbytes if base is None else np.inf  # memory of another library

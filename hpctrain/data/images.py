@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data.index import Field
+from hpctrain.data.field import Field
 from hpctrain.data.ragged import Array, Ragged
 from hpctrain.data.source import Prepares, Source
 from hpctrain.errors import ConfigError, DataError
@@ -77,7 +77,7 @@ def decode(
     def one(i: int) -> None:
         with _open(images[i], names[i], max_pixels) as image:
             fitted = _fitted(image, (height, width), fit, _MODES[channels], names[i])
-            pixels[i] = np.asarray(fitted).reshape(height, width, channels).transpose(2, 0, 1)
+            planes(fitted, pixels[i])
 
     run: Any = map if pool is None else pool.map
     for _ in run(one, range(len(images))):  # raises what they raise
@@ -213,6 +213,17 @@ def _open(content: Array, sample: int, max_pixels: int) -> Any:
 def _size(content: Array, sample: int, max_pixels: int) -> Size:
     with _open(content, sample, max_pixels) as image:
         return _upright_size(image, _orientation(image, sample))
+
+
+def planes(image: Any, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+    """Return a Pillow image of 8 bits as uint8 (channels, height, width), in `out` if given."""
+    bands = image.getbands()
+    if out is None:
+        out = np.empty((len(bands), image.height, image.width), np.uint8)
+    for plane, band in zip(out, bands, strict=True):
+        # Half the time of all channels at once and a transposed copy.
+        plane[...] = np.frombuffer(image.tobytes("raw", band), np.uint8).reshape(plane.shape)
+    return out
 
 
 def orientation(image: Any) -> int:

@@ -60,7 +60,6 @@ An index without such a field is of version 1.
 
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -68,82 +67,13 @@ from typing import Any, Self
 
 import xxhash
 
+from hpctrain.data.field import Field
 from hpctrain.errors import DataError
 
 FILE = "index.json"
 FORMAT = "hpctrain-shards"
 VERSIONS = (1, 2)
-# Little-endian in the file. No bool, complex, string or object, and no uint64, which torch
-# cannot compute with: store uint8, two fields, UTF-8 bytes, int64.
-DTYPES = (
-    *("uint8", "uint16", "uint32"),
-    *("int8", "int16", "int32", "int64"),
-    *("float16", "float32", "float64"),
-)
 NO_ELEMENTS: Mapping[str, int] = {}  # shared by 100,000 shards
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """The schema of one field.
-
-    Attributes:
-        dtype: One of DTYPES.
-        shape: Of one sample; of one element of a sample when the length varies.
-        variable: Whether a sample is a sequence of any length of such elements.
-        dataset: Path in the file, where it is not that of `hpctrain.data.format`, else "".
-        offsets: The same for the offsets of a variable-length field.
-        axis: Of the dataset, that counts the samples.
-
-    Fields are equal when their samples are alike, wherever they lie.
-    """
-
-    dtype: str
-    shape: tuple[int, ...] = ()
-    variable: bool = False
-    dataset: str = field(default="", compare=False)
-    offsets: str = field(default="", compare=False)
-    axis: int = field(default=0, compare=False)
-
-    def __post_init__(self) -> None:
-        """Refuse what no shard can hold.
-
-        Raises:
-            DataError: An unknown dtype, a shape without elements, or an axis that cannot be.
-        """
-        if self.dtype not in DTYPES:
-            raise DataError(f"dtype {self.dtype} is not supported; allowed: {', '.join(DTYPES)}")
-        if any(size < 1 for size in self.shape):
-            raise DataError(f"shape {list(self.shape)} has no elements; every size must be >= 1")
-        if not 0 <= self.axis <= (0 if self.variable else len(self.shape)):
-            kind = "variable-length samples" if self.variable else f"samples {list(self.shape)}"
-            raise DataError(f"axis {self.axis} cannot count {kind}")
-
-    def as_json(self) -> dict[str, Any]:
-        """What the index holds of it."""
-        values = asdict(self)
-        return {
-            key: value
-            for key, value in values.items()
-            if key in ("dtype", "shape", "variable") or value
-        }
-
-    @property
-    def elsewhere(self) -> bool:
-        """Whether it lies where only version 2 can say."""
-        return bool(self.dataset or self.offsets or self.axis)
-
-    def datasets(self, name: str) -> tuple[str, str]:
-        """Paths in the file: of the values, and of the offsets ("" where there are none)."""
-        if not self.variable:
-            return self.dataset or name, ""
-        return self.dataset or f"{name}/values", self.offsets or f"{name}/offsets"
-
-    def __str__(self) -> str:
-        """`uint8[3, 64, 64]`, `uint8[*]` (variable length)."""
-        sizes = [*(["*"] if self.variable else []), *map(str, self.shape)]
-        return f"{self.dtype}[{', '.join(sizes)}]" if sizes else self.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,19 +353,6 @@ def check_shard(path: Path, shard: Shard) -> None:
     if size != shard.bytes:
         what = "truncated" if size < shard.bytes else "changed"
         raise DataError(f"shard {path} is {what}: it has {size} bytes, {FILE} lists {shard.bytes}")
-
-
-def check_name(name: str, what: str) -> None:
-    """Refuse a field's or split's name that is not portable in files and HDF5.
-
-    Raises:
-        DataError: With the name and what is allowed.
-    """
-    if not NAME.fullmatch(name):
-        raise DataError(
-            f"{what} {name!r}: a name has letters, digits, '_', '-' and '.' and starts with "
-            "none of the last two"
-        )
 
 
 def _names(names: tuple[str, ...]) -> str:

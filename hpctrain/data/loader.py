@@ -27,7 +27,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
-from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -134,7 +133,7 @@ class Loader:
         self._collate = Collate(source.fields, collate, self._buffers, pin=pin)
         fixed = [field for field in source.fields.values() if not field.variable]
         # What a variable-length field adds is seen: the most so far.
-        self._sample_bytes = sum(np.dtype(f.dtype).itemsize * prod(f.shape) for f in fixed)
+        self._sample_bytes = sum(field.nbytes for field in fixed)
         self._varies = len(fixed) < len(source.fields)
         self._consumed = self._iteration = 0
         self._here: deque[Batch] = deque()

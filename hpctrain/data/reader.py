@@ -23,7 +23,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data.index import Field, Index, Shard
+from hpctrain.data.field import Field
+from hpctrain.data.index import Index, Shard
 from hpctrain.data.places.origin import is_url, load_index
 from hpctrain.data.places.place import Place
 from hpctrain.data.places.placement import open_place

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data.index import Field, check_name
+from hpctrain.data.field import Field, check_name
 from hpctrain.data.ragged import Array, Ragged
 from hpctrain.errors import DataError
 
@@ -92,6 +92,6 @@ def row_bytes(rows: Mapping[str, Array | Ragged], fields: Mapping[str, Field]) -
     """Return the data bytes of each sample, int64 (n,)."""
     sizes = np.zeros(len(next(iter(rows.values()))), np.int64)
     for name, value in rows.items():
-        element = np.dtype(fields[name].dtype).itemsize * int(np.prod(fields[name].shape))
+        element = fields[name].nbytes
         sizes += value.lengths * element + 8 if isinstance(value, Ragged) else element
     return sizes

@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 
 from hpctrain.data.compression import Compression, as_asked
-from hpctrain.data.index import Field
+from hpctrain.data.field import Field
 from hpctrain.data.ragged import Array
 
 FORMAT = "hpctrain-shard"

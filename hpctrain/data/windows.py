@@ -14,12 +14,11 @@ context: every token but the first of a shard is predicted once.
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data.index import Field
+from hpctrain.data.field import Field
 from hpctrain.data.ragged import Array
 from hpctrain.data.reader import BLOCK_BYTES, Reader
 from hpctrain.errors import DataError
@@ -105,9 +104,7 @@ class Windows:
 
     def block_size(self) -> int:
         """Return how many windows make a good run, of about BLOCK_BYTES."""
-        spec = self.fields[self._field]
-        size = np.dtype(spec.dtype).itemsize * prod(spec.shape)
-        return max(1, BLOCK_BYTES // size)
+        return max(1, BLOCK_BYTES // self.fields[self._field].nbytes)
 
     def prepare(self, indices: Int64s, blocks: Int64s | None = None) -> None:
         """See `hpctrain.data.source.Prepares`."""

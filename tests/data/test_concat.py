@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.data.concat import Concat
+from hpctrain.data.field import Field
 from hpctrain.data.format import write_shards
-from hpctrain.data.index import Field
 from hpctrain.data.ragged import Ragged
 from hpctrain.data.reader import Reader
 from hpctrain.data.samplers.mixture import Mixture

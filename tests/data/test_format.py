@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from hpctrain.data import commit
 from hpctrain.data.compression import Compression
+from hpctrain.data.field import DTYPES, Field
 from hpctrain.data.format import ShardWriter, digest_file, write_shards
-from hpctrain.data.index import DTYPES, Field, Index
+from hpctrain.data.index import Index
 from hpctrain.data.ragged import Ragged
 from hpctrain.errors import DataError, StorageError
 
@@ -135,7 +136,7 @@ def test_a_sample_larger_than_a_shard_is_a_shard(tmp_path):
 
 @settings(max_examples=40, deadline=None)
 @given(
-    dtype=st.sampled_from(DTYPES),
+    dtype=st.sampled_from([*DTYPES]),
     shape=st.lists(st.integers(1, 3), max_size=3),
     count=st.integers(1, 30),
     order=st.sampled_from("<>"),

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpctrain.data.field import Field
 from hpctrain.data.format import write_shards
 from hpctrain.data.images import Decoded, decode
-from hpctrain.data.index import Field
 from hpctrain.data.ragged import Ragged
 from hpctrain.data.reader import Reader
 from hpctrain.errors import ConfigError, DataError

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hpctrain.data.field import Field, check_name
 from hpctrain.data.format import write_shards
-from hpctrain.data.index import Field, Index, Shard, check_name
+from hpctrain.data.index import Index, Shard
 from hpctrain.errors import DataError
 
 

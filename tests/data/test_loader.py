@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpctrain.data.loader
+from hpctrain.data.field import Field
 from hpctrain.data.format import write_shards
-from hpctrain.data.index import Field
 from hpctrain.data.loader import GROUP, Loader
 from hpctrain.data.reader import Reader
 from hpctrain.data.samplers.order import Order

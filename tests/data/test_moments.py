@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from hpctrain.data.index import DTYPES
+from hpctrain.data.field import DTYPES
 from hpctrain.data.moments import BLOCK, MOST_CLASSES, Moments
 from hpctrain.data.ragged import Ragged
 

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpctrain.data.field import Field
 from hpctrain.data.format import digest_file, write_shards
-from hpctrain.data.index import Field, Index, Shard
+from hpctrain.data.index import Index, Shard
 from hpctrain.data.ragged import Ragged
 from hpctrain.data.reader import Reader
 from hpctrain.data.storage import arena

@@ -3,7 +3,8 @@
 import subprocess
 import sys
 
-from hpctrain.data.index import Field, Index, Shard
+from hpctrain.data.field import Field
+from hpctrain.data.index import Index, Shard
 
 SHARDS, EACH = 100_000, 100_000
 PROGRAM = """

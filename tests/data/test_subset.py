@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.data.index import Field
+from hpctrain.data.field import Field
 from hpctrain.data.ragged import Ragged
 from hpctrain.data.reader import Reader
 from hpctrain.data.samplers.blocks import BlockOrder

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpctrain.data.index import Field
+from hpctrain.data.field import Field
 from hpctrain.data.ragged import Ragged
 
 COUNT = 100

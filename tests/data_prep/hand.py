@@ -12,7 +12,7 @@ import numpy as np
 from data_prep.options import Options
 from data_prep.source import Block, Piece, Reading, Source
 from data_prep.split import parse_split
-from hpctrain.data.index import Field
+from hpctrain.data.field import Field
 
 BLOCK = 3
 

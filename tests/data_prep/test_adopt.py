@@ -8,8 +8,9 @@ import h5py
 import numpy as np
 import pytest
 
+from hpctrain.data.field import Field
 from hpctrain.data.format import digest_file, write_shards
-from hpctrain.data.index import Field, Index
+from hpctrain.data.index import Index
 from hpctrain.data.loader import Loader
 from hpctrain.data.reader import Reader
 from hpctrain.data.samplers.order import Order

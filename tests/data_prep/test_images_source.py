@@ -18,8 +18,9 @@ from data_prep.formats.pixels import Pixels
 from data_prep.formats.samples import Unusable, field_of, fitted
 from data_prep.options import Options
 from data_prep.sources.images import images
+from hpctrain.data.field import Field
 from hpctrain.data.images import decode
-from hpctrain.data.index import Field, Index
+from hpctrain.data.index import Index
 from hpctrain.data.ragged import Ragged
 from hpctrain.data.reader import Reader
 

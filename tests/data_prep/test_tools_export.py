@@ -15,8 +15,9 @@ from PIL import Image
 from data_prep.datasets.dataset import DataSet
 from data_prep.exports.images import folder_names
 from data_prep.tools.diff import difference
+from hpctrain.data.field import DTYPES
 from hpctrain.data.format import write_shards
-from hpctrain.data.index import DTYPES, Index
+from hpctrain.data.index import Index
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ def edited(folder, content):
 
 
 def _digest(content):
-    from hpctrain.data.index import Field
+    from hpctrain.data.field import Field
 
     return Index(
         {

@@ -14,7 +14,8 @@ import h5py
 import numpy as np
 
 from hpctrain.data import shard as shard_format
-from hpctrain.data.index import Field, Shard, check_shard
+from hpctrain.data.field import Field
+from hpctrain.data.index import Shard, check_shard
 from hpctrain.data.storage.chunks import Chunked, decoders
 from hpctrain.data.storage.grid import samples_first
 from hpctrain.data.storage.plain import Plain

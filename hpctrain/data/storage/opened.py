@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hpctrain.data.index import Field, Shard
+from hpctrain.data.field import Field
+from hpctrain.data.index import Shard
 from hpctrain.data.places.filesystem import Kind, kind_of
 from hpctrain.data.places.place import Place
 from hpctrain.data.ragged import Array

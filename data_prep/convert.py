@@ -26,6 +26,7 @@ from data_prep.passes import choose
 from data_prep.piece import Converter, NotTheSameError, Progress
 from data_prep.progress import Progress as ProgressBar
 from data_prep.provenance import made_by
+from data_prep.show.console import size
 from data_prep.source import Source, SourceFile
 from data_prep.split import ByColumn, ByFile, Fractions
 from hpctrain.data import commit
@@ -66,6 +67,7 @@ def convert(source: Source, out: Path, options: Options) -> Index | None:
         job.begin(plan, overwrite=options.overwrite)
         _do(Converter(source, options), job)
         if parts and not _is_last(job, options):
+            job.keep()
             return None
         index = finalize(job)
     if not options.quiet:
@@ -336,10 +338,4 @@ def _check_room(source: Source, todo: list[int], out: Path) -> None:
     needed = sum(source.pieces[number].bytes for number in todo)
     free = shutil.disk_usage(out).free
     if needed > free:
-        raise StorageError(
-            f"{out}: {_size(needed)} are to be written, {_size(free)} are free there"
-        )
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 1e9:,.1f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:,.1f} MB"
+        raise StorageError(f"{out}: {size(needed)} are to be written, {size(free)} are free there")

@@ -235,6 +235,7 @@ class Job:
 
     def __init__(self, out: Path, *, shared: bool = False) -> None:
         self.out, self.folder, self._shared = out, out / PARTIAL, shared
+        self._kept = False
         try:
             self._lock = commit.lock(out, shared=shared, wait=WAIT_S if shared else 0)
         except OSError as error:
@@ -313,10 +314,14 @@ class Job:
         for unfinished in (self.folder / PIECES).glob(".*"):
             shutil.rmtree(unfinished, ignore_errors=True)
 
+    def keep(self) -> None:
+        """Leave it there for the other parts and for `finalize`, even without a finished piece."""
+        self._kept = True
+
     def close(self) -> None:
         """Let other writers in; nothing stays behind but what is finished."""
         with suppress(OSError):
-            if commit.alone(self.out, self._lock):
+            if not self._kept and commit.alone(self.out, self._lock):
                 self._remove_unfinished()
                 if all(path.name.startswith(".") for path in self.folder.glob("*/*")):
                     commit.discard(self.out)

@@ -190,7 +190,7 @@ def add_arguments(parser: argparse.ArgumentParser, split: str = "train=1") -> No
     )
     group.add_argument(
         "--workers",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="processes (default: the cores); the result does not depend on it",
     )
@@ -239,7 +239,8 @@ def _part(text: str | None) -> tuple[int, int] | None:
     return int(match[1]), int(match[2])
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A whole number from 1, for argparse."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes, from 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return int(text)

@@ -15,6 +15,8 @@ from hpctrain.data.field import Field
 from hpctrain.data.schema import Batch
 from hpctrain.errors import DataError
 
+BLOCK_BYTES = 8 * 2**20  # that are read, checked and passed on at once, about
+
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:

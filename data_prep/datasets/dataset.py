@@ -4,13 +4,13 @@ Every layout that HDF5 reads, in ranges of a few MB, and nothing that is not ask
 compared with the index before anything is read from it.
 """
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from data_prep.datasets.shards import OpenShard, Rows
+from data_prep.show import console
 from hpctrain.data import index as index_file
 from hpctrain.data.field import Field, check_name
 from hpctrain.data.index import Index, Shard, Split
@@ -42,7 +42,7 @@ class DataSet:
             ConfigError: There is no such split.
         """
         if name is not None and name not in self.index.splits:
-            raise ConfigError(f"--split {name!r}: there are {', '.join(self.index.splits)}")
+            raise ConfigError(f"--split {name!r}: there are {console.listed(self.index.splits)}")
         names = self.index.splits if name is None else (name,)
         return [self.index.split(name) for name in names]
 
@@ -54,13 +54,14 @@ class DataSet:
         """
         for name in names:
             if name not in self.index.fields:
-                raise ConfigError(f"--field {name!r}: there are {', '.join(self.index.fields)}")
+                raise ConfigError(
+                    f"--field {name!r}: there are {console.listed(self.index.fields)}"
+                )
         return {name: self.index.fields[name] for name in names or self.index.fields}
 
     def categories(self, field: str) -> Sequence[str]:
         """The names of a field's values 0, 1, …, or none."""
-        found: Mapping[str, Sequence[str]] = getattr(self.index, "categories", {})
-        return found.get(field, ())
+        return self.index.categories.get(field, ())
 
     def open(self, shard: Shard, fields: Mapping[str, Field]) -> OpenShard:
         """Open a shard to read these fields.
@@ -150,10 +151,3 @@ def evenly(count: int, most: int) -> list[int]:
 def sizes(rows: Rows, fields: Mapping[str, Field]) -> int:
     """The bytes of data in a block."""
     return int(row_bytes(rows, fields).sum())
-
-
-def positive(text: str) -> int:
-    """A whole number from 1, for argparse."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from data_prep.source import BLOCK_BYTES
 from hpctrain.data.field import Field
 from hpctrain.data.ragged import Array, Ragged
 from hpctrain.data.storage.layout import Layout
 from hpctrain.data.storage.plain import Plain
 from hpctrain.errors import DataError
 
-BLOCK_BYTES = 8 * 2**20
 GAP_BYTES = 2**15
 
 Int64s = NDArray[np.int64]

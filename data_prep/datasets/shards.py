@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from data_prep.source import BLOCK_BYTES
 from hpctrain.data import shard as shard_format
 from hpctrain.data.field import Field
 from hpctrain.data.index import Shard, check_shard
@@ -22,7 +23,6 @@ from hpctrain.data.storage.layout import INTEGERS, dtype_of
 from hpctrain.data.storage.table import filters
 from hpctrain.errors import DataError
 
-BLOCK_BYTES = 8 * 2**20
 BLOCK_SAMPLES = 2**16
 
 Rows = dict[str, Array | Ragged]

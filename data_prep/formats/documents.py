@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from data_prep.formats.files import LinesOf, Part, line_at, ranges
 from data_prep.formats.opening import BUFFER, GROWTH, open_parquet, opened
+from data_prep.show import console
 from data_prep.source import Reading, SourceFile
 from hpctrain.errors import ConfigError, DataError
 
@@ -186,7 +187,7 @@ class Reader:
         schema = table.schema_arrow
         if self.key not in schema.names:
             raise DataError(
-                f"{path} has no column {self.key!r}; it has {', '.join(schema.names)}: "
+                f"{path} has no column {self.key!r}; it has {console.listed(schema.names)}: "
                 "--text-column names it"
             )
         kind = schema.field(self.key).type

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, overload
 
+from data_prep.show import console
 from data_prep.source import SourceFile
 from hpctrain.errors import ConfigError, DataError
 
@@ -208,4 +209,6 @@ def _check_columns(path: Path, columns: Sequence[str], found: Sequence[str]) -> 
     for name in columns:
         if found.count(name) != 1:
             what = "two columns" if name in found else "no column"
-            raise ConfigError(f"{path} has {what} {name!r}; it has {', '.join(found) or 'none'}")
+            raise ConfigError(
+                f"{path} has {what} {name!r}; it has {console.listed(found) or 'none'}"
+            )

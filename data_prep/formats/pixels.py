@@ -8,7 +8,7 @@ Decoded by Pillow into uint8 (channels, height, width), or kept as they are for 
   by Pillow's formulas, colour to grey by ITU-R 601.
 - More than 8 bits a channel: only by --mode L16 (uint16, grey), never cut down to 8.
 - Transparent pixels: kept by --mode RGBA, laid over --background, otherwise the image cannot be
-  used. An alpha channel that is opaque everywhere is dropped.
+  used, decoded or --encoded. An alpha channel that is opaque everywhere is dropped.
 - --encoded keeps each file's bytes, orientation and all, as the loader decodes them later
   (hpctrain.data.images: JPEG, PNG, WebP; it applies the orientation too). Only the header and
   the file's end (of PNG: its checksums) are looked at. Together with --size, files of another
@@ -44,8 +44,8 @@ BITS = 0x0102  # TIFF's tag
 DRAFT = 2  # times the target that a drafted JPEG still has
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
+def add_arguments(parser: argparse.ArgumentParser, mode: str = "RGB") -> None:
+    """Of the command line; `mode` is the default, see `Pixels`."""
     group = parser.add_argument_group("images")
     group.add_argument("--size", metavar="HxW", help="height and width; 64 is 64x64")
     group.add_argument(
@@ -59,7 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--filter", choices=FILTERS, default="bilinear", help="of resizing (default: %(default)s)"
     )
-    group.add_argument("--mode", choices=MODES, help="of the pixels (default: RGB)")
+    group.add_argument(
+        "--mode", choices=MODES, help=f"of the pixels (default: {mode or 'that of the first'})"
+    )
     group.add_argument(
         "--background", default="", metavar="COLOR", help="under transparent pixels and of `pad`"
     )
@@ -96,7 +98,7 @@ class Pixels:
         size: Height and width, or None: as the file has it.
         resize: One of RESIZE.
         filter: One of FILTERS.
-        mode: One of MODES.
+        mode: One of MODES, or "": L of grey images, RGB of all others.
         background: A colour as Pillow knows it, or "".
         encoded: The file's bytes are the sample.
         quality: Of JPEGs that are encoded again.
@@ -115,8 +117,8 @@ class Pixels:
     draft: bool = False
 
     @classmethod
-    def of(cls, args: argparse.Namespace) -> Self:
-        """Take them from the command line.
+    def of(cls, args: argparse.Namespace, mode: str = "RGB") -> Self:
+        """Take them from the command line; `mode` is the default.
 
         Raises:
             ConfigError: A value that is not allowed, or Pillow is not installed.
@@ -148,7 +150,7 @@ class Pixels:
             size=size,
             resize=args.resize,
             filter=args.filter,
-            mode=args.mode or "RGB",
+            mode=args.mode or mode,
             background=args.background,
             encoded=args.encoded,
             quality=args.quality,
@@ -165,11 +167,10 @@ class Pixels:
         """The field of the samples; None: the first image decides its shape."""
         if self.encoded:
             return Field("uint8", variable=True)
-        return None if self.size is None else Field(self._dtype, (MODES[self.mode], *self.size))
-
-    @property
-    def _dtype(self) -> str:
-        return "uint16" if self.mode == "L16" else "uint8"
+        if self.size is None or not self.mode:
+            return None
+        dtype = "uint16" if self.mode == "L16" else "uint8"
+        return Field(dtype, (MODES[self.mode], *self.size))
 
     def sample(self, content: bytes, field: Field | None = None) -> Array:
         """Return a file's sample.
@@ -188,6 +189,11 @@ class Pixels:
             return np.frombuffer(self._file(content), np.uint8)
         with _reasons(), self._opened(content) as image:
             pixels = self._array(self._resized(self._upright(image)))
+        if field is not None and len(pixels) != field.shape[0]:
+            raise Unusable(
+                f"it has {_channels(len(pixels))}, the first image {_channels(field.shape[0])}; "
+                "--mode makes them equal"
+            )
         if field is not None and pixels.shape != field.shape:
             raise Unusable(
                 f"it has {pixels.shape[1]} x {pixels.shape[2]} pixels, the first image "
@@ -219,8 +225,10 @@ class Pixels:
                     f"the loader decodes {', '.join(LOADED)}, not {kind}; leave out --encoded, or "
                     "--size encodes it again"
                 )
-            fits = self.size == (image.height, image.width) and orientation(image) == 1
-            if kind in LOADED and (fits or self.size is None):
+            fits = self.size is None or (
+                self.size == (image.height, image.width) and orientation(image) == 1
+            )
+            if kind in LOADED and fits and self._opaque(image, content):
                 if kind == "PNG":
                     self._opened(content).verify()  # all checksums; nothing may be read before
                 _check_end(image, kind, content)
@@ -233,6 +241,13 @@ class Pixels:
             else:
                 resized.save(file, "PNG")
             return file.getvalue()
+
+    def _opaque(self, image: Any, content: bytes) -> bool:
+        """Whether nothing is lost when the loader drops the alpha channel."""
+        if not _has_alpha(image):
+            return True
+        with self._opened(content) as decoded:  # of `image` nothing may be read before
+            return bool(_least_alpha(decoded.convert("RGBA")) == 255)
 
     def _opened(self, content: bytes) -> Any:
         """An image whose header is good."""
@@ -274,20 +289,22 @@ class Pixels:
         image = upright(image, orientation(image))
         if self.mode == "L16":
             return _grey16(image)
-        if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        mode = self.mode or ("L" if image.mode in ("1", "L", "LA", "La") else "RGB")
+        if _has_alpha(image):
             image = image.convert("RGBA")
             if self.mode == "RGBA":
                 return image
-            if image.getchannel("A").getextrema()[0] < 255:
+            if _least_alpha(image) < 255:
                 if not self.background:
+                    other = "" if self.encoded else ", --mode RGBA keeps them"
                     raise Unusable(
-                        "it has transparent pixels: --background white lays them over a colour, "
-                        "--mode RGBA keeps them"
+                        "it has transparent pixels: --background white lays them over a colour"
+                        f"{other}"
                     )
                 below = pillow.new("RGBA", image.size, self.background)
                 image = pillow.alpha_composite(below, image)
             image = image.convert("RGB")
-        return image if image.mode == self.mode else image.convert(self.mode)
+        return image if image.mode == mode else image.convert(mode)
 
     def _resized(self, image: Any) -> Any:
         if self.size is None or (image.height, image.width) == self.size:
@@ -318,6 +335,19 @@ class Pixels:
             deep = np.asarray(image).clip(0, 2**16 - 1)  # a sharp filter overshoots
             return deep.astype(np.uint16)[None]
         return planes(image)
+
+
+def _has_alpha(image: Any) -> bool:
+    return image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info
+
+
+def _least_alpha(image: Any) -> int:
+    low: int = image.getchannel("A").getextrema()[0]
+    return low
+
+
+def _channels(count: int) -> str:
+    return "1 channel" if count == 1 else f"{count} channels"
 
 
 def _pillow() -> Any:

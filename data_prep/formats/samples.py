@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.source import Block
+from data_prep.source import BLOCK_BYTES, Block
 from hpctrain.data.field import Field
 from hpctrain.data.ragged import Array
 from hpctrain.errors import DataError
 
-BLOCK_BYTES = 8 * 2**20
 RECORD_BYTES = 64  # counted for each, so that samples of nothing make blocks too
 
 

@@ -12,9 +12,9 @@ import h5py
 import numpy as np
 import xxhash
 
-from data_prep.datasets.rows import BLOCK_BYTES, blocks
+from data_prep.datasets.rows import blocks
 from data_prep.piece import Progress
-from data_prep.source import SourceFile
+from data_prep.source import BLOCK_BYTES, SourceFile
 from hpctrain.data.field import Field
 from hpctrain.data.index import Shard
 from hpctrain.data.moments import Moments

@@ -3,20 +3,21 @@
 A file of CSV with quotes is one piece, as a line in it may be half a row.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import add
 from pathlib import PurePath
 from typing import Any
 
+import numpy as np
+
 from data_prep.formats.csv_files import Csv, Rows, csv_rows, first_rows, has_quotes
 from data_prep.formats.files import Part, ranges
 from data_prep.formats.opening import GROWTH, one_line, open_parquet, pyarrow
-from data_prep.source import SourceFile
+from data_prep.source import BLOCK_BYTES, SourceFile
 from hpctrain.errors import ConfigError, DataError
 
-BLOCK_BYTES = 8 * 2**20
 ROWS = 2**16  # of a batch at most
 SUFFIXES = {
     ".csv": "csv",
@@ -156,3 +157,15 @@ def _arrow(path: str) -> Iterator[Any]:
                 yield reader
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read as Arrow: {one_line(error)}") from None
+
+
+def without(array: Any, rows: Iterable[int]) -> Any:
+    """Return an array, or a batch, without some rows."""
+    import pyarrow as pa
+
+    which = list(rows)
+    if not which:
+        return array
+    keep = np.ones(len(array), bool)
+    keep[which] = False
+    return array.filter(pa.array(keep))

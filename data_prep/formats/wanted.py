@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from data_prep.show import console
 from hpctrain.errors import ConfigError
 
 
@@ -95,4 +96,4 @@ def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
 
 
 def _has(names: Sequence[str]) -> str:
-    return f"there are {', '.join(names)}"
+    return f"there are {console.listed(names)}"

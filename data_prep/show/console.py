@@ -5,11 +5,13 @@ through.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+NAMED = 30
 
 
 def terminal() -> "Console":
@@ -84,6 +86,13 @@ def number(value: float | int | None) -> str:
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """`a, b, c`; of a thousand the first few."""
+    found = list(names)
+    more = f", … ({len(found):,} in all)" if len(found) > NAMED else ""
+    return ", ".join(found[:NAMED]) + more
 
 
 def size(nbytes: int) -> str:

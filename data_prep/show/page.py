@@ -38,10 +38,12 @@ def check(path: Path) -> None:
     """See that a plot can be made, before anything else is done.
 
     Raises:
-        ConfigError: Another kind of file, or matplotlib is not installed.
+        ConfigError: Another kind of file, no such folder, or matplotlib is not installed.
     """
     if path.suffix.lower() not in (".png", ".html"):
         raise ConfigError(f"--plot {path}: it is a .png or .html file")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--plot {path}: there is no folder {path.parent}")
     try:
         import matplotlib  # noqa: F401
     except ImportError:

@@ -38,12 +38,10 @@ from numpy.typing import NDArray
 from data_prep.formats.array_columns import Column, OpenColumn, Part, open_parts
 from data_prep.formats.array_files import FORMS, Where, named_by_files, parse_where
 from data_prep.options import Options, add_arguments
-from data_prep.source import Block, Piece, Reading, Source, SourceFile
+from data_prep.source import BLOCK_BYTES, Block, Piece, Reading, Source, SourceFile
 from hpctrain.data.field import DTYPES, check_name
 from hpctrain.data.ragged import Array
 from hpctrain.errors import ConfigError, DataError
-
-BLOCK_BYTES = 8 * 2**20
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,16 +8,13 @@ A DatasetDict keeps its splits (--split column:split); of a Dataset all is `trai
 Value, List, Sequence   as in `table`: numbers, text as uint8 of variable length, lists
 ClassLabel              int64, with its names in the index; -1 is no label, as it is there
 Array2D … Array5D       their shape; with an open first axis variable-length
-Image                   decoded: uint8 (channels, height, width), of the size of the first; or
-                        with --encoded the file's bytes, for the loader to decode
+Image                   as in `images`: decoded, L or RGB and of the size of the first unless
+                        --mode and --size say otherwise; or --encoded
 
-All others, such as Audio, Video and dicts, are refused by name: --drop them. Images are turned as
-their EXIF orientation says; other modes than L and RGB need --mode.
+All others, such as Audio, Video and dicts, are refused by name: --drop them.
 """
 
 import argparse
-import io
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,26 +22,27 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats import tables
+from data_prep.formats import pixels, tables
 from data_prep.formats.columns import Column
 from data_prep.formats.files import Part
 from data_prep.formats.opening import one_line
+from data_prep.formats.pixels import Pixels
+from data_prep.formats.samples import Unusable
 from data_prep.formats.wanted import listed
 from data_prep.options import Options, add_arguments
+from data_prep.show import console
 from data_prep.source import Block, Piece, Reading, Source, SourceFile
 from data_prep.split import ByColumn
 from hpctrain.data.field import Field
-from hpctrain.data.images import MAX_PIXELS
 from hpctrain.data.ragged import Array, offsets_of
 from hpctrain.errors import ConfigError, DataError
 
 SPLIT = "split"  # the column that stands for the names of a DatasetDict
-MODES = ("L", "RGB")
-CONVERTED = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # of 8 bits or less
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Of the command line."""
+    parser.epilog = pixels.__doc__
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="of save_to_disk")
     group = parser.add_argument_group("huggingface")
     group.add_argument(
@@ -53,9 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--drop", action="append", default=[], metavar="NAME,…", help="all but these"
     )
-    how = group.add_mutually_exclusive_group()
-    how.add_argument("--mode", choices=MODES, help="convert images to this mode")
-    how.add_argument("--encoded", action="store_true", help="images as the bytes of their files")
+    pixels.add_arguments(parser, mode="")
     add_arguments(parser, split="")
 
 
@@ -66,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
     saved = load(args.folder)
     args.split = args.split or ("train=1" if "" in saved.splits else f"column:{SPLIT}")
     options = Options.of(args)
-    images = Images(args.mode or "", args.encoded)
+    images = Pixels.of(args, mode="")
     source = huggingface(saved, listed(args.columns), listed(args.drop), images, options)
     convert(source, args.out, options)
 
@@ -89,61 +85,12 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class Images:
-    """How images are stored: in a mode ("": their own), or as the bytes of their files."""
-
-    mode: str = ""
-    encoded: bool = False
-
-    def read(self, image: Mapping[str, Any] | None) -> Array | str:
-        """Return the pixels uint8 (channels, height, width) or the bytes, or what is wrong."""
-        if image is None:
-            return "is null"
-        content = image["bytes"]
-        if content is None:
-            return f"is not in the data set but at {image['path']!r}; save it with the images in it"
-        if self.encoded and content:
-            return np.frombuffer(content, np.uint8)
-        return self._decoded(content)
-
-    def _decoded(self, content: bytes) -> Array | str:
-        try:
-            from PIL import Image, ImageOps
-        except ImportError:
-            raise DataError(
-                "images need Pillow, which is not installed: pip install 'hpctrain[prep]'"
-            ) from None
-        try:
-            with warnings.catch_warnings():  # of what comes below, to the terminal
-                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-                file = Image.open(io.BytesIO(content))
-            with file:
-                if file.width * file.height > MAX_PIXELS:
-                    return (
-                        f"has {file.height} x {file.width} pixels; more than {MAX_PIXELS} are not "
-                        "decoded: --encoded keeps it"
-                    )
-                image = ImageOps.exif_transpose(file) or file
-                mode = image.mode
-                if self.mode and mode in CONVERTED:
-                    image = image.convert(self.mode)
-                elif mode not in MODES:
-                    way = "--mode converts it" if mode in CONVERTED else "--encoded keeps it"
-                    return f"has the mode {mode}, not L or RGB; {way}"
-                pixels = np.asarray(image)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            return f"cannot be decoded: {error}"
-        pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-        return np.ascontiguousarray(pixels)
-
-
-@dataclass(frozen=True)
 class HuggingFace(Source):
     """See `huggingface`."""
 
     by_name: Mapping[str, Column | None] = field(default_factory=dict)  # None: an image
     shapes: Mapping[str, Sequence[int | None]] = field(default_factory=dict)  # of arrays
-    images: Images = field(default_factory=Images)
+    images: Pixels = field(default_factory=Pixels)
     column: str = ""
 
     def read(self, what: tuple[str, str], reading: Reading) -> Iterator[Block]:
@@ -182,16 +129,11 @@ class HuggingFace(Source):
                 yield Block(values, column=self._column(split, batch, kept), file=path)
 
     def _image(self, name: str, item: Mapping[str, Any] | None) -> Array | str:
-        image = self.images.read(item)
-        if isinstance(image, str):
-            return f"column {name!r}: the image {image}"
         wanted = self.fields[name]
-        if not wanted.variable and image.shape != wanted.shape:
-            return (
-                f"column {name!r}: the image is {list(image.shape)}, the first one "
-                f"{list(wanted.shape)}; --encoded stores any"
-            )
-        return image
+        try:
+            return _sample(self.images, item, None if wanted.variable else wanted)
+        except Unusable as error:
+            return f"column {name!r}: the image cannot be used: {error}"
 
     def _column(self, split: str, batch: Any, kept: Sequence[int]) -> list[str] | None:
         if not self.column:
@@ -244,7 +186,7 @@ def load(folder: Path) -> Saved:
 
 
 def huggingface(
-    saved: Saved, columns: Sequence[str], drop: Sequence[str], images: Images, options: Options
+    saved: Saved, columns: Sequence[str], drop: Sequence[str], images: Pixels, options: Options
 ) -> Source:
     """A source of the rows of a saved data set.
 
@@ -262,7 +204,7 @@ def huggingface(
     for name in (*columns, *drop):
         if name not in saved.features:
             raise ConfigError(
-                f"there is no feature {name!r}; there are {', '.join(saved.features)}"
+                f"there is no feature {name!r}; there are {console.listed(saved.features)}"
             )
     if columns and drop:
         raise ConfigError("--columns and --drop: give one of them")
@@ -294,7 +236,7 @@ def huggingface(
             "columns": chosen,
             "categories": categories,
             "splits": {split: len(paths) for split, paths in saved.splits.items()},
-            "images": [images.mode, images.encoded],
+            "images": images.identity(),
         },
         about={
             "from": saved.folder,
@@ -373,18 +315,32 @@ def _kind(feature: Any) -> str:
     return type(feature).__name__
 
 
-def _image_field(name: str, saved: Saved, images: Images) -> Field:
-    """Of the first image that can be read."""
-    if images.encoded:
-        return Field("uint8", variable=True)
+def _sample(images: Pixels, item: Mapping[str, Any] | None, field: Field | None = None) -> Array:
+    """What an image becomes.
+
+    Raises:
+        Unusable: See `Pixels.sample`; or it is not there.
+    """
+    if item is None:
+        raise Unusable("it is null")
+    if item["bytes"] is None:
+        raise Unusable(f"it is not in the data set but at {item['path']!r}; save it with it")
+    return images.sample(item["bytes"], field)
+
+
+def _image_field(name: str, saved: Saved, images: Pixels) -> Field:
+    """Of the first image that can be used, unless the options say it."""
+    if images.field is not None:
+        return images.field
     why = "there is none"
     for paths in saved.splits.values():
         for path in paths:
             for batch, _ in tables.arrow_batches(Part(path), [name]):
                 for item in batch[name].to_pylist():
-                    image = images.read(item)
-                    if not isinstance(image, str):
-                        return Field("uint8", image.shape)
-                    why = f"the image {image}"
+                    try:
+                        image = _sample(images, item)
+                        return Field(image.dtype.name, image.shape)
+                    except Unusable as error:
+                        why = str(error)
                 break
-    raise DataError(f"{saved.folder}: column {name!r}: no image can be read: {why}")
+    raise DataError(f"{saved.folder}: column {name!r}: no image can be used: {why}")

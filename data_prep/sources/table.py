@@ -10,7 +10,7 @@ ints, floats     as they are; uint64 as int64, where it fits
 bool             uint8
 dates, times     int64 in the unit of the column's type, which the provenance has
 text, binary     variable-length uint8, UTF-8; or int32 codes with --categorical, the names in
-                 the index, sorted
+                 the index, sorted; whole numbers keep the names that `export` gave them in Parquet
 lists            fixed size: (n, k); others: variable-length
 structs, maps    not possible: --drop them
 
@@ -23,7 +23,7 @@ empty value (or NA, nan, null) of a number is null; --cast COLUMN=text takes the
 """
 
 import argparse
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,18 +31,18 @@ from typing import Any
 import numpy as np
 
 from data_prep.formats import files, tables
+from data_prep.formats.categories import categorical, names_of
 from data_prep.formats.columns import Column, plain, shown
 from data_prep.formats.csv_files import Csv, Rows
 from data_prep.formats.files import Part
+from data_prep.formats.tables import without
 from data_prep.formats.wanted import Wanted, listed, pairs
 from data_prep.options import Options, add_arguments
-from data_prep.source import Block, Reading, Source, SourceFile
+from data_prep.source import Block, Reading, Source
 from data_prep.split import ByColumn
 from hpctrain.data.field import Field
 from hpctrain.data.schema import Batch, check_fields
 from hpctrain.errors import ConfigError, DataError
-
-MAX_CATEGORIES = 1_000_000
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -121,7 +121,7 @@ class Table(Source):
         told = [*rows.missing, *((rows.number(row), why) for row, why in bad.items())]
         for number, why in sorted(told):
             reading.bad(path, f"row {number}", why)
-        return _without(batch, bad)
+        return without(batch, bad)
 
     def _block(self, batch: Any, path: str) -> Block:
         values: dict[str, Any] = {}
@@ -161,7 +161,7 @@ def table(
     needed = [*chosen, *([column] if column in schema.names else [])]
     for path in others:
         _check_same(first, schema, path, csv, needed if wanted.columns or wanted.drop else None)
-    categories = _categories(found.files, wanted, csv, schema)
+    categories = categorical(found.files, wanted, csv, schema)
     fields_of = {
         target: [
             Column.of(
@@ -201,9 +201,9 @@ def table(
             "types": {name: str(schema.field(name).type) for name in chosen},
         },
         categories={
-            target: list(map(str, group[0].categories))
+            target: names
             for target, group in fields_of.items()
-            if group[0].categories is not None and target not in wanted.stack
+            if target not in wanted.stack and (names := names_of(group[0], schema))
         },
         columns=schema.names,
         fields_of=fields_of,
@@ -293,65 +293,15 @@ def _check_same(first: str, schema: Any, path: str, csv: Csv, needed: Sequence[s
             )
 
 
-def _categories(
-    sources: Sequence[SourceFile], wanted: Wanted, csv: Csv, schema: Any
-) -> dict[str, list[Any]]:
-    """The values of the categorical columns, sorted."""
-    import pyarrow.types as types
-
-    names = list(dict.fromkeys(wanted.categorical))
-    for name in names:
-        kind = plain(schema.field(name).type)
-        if not (types.is_integer(kind) or types.is_boolean(kind) or _is_string(kind)):
-            raise ConfigError(f"--categorical {name}: it is {kind}, not text or whole numbers")
-        if name in wanted.cast and wanted.cast[name] != "text":
-            raise ConfigError(f"--categorical {name}: its codes are int32, there is no --cast")
-    found: dict[str, set[Any]] = {name: set() for name in names}
-    for file in sources if names else ():
-        for part, _ in tables.parts_of(file, file.size or 1, csv):
-            for rows in tables.rows_of(part, names, csv):
-                for name in names if rows.batch.num_rows else ():
-                    values = _without(rows.batch.column(name), rows.bad)
-                    found[name].update(values.unique().to_pylist())
-                    if len(found[name]) > MAX_CATEGORIES:
-                        raise DataError(
-                            f"{file.path}: --categorical {name}: it has more than "
-                            f"{MAX_CATEGORIES:,} different values"
-                        )
-    for name, values in found.items():
-        if None in values:
-            values.remove(None)
-            if name in wanted.null:  # what stands for the nulls
-                null = Column.of(name, schema.field(name).type, null=wanted.null[name]).null
-                values.add(null.as_py())
-    return {name: sorted(values) for name, values in found.items()}
-
-
-def _without(array: Any, rows: Iterable[int]) -> Any:
-    """An array, or a batch, without some rows."""
-    import pyarrow as pa
-
-    which = list(rows)
-    if not which:
-        return array
-    keep = np.ones(len(array), bool)
-    keep[which] = False
-    return array.filter(pa.array(keep))
-
-
-def _is_string(kind: Any) -> bool:
-    import pyarrow.types as types
-
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
-
-
 def _field(name: str, group: Sequence[Column], stack: bool) -> Field:
     """What a column, or the columns side by side, are stored as."""
     first = group[0].field
     if not stack:
         return first
+    if first.variable:
+        raise ConfigError(f"--stack {name}: {group[0].name!r} is {first}; it has no fixed size")
     for column in group:
-        if column.field != first or first.variable:
+        if column.field != first:
             raise ConfigError(
                 f"--stack {name}: {group[0].name!r} is {first}, {column.name!r} is "
                 f"{column.field}; they have to be of one fixed size and dtype, --cast {name}=DTYPE"

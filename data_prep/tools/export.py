@@ -18,10 +18,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from data_prep.datasets.dataset import DataSet, positive
+from data_prep.datasets.dataset import DataSet
 from data_prep.exports.images import Images
 from data_prep.exports.npz import Npz
 from data_prep.exports.parquet import Parquet
+from data_prep.options import positive
 from data_prep.progress import Progress
 from data_prep.show import console
 from hpctrain.data.commit import storage_error

@@ -1,4 +1,4 @@
-"""The first samples: numbers with the names of their categories, text decoded, arrays in short.
+"""The first samples: numbers with their categories' names, text and tokens decoded, the rest short.
 
 --images draws small images in the terminal.
 """
@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.datasets.dataset import DataSet, positive
+from data_prep.datasets.dataset import DataSet
+from data_prep.options import positive
 from data_prep.show import console
 from hpctrain.data.field import Field
 from hpctrain.data.ragged import Array
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
         DataError: There is no data set, or it is damaged.
     """
     data = DataSet(args.folder)
-    fields = data.fields(args.field)
+    fields, tokenizer = data.fields(args.field), _tokenizer(data)
     width = max(map(len, fields))
     for split in data.splits(args.split):
         numbers = range(min(args.samples, split.count))
@@ -66,6 +67,9 @@ def run(args: argparse.Namespace) -> None:
             for name, field in fields.items():
                 text = describe(sample[name], field, data.categories(name))
                 console.say(f"  {name:{width}}  {text}")
+                if tokenizer is not None and is_tokens(field):
+                    start = tokenizer.decode(sample[name][:CHARACTERS].tolist())[:CHARACTERS]
+                    console.say(f"  {'':{width}}  {json.dumps(start, ensure_ascii=False)}")
                 if args.images and (image := as_image(sample[name], field)) is not None:
                     _draw(image)
 
@@ -103,6 +107,11 @@ def is_text(field: Field) -> bool:
     return field.variable and field.dtype == "uint8" and not field.shape
 
 
+def is_tokens(field: Field) -> bool:
+    """Whether a field may hold the tokens of a text."""
+    return field.variable and field.dtype in ("uint16", "uint32") and not field.shape
+
+
 def as_image(value: Array, field: Field) -> Array | None:
     """A sample as uint8 (H, W, 1, 3 or 4), if it is an image: uint8 (C, H, W) or (H, W)."""
     if field.dtype != "uint8" or field.variable:
@@ -120,6 +129,19 @@ def stretched(image: Array, field_max: float | None = None) -> Array:
     if image.shape[2] > 1 or not 0 < high <= 127:
         return image
     return np.asarray(np.minimum(image.astype(np.float32) * (255 / high), 255), np.uint8)
+
+
+def _tokenizer(data: DataSet) -> Any:
+    """That of the data set, as `text` leaves it beside the shards; None: there is none."""
+    file = data.folder / "tokenizer.json"
+    if not file.is_file():
+        return None
+    try:
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_file(str(file))
+    except Exception:  # not installed, or a file that is something else: then the numbers do
+        return None
 
 
 def _text(value: Array) -> str | None:

@@ -107,9 +107,9 @@ def _print(data: DataSet, layout: Mapping[str, str]) -> None:
     console.title("shards")
     console.show(["file", "split", "samples", "size"], rows, numbers="samples size")
 
-    rows = [[key, value] for key, value in _flat(index.provenance)]
-    console.title("how it was made")
-    console.show([], rows)
+    if index.provenance:
+        console.title("how it was made")
+        console.show([], [[key, value] for key, value in _flat(index.provenance)])
 
     console.title("to read it")
     for line in _snippet(index, data.folder, layout):

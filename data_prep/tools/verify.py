@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from data_prep.datasets.dataset import DataSet, positive
+from data_prep.datasets.dataset import DataSet
 from data_prep.datasets.shards import OpenShard
 from data_prep.finalize import summary
+from data_prep.options import positive
 from data_prep.progress import Progress
 from data_prep.show import console
 from hpctrain.data.commit import PARTIAL

@@ -50,7 +50,6 @@ from hpctrain.data.moments import Moments
 from hpctrain.data.ragged import Array, Ragged, offsets_of
 from hpctrain.data.schema import Batch, check_batch, check_fields, infer_fields, row_bytes
 from hpctrain.data.shard import NONE, shard_name, write_shard
-from hpctrain.data.shard import digest_file as digest_file
 from hpctrain.errors import DataError
 
 MAX_BYTES = 256 * 2**20

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from hpctrain.data import commit
 from hpctrain.data.compression import Compression
 from hpctrain.data.field import DTYPES, Field
-from hpctrain.data.format import ShardWriter, digest_file, write_shards
+from hpctrain.data.format import ShardWriter, write_shards
 from hpctrain.data.index import Index
 from hpctrain.data.ragged import Ragged
+from hpctrain.data.shard import digest_file
 from hpctrain.errors import DataError, StorageError
 
 rng = np.random.default_rng(0)

@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.data.field import Field
-from hpctrain.data.format import digest_file, write_shards
+from hpctrain.data.format import write_shards
 from hpctrain.data.index import Index, Shard
 from hpctrain.data.ragged import Ragged
 from hpctrain.data.reader import Reader
+from hpctrain.data.shard import digest_file
 from hpctrain.data.storage import arena
 from hpctrain.data.storage import file as storage_file
 from hpctrain.errors import DataError

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from hpctrain.data.field import Field
-from hpctrain.data.format import digest_file, write_shards
+from hpctrain.data.format import write_shards
 from hpctrain.data.index import Index
 from hpctrain.data.loader import Loader
 from hpctrain.data.reader import Reader
 from hpctrain.data.samplers.order import Order
+from hpctrain.data.shard import digest_file
 from hpctrain.errors import DataError
 
 ENDS = [0, 30, 50, 90]

@@ -19,9 +19,10 @@ from data_prep.source import Block, Piece, Reading, Source
 from hpctrain.data.commit import PARTIAL
 from hpctrain.data.compression import LEVELS, MOST_BYTES, Compression
 from hpctrain.data.field import Field
-from hpctrain.data.format import digest_file, write_shards
+from hpctrain.data.format import write_shards
 from hpctrain.data.index import Index
 from hpctrain.data.reader import Reader
+from hpctrain.data.shard import digest_file
 from hpctrain.errors import ConfigError, DataError
 
 CODECS = [codec for codec in LEVELS if codec != "none"]

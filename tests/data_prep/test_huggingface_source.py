@@ -149,8 +149,9 @@ def test_a_small_file_with_many_pixels(data_prep):
     Dataset.from_dict({"image": images}, features=Features({"image": Image()})).save_to_disk("in")
     code, out, err = data_prep("huggingface", "in", "OUT", "--mode", "L")
     assert (code, out) == (3, "")
-    assert "row 2: column 'image': the image has 9500 x 10000 pixels; more than 67108864" in err
-    assert data_prep("huggingface", "in", "OUT", "--encoded")[0] == 0
+    assert "row 2: column 'image': the image cannot be used: its header says 9500 x 10000" in err
+    assert data_prep("huggingface", "in", "OUT", "--encoded")[0] == 3
+    assert data_prep("huggingface", "in", "OUT", "--encoded", "--max-pixels", "95000000")[0] == 0
 
 
 def test_images_as_they_are_or_of_one_mode(data_prep):
@@ -171,22 +172,27 @@ def test_images_as_they_are_or_of_one_mode(data_prep):
     assert (rows("OUT")["image"] == np.stack([first, first])).all()
     found = dict(problems("OUT"))
     for row, words in {
-        2: "column 'image': the image is [1, 64, 96], the first one [3, 64, 96]",
-        3: "the image has the mode RGBA, not L or RGB; --mode converts it",
-        4: "the image has the mode I;16, not L or RGB; --encoded keeps it",
-        5: "the image is [3, 72, 96], the first one [3, 64, 96]; --encoded stores any",
-        6: "the image cannot be decoded: cannot identify image file",
-        8: "the image is null",
+        2: "column 'image': the image cannot be used: it has 1 channel, the first image 3 channels",
+        3: "it has transparent pixels: --background white lays them over a colour",
+        4: "it has more than 8 bits a channel (Pillow's mode I;16): --mode L16",
+        5: "it has 72 x 96 pixels, the first image 64 x 96 (height x width); --size",
+        6: "it is no JPEG, PNG, TIFF, WebP or BMP, but 8 bytes",
+        8: "it is null",
     }.items():
         assert words in found.pop(f"row {row}")
     assert not found
     assert data_prep("huggingface", "in", "L", "--on-error", "skip", "--mode", "L")[0] == 0
     assert fields("L") == {"image": "uint8[1, 64, 96]"}
-    assert len(rows("L")["image"]) == 4
+    assert len(rows("L")["image"]) == 3
+    assert dict(problems("L")).keys() == {"row 3", "row 4", "row 5", "row 6", "row 8"}
+    sized = ["--size", "8x12", "--resize", "stretch", "--background", "white", "--mode", "RGB"]
+    assert data_prep("huggingface", "in", "S", "--on-error", "skip", *sized)[0] == 0
+    assert fields("S") == {"image": "uint8[3, 8, 12]"}
+    assert len(rows("S")["image"]) == 5
     command = ["huggingface", "in", "ENC", "--encoded", "--on-error", "skip"]
     assert data_prep(*command)[0] == 0
     encoded = rows("ENC")["image"]
-    assert [encoded[i].tobytes() for i in range(7)] == content[:-1]
+    assert [image.tobytes() for image in encoded] == [content[i] for i in (0, 1, 4, 6)]
     assert data_prep("huggingface", "in", "STOP")[0] == 3
 
 
@@ -224,12 +230,12 @@ def bad(here, digits):
         (["odd", "--drop", "audio"], 3, "the column 'dict' is struct<a: int64>, which no field ca"),
         (["null"], 3, "row 2: column 'n' is null"),
         (["nosplit", "--columns", "n", "--split", "column:s"], 3, "row 2: column 's' is null; --s"),
-        (["noimage"], 3, "column 'i': no image can be read: the image is null"),
+        (["noimage"], 3, "column 'i': no image can be used: it is null"),
         (["good", "--columns", "x"], 2, "there is no feature 'x'; there are label, text"),
         (["good", "--columns", "text", "--drop", "text"], 2, "--columns and --drop: give one of"),
         (["good", "--drop", "text,label"], 2, "--drop leaves no feature"),
         (["good", "--split", "column:split"], 2, "has no such column to go by; it has label, text"),
-        (["good", "--mode", "RGB", "--encoded"], 2, "not allowed with argument"),
+        (["good", "--mode", "RGB", "--encoded"], 2, "--mode RGB: with --encoded the loader deci"),
     ],
 )
 def test_bad_input(data_prep, bad, here, args, code, words):

@@ -428,8 +428,33 @@ def test_transparent_pixels():
     white = Pixels(background="white").sample(encoded(pixels * np.array([1, 1, 1, 0], np.uint8)))
     assert (white == 255).all()
     hole = encoded(Image.new("P", (12, 8)), transparency=0)
-    with pytest.raises(Unusable, match="transparent pixels"):
-        Pixels().sample(hole)
+    for kept in (Pixels(), Pixels(encoded=True)):
+        with pytest.raises(Unusable, match="transparent pixels"):
+            kept.sample(hole)
+    solid = pixels | np.array([0, 0, 0, 255], np.uint8)
+    for kind in ("PNG", "WEBP"):
+        opaque = encoded(solid, kind, **({"lossless": True} if kind == "WEBP" else {}))
+        assert Pixels(encoded=True).sample(opaque).tobytes() == opaque
+        assert (Pixels().sample(opaque) == solid[..., :3].transpose(2, 0, 1)).all()
+
+
+def test_the_loader_sees_what_is_stored_decoded():
+    """Transparent pixels laid over a colour, also where the file's bytes are kept."""
+    pixels = noise(8, 12, 4)
+    over = {"background": "#3080ff"}
+    kept = Pixels(encoded=True, **over).sample(encoded(pixels))
+    read = decode(Ragged(kept, np.array([0, len(kept)])))
+    assert (read[0] == Pixels(**over).sample(encoded(pixels))).all()
+
+
+@pytest.mark.parametrize("kind", ["1", "L", "LA", "P", "RGB", "CMYK"])
+def test_grey_or_colour_as_the_file_is(kind):
+    image = Image.fromarray(noise(8, 12, 3)).convert("L").convert(kind)
+    found = Pixels(mode="").sample(encoded(image, "TIFF"))
+    assert len(found) == (1 if kind in ("1", "L", "LA") else 3)
+    assert (
+        found == Pixels(mode="L" if len(found) == 1 else "RGB").sample(encoded(image, "TIFF"))
+    ).all()
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

@@ -67,6 +67,17 @@ def test_a_missing_part_is_named_with_its_command(tmp_path, reference):
     assert not (tmp_path / "nowhere").exists()
 
 
+def test_a_part_without_pieces_is_remembered(tmp_path, reference):
+    """Whatever task comes first, `finalize` knows what the others are to do."""
+    out = tmp_path / "OUT"
+    assert part(out, 1, 9) is None
+    with pytest.raises(DataError, match=r"4 of 4 pieces are missing: parts .*; it --part \d/9$"):
+        finalize_parts(out)
+    for i in range(1, 10):
+        part(out, i, 9)
+    assert content(out) == reference
+
+
 def test_a_plain_command_goes_on_where_parts_were(tmp_path, reference):
     part(tmp_path / "OUT", 2, 3)
     convert(hand(*ROWS), tmp_path / "OUT", options("train=0.7,val=0.3"))

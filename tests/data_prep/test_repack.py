@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import xxhash
 
-from hpctrain.data.format import digest_file, write_shards
+from hpctrain.data.format import write_shards
 from hpctrain.data.index import Index
 from hpctrain.data.reader import Reader
 from hpctrain.data.samplers.order import Order
+from hpctrain.data.shard import digest_file
 
 COUNT = 300
 IMAGES = np.random.default_rng(0).integers(0, 255, (COUNT, 5, 4), dtype=np.uint8)

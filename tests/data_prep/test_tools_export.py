@@ -306,6 +306,19 @@ def test_diff_of_what_came_back(digits, tmp_path, data_prep):
     assert found.schema == (["field label: only A has names for its values"] if named else [])
 
 
+def test_names_come_back_from_parquet(tmp_path, data_prep):
+    batch = {"label": np.array([1, 0, 1]), "x": np.ones(3, np.float32)}
+    names = {"label": ["cat", "dog"]}
+    write_shards(tmp_path / "set", [("train", batch)], categories=names)
+    data_prep("export", tmp_path / "set", tmp_path / "out", "--to", "parquet")
+    assert data_prep("table", tmp_path / "out" / "train.parquet", tmp_path / "back")[0] == 0
+    found = difference(DataSet(tmp_path / "set"), DataSet(tmp_path / "back"))
+    assert found.schema == []
+    assert {
+        name: list(known) for name, known in Index.load(tmp_path / "back").categories.items()
+    } == names
+
+
 def test_what_a_killed_export_left_is_removed(digits, tmp_path, data_prep):
     program = f"""
 import os, signal

@@ -138,7 +138,7 @@ def test_plots_that_cannot_be(folder, tmp_path, data_prep):
     assert (code, out) == (2, "")
     assert "it is a .png or .html file" in err
     code, _, err = data_prep("stats", folder, "--plot", tmp_path / "no" / "a.png", "-f", "mass")
-    assert (code, "cannot write" in err) == (6, True)
+    assert (code, f"there is no folder {tmp_path}/no" in err) == (2, True)
     (tmp_path / "a.png").mkdir()
     code, _, err = data_prep("stats", folder, "--plot", tmp_path / "a.png", "-f", "mass")
     assert (code, "cannot write" in err) == (6, True)

@@ -9,8 +9,9 @@ import pytest
 from data_prep.datasets.dataset import DataSet
 from data_prep.datasets.shards import OpenShard
 from data_prep.tools.verify import verify
-from hpctrain.data.format import digest_file, write_shards
+from hpctrain.data.format import write_shards
 from hpctrain.data.index import Index, Shard
+from hpctrain.data.shard import digest_file
 
 VALUES = ("mean", "std", "min", "max", "nonfinite")
 

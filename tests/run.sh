@@ -29,8 +29,12 @@ if [[ $(id -u) -eq 0 ]] && command -v apt-get dpkg-query >/dev/null; then
 fi
 
 ours=false
-stop_cluster() { if $ours; then slurm/dev-cluster down; fi; }
-trap stop_cluster EXIT
+beside=""
+stop() {
+    if [[ -n $beside ]]; then kill -INT -- "-$beside"; fi
+    if $ours; then slurm/dev-cluster down; fi
+}
+trap stop EXIT
 
 if slurm/dev-cluster status >/dev/null 2>&1; then
     echo "using the development cluster that is up"
@@ -49,4 +53,21 @@ if slurm/dev-cluster status >/dev/null 2>&1; then
 fi
 
 make --no-print-directory VENV="$(dirname "$bin")" lint types
-"$bin/python" -m pytest --durations=15 "$@"
+tests() { "$bin/python" -m pytest --durations=15 "$@"; }
+failed=0
+if (($#)); then
+    tests "$@" || failed=$?
+else
+    # Those of the cluster wait most of the time. The others run beside them, and are shown after.
+    said=$(mktemp)
+    set -m # otherwise they, and all that they start, would not hear of Ctrl-C
+    tests -m "not slurm" >"$said" 2>&1 &
+    beside=$!
+    set +m
+    tests -m slurm || failed=$?
+    wait "$beside" || failed=$?
+    beside=""
+    cat "$said"
+    rm "$said"
+fi
+((failed == 0))

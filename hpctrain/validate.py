@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from hpctrain import secrets
+from hpctrain import secrets, targets
 from hpctrain.config import plain
 from hpctrain.errors import ConfigError
 from hpctrain.schema import Config, DataConfig
@@ -110,9 +109,8 @@ def _names(config: Config) -> Iterator[str]:
 def _target(key: str, target: Any, say: str) -> Iterator[str]:
     if not isinstance(target, str) or "." not in target:
         yield f"{key}={target}: {say}"
-    # Only the package: looking further would import it, and perhaps torch with it.
-    elif importlib.util.find_spec(target.partition(".")[0]) is None:
-        yield f"{key}={target}: no package {target.partition('.')[0]!r} here"
+    elif problem := targets.problem(target):
+        yield f"{key}={target}: {problem}"
 
 
 def _values(config: Config) -> Iterator[str]:
@@ -219,6 +217,8 @@ def _between(config: Config, world_size: int) -> Iterator[str]:
             f"launch.tasks_per_node={launch.tasks_per_node}); -1 takes them all"
         )
     yield from _sampling(config, world_size)
+    if config.data.workers and not (config.data.transforms or config.data.val_transforms):
+        yield f"data.workers={config.data.workers}: they apply data.transforms, which is empty"
     share = world_size * train.accumulate
     if train.global_batch_size % share:
         below = train.global_batch_size // share * share

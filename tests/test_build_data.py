@@ -302,6 +302,12 @@ def test_encoded_images(build: Build, tmp_path: Path) -> None:
         ("data.mixture=[{name: a, path: s3://b/c}] data.stage=none", "s3://b/c cannot be read in"),
         ("data.transforms=[{target: x}]", "data.transforms[0]._target_=None: it must be package."),
         ("data.val_batch_transforms=[{_target_: no_such.f}]", "no package 'no_such' here"),
+        (
+            "data.batch_transforms=[{_target_: hpctrain.data.transforms.Normalize}]",
+            "data.batch_transforms[0]._target_=hpctrain.data.transforms.Normalize: "
+            "hpctrain.data.transforms has no 'Normalize'; it has 'Normalise'",
+        ),
+        ("data.workers=2", "data.workers=2: they apply data.transforms, which is empty"),
         ("data.weights=image", "data.weights=image: it must be one number a sample; it is uint8["),
         ("data.subset=all", "data.subset=all: 'all' is no slice"),
         ("data.subset='9999:'", "data.subset=9999:: the slice '9999:' of 1415 samples holds none"),
@@ -374,7 +380,7 @@ def test_the_data_decides_the_name_of_a_run_and_not_how_it_is_read(
         return check(config(*overrides)).path.name
 
     base = name()
-    for same_run in ("data.threads=3", "data.workers=2", "data.stage=none", "data.verify=full"):
+    for same_run in ("data.threads=3", "data.io=read", "data.stage=none", "data.verify=full"):
         assert name(same_run) == base
     for other in (
         "data.shuffle=block",

@@ -61,6 +61,8 @@ def test_the_experiment_composes_to_typed_values(compose: Compose, tmp_path: Pat
         ("name=a/b", "name='a/b': letters, digits"),
         ("model._target_=MLP", "model._target_=MLP: choose one with model=NAME"),
         ("model._target_=none_such.MLP", "no package 'none_such' here"),
+        ("model._target_=hpctrain.models.MPL", "hpctrain.models has no 'MPL'; it has 'MLP'"),
+        ("optimizer._target_=torch.optim.sgd", "torch.optim.sgd is a module; name a class"),
         ("optimizer.lr=[", "optimizer.lr=[: not of the form KEY=VALUE"),
         ("parallel.dp=3", "parallel.dp=3: dp 3 = 3 ranks, but there are 1"),
         ("train.global_batch_size=100000", "train.global_batch_size=100000, but the split 'train'"),

@@ -22,7 +22,8 @@ ALLOWED: dict[str, set[str]] = {
     "config": LEAVES | {"schema"},
     "conf_groups": CONFIG,
     "compose": CONFIG | {"conf_groups"},
-    "validate": CONFIG,
+    "validate": CONFIG | {"targets"},
+    "targets": set(),
     "distributed.hostlist": {"errors"},
     "distributed.port": {"errors"},
     "distributed.slurm": RANKS | {"errors"},
@@ -72,7 +73,7 @@ NO_TORCH = (
         "distributed.slurm",
         "distributed.report",
     ),
-    *("distributed.port", "distributed.hostlist", "disk", "validate"),
+    *("distributed.port", "distributed.hostlist", "disk", "targets", "validate"),
     *("data.index", "data.format", "rundir", "freeze", "launch", "summary", "tracking", "cli"),
     *("commands", "stopfile", "signals", "git", "snapshot", "provenance", "lock", "secrets"),
 )

@@ -1,0 +1,78 @@
+"""What a `_target_` names, found in the files of its package: nothing is imported.
+
+Importing a model's module may import torch, which takes seconds on a login node, or fail there. So
+its file is parsed. What that cannot tell (compiled modules, `import *`) counts as there.
+"""
+
+import ast
+import difflib
+import importlib.util
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+
+def problem(target: str) -> str:
+    """Return why `package.module.Name` cannot be found, or "".
+
+    >>> problem("torch.optim.Adamw")
+    "torch.optim has no 'Adamw'; it has 'AdamW'"
+    """
+    package, *rest = target.split(".")
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # of a module without one, such as __main__
+        return ""
+    if spec is None:
+        return f"no package {package!r} here"
+    while rest and (inner := _submodule(spec, rest[0])) is not None:
+        spec, rest = inner, rest[1:]
+    if not rest:
+        return f"{target} is a module; name a class or function in it"
+    names = _names(spec.origin or "")
+    if names is None or rest[0] in names:
+        return ""
+    close = difflib.get_close_matches(rest[0], names, 1)
+    return f"{spec.name} has no {rest[0]!r}" + (f"; it has {close[0]!r}" if close else "")
+
+
+def _submodule(spec: ModuleSpec, name: str) -> ModuleSpec | None:
+    folders = spec.submodule_search_locations
+    return None if folders is None else PathFinder.find_spec(f"{spec.name}.{name}", folders)
+
+
+@lru_cache(maxsize=64)
+def _names(file: str) -> frozenset[str] | None:
+    """The names at the top of a module; None: not to be told without importing it."""
+    if not file.endswith(".py"):
+        return None
+    try:
+        found = {*_bound(ast.parse(Path(file).read_bytes()))}
+    except (OSError, SyntaxError, ValueError):  # importing it will say what is wrong
+        return None
+    return None if found & {"*", "__getattr__"} else frozenset(found)
+
+
+def _bound(tree: ast.AST) -> Iterator[str]:
+    """What a module binds at its top; "*" where that cannot be seen."""
+    for node in ast.iter_child_nodes(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name
+                hidden = (n for n in ast.walk(node) if isinstance(n, ast.Global))
+                yield from (name for n in hidden for name in n.names)
+                yield from ("*" for n in ast.walk(node) if _hides(n))
+            case ast.Import() | ast.ImportFrom():
+                for alias in node.names:
+                    yield alias.asname or alias.name.partition(".")[0]
+            case ast.Name(ctx=ast.Store()):
+                yield node.id
+            case _ if _hides(node):
+                yield "*"
+            case _:
+                yield from _bound(node)
+
+
+def _hides(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("globals", "vars", "exec", "setattr")

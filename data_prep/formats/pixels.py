@@ -18,14 +18,22 @@ Decoded by Pillow into uint8 (channels, height, width), or kept as they are for 
 import argparse
 import io
 import re
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import numpy as np
 
+from data_prep.formats.image_files import (
+    check_end,
+    grey16,
+    has_alpha,
+    is_deep,
+    is_opaque,
+    least_alpha,
+    opened,
+    pillow,
+    reasons,
+)
 from data_prep.formats.samples import Unusable
 from hpctrain.data.field import Field
 from hpctrain.data.images import FORMATS as LOADED
@@ -33,14 +41,9 @@ from hpctrain.data.images import MAX_PIXELS, orientation, planes, upright
 from hpctrain.data.ragged import Array
 from hpctrain.errors import ConfigError
 
-FORMATS = (*LOADED, "TIFF", "BMP")
-SUFFIXES = frozenset(
-    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".tif", ".tiff", ".webp", ".bmp", ".dib")
-)
 MODES = {"RGB": 3, "L": 1, "RGBA": 4, "L16": 1}
 RESIZE = ("crop", "pad", "stretch", "none")
 FILTERS = ("bilinear", "bicubic", "lanczos", "box", "nearest")
-BITS = 0x0102  # TIFF's tag
 DRAFT = 2  # times the target that a drafted JPEG still has
 
 
@@ -123,7 +126,7 @@ class Pixels:
         Raises:
             ConfigError: A value that is not allowed, or Pillow is not installed.
         """
-        _pillow()
+        pillow()
         size = _size(args.size) if args.size else None
         if args.encoded and args.mode and (size is None or MODES[args.mode] == 4):
             raise ConfigError(f"--mode {args.mode}: with --encoded the loader decides it")
@@ -187,7 +190,7 @@ class Pixels:
         """
         if self.encoded:
             return np.frombuffer(self._file(content), np.uint8)
-        with _reasons(), self._opened(content) as image:
+        with reasons(), opened(content, self.max_pixels) as image:
             pixels = self._array(self._resized(self._upright(image)))
         if field is not None and len(pixels) != field.shape[0]:
             raise Unusable(
@@ -207,7 +210,7 @@ class Pixels:
         Raises:
             Unusable: See `sample`.
         """
-        with _reasons():
+        with reasons():
             if self.encoded:
                 file = io.BytesIO()
                 image.save(file, "PNG")
@@ -216,9 +219,9 @@ class Pixels:
 
     def _file(self, content: bytes) -> bytes:
         """What the loader decodes: the same, or encoded again."""
-        with _reasons(), self._opened(content) as image:
+        with reasons(), opened(content, self.max_pixels) as image:
             kind = "JPEG" if image.format == "MPO" else image.format
-            if _deep(image):
+            if is_deep(image):
                 raise Unusable("it has more than 8 bits a channel, which the loader does not take")
             if self.size is None and kind not in LOADED:
                 raise Unusable(
@@ -228,12 +231,14 @@ class Pixels:
             fits = self.size is None or (
                 self.size == (image.height, image.width) and orientation(image) == 1
             )
-            if kind in LOADED and fits and self._opaque(image, content):
+            if kind in LOADED and fits and is_opaque(image, content, self.max_pixels):
                 if kind == "PNG":
-                    self._opened(content).verify()  # all checksums; nothing may be read before
-                _check_end(image, kind, content)
+                    # All checksums; nothing may be read before.
+                    opened(content, self.max_pixels).verify()
+                check_end(image, kind, content)
                 return content
-        with _reasons(), self._opened(content) as image:  # reading the EXIF may have moved it
+        # Opened again: reading the EXIF may have moved it.
+        with reasons(), opened(content, self.max_pixels) as image:
             file = io.BytesIO()
             resized = self._resized(self._upright(image))
             if kind == "JPEG":
@@ -242,37 +247,9 @@ class Pixels:
                 resized.save(file, "PNG")
             return file.getvalue()
 
-    def _opaque(self, image: Any, content: bytes) -> bool:
-        """Whether nothing is lost when the loader drops the alpha channel."""
-        if not _has_alpha(image):
-            return True
-        with self._opened(content) as decoded:  # of `image` nothing may be read before
-            return bool(_least_alpha(decoded.convert("RGBA")) == 255)
-
-    def _opened(self, content: bytes) -> Any:
-        """An image whose header is good."""
-        pillow = _pillow()
-        limit, pillow.MAX_IMAGE_PIXELS = pillow.MAX_IMAGE_PIXELS, None  # ours comes below
-        try:
-            image = pillow.open(io.BytesIO(content), formats=FORMATS)
-        except pillow.UnidentifiedImageError:
-            what = f"{len(content)} bytes" if content else "an empty file"
-            raise Unusable(f"it is no JPEG, PNG, TIFF, WebP or BMP, but {what}") from None
-        finally:
-            pillow.MAX_IMAGE_PIXELS = limit
-        if image.width * image.height > self.max_pixels:
-            raise Unusable(
-                f"its header says {image.height} x {image.width} pixels; --max-pixels is "
-                f"{self.max_pixels}"
-            )
-        frames = getattr(image, "n_frames", 1)
-        if frames > 1 and image.format != "MPO":
-            raise Unusable(f"it is an animation or has several pages: {frames} images")
-        return image
-
     def _upright(self, image: Any) -> Any:
         """The decoded image, as it is to be looked at, in its mode or in that of the result."""
-        pillow, deep = _pillow(), _deep(image)
+        deep = is_deep(image)
         if self.draft and self.size and image.format in ("JPEG", "MPO"):
             height, width = self.size[::-1] if orientation(image) > 4 else self.size
             if self.resize == "pad":
@@ -288,29 +265,29 @@ class Pixels:
             )
         image = upright(image, orientation(image))
         if self.mode == "L16":
-            return _grey16(image)
+            return grey16(image)
         mode = self.mode or ("L" if image.mode in ("1", "L", "LA", "La") else "RGB")
-        if _has_alpha(image):
+        if has_alpha(image):
             image = image.convert("RGBA")
             if self.mode == "RGBA":
                 return image
-            if _least_alpha(image) < 255:
+            if least_alpha(image) < 255:
                 if not self.background:
                     other = "" if self.encoded else ", --mode RGBA keeps them"
                     raise Unusable(
                         "it has transparent pixels: --background white lays them over a colour"
                         f"{other}"
                     )
-                below = pillow.new("RGBA", image.size, self.background)
-                image = pillow.alpha_composite(below, image)
+                below = pillow().new("RGBA", image.size, self.background)
+                image = pillow().alpha_composite(below, image)
             image = image.convert("RGB")
         return image if image.mode == mode else image.convert(mode)
 
     def _resized(self, image: Any) -> Any:
         if self.size is None or (image.height, image.width) == self.size:
             return image
-        pillow, (height, width) = _pillow(), self.size
-        resample = pillow.Resampling[self.filter.upper()]
+        height, width = self.size
+        resample = pillow().Resampling[self.filter.upper()]
         if self.resize == "none":
             raise Unusable(
                 f"it has {image.height} x {image.width} pixels, not {height} x {width} (height x "
@@ -325,7 +302,7 @@ class Pixels:
             box = (left, top, image.width - left, image.height - top)
             return image.resize((width, height), resample, box=box)
         inner = _inside(self.size, (image.height, image.width))
-        padded = pillow.new(image.mode, (width, height), self.background or 0)
+        padded = pillow().new(image.mode, (width, height), self.background or 0)
         place = (width - inner[1]) // 2, (height - inner[0]) // 2
         padded.paste(image.resize(inner[::-1], resample), place)
         return padded
@@ -337,41 +314,8 @@ class Pixels:
         return planes(image)
 
 
-def _has_alpha(image: Any) -> bool:
-    return image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info
-
-
-def _least_alpha(image: Any) -> int:
-    low: int = image.getchannel("A").getextrema()[0]
-    return low
-
-
 def _channels(count: int) -> str:
     return "1 channel" if count == 1 else f"{count} channels"
-
-
-def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise ConfigError(
-            "images need Pillow, which is not installed: pip install 'hpctrain[prep]'"
-        ) from None
-    return Image
-
-
-@contextmanager
-def _reasons() -> Iterator[None]:
-    """Pillow raises half a dozen kinds over damaged files; they all mean the same."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of metadata; what spoils the pixels is raised
-            yield
-    except (Unusable, ConfigError, MemoryError):
-        raise
-    except Exception as error:
-        what = str(error) or type(error).__name__
-        raise Unusable(f"it cannot be decoded: {what}") from None
 
 
 def _size(text: str) -> tuple[int, int]:
@@ -386,39 +330,3 @@ def _inside(size: tuple[int, int], found: tuple[int, int]) -> tuple[int, int]:
     scale = min(size[0] / found[0], size[1] / found[1])
     height, width = (max(1, round(side * scale)) for side in found)
     return height, width
-
-
-def _deep(image: Any) -> bool:
-    """Whether it has more than 8 bits a channel; Pillow cuts colour down to 8 without a word."""
-    if image.mode in ("I", "F") or image.mode.startswith("I;"):
-        return True
-    if image.format == "TIFF":
-        return bool(max(image.tag_v2.get(BITS, (1,))) > 8)
-    # Ask before the pixels are loaded: a PNG forgets its tiles then.
-    return image.format == "PNG" and ";16" in str(image.tile)
-
-
-def _grey16(image: Any) -> Any:
-    """In mode I, whose values are those of the file."""
-    if image.mode not in ("I", "I;16", "I;16B", "I;16L", "I;16N"):
-        raise Unusable(f"it is not grey of 16 bits (Pillow's mode {image.mode}); store it as array")
-    image = image.convert("I")
-    low, high = image.getextrema()
-    if low < 0 or high >= 2**16:
-        raise Unusable(f"its values are {low} to {high}; --mode L16 takes 0 to 65535")
-    return image
-
-
-def _check_end(image: Any, kind: str, content: bytes) -> None:
-    """See that a JPEG or WebP is not cut off, without decoding it.
-
-    Raises:
-        Unusable: It is.
-    """
-    if kind == "JPEG":
-        # No tile: it ends before the pixels. In the pixels neither marker can be, so the end has
-        # to follow the last scan.
-        if not image.tile or content.rfind(b"\xff\xd9") < content.rfind(b"\xff\xda"):
-            raise Unusable("it is cut off: the end of the JPEG is missing")
-    elif kind == "WEBP" and len(content) < int.from_bytes(content[4:8], "little") + 8:
-        raise Unusable("it is cut off: the WebP is shorter than its header says")

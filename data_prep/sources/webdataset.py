@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_prep.formats import pixels
-from data_prep.formats.pixels import SUFFIXES, Pixels
+from data_prep.formats.image_files import SUFFIXES
+from data_prep.formats.pixels import Pixels
 from data_prep.formats.samples import Samples, Unusable, fields_of, fit_all
 from data_prep.formats.tars import samples
 from data_prep.options import Options, add_arguments

@@ -1,4 +1,5 @@
 import ctypes
+import mmap
 import os
 import signal
 import subprocess
@@ -88,4 +89,6 @@ def test_what_is_freed_is_kept():
         environment = os.environ | {"NUMPY_MADVISE_HUGEPAGE": "0"}
         return int(subprocess.check_output(command, env=environment))
 
-    assert faults("keep") < faults("as it is") / 4
+    once = 4 * 2**23 // mmap.PAGESIZE
+    # How many there are otherwise is glibc's matter: it learns, and forgets.
+    assert faults("keep") < 1.3 * once < faults("as it is")

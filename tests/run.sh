@@ -31,10 +31,11 @@ fi
 ours=false
 beside=""
 stop() {
-    if [[ -n $beside ]]; then kill -INT -- "-$beside"; fi
+    if [[ -n $beside ]]; then kill -INT -- "-$beside" 2>/dev/null || true; fi
     if $ours; then slurm/dev-cluster down; fi
 }
 trap stop EXIT
+trap 'exit 130' INT # pytest answers Ctrl-C by itself, after which bash would go on
 
 if slurm/dev-cluster status >/dev/null 2>&1; then
     echo "using the development cluster that is up"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.datasets.dataset import DataSet
+from data_prep.formats.tokens import FILE as TOKENIZER
 from data_prep.options import positive
 from data_prep.show import console
 from hpctrain.data.field import Field
@@ -133,7 +134,7 @@ def stretched(image: Array, field_max: float | None = None) -> Array:
 
 def _tokenizer(data: DataSet) -> Any:
     """That of the data set, as `text` leaves it beside the shards; None: there is none."""
-    file = data.folder / "tokenizer.json"
+    file = data.folder / TOKENIZER
     if not file.is_file():
         return None
     try:

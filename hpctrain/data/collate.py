@@ -24,11 +24,12 @@ from hpctrain.errors import ConfigError, DataError
 
 Batch = dict[str, torch.Tensor]
 Layout = Literal["pad", "pack"]
+Masks = Sequence[torch.Tensor]  # of steps: bool (b,) each
 
 MASK = "mask"
 LENGTH, OFFSETS = "_length", "_offsets"
 # torch stores these, but hardly computes with them.
-WIDER = {"uint16": "int32", "uint32": "int64"}
+WIDER = {np.dtype("uint16"): "int32", np.dtype("uint32"): "int64"}
 
 
 class Collate:
@@ -57,23 +58,29 @@ class Collate:
         if taken:
             raise DataError(f"the loader needs the name {taken[0]!r} itself; rename that field")
 
-    def __call__(self, rows: Mapping[str, Array | Ragged], mask: NDArray[np.bool_]) -> deque[Batch]:
+    def masks(self, mask: NDArray[np.bool_]) -> Masks:
+        """Return each step's own mask, (b,), of those of many steps, (steps, b)."""
+        return self._tensor(mask).unbind()
+
+    def __call__(self, rows: Mapping[str, Array | Ragged], masks: Masks) -> deque[Batch]:
         """Return one batch for each step.
 
         Few of torch's operations: each gives way to other threads, and waits for its turn.
 
         Args:
             rows: Each field of steps * b samples.
-            mask: (steps, b).
+            masks: Of the steps.
         """
-        steps, size = mask.shape
-        columns: dict[str, Sequence[torch.Tensor]] = {MASK: self._tensor(mask.copy()).unbind()}
+        steps = len(masks)
+        columns: dict[str, Sequence[torch.Tensor]] = {MASK: masks}
         for name, value in rows.items():
             if name == MASK:  # of a transform: the fields of the data have been looked at
                 raise DataError(f"a transform returned {MASK!r}, which the loader adds itself")
             if not isinstance(value, Ragged):
-                columns[name] = self._tensor(value.reshape(steps, size, *value.shape[1:])).unbind()
+                whole = self._tensor(value)
+                columns[name] = whole.chunk(steps) if steps > 1 else (whole,)
                 continue
+            size = len(value) // steps
             parts = [value.rows(i * size, (i + 1) * size) for i in range(steps)]
             if self._packs:
                 columns[name] = [self._tensor(part.values) for part in parts]
@@ -88,7 +95,7 @@ class Collate:
     def _tensor(self, array: Array) -> torch.Tensor:
         """In the dtype and memory that the consumer gets."""
         tensor = torch.from_numpy(array)
-        if array.dtype.name in WIDER:
-            wide = self._buffers.take(array.shape, WIDER[array.dtype.name])
+        if array.dtype in WIDER:
+            wide = self._buffers.take(array.shape, WIDER[array.dtype])
             tensor = torch.from_numpy(wide).copy_(tensor)
         return tensor.pin_memory() if self._pin and not tensor.is_pinned() else tensor

@@ -58,9 +58,8 @@ class Samples(Sequence[Sample]):
 
     def batch(self) -> Batch:
         """Return all of them, as a `Loader` does: lengths that vary are padded, with a length."""
-        (batch,) = Collate({}, "pad", Buffers(), pin=False)(
-            self._rows, np.ones((1, len(self)), np.bool_)
-        )
+        collate = Collate({}, "pad", Buffers(), pin=False)
+        (batch,) = collate(self._rows, collate.masks(np.ones((1, len(self)), np.bool_)))
         del batch[MASK]  # all of them count
         return batch
 
@@ -161,4 +160,4 @@ class LoaderDataset(IterableDataset[Batch]):
 
 def _tensor(values: Any) -> torch.Tensor:
     array = np.asarray(values)
-    return torch.from_numpy(array.astype(WIDER.get(array.dtype.name, array.dtype), copy=False))
+    return torch.from_numpy(array.astype(WIDER.get(array.dtype, array.dtype), copy=False))

@@ -25,9 +25,9 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, Future
-from typing import NamedTuple
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import Future
+from functools import partial
 
 import numpy as np
 import torch
@@ -35,10 +35,11 @@ from numpy.typing import NDArray
 
 from hpctrain.data.buffers import Buffers
 from hpctrain.data.collate import Batch, Collate, Layout
+from hpctrain.data.plan import Group, Plan, Planner
 from hpctrain.data.ragged import Array, Ragged
 from hpctrain.data.samplers.order import Order, Sampler
-from hpctrain.data.source import InBlocks, Prepares, Source
-from hpctrain.data.steps import Steps, Stretch, Tail
+from hpctrain.data.source import Locates, Source
+from hpctrain.data.steps import Steps, Tail
 from hpctrain.data.threads import one_thread, pool
 from hpctrain.data.workers.pool import Workers
 from hpctrain.errors import ConfigError, DataError
@@ -47,8 +48,11 @@ Int64s = NDArray[np.int64]
 
 GROUP = 2**23  # bytes that are read at once: they stay in the cache on their way
 MAX_GROUP = 64  # steps
+ALONE = 16  # steps whose samples are found at once, though each is read when asked
 IDLE = 0.1  # of a read: who is busy for less gains little from what is read meanwhile
 MEMORY = 4e9  # bytes/s: no disk is as fast
+
+_Ahead = tuple[Group, Future[deque[Batch]]]
 
 
 class Loader:
@@ -131,14 +135,15 @@ class Loader:
         pin = pin_memory and torch.cuda.is_available()
         self._buffers = Buffers(pin)
         self._collate = Collate(source.fields, collate, self._buffers, pin=pin)
-        fixed = [field for field in source.fields.values() if not field.variable]
+        self._planner = Planner(self._steps, self._sampler, source, self._collate.masks)
+        self._fixed = {name: f for name, f in source.fields.items() if not f.variable}
         # What a variable-length field adds is seen: the most so far.
-        self._sample_bytes = sum(field.nbytes for field in fixed)
-        self._varies = len(fixed) < len(source.fields)
+        self._sample_bytes = sum(field.nbytes for field in self._fixed.values())
+        self._varies = len(self._fixed) < len(source.fields)
         self._consumed = self._iteration = 0
         self._here: deque[Batch] = deque()
         self._ahead: deque[_Ahead] = deque()
-        self._last: tuple[_Group | None, int] = (None, 0)
+        self._last: tuple[Group | None, int] = (None, 0)
         self._read_s = math.inf  # the last group took
         self.wait_s = 0.0
         self.steps_per_epoch = self._steps.steps_per_epoch
@@ -163,7 +168,7 @@ class Loader:
         group, step = self._last
         if group is None:
             raise RuntimeError("the loader has not handed out a batch yet")
-        return group.epoch, group.planned.result().positions[group.first + step]
+        return group.epoch, group.plan.positions[step]
 
     @property
     def ready(self) -> bool:
@@ -195,37 +200,64 @@ class Loader:
 
     def _batches(self, iteration: int) -> Iterator[Batch]:
         self._check_current(iteration)
-        readers, planner = pool(self._threads), pool(min(1, self._threads))
-        groups = self._groups(planner)
+        readers, planning = pool(self._threads), pool(min(1, self._threads))
+        groups = self._planner.groups(
+            self._consumed, planning, self._threads > 0, lambda: self._group_steps(alone)
+        )
         ahead = self._ahead = deque()
         self._here = deque()
         ending = sys.is_finalizing
-        away = math.inf  # seconds that the consumer was busy with the last group
+        away = math.inf  # seconds that the consumer was busy with what it got last
         try:
             while True:
-                depth = 0 if self._alone(away) else self._depth()
-                while len(ahead) < depth and (group := next(groups, None)):
+                alone = self._alone(away)
+                while not alone and len(ahead) < self._depth() and (group := next(groups, None)):
                     ahead.append((group, readers.submit(self._read, group)))
-                start = time.perf_counter()
                 if ahead:
-                    group, batches = self._next(ahead)
+                    away = yield from self._from_ahead(ahead, iteration)
                 elif group := next(groups, None):
-                    with one_thread():
-                        batches = self._read(group)
+                    away = yield from self._as_asked(group, iteration)
                 else:
                     return
-                given = time.perf_counter()
-                self.wait_s += given - start
-                self._here = batches
-                for step, consumed in enumerate(group.consumed):
-                    self._consumed, self._last = consumed, (group, step)
-                    yield batches.popleft()
-                    self._check_current(iteration)
-                away = time.perf_counter() - given
         finally:  # also when the consumer breaks out, or drops the iterator
             if not ending():  # Python has joined the threads by then, and taken its modules apart
                 readers.shutdown(cancel_futures=True)
-                planner.shutdown(cancel_futures=True)
+                planning.shutdown(cancel_futures=True)
+
+    def _from_ahead(self, ahead: deque[_Ahead], iteration: int) -> Generator[Batch, None, float]:
+        """Hand out a group that was read ahead; return how long the consumer was busy with it."""
+        start = time.perf_counter()
+        group, batches = self._next(ahead)
+        given = time.perf_counter()
+        self.wait_s += given - start
+        self._here = batches
+        for step, consumed in enumerate(group.consumed):
+            self._consumed, self._last = consumed, (group, step)
+            yield batches.popleft()
+            self._check_current(iteration)
+        return time.perf_counter() - given
+
+    def _as_asked(self, group: Group, iteration: int) -> Generator[Batch, None, float]:
+        """Read batch after batch when asked; return how long the consumer was busy with each."""
+        busy = 0.0
+        plan = group.plan
+        if isinstance(self._source, Locates):
+            read = self._source.located(plan.samples)
+        else:
+            read = partial(_read_step, self._source, plan.samples)
+        for step, consumed in enumerate(group.consumed):
+            start = time.perf_counter()
+            with one_thread():
+                # A deque's, for nothing here is to keep a batch that its consumer has dropped.
+                batches = self._collate(read(step, self._room(1)), plan.masks[step : step + 1])
+            given = time.perf_counter()
+            self._read_s = given - start
+            self.wait_s += self._read_s
+            self._consumed, self._last = consumed, (group, step)
+            yield batches.popleft()
+            self._check_current(iteration)
+            busy += time.perf_counter() - given
+        return busy / len(group.consumed)
 
     def _check_current(self, iteration: int) -> None:
         if iteration != self._iteration:
@@ -234,7 +266,7 @@ class Loader:
                 "begun. Call iter() again"
             )
 
-    def _next(self, ahead: "deque[_Ahead]") -> tuple["_Group", deque[Batch]]:
+    def _next(self, ahead: deque[_Ahead]) -> tuple[Group, deque[Batch]]:
         """The next group's batches. Who has to wait for them reads one of those behind."""
         group, future = ahead.popleft()
         while self._helps and not future.done():
@@ -264,92 +296,45 @@ class Loader:
         group = max(GROUP, self._steps.share * self._sample_bytes)
         return max(self._threads + 1, self._prefetch_bytes // group)
 
-    def _groups(self, planner: Executor) -> Iterator["_Group"]:
-        """Steps that are read at once, with the samples of the next stretch on their way."""
-        stretches = self._steps.stretches(self._consumed)
-        planned = ((stretch, self._planned(planner, stretch)) for stretch in stretches)
-        current = next(planned, None)
-        limit = 1  # the first batch is not to wait for others
-        while current is not None:
-            stretch, plan = current
-            current = next(planned, None)
-            first = 0
-            while first < len(stretch.consumed):
-                last = first + min(limit, self._group_steps())
-                yield _Group(stretch.epoch, plan, first, stretch.consumed[first:last])
-                first, limit = last, min(2 * limit, MAX_GROUP)
-
-    def _group_steps(self) -> int:
+    def _group_steps(self, alone: bool = False) -> int:
+        if alone:  # each read by itself
+            return ALONE
         size = max(1, self._steps.share * self._sample_bytes)
         return min(MAX_GROUP, max(1, GROUP // size))
 
-    def _planned(self, planner: Executor, stretch: Stretch) -> "Future[_Plan]":
-        plan = planner.submit(self._plan, stretch)
-        if self._threads and isinstance(self._source, Prepares):  # the first batch goes ahead
-            planner.submit(self._prepare, self._source, stretch.epoch, plan)
-        return plan
-
-    def _prepare(self, source: Prepares, epoch: int, planned: "Future[_Plan]") -> None:
-        plan = planned.result()
-        blocks = None
-        if isinstance(self._sampler, InBlocks):
-            blocks = self._sampler.blocks(epoch, plan.positions.reshape(-1))
-        source.prepare(plan.samples.reshape(-1), blocks)
-
-    def _plan(self, stretch: Stretch) -> "_Plan":
-        positions, mask = self._steps.positions(stretch)
-        samples = self._sampler(stretch.epoch, positions.reshape(-1))
-        return _Plan(positions, samples.reshape(positions.shape), mask)
-
-    def _read(self, group: "_Group") -> deque[Batch]:
+    def _read(self, group: Group) -> deque[Batch]:
         """Read a group's batches."""
-        plan, last = group.planned.result(), group.first + len(group.consumed)
-        start = time.perf_counter()
-        chosen = slice(group.first, last)
-        rows = self._rows(group.epoch, plan.positions[chosen], plan.samples[chosen].reshape(-1))
-        batches = self._collate(rows, plan.mask[chosen])
+        plan, start = group.plan, time.perf_counter()
+        batches = self._collate(self._rows(group.epoch, plan), plan.masks)
         if self._varies:
             nbytes = max(sum(value.nbytes for value in batch.values()) for batch in batches)
             self._sample_bytes = max(self._sample_bytes, nbytes // self._steps.share)
         self._read_s = time.perf_counter() - start
         return batches
 
-    def _rows(self, epoch: int, positions: Int64s, samples: Int64s) -> Mapping[str, Array | Ragged]:
+    def _rows(self, epoch: int, plan: Plan) -> Mapping[str, Array | Ragged]:
+        samples = plan.samples.reshape(-1)
         if self._workers is not None:
-            return self._workers.submit(
-                (self._seed, epoch), positions.reshape(-1), samples
-            ).result()
-        fixed = {name: field for name, field in self._source.fields.items() if not field.variable}
-        return self._source.read(
-            samples,
-            {
-                name: self._buffers.take((len(samples), *field.shape), field.dtype)
-                for name, field in fixed.items()
-            },
-        )
+            positions = plan.positions.reshape(-1)
+            return self._workers.submit((self._seed, epoch), positions, samples).result()
+        return self._source.read(samples, self._room(len(plan.samples)))
+
+    def _room(self, steps: int) -> dict[str, Array]:
+        """Arrays for the fixed-size fields of so many steps."""
+        count = steps * self._steps.share
+        return {
+            name: self._buffers.take((count, *field.shape), field.dtype)
+            for name, field in self._fixed.items()
+        }
 
 
-class _Plan(NamedTuple):
-    """The steps of a stretch on this rank: (steps, share) each."""
-
-    positions: Int64s
-    samples: Int64s
-    mask: NDArray[np.bool_]
+def _read_step(
+    source: Source, samples: Int64s, step: int, out: Mapping[str, Array]
+) -> Mapping[str, Array | Ragged]:
+    return source.read(samples[step], out)
 
 
-class _Group(NamedTuple):
-    """Some steps of a stretch that are read at once, and `consumed` after each."""
-
-    epoch: int
-    planned: Future[_Plan]
-    first: int
-    consumed: list[int]
-
-
-_Ahead = tuple[_Group, Future[deque[Batch]]]
-
-
-def _done(read: Callable[[_Group], deque[Batch]], group: _Group) -> Future[deque[Batch]]:
+def _done(read: Callable[[Group], deque[Batch]], group: Group) -> Future[deque[Batch]]:
     """A future that is done; an exception waits in it for its turn."""
     future: Future[deque[Batch]] = Future()
     try:

@@ -16,7 +16,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -111,9 +111,7 @@ class Reader:
             IndexError: An index is out of range.
         """
         shards, rows = self.locate(indices)
-        if time.monotonic() > self._check_at:
-            self._check_at = time.monotonic() + CHECK_EVERY_S
-            self.opened.check_unchanged()
+        self._check_unchanged()
         given = out or {}
         found: dict[str, Array] = {
             name: given[name] if name in given else np.empty((len(rows), *field.shape), field.dtype)
@@ -131,6 +129,28 @@ class Reader:
         return {
             name: found[name] if name in found else _joined(ragged[name]) for name in self.fields
         }
+
+    def located(
+        self, indices: Int64s
+    ) -> Callable[[int, Mapping[str, Array]], Mapping[str, Array | Ragged]]:
+        """See `hpctrain.data.source.Locates`."""
+        shards, rows = self.locate(indices.reshape(-1))
+        self._check_unchanged()
+        opened = self.opened
+        with opened.held(shards if opened.stays else shards[:0]):
+            if not opened.stays or any(field.variable for field in self.fields.values()):
+                return lambda i, out: self.read(indices[i], out)
+            found = {
+                name: opened.addresses(name, shards, rows).reshape(indices.shape)
+                for name in self.fields
+            }
+
+        def read(i: int, out: Mapping[str, Array]) -> Mapping[str, Array | Ragged]:
+            for name, addresses in found.items():
+                opened.gather(name, addresses[i], out[name])
+            return out
+
+        return read
 
     def lengths(self, name: str, indices: Int64s) -> Int64s:
         """Return the lengths of samples of a variable-length field, int64 (n,); see `read`."""
@@ -223,6 +243,12 @@ class Reader:
             return np.zeros(len(indices), np.int64), indices
         shards = np.searchsorted(self._ends, indices, side="right")
         return shards, indices - self._firsts[shards]
+
+    def _check_unchanged(self) -> None:
+        """See, now and then, that nobody has written into open shards."""
+        if time.monotonic() > self._check_at:
+            self._check_at = time.monotonic() + CHECK_EVERY_S
+            self.opened.check_unchanged()
 
     def _will_need(self, start: int, stop: int) -> None:
         """Have the samples `start` to `stop` read ahead, where the system can."""

@@ -1,6 +1,6 @@
 """What a loader reads from, and what it may tell it beforehand."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -39,6 +39,19 @@ class Prepares(Protocol):
 
         `blocks` has the ranges [first, end) in which they lie, int64 (k, 2), where the order is
         one of blocks: all of them are read, and may be read ahead.
+        """
+
+
+@runtime_checkable
+class Locates(Protocol):
+    """A source that finds the samples of many steps for little more than those of one."""
+
+    def located(
+        self, indices: Int64s
+    ) -> Callable[[int, Mapping[str, Array]], Mapping[str, Array | Ragged]]:
+        """Return a function that reads step `i` of `indices`, (steps, n), as `read` would.
+
+        It takes `i` and `out`, with an array for each of the fixed-size fields.
         """
 
 

@@ -3,7 +3,7 @@ import subprocess
 import sys
 import threading
 import time
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 import pytest
@@ -409,6 +409,40 @@ def test_a_consumer_that_does_nothing_else_reads_large_batches_itself(monkeypatc
     assert read_by_the_consumer(0.02) == 0
     monkeypatch.setattr("hpctrain.data.loader.IDLE", 1.0)
     assert read_by_the_consumer(0.0) > 10
+
+
+def test_read_by_the_consumer_they_are_the_same(tmp_path, monkeypatch):
+    """Large batches that are located many at once: in order, resumed after any of them."""
+    rows = np.arange(300 * 5, dtype=np.int64).reshape(300, 5)
+    parts = ({"x": rows[i : i + 50]} for i in range(0, 300, 50))
+    write_shards(tmp_path, (("train", part) for part in parts), max_bytes=4000)
+    reader = Reader(tmp_path, "train")
+
+    def loader():
+        return Loader(reader, global_batch_size=7, max_epochs=2, prefetch_bytes=0)
+
+    expected = [batch["x"].tolist() for batch in loader()]
+    monkeypatch.setattr("hpctrain.data.loader.os.sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr("hpctrain.data.loader.GROUP", 1)
+    monkeypatch.setattr("hpctrain.data.loader.IDLE", np.inf)
+    monkeypatch.setattr("hpctrain.data.loader.MEMORY", 1e-9)
+    asked = []
+    located = Reader.located
+    monkeypatch.setattr(
+        Reader, "located", lambda self, steps: asked.append(len(steps)) or located(self, steps)
+    )
+    first = loader()
+    batches = iter(first)
+    held = [next(batches) for _ in range(30)]  # kept, and not written over
+    resumed = loader()
+    resumed.load_state_dict(first.state_dict())
+    seen = [batch["x"].tolist() for batch in held]
+    assert seen + [batch["x"].tolist() for batch in resumed] == expected
+    assert max(asked) == 16
+    places = {batch["x"].data_ptr() for batch in islice(batches, 20)}
+    assert len(places) <= 2  # dropped, its memory is the next one's
+    with pytest.raises(RuntimeError, match="iterator"):
+        _ = [iter(first), next(batches)]
 
 
 def taken_from_ahead(loader, ahead):

@@ -5,7 +5,7 @@
 
 A row of a file is then a number of bytes at an address, whichever file it stands in, and the rows
 of a batch, from any files, are one `torch.index_select` on a tensor whose rows overlap: row `a`
-of `rows(n)` is the n bytes from address `a` on. It copies without the GIL. Reserving costs
+is the n bytes from address `a` on. It copies without the GIL. Reserving costs
 nothing, in memory neither; a mapping needs no descriptor.
 
 A file that shrinks while it is mapped ends the process with SIGBUS, as with any mapping.
@@ -16,7 +16,16 @@ import mmap
 import os
 import weakref
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+
+from hpctrain.data.ragged import Array
+
+Int64s = NDArray[np.int64]
+
+# What is copied at once, by its bytes: torch takes a tenth longer for large rows of single ones.
+WORDS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 # Without the limit of Linux on mappings (vm.max_map_count, 65,530) in sight, and within the
 # 47 bits of an address.
@@ -65,7 +74,7 @@ class Arena:
                 self.slots = max(1, self.slots // 4)
         memory = (ctypes.c_uint8 * self.bytes).from_address(self._base)
         self._memory = torch.frombuffer(memory, dtype=torch.uint8)
-        self._views: dict[int, torch.Tensor] = {}
+        self._views: dict[tuple[int, int], torch.Tensor] = {}  # by length and word
         weakref.finalize(self, _libc.munmap, self._base, self.bytes)
 
     def map(self, slot: int, descriptor: int, size: int) -> None:
@@ -83,16 +92,28 @@ class Arena:
         start = address // mmap.PAGESIZE * mmap.PAGESIZE
         _libc.madvise(self._base + start, address + size - start, mmap.MADV_WILLNEED)
 
-    def rows(self, size: int) -> torch.Tensor:
-        """A view whose row `a` is the `size` bytes from address `a` on: uint8 (many, size).
+    def gather(self, addresses: Int64s, out: Array, word: int = 1) -> None:
+        """Fill `out`, contiguous, with n rows of bytes, one from each of `addresses` on.
 
-        Only rows within mapped files may be touched.
+        Only within mapped files.
+
+        Args:
+            addresses: int64 (n,).
+            out: Any dtype and shape; its bytes are those of n rows.
+            word: Bytes that are copied at once, of WORDS; they divide the addresses, and a row.
         """
-        view = self._views.get(size)
+        rows = torch.from_numpy(out.reshape(-1).view(WORDS[word])).view(len(addresses), -1)
+        places = torch.from_numpy(addresses // word if word > 1 else addresses)
+        torch.index_select(self._rows(rows.shape[1], word), 0, places, out=rows)
+
+    def _rows(self, size: int, word: int) -> torch.Tensor:
+        """A view whose row `a` is the `size` words from the word `a` on: (many, size)."""
+        view = self._views.get((size, word))
         if view is None:
-            view = self._memory.as_strided((self.bytes - size + 1, size), (1, 1))
+            words = self._memory.view(torch.from_numpy(np.empty(0, WORDS[word])).dtype)
+            view = words.as_strided((len(words) - size + 1, size), (1, 1))
             if len(self._views) < 64:  # padded rows come in all lengths
-                self._views[size] = view
+                self._views[size, word] = view
         return view
 
 

@@ -10,7 +10,7 @@ import resource
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import prod
+from math import gcd, prod
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +23,7 @@ from hpctrain.data.index import Shard
 from hpctrain.data.places.filesystem import Kind, kind_of
 from hpctrain.data.places.place import Place
 from hpctrain.data.ragged import Array
-from hpctrain.data.storage.arena import Arena
+from hpctrain.data.storage.arena import WORDS, Arena
 from hpctrain.data.storage.chunks import Chunked
 from hpctrain.data.storage.layout import Layout
 from hpctrain.data.storage.plain import Plain
@@ -65,6 +65,8 @@ class OpenShards:
         # many elements there are.
         self._bases = {name: np.full(files, -1, np.int64) for name in self._elements}
         self._totals = {name: np.zeros(files, np.int64) for name in self._elements}
+        # What the elements of each mapped dataset, and where they begin, are multiples of.
+        self._words = {name: gcd(size, max(WORDS)) or 1 for name, size in self._elements.items()}
         self._open = np.zeros(files, np.bool_)
         self._layouts: dict[int, Layout] = {}
         self._slots: dict[int, int] = {}
@@ -149,19 +151,16 @@ class OpenShards:
         """
         if not out.nbytes:
             return
-        element = self._elements[name]
-        rows = torch.from_numpy(out.reshape(-1).view(np.uint8)).view(len(starts), -1)
-        bases = self._bases[name][shards]
-        addresses = starts * element
-        addresses += bases
+        addresses = self.addresses(name, shards, starts)
         if self._all_mapped:
-            self._gather(addresses, rows)
+            self.gather(name, addresses, out)
             return
-        mapped = bases >= 0
+        rows = torch.from_numpy(out.reshape(-1).view(np.uint8)).view(len(starts), -1)
+        mapped = self._bases[name][shards] >= 0
         if mapped.any():
-            found = torch.empty((int(mapped.sum()), rows.shape[1]), dtype=torch.uint8)
-            self._gather(addresses[mapped], found)
-            rows[torch.from_numpy(mapped)] = found
+            found = np.empty((int(mapped.sum()), rows.shape[1]), np.uint8)
+            self.gather(name, addresses[mapped], found)
+            rows[torch.from_numpy(mapped)] = torch.from_numpy(found)
         dtype, shape = self._types[name]
         for shard in np.unique(shards[~mapped]).tolist():
             here = np.flatnonzero(shards == shard)
@@ -169,6 +168,21 @@ class OpenShards:
             _read(self._layouts[shard].rows[name], starts[here], length, spans)
             flat = torch.from_numpy(spans.reshape(-1).view(np.uint8))
             rows[torch.from_numpy(here)] = flat.view(len(here), -1)
+
+    def addresses(self, name: str, shards: Int64s, starts: Int64s) -> Int64s:
+        """Return where spans begin, int64 (n,), for `gather`; their shards are held, and mapped."""
+        found: Int64s = starts * self._elements[name]
+        found += self._bases[name][shards]
+        return found
+
+    def gather(self, name: str, addresses: Int64s, out: Array) -> None:
+        """Read mapped spans, as `spans` does, from where they begin."""
+        self._arena.gather(addresses, out, self._words[name])
+
+    @property
+    def stays(self) -> bool:
+        """Whether what is open is mapped, and is not closed to make room: addresses are kept."""
+        return self._all_mapped and bool(self._layouts) and self._limit >= len(self._shards)
 
     def runs(self, name: str, shards: Int64s, starts: Int64s, ends: Int64s, out: Array) -> None:
         """Read runs of different lengths, end to end; otherwise as `spans`.
@@ -214,10 +228,6 @@ class OpenShards:
             layouts[(self._checked + i) % len(layouts)].check_unchanged()
         self._checked += limit
 
-    def _gather(self, addresses: Int64s, out: torch.Tensor) -> None:
-        view = self._arena.rows(out.shape[1])
-        torch.index_select(view, 0, torch.from_numpy(addresses), out=out)
-
     # Opening and closing: under the lock.
 
     def _maps(self, path: Path) -> bool:
@@ -246,6 +256,7 @@ class OpenShards:
             layout.map(self._arena, slot)
             self._slots[shard] = self._free.pop()
             for name, offset in layout.offsets.items():
+                self._words[name] = gcd(self._words[name], offset)
                 self._bases[name][shard] = slot * self._arena.slot_bytes + offset
         for name, total in layout.totals.items():
             self._totals[name][shard] = total

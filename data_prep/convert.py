@@ -14,16 +14,17 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from data_prep import processes
 from data_prep.finalize import BESIDE, REPORT, finalize, summary
-from data_prep.job import WAIT_S, Job, JobFolder, Plan
+from data_prep.job import WAIT_S, Job, JobFolder, Plan, Result
 from data_prep.options import Options
 from data_prep.passes import choose
-from data_prep.piece import Converter, NotTheSameError, Progress
+from data_prep.piece import Converter, NotTheSameError
+from data_prep.processes import Progress
 from data_prep.progress import Progress as ProgressBar
 from data_prep.provenance import made_by
 from data_prep.show.console import size
@@ -120,8 +121,8 @@ class _Write:
     converter: Converter
     folder: JobFolder
 
-    def __call__(self, number: int, progress: Progress) -> None:
-        self.converter.write(self.folder, number, progress)
+    def __call__(self, number: int, progress: Progress) -> Callable[[], Result]:
+        return self.converter.write(self.folder, number, progress)
 
 
 def _is_last(job: Job, options: Options) -> bool:

@@ -146,7 +146,7 @@ class JobFolder:
     def finish(self, number: int, folder: Path, result: Result) -> None:
         """Have the piece in `folder` be there, whole, after a crash too."""
         write_atomically(folder / PIECE, json.dumps(asdict(result)))
-        commit.sync_folder(folder)
+        commit.sync(folder)
         try:
             folder.rename(self._place(number))
         except OSError:

@@ -4,6 +4,7 @@ A first pass over the source notes a few bytes of each sample; from all of them 
 are left out, and where each goes. That takes about 100 bytes of memory a sample, in one process.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 
 from data_prep import processes
 from data_prep.job import Choice, Job, JobFolder
-from data_prep.piece import Converter, Progress
+from data_prep.piece import Converter
+from data_prep.processes import Progress
 from data_prep.split import Fractions
 
 
@@ -58,8 +60,9 @@ class _Look:
     converter: Converter
     folder: JobFolder
 
-    def __call__(self, number: int, progress: Progress) -> None:
+    def __call__(self, number: int, progress: Progress) -> Callable[[], None]:
         self.converter.look(self.folder, number, progress)
+        return lambda: None
 
 
 def _first(contents: NDArray[np.uint64]) -> NDArray[np.intp]:

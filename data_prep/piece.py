@@ -5,7 +5,9 @@ A function of the piece alone, so any process may do it, at any time, and do it 
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import xxhash
@@ -13,16 +15,16 @@ from numpy.typing import NDArray
 
 from data_prep.job import Choice, JobFolder, Problem, Result
 from data_prep.options import Options
+from data_prep.processes import Progress
 from data_prep.source import Block, Source
 from data_prep.split import ByColumn, ByFile, Split, hash_keys
-from hpctrain.data.commit import storage_error
+from hpctrain.data import commit
 from hpctrain.data.field import check_name
 from hpctrain.data.format import ShardFiles
 from hpctrain.data.ragged import Array, Ragged, offsets_of
 from hpctrain.data.schema import check_batch
 from hpctrain.errors import DataError, StorageError
 
-Progress = Callable[[int, int], None]  # samples, bytes: more
 Rows = Mapping[str, Array | Ragged]
 
 
@@ -33,32 +35,40 @@ class Converter:
     source: Source
     options: Options
 
-    def write(self, job: JobFolder, number: int, progress: Progress) -> Result:
+    def write(self, job: JobFolder, number: int, progress: Progress) -> Callable[[], Result]:
         """Write a piece.
+
+        Returns:
+            What waits for the disk, and has the piece be there then; it raises a StorageError.
 
         Raises:
             DataError: A record cannot be used (`on_error` "stop"), or a file was changed.
             StorageError: The disk is full or the folder not writable.
         """
-        try:
+        options = self.options
+        with _written(job):
             folder = job.begin(number)
+        with _written(job, folder):
             try:
-                options = self.options
                 files = ShardFiles(
-                    folder, self.source.fields, options.shard_bytes, options.compression
+                    *(folder, self.source.fields, options.shard_bytes, options.compression),
+                    sync=False,
                 )
                 choice = job.choice(number) if options.two_passes else None
                 result = self._fill(files, job.fingerprint, number, choice, progress)
-                job.finish(number, folder, result)
-            except BaseException as error:
-                shutil.rmtree(folder, ignore_errors=True)
-                if isinstance(error, StorageError):  # or was it the source that was not there?
-                    for file in self.source.pieces[number].files:
-                        file.check()
+            except StorageError:  # or was it the source that was not there?
+                for file in self.source.pieces[number].files:
+                    file.check()
                 raise
-        except OSError as error:
-            raise storage_error(job.folder, error) from None
-        return result
+
+        def finish() -> Result:
+            with _written(job, folder):
+                for shard in result.shards:
+                    commit.sync(folder / shard.path)
+                job.finish(number, folder, result)
+            return result
+
+        return finish
 
     def _fill(
         self,
@@ -141,7 +151,7 @@ class Converter:
                 strata=np.concatenate(strata),
             )
         except OSError as error:
-            raise storage_error(job.folder, error) from None
+            raise commit.storage_error(job.folder, error) from None
 
     def _samples(self, number: int, problems: "Problems") -> "Iterator[_Samples]":
         """The samples that can be used."""
@@ -161,6 +171,19 @@ class Converter:
             raise DataError(
                 f"{error.filename or self.source.name} cannot be read: {error.strerror or error}"
             ) from None
+
+
+@contextmanager
+def _written(job: JobFolder, folder: Path | None = None) -> Iterator[None]:
+    """Say in whose folder the disk was full; a piece's `folder` goes when it fails."""
+    try:
+        yield
+    except BaseException as error:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise commit.storage_error(job.folder, error) from None
+        raise
 
 
 class NotTheSameError(DataError):

@@ -2,6 +2,9 @@
 
 Each is told one task after the other over a pipe, and answers with progress and with the result.
 They never see Ctrl-C, which is this process's matter, and die with it, even when it is killed.
+
+A task has two parts: what needs the processor, and what then waits for the disk. The second runs
+in a thread, while the process is at its next task.
 """
 
 import ctypes
@@ -9,9 +12,11 @@ import multiprocessing
 import os
 import pickle
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -24,14 +29,15 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 MAPPED_BYTES, SPARE_BYTES = 2**25, 2**30
 EVERY_S = 0.1  # between two messages of a worker's progress
 
-Task = Callable[[int, Callable[[int, int], None]], Any]  # (number, progress) -> result
-"""Picklable; `progress(samples, bytes)`."""
+Progress = Callable[[int, int], None]  # samples, bytes: more
+Task = Callable[[int, Progress], Callable[[], Any]]
+"""Picklable: `task(number, progress)` returns what is left to do, which returns the result."""
 
 
 def run(
-    task: Task, numbers: Iterable[int], workers: int, progress: Callable[[int, int], None]
+    task: Task, numbers: Iterable[int], workers: int, progress: Progress
 ) -> Iterator[tuple[int, Any]]:
-    """Do `task(number)` for each of `numbers`, on so many processes; yield as they are done.
+    """Do the task of each of `numbers`, on so many processes; yield results as they are there.
 
     Raises:
         HpctrainError: What a task raised; of several the first that is heard of. The others are
@@ -40,9 +46,7 @@ def run(
     """
     waiting = list(numbers)
     if workers == 1 or len(waiting) < 2:
-        keep_memory()
-        for number in waiting:
-            yield number, task(number, progress)
+        yield from _run_here(task, waiting, progress)
         return
     waiting.reverse()
     pool: list[_Worker] = []
@@ -51,7 +55,7 @@ def run(
             pool = [_Worker(task) for _ in range(min(workers, len(waiting)))]
         for worker in pool:
             worker.begin(waiting.pop())
-        while busy := {worker.pipe: worker for worker in pool if worker.busy is not None}:
+        while busy := {worker.pipe: worker for worker in pool if worker.numbers}:
             for pipe in wait(list(busy)):
                 worker = busy[pipe]  # type: ignore[index]
                 kind, content = worker.answer()
@@ -59,15 +63,28 @@ def run(
                     progress(*content)
                 elif kind == "error":
                     raise content
-                else:
-                    done, worker.busy = worker.busy, None
-                    assert done is not None
+                elif kind == "free":
                     if waiting:
                         worker.begin(waiting.pop())
-                    yield done, content
+                else:
+                    worker.numbers.remove(content[0])
+                    yield content
     finally:
         for worker in pool:
             worker.end()
+
+
+def _run_here(task: Task, numbers: Iterable[int], progress: Progress) -> Iterator[tuple[int, Any]]:
+    keep_memory()
+    before: tuple[int, Future[Any]] | None = None
+    with ThreadPoolExecutor(1) as thread:  # ends when what is left to do is done
+        for number in numbers:
+            left = task(number, progress)
+            if before is not None:
+                yield before[0], before[1].result()
+            before = number, thread.submit(left)
+        if before is not None:
+            yield before[0], before[1].result()
 
 
 def keep_memory() -> None:
@@ -86,13 +103,13 @@ class _Worker:
     def __init__(self, task: Task) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.busy: int | None = None
+        self.numbers: list[int] = []  # of the tasks that it has not finished
         self._process = context.Process(target=_work, args=(task, theirs, os.getpid()), daemon=True)
         self._process.start()
         theirs.close()
 
     def begin(self, number: int) -> None:
-        self.busy = number
+        self.numbers.append(number)
         with suppress(BrokenPipeError):  # it died: `answer` says so
             self.pipe.send(number)
 
@@ -105,7 +122,8 @@ class _Worker:
             why = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             hint = " (out of memory? --workers takes fewer)" if why == "SIGKILL" else ""
             return "error", StorageError(
-                f"a worker process died at piece {self.busy}: {why}{hint}; the same command goes on"
+                f"a worker process died at piece {self.numbers[-1]}: {why}{hint}; the same command "
+                "goes on"
             )
         return answer
 
@@ -126,22 +144,37 @@ def _without_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class _Told:
-    """Passes progress on, now and then: a piece may have a million blocks."""
+class _Answers:
+    """Of a worker's two threads; how far it is only now and then, for blocks may be many."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe, self._samples, self._bytes = pipe, 0, 0
         self._last = time.monotonic()
+        self._lock = threading.Lock()
 
-    def __call__(self, samples: int, nbytes: int) -> None:
+    def send(self, kind: str, content: Any) -> None:
+        with self._lock:
+            self._pipe.send((kind, content))
+
+    def progress(self, samples: int, nbytes: int) -> None:
         self._samples += samples
         self._bytes += nbytes
         if time.monotonic() - self._last >= EVERY_S:
             self.flush()
 
     def flush(self) -> None:
-        self._pipe.send(("progress", (self._samples, self._bytes)))
+        self.send("progress", (self._samples, self._bytes))
         self._samples, self._bytes, self._last = 0, 0, time.monotonic()
+
+    def finish(self, number: int, left: Callable[[], Any]) -> None:
+        """Do what is left of a task, and answer."""
+        try:
+            self.send("done", (number, left()))
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        self.send("error", error if isinstance(error, HpctrainError) else _bug(error))
 
 
 def _work(task: Task, pipe: Connection, parent: int) -> None:
@@ -149,19 +182,24 @@ def _work(task: Task, pipe: Connection, parent: int) -> None:
     if os.getppid() != parent:  # it died before it was asked to take this one along
         return
     keep_memory()
-    told = _Told(pipe)
-    while True:
-        try:
-            number = pipe.recv()
-        except EOFError:  # the parent is gone
-            return
-        answer: tuple[str, Any]
-        try:
-            answer = "done", task(number, told)
-            told.flush()
-        except Exception as error:
-            answer = "error", error if isinstance(error, HpctrainError) else _bug(error)
-        pipe.send(answer)
+    answers = _Answers(pipe)
+    with ThreadPoolExecutor(1) as thread:
+        before: Future[None] | None = None
+        while True:
+            try:
+                number = pipe.recv()
+            except EOFError:  # the parent is gone
+                return
+            try:
+                left = task(number, answers.progress)
+                answers.flush()
+            except Exception as error:
+                answers.fail(error)
+                continue
+            if before is not None:
+                before.result()  # one at a time: the disk is not to fall behind
+            answers.send("free", None)
+            before = thread.submit(answers.finish, number, left)
 
 
 def _bug(error: Exception) -> Exception:

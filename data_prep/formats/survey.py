@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 
 from data_prep.datasets.rows import blocks
-from data_prep.piece import Progress
+from data_prep.processes import Progress
 from data_prep.source import BLOCK_BYTES, SourceFile
 from hpctrain.data.field import Field
 from hpctrain.data.index import Shard
@@ -65,7 +65,12 @@ class Survey:
     schema: Mapping[str, Field]
     statistics: bool
 
-    def __call__(self, number: int, progress: Progress) -> Found:
+    def __call__(self, number: int, progress: Progress) -> Callable[[], Found]:
+        """The task of a process: nothing is left to do after `look`."""
+        found = self.look(number, progress)
+        return lambda: found
+
+    def look(self, number: int, progress: Progress) -> Found:
         """Digest the file, and see that all of it can be read.
 
         Raises:

@@ -66,9 +66,9 @@ def commit(folder: Path, index: Index, moves: Mapping[str, str]) -> None:
     check_ours(folder)
     try:
         index.save(partial)
-        sync_folder(partial)  # MOVES without the index would mean that it was moved already
+        sync(partial)  # MOVES without the index would mean that it was moved already
         _write(partial / MOVES, json.dumps(dict(moves)))
-        sync_folder(partial)
+        sync(partial)
         discard(folder)
     except OSError as error:
         raise storage_error(folder, error) from None
@@ -100,11 +100,11 @@ def resume(folder: Path) -> bool:
         for name, place in moves.items():
             if (partial / place).exists():
                 os.replace(partial / place, folder / name)
-        sync_folder(folder)
+        sync(folder)
         for name in _listed(replaced) - set(moves):
             (folder / name).unlink(missing_ok=True)
         os.replace(new, folder / index_file.FILE)
-        sync_folder(folder)
+        sync(folder)
     _empty(partial)
     return True
 
@@ -263,9 +263,9 @@ def _write(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def sync_folder(folder: Path) -> None:
-    """Force a folder's renames to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Force a file to the disk, or a folder's renames."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -67,6 +67,7 @@ class ShardFiles:
         fields: The schema; without it, that of the first batch.
         max_bytes: Data in one shard, before it is compressed.
         compression: Of the shards.
+        sync: Each is forced to the disk; False: the caller does it.
 
     Attributes:
         fields: The schema, once it is known.
@@ -81,8 +82,11 @@ class ShardFiles:
         fields: Mapping[str, Field] | None = None,
         max_bytes: int = MAX_BYTES,
         compression: Compression = NONE,
+        *,
+        sync: bool = True,
     ) -> None:
         self._folder, self._max_bytes, self._compression = folder, max_bytes, compression
+        self._sync = sync
         self.fields = self._checked(fields) if fields is not None else {}
         self._splits: dict[str, _Split] = {}
 
@@ -147,7 +151,7 @@ class ShardFiles:
         path = self._folder / shard_name(state.name, len(state.shards))
         try:
             size, digest = write_shard(
-                path, state.name, self.fields, state.parts, self._compression
+                *(path, state.name, self.fields, state.parts, self._compression), sync=self._sync
             )
         except OSError as error:
             raise storage_error(path, error) from None

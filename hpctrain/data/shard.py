@@ -44,6 +44,8 @@ def write_shard(
     fields: Mapping[str, Field],
     parts: Mapping[str, Sequence[Any]],
     compression: Compression = NONE,
+    *,
+    sync: bool = True,
 ) -> tuple[int, str]:
     """Write one file, and force it to the disk.
 
@@ -56,6 +58,7 @@ def write_shard(
         parts: For each field the samples in pieces, at least one, of the schema's dtype and
             shape; a variable-length field's are `Ragged`.
         compression: Of all but the offsets of variable-length fields.
+        sync: False: the caller forces it to the disk.
 
     Returns:
         Its bytes, and "xxh3_128:…" of them.
@@ -73,11 +76,11 @@ def write_shard(
             datasets[name] = parts[name]
     count = sum(map(len, next(iter(parts.values()))))
     if compression.codec == "none":
-        return _write_contiguous(path, split, count, datasets)
+        return _write_contiguous(path, split, count, datasets, sync)
     with open(path, "wb", buffering=0) as file:
         output = _Output(file.fileno())
         output.write(_image(split, count, datasets, compression))
-        return output.finish()
+        return output.finish(sync)
 
 
 class _Output:
@@ -112,9 +115,12 @@ class _Output:
             self._digest.update(step)
             self.size += len(step)
 
-    def finish(self) -> tuple[int, str]:
-        """Force the file to the disk."""
-        os.fsync(self._descriptor)
+    def finish(self, sync: bool) -> tuple[int, str]:
+        """Return its bytes and their digest; `sync` forces it to the disk."""
+        if sync:
+            os.fsync(self._descriptor)
+        else:
+            _begin_to_disk(self._descriptor, self.size - self._begun)
         return self.size, f"xxh3_128:{self._digest.hexdigest()}"
 
 
@@ -128,7 +134,7 @@ def _begin_to_disk(descriptor: int, start: int) -> None:
 
 
 def _write_contiguous(
-    path: Path, split: str, count: int, datasets: Mapping[str, Sequence[Array]]
+    path: Path, split: str, count: int, datasets: Mapping[str, Sequence[Array]], sync: bool
 ) -> tuple[int, str]:
     try:
         offsets = _write_frame(path, split, count, datasets)
@@ -145,7 +151,7 @@ def _write_contiguous(
             for array in _chunks(arrays, max(1, STEP // _row_bytes(arrays[0]))):
                 output.write(_bytes(array))
         output.keep()
-        return output.finish()
+        return output.finish(sync)
 
 
 def _write_frame(

@@ -74,9 +74,9 @@ def test_a_source_that_is_cut_off_before_it_is_written(tmp_path, data_prep, monk
     np.save(tmp_path / "x.npy", np.zeros((40, 200, 200), np.float32))
     write = shards.write_shard
 
-    def cut(*args):
+    def cut(*args, **options):
         os.truncate(tmp_path / "x.npy", 2**16)
-        return write(*args)
+        return write(*args, **options)
 
     monkeypatch.setattr(shards, "write_shard", cut)
     code, _, err = data_prep("arrays", tmp_path / "x.npy", tmp_path / "out")

@@ -4,6 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +22,7 @@ class Square:
     def __call__(self, number, progress):
         for _ in range(number):
             progress(1, 10)
-        return number * number, os.getpid()
+        return lambda: (number * number, os.getpid())
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
@@ -34,6 +38,37 @@ def test_each_number_is_done_once(workers):
     assert counted == [10, 100]
     assert (os.getpid() in {pid for _, pid in done.values()}) == (workers == 1)
     assert list(processes.run(Square(), [], workers, progress)) == []
+
+
+@dataclass(frozen=True)
+class Meets:
+    """What is left of each task waits for the next to begin."""
+
+    folder: Path
+    last: int
+
+    def __call__(self, number, progress):
+        (self.folder / str(number)).touch()
+        return partial(self.rest, number)
+
+    def rest(self, number):
+        end = time.monotonic() + 20
+        while number < self.last and not (self.folder / str(number + 1)).exists():
+            assert time.monotonic() < end, f"{number} is alone"
+            time.sleep(0.01)
+        if number == 3:
+            raise StorageError(f"no room for {number}")
+        return number
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_is_left_to_do_is_done_beside_the_next(workers, tmp_path):
+    tasks = Meets(tmp_path, 2)
+    assert sorted(processes.run(tasks, range(3), workers, print)) == [(0, 0), (1, 1), (2, 2)]
+    seen = []
+    with pytest.raises(StorageError, match="no room for 3"):
+        seen.extend(number for number, _ in processes.run(tasks, range(2, 6), workers, print))
+    assert 3 not in seen
 
 
 @pytest.mark.parametrize(

@@ -175,15 +175,16 @@ class Pixels:
         dtype = "uint16" if self.mode == "L16" else "uint8"
         return Field(dtype, (MODES[self.mode], *self.size))
 
-    def sample(self, content: bytes, field: Field | None = None) -> Array:
+    def sample(self, content: bytes, field: Field | None = None, out: Array | None = None) -> Array:
         """Return a file's sample.
 
         Args:
             content: The file.
             field: What it must be; None: it is the first, and decides.
+            out: Where it may be made; not when encoded.
 
         Returns:
-            uint8 or uint16 (channels, height, width); encoded: uint8 (bytes,).
+            uint8 or uint16 (channels, height, width), in `out` or not; encoded: uint8 (bytes,).
 
         Raises:
             Unusable: It is damaged, too large, or of a kind or size that is not taken.
@@ -191,7 +192,7 @@ class Pixels:
         if self.encoded:
             return np.frombuffer(self._file(content), np.uint8)
         with reasons(), opened(content, self.max_pixels) as image:
-            pixels = self._array(self._resized(self._upright(image)))
+            pixels = self._array(self._resized(self._upright(image)), out)
         if field is not None and len(pixels) != field.shape[0]:
             raise Unusable(
                 f"it has {_channels(len(pixels))}, the first image {_channels(field.shape[0])}; "
@@ -307,11 +308,12 @@ class Pixels:
         padded.paste(image.resize(inner[::-1], resample), place)
         return padded
 
-    def _array(self, image: Any) -> Array:
+    def _array(self, image: Any, out: Array | None = None) -> Array:
         if self.mode == "L16":
             deep = np.asarray(image).clip(0, 2**16 - 1)  # a sharp filter overshoots
             return deep.astype(np.uint16)[None]
-        return planes(image)
+        shape = (len(image.getbands()), image.height, image.width)
+        return planes(image, out if out is not None and out.shape == shape else None)
 
 
 def _channels(count: int) -> str:

@@ -193,6 +193,13 @@ class Samples:
         """Whether they make a block."""
         return self._bytes >= BLOCK_BYTES
 
+    def room(self, name: str) -> Array:
+        """Return where a fixed-size field of the next sample may be made, to be given to `add`."""
+        values = self._values[name]
+        assert not isinstance(values, list)
+        room: Array = values[len(self)]
+        return room
+
     def add(
         self, sample: Mapping[str, Array], record: str, key: bytes = b"", column: str = ""
     ) -> None:
@@ -201,7 +208,7 @@ class Samples:
             values = self._values[name]
             if isinstance(values, list):
                 values.append(value)
-            else:
+            elif value.base is not values:  # it is not in `room` already
                 values[len(self)] = value
             self._bytes += value.nbytes
         self._records.append(record)

@@ -93,8 +93,9 @@ class ImageSource(Source):
         shape = None if self.pixels.encoded else self.fields["image"]
         for i, file in enumerate(what.files):
             record = what.records[i] if what.records else ""
+            room = None if shape is None else samples.room("image")
             try:
-                image = self.pixels.sample(_content(file), shape)
+                image = self.pixels.sample(_content(file), shape, room)
             except Unusable as error:
                 reading.bad(file.path, record, str(error))
                 continue
@@ -226,6 +227,7 @@ def _content(file: SourceFile) -> bytes:
     if file.size > MAX_FILE:
         raise Unusable(f"it has {file.size} bytes; an image file has at most {MAX_FILE}")
     try:
-        return Path(file.path).read_bytes()
+        with open(file.path, "rb", buffering=0) as opened:
+            return opened.read()
     except OSError as error:
         raise Unusable(f"it cannot be read: {error.strerror}") from None

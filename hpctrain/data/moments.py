@@ -21,6 +21,7 @@ from hpctrain.data.ragged import Array, Ragged
 
 BLOCK = 2**17  # values: their float64 copy stays in the cache
 BYTES_BLOCK, ROW = 2**18, 256  # of 8-bit integers; 256 · 255² < 2**24: float32 adds them exactly
+ONES = np.ones(ROW, np.float32)
 PIVOT = 64  # every so many-th value
 MOST_CLASSES = 1000
 SPAN = 2**16  # largest range of integers that is counted in a table
@@ -175,8 +176,9 @@ def _of_bytes(values: Array, wide: Array) -> tuple[float, float]:
     wide[count:] = 0
     np.copyto(wide[:count], values)
     rows = wide.reshape(-1, ROW)
-    sum_ = int(np.einsum("ij->i", rows).sum(dtype=np.float64))
-    squares = int(np.einsum("ij,ij->i", rows, rows).sum(dtype=np.float64))
+    # Rows are too short for BLAS to take threads, which would spin when the cores are busy.
+    sum_ = int(np.vecdot(rows, ONES).sum(dtype=np.float64))
+    squares = int(np.vecdot(rows, rows).sum(dtype=np.float64))
     return sum_ / count, (squares * count - sum_ * sum_) / count
 
 

@@ -52,8 +52,9 @@ def run(
     pool: list[_Worker] = []
     try:
         with _without_interrupts():
-            pool = [_Worker(task) for _ in range(min(workers, len(waiting)))]
-        for worker in pool:
+            pool = [_Worker() for _ in range(min(workers, len(waiting)))]
+        for worker in pool:  # all are there: a large task would keep the next from starting
+            worker.send(task)
             worker.begin(waiting.pop())
         while busy := {worker.pipe: worker for worker in pool if worker.numbers}:
             for pipe in wait(list(busy)):
@@ -100,18 +101,21 @@ def keep_memory() -> None:
 
 
 class _Worker:
-    def __init__(self, task: Task) -> None:
+    def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.numbers: list[int] = []  # of the tasks that it has not finished
-        self._process = context.Process(target=_work, args=(task, theirs, os.getpid()), daemon=True)
+        self._process = context.Process(target=_work, args=(theirs, os.getpid()), daemon=True)
         self._process.start()
         theirs.close()
 
     def begin(self, number: int) -> None:
         self.numbers.append(number)
+        self.send(number)
+
+    def send(self, content: Any) -> None:
         with suppress(BrokenPipeError):  # it died: `answer` says so
-            self.pipe.send(number)
+            self.pipe.send(content)
 
     def answer(self) -> tuple[str, Any]:
         try:
@@ -177,12 +181,13 @@ class _Answers:
         self.send("error", error if isinstance(error, HpctrainError) else _bug(error))
 
 
-def _work(task: Task, pipe: Connection, parent: int) -> None:
+def _work(pipe: Connection, parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before it was asked to take this one along
         return
     keep_memory()
     answers = _Answers(pipe)
+    task: Task = pipe.recv()
     with ThreadPoolExecutor(1) as thread:
         before: Future[None] | None = None
         while True:

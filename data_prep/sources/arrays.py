@@ -61,7 +61,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=K",
-        help=f"the axis that is the sample, from 0 {again}",
+        help=f"the axis that is the sample, from 0; -1 is the last {again}",
     )
     add(
         "--cast",
@@ -292,8 +292,8 @@ def _by_field(
 
 
 def _axis(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise ConfigError(f"--axis: {text!r} is not the number of an axis, from 0")
+    if not (text.isascii() and text.removeprefix("-").isdigit()):
+        raise ConfigError(f"--axis: {text!r} is not the number of an axis, from 0, or -1")
     return int(text)
 
 

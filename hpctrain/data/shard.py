@@ -78,16 +78,16 @@ def write_shard(
     if compression.codec == "none":
         return _write_contiguous(path, split, count, datasets, sync)
     with open(path, "wb", buffering=0) as file:
-        output = _Output(file.fileno())
+        output = _Output(file.fileno(), sync)
         output.write(_image(split, count, datasets, compression))
-        return output.finish(sync)
+        return output.finish()
 
 
 class _Output:
     """A file that is written from its beginning to its end, and its digest."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, descriptor: int, sync: bool) -> None:
+        self._descriptor, self._sync = descriptor, sync
         self._digest = xxhash.xxh3_128()
         self.size = self._begun = 0
 
@@ -99,7 +99,7 @@ class _Output:
                 left = left[os.write(self._descriptor, left) :]
             self._digest.update(step)
             self._begun += len(step)
-            if self._begun >= AHEAD:
+            if self._sync and self._begun >= AHEAD:
                 _begin_to_disk(self._descriptor, self.size + start + len(step) - self._begun)
                 self._begun = 0
         self.size += len(data)
@@ -115,12 +115,10 @@ class _Output:
             self._digest.update(step)
             self.size += len(step)
 
-    def finish(self, sync: bool) -> tuple[int, str]:
-        """Return its bytes and their digest; `sync` forces it to the disk."""
-        if sync:
+    def finish(self) -> tuple[int, str]:
+        """Return its bytes and their digest, when it is on the disk, if it is to be."""
+        if self._sync:
             os.fsync(self._descriptor)
-        else:
-            _begin_to_disk(self._descriptor, self.size - self._begun)
         return self.size, f"xxh3_128:{self._digest.hexdigest()}"
 
 
@@ -144,14 +142,14 @@ def _write_contiguous(
             raise OSError(str(error)) from None
         raise OSError(int(found[1]), os.strerror(int(found[1]))) from None
     with open(path, "r+b", buffering=0) as file:
-        output = _Output(file.fileno())
+        output = _Output(file.fileno(), sync)
         for name in sorted(offsets, key=lambda name: offsets[name]):
             output.keep(offsets[name])
             arrays = datasets[name]
             for array in _chunks(arrays, max(1, STEP // _row_bytes(arrays[0]))):
                 output.write(_bytes(array))
         output.keep()
-        return output.finish(sync)
+        return output.finish()
 
 
 def _write_frame(

@@ -127,7 +127,7 @@ def test_every_format_gives_the_same(here, convert, shard_size):
         "zarr_root": "root.zarr",
         "zarr_zip": "x.zarr.zip:x",
     }
-    axes = {"last": 2, "middle": 1, "compressed_last": 2, "h5_last": 2}
+    axes = {"last": 2, "middle": 1, "compressed_last": -1, "h5_last": -1}
     fields = [word for name, where in wheres.items() for word in ("--field", f"{name}={where}")]
     axis = [word for name, k in axes.items() for word in ("--axis", f"{name}={k}")]
     rows = convert(*fields, *axis, "--shard-size", shard_size, said="100 samples (train 100)")
@@ -553,7 +553,7 @@ def test_files_that_cannot_be_read(here, data_prep, where, words):
         (["--field", "x=x.npy", "--field", "x=x.npy"], "x.npy is there twice in the field 'x'"),
         (["--field", "x y=x.npy"], "field 'x y': a name has letters"),
         (["--field", "x=x.npy", "--axis", "x=3"], "--axis 3: x.npy has 3 axes, (100, 3, 4)"),
-        (["--field", "x=x.npy", "--axis", "x=-1"], "'-1' is not the number of an axis, from 0"),
+        (["--field", "x=x.npy", "--axis", "x=--1"], "'--1' is not the number of an axis, from 0"),
         (["--field", "x=x.npy", "--axis", "x"], "--axis 'x' is not NAME=K"),
         (["--field", "x=x.npy", "--axis", "y=1"], "--axis: there is no field 'y'; there are x"),
         (["--field", "x=x.npy", "--cast", "y=int8"], "--cast: there is no field 'y'"),

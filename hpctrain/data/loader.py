@@ -239,14 +239,13 @@ class Loader:
 
     def _as_asked(self, group: Group, iteration: int) -> Generator[Batch, None, float]:
         """Read batch after batch when asked; return how long the consumer was busy with each."""
-        busy = 0.0
+        busy, start = 0.0, time.perf_counter()
         plan = group.plan
         if isinstance(self._source, Locates):
             read = self._source.located(plan.samples)
         else:
             read = partial(_read_step, self._source, plan.samples)
         for step, consumed in enumerate(group.consumed):
-            start = time.perf_counter()
             with one_thread():
                 # A deque's, for nothing here is to keep a batch that its consumer has dropped.
                 batches = self._collate(read(step, self._room(1)), plan.masks[step : step + 1])
@@ -256,7 +255,8 @@ class Loader:
             self._consumed, self._last = consumed, (group, step)
             yield batches.popleft()
             self._check_current(iteration)
-            busy += time.perf_counter() - given
+            start = time.perf_counter()
+            busy += start - given
         return busy / len(group.consumed)
 
     def _check_current(self, iteration: int) -> None:

@@ -71,16 +71,14 @@ class Collate:
             rows: Each field of steps * b samples.
             masks: Of the steps.
         """
-        steps = len(masks)
+        steps, size = len(masks), len(masks[0])
         columns: dict[str, Sequence[torch.Tensor]] = {MASK: masks}
         for name, value in rows.items():
             if name == MASK:  # of a transform: the fields of the data have been looked at
                 raise DataError(f"a transform returned {MASK!r}, which the loader adds itself")
             if not isinstance(value, Ragged):
-                whole = self._tensor(value)
-                columns[name] = whole.chunk(steps) if steps > 1 else (whole,)
+                columns[name] = self._tensor(value.reshape(steps, size, *value.shape[1:])).unbind()
                 continue
-            size = len(value) // steps
             parts = [value.rows(i * size, (i + 1) * size) for i in range(steps)]
             if self._packs:
                 columns[name] = [self._tensor(part.values) for part in parts]

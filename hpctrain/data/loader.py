@@ -27,7 +27,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
-from functools import partial
 
 import numpy as np
 import torch
@@ -38,7 +37,7 @@ from hpctrain.data.collate import Batch, Collate, Layout
 from hpctrain.data.plan import Group, Plan, Planner
 from hpctrain.data.ragged import Array, Ragged
 from hpctrain.data.samplers.order import Order, Sampler
-from hpctrain.data.source import Locates, Source
+from hpctrain.data.source import Locates, Source, one_by_one
 from hpctrain.data.steps import Steps, Tail
 from hpctrain.data.threads import one_thread, pool
 from hpctrain.data.workers.pool import Workers
@@ -244,7 +243,7 @@ class Loader:
         if isinstance(self._source, Locates):
             read = self._source.located(plan.samples)
         else:
-            read = partial(_read_step, self._source, plan.samples)
+            read = one_by_one(self._source, plan.samples)
         for step, consumed in enumerate(group.consumed):
             with one_thread():
                 # A deque's, for nothing here is to keep a batch that its consumer has dropped.
@@ -326,12 +325,6 @@ class Loader:
             name: self._buffers.take((count, *field.shape), field.dtype)
             for name, field in self._fixed.items()
         }
-
-
-def _read_step(
-    source: Source, samples: Int64s, step: int, out: Mapping[str, Array]
-) -> Mapping[str, Array | Ragged]:
-    return source.read(samples[step], out)
 
 
 def _done(read: Callable[[Group], deque[Batch]], group: Group) -> Future[deque[Batch]]:

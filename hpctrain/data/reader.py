@@ -16,7 +16,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,6 +29,7 @@ from hpctrain.data.places.origin import is_url, load_index
 from hpctrain.data.places.place import Place
 from hpctrain.data.places.placement import open_place
 from hpctrain.data.ragged import Array, Ragged, offsets_of
+from hpctrain.data.source import ReadStep, one_by_one
 from hpctrain.data.storage.opened import IO, OpenShards
 from hpctrain.errors import DataError
 
@@ -130,24 +131,24 @@ class Reader:
             name: found[name] if name in found else _joined(ragged[name]) for name in self.fields
         }
 
-    def located(
-        self, indices: Int64s
-    ) -> Callable[[int, Mapping[str, Array]], Mapping[str, Array | Ragged]]:
+    def located(self, indices: Int64s) -> ReadStep:
         """See `hpctrain.data.source.Locates`."""
         shards, rows = self.locate(indices.reshape(-1))
         self._check_unchanged()
         opened = self.opened
-        with opened.held(shards if opened.stays else shards[:0]):
-            if not opened.stays or any(field.variable for field in self.fields.values()):
-                return lambda i, out: self.read(indices[i], out)
+        if not opened.stays() or any(field.variable for field in self.fields.values()):
+            return one_by_one(self, indices)
+        with opened.held(shards):
             found = {
                 name: opened.addresses(name, shards, rows).reshape(indices.shape)
                 for name in self.fields
             }
+        if not opened.stays():  # a shard that was opened only now is not mapped
+            return one_by_one(self, indices)
 
-        def read(i: int, out: Mapping[str, Array]) -> Mapping[str, Array | Ragged]:
+        def read(step: int, out: Mapping[str, Array]) -> Mapping[str, Array | Ragged]:
             for name, addresses in found.items():
-                opened.gather(name, addresses[i], out[name])
+                opened.gather(name, addresses[step], out[name])
             return out
 
         return read

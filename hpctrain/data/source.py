@@ -10,6 +10,8 @@ from hpctrain.data.field import Field
 from hpctrain.data.ragged import Array, Ragged
 
 Int64s = NDArray[np.int64]
+ReadStep = Callable[[int, Mapping[str, Array]], Mapping[str, Array | Ragged]]
+"""Reads a step, by its number, as `Source.read` would; `out` has all fixed-size fields."""
 
 
 class Source(Protocol):
@@ -46,13 +48,13 @@ class Prepares(Protocol):
 class Locates(Protocol):
     """A source that finds the samples of many steps for little more than those of one."""
 
-    def located(
-        self, indices: Int64s
-    ) -> Callable[[int, Mapping[str, Array]], Mapping[str, Array | Ragged]]:
-        """Return a function that reads step `i` of `indices`, (steps, n), as `read` would.
+    def located(self, indices: Int64s) -> ReadStep:
+        """Return what reads the steps of `indices`, int64 (steps, n)."""
 
-        It takes `i` and `out`, with an array for each of the fixed-size fields.
-        """
+
+def one_by_one(source: Source, indices: Int64s) -> ReadStep:
+    """Return what reads the steps of `indices`, int64 (steps, n), each by itself."""
+    return lambda step, out: source.read(indices[step], out)
 
 
 @runtime_checkable

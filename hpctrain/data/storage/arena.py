@@ -92,7 +92,7 @@ class Arena:
         start = address // mmap.PAGESIZE * mmap.PAGESIZE
         _libc.madvise(self._base + start, address + size - start, mmap.MADV_WILLNEED)
 
-    def gather(self, addresses: Int64s, out: Array, word: int = 1) -> None:
+    def gather(self, addresses: Int64s, out: Array, word: int) -> None:
         """Fill `out`, contiguous, with n rows of bytes, one from each of `addresses` on.
 
         Only within mapped files.

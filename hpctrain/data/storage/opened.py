@@ -179,7 +179,6 @@ class OpenShards:
         """Read mapped spans, as `spans` does, from where they begin."""
         self._arena.gather(addresses, out, self._words[name])
 
-    @property
     def stays(self) -> bool:
         """Whether what is open is mapped, and is not closed to make room: addresses are kept."""
         return self._all_mapped and bool(self._layouts) and self._limit >= len(self._shards)

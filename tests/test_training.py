@@ -146,15 +146,34 @@ def test_resumed_with_more_ranks_sees_the_same_samples(
         assert again["train/loss", step] == pytest.approx(once["train/loss", step], rel=1e-3)
 
 
-@pytest.mark.slow
-def test_ranks_save_and_leave_when_torchrun_is_killed(digits: Path, tmp_path: Path) -> None:
+def torchrun(digits: Path, tmp_path: Path) -> subprocess.Popen[bytes]:
+    """Two ranks, in a long training that has made its first checkpoint."""
     where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "tracking=off"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     training = ["experiment=digits", "train.max_epochs=5000", *LONG[1:]]
     process = subprocess.Popen(
-        [*torchrun, "-m", "hpctrain", *training, *where], stderr=subprocess.DEVNULL
+        [*command, "-m", "hpctrain", *training, *where], stderr=subprocess.DEVNULL
     )
     wait_for_step(tmp_path / "runs", 25, process)
+    return process
+
+
+@pytest.mark.slow
+def test_all_ranks_know_why_one_of_them_was_stopped(digits: Path, tmp_path: Path) -> None:
+    process = torchrun(digits, tmp_path)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (second,) = (
+        pid for pid in children if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()
+    )
+    os.kill(int(second), signal.SIGINT)
+    assert process.wait(60) == 1  # torchrun's word for any code of its ranks
+    record = run_json(only_run(tmp_path))
+    assert (record["state"], record["attempts"][-1]["reason"]) == ("interrupted", "SIGINT")
+
+
+@pytest.mark.slow
+def test_ranks_save_and_leave_when_torchrun_is_killed(digits: Path, tmp_path: Path) -> None:
+    process = torchrun(digits, tmp_path)
     process.kill()
     process.wait()
     run = only_run(tmp_path)

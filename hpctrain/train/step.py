@@ -80,7 +80,7 @@ class TrainStep:
         precision: context of the forward pass.
         accumulate: micro-batches the share is split into; it must divide it.
         clip_norm: largest L2 norm of the global gradient; None: no clipping.
-        stop: its flag travels with the reduction.
+        stop: its flags travel with the reduction.
     """
 
     def __init__(
@@ -115,12 +115,11 @@ class TrainStep:
                 (sums["loss"][0] / local).backward()
             vectors.append(to_vector(sums))
         vector = torch.stack(vectors).sum(0)
-        stop = vector.new_tensor([self.stop.flag()])
-        reduced = torch.cat([vector, stop])
+        reduced = torch.cat([vector, vector.new_tensor(self.stop.flags())])
         _add_over_ranks(reduced)
-        self.stop.offer(reduced[-1])
+        self.stop.offer(reduced[len(vector) :])
         names = list(sums)
-        self.totals.add(names, reduced[:-1])
+        self.totals.add(names, reduced[: len(vector)])
         count = reduced[2 * names.index("loss") + 1]
         self._scale_gradients(local * dist.get_world_size() / count.clamp(min=1))
         for group in self.optimizer.param_groups:

@@ -5,8 +5,9 @@
     a stop file       `hpctrain cancel`: stop, save, do not come back
 
 A Python handler does not run while the main thread is blocked in a collective, so the signal
-reaches a small thread through `signal.set_wakeup_fd`. The flag travels with the step's own
-reduction and is read one step later: no rank waits for it, and all see it at the same step.
+reaches a small thread through `signal.set_wakeup_fd`. A flag for each reason travels with the
+step's own reduction and is read one step later: no rank waits for it, and all see the same reason
+at the same step, whichever of them was asked first.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import torch
 from hpctrain import signals
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+# Where ranks were asked for several, the first of these is why: a user's wish is not requeued.
+REASONS = ("cancel", *(number.name for number in SIGNALS))
 _LOOK_S = 5.0
 
 
@@ -40,15 +43,15 @@ class Stop:
     """A context manager that turns signals into an agreed decision.
 
     Attributes:
-        reason: name of the signal seen by this rank, "cancel" for the stop file, or "another rank
-            was asked to stop".
+        asked: what this rank was asked by first: one of REASONS, a signal's name or "cancel" for
+            the stop file; "" when it was not.
+        reason: what the ranks have agreed to stop for, one of REASONS; "" until they have.
     """
 
     def __init__(self) -> None:
-        self.reason = ""
-        self._seen = 0
+        self.asked = self.reason = ""
         self._file: Path | None = None
-        self._agreed: torch.Tensor | None = None
+        self._totals: torch.Tensor | None = None
         self._copied: torch.cuda.Event | None = None
 
     def __enter__(self) -> Stop:
@@ -84,14 +87,13 @@ class Stop:
             for number in data:
                 if number not in SIGNALS:
                     continue
-                if number == signal.SIGINT and self.reason == "SIGINT":
+                if number == signal.SIGINT and self.asked == "SIGINT":
                     os._exit(130)
                 self._ask(signal.Signals(number).name)
         self._reading.close()
 
     def _ask(self, reason: str) -> None:
-        self.reason = self.reason or reason
-        self._seen = 1
+        self.asked = self.asked or reason
 
     def watch(self, file: Path) -> None:
         """From now on, stop as well when this file is there; one rank that looks is enough."""
@@ -99,21 +101,21 @@ class Stop:
         self._reading.settimeout(_LOOK_S)
         self._writing.send(b"\0")  # no signal's number: only ends the wait without a limit
 
-    def flag(self) -> float:
-        """What this rank adds to the step's reduction: 1.0 when it was asked to stop."""
-        return float(self._seen)
+    def flags(self) -> list[float]:
+        """What this rank adds to the step's reduction: for each of REASONS 1.0 or 0.0."""
+        return [float(self.asked == reason) for reason in REASONS]
 
-    def offer(self, total: torch.Tensor) -> None:
-        """Take the reduced flag of this step, shape (), without waiting for the device."""
-        if total.device.type == "cuda":
+    def offer(self, totals: torch.Tensor) -> None:
+        """Take the reduced flags, shape (len(REASONS),), without waiting for the device."""
+        if totals.device.type == "cuda":
             if self._copied is None:
-                self._agreed = torch.zeros((), pin_memory=True)
+                self._totals = torch.zeros(len(REASONS), pin_memory=True)
                 self._copied = torch.cuda.Event()
-            assert self._agreed is not None
-            self._agreed.copy_(total, non_blocking=True)
+            assert self._totals is not None
+            self._totals.copy_(totals, non_blocking=True)
             self._copied.record()
         else:
-            self._agreed = total
+            self._totals = totals
 
     @property
     def agreed(self) -> bool:
@@ -121,7 +123,7 @@ class Stop:
         if self._copied is not None:
             # Recorded a whole step ago: it has passed, unless the device is a step behind.
             self._copied.synchronize()
-        if self._agreed is None or self._agreed.item() == 0:
-            return False
-        self.reason = self.reason or "another rank was asked to stop"
-        return True
+        if self._totals is not None:
+            asked = zip(REASONS, self._totals.tolist(), strict=True)
+            self.reason = next((reason for reason, ranks in asked if ranks), "")
+        return bool(self.reason)

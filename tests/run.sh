@@ -60,15 +60,19 @@ if (($#)); then
     tests "$@" || failed=$?
 else
     # Those of the cluster wait most of the time. The others run beside them, and are shown after.
-    said=$(mktemp)
+    said=$(mktemp -d)
+    style=(-o console_output_style=classic) # no percentages, which fill each line of a wide log
+    if [[ -t 1 ]]; then style+=(--color=yes); fi
     set -m # otherwise they, and all that they start, would not hear of Ctrl-C
-    tests -m "not slurm" >"$said" 2>&1 &
+    tests -m "not slurm" "${style[@]}" >"$said/beside" 2>&1 &
     beside=$!
     set +m
-    tests -m slurm || failed=$?
+    tests -m slurm "${style[@]}" 2>&1 | tee -i "$said/cluster" || failed=$?
     wait "$beside" || failed=$?
     beside=""
-    cat "$said"
-    rm "$said"
+    cat "$said/beside"
+    # Once more, at the end, where a reader looks who is shown only the end of it.
+    if ((failed)); then sed -sn '/= \(ERRORS\|FAILURES\) =/,$p' "$said"/*; fi
+    rm -r "$said"
 fi
 ((failed == 0))

@@ -227,6 +227,7 @@ def _content(file: SourceFile) -> bytes:
     if file.size > MAX_FILE:
         raise Unusable(f"it has {file.size} bytes; an image file has at most {MAX_FILE}")
     try:
-        return Path(file.path).read_bytes()
+        with open(file.path, "rb", buffering=0) as content:
+            return content.readall()
     except OSError as error:
         raise Unusable(f"it cannot be read: {error.strerror}") from None

@@ -70,14 +70,20 @@ class Collate:
         Args:
             rows: Each field of steps * b samples.
             masks: Of the steps.
+
+        Raises:
+            DataError: A field has more or fewer rows, or the name of the mask.
         """
-        steps, size = len(masks), len(masks[0])
+        steps, size = len(masks), masks[0].shape[0]
         columns: dict[str, Sequence[torch.Tensor]] = {MASK: masks}
         for name, value in rows.items():
             if name == MASK:  # of a transform: the fields of the data have been looked at
                 raise DataError(f"a transform returned {MASK!r}, which the loader adds itself")
+            if len(value) != steps * size:
+                raise DataError(f"{name}: {len(value)} rows for {steps} batches of {size}")
             if not isinstance(value, Ragged):
-                columns[name] = self._tensor(value.reshape(steps, size, *value.shape[1:])).unbind()
+                tensor = self._tensor(value)
+                columns[name] = (tensor,) if steps == 1 else tensor.split(size)
                 continue
             parts = [value.rows(i * size, (i + 1) * size) for i in range(steps)]
             if self._packs:

@@ -234,6 +234,8 @@ def orientation(image: Any) -> int:
 
 def upright(image: Any, orientation: int) -> Any:
     """The Pillow image as it is to be looked at; its pixels are stored in this orientation."""
+    if orientation == 1:
+        return image
     transpose = _pillow().Transpose
     turns = {
         2: transpose.FLIP_LEFT_RIGHT,
@@ -244,7 +246,7 @@ def upright(image: Any, orientation: int) -> Any:
         7: transpose.TRANSVERSE,
         8: transpose.ROTATE_90,
     }
-    return image.transpose(turns[orientation]) if orientation in turns else image
+    return image.transpose(turns[orientation])
 
 
 def _orientation(image: Any, sample: int) -> int:

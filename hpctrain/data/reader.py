@@ -140,7 +140,7 @@ class Reader:
             return one_by_one(self, indices)
         with opened.held(shards):
             found = {
-                name: opened.addresses(name, shards, rows).reshape(indices.shape)
+                name: opened.addresses(name, shards, rows).split(indices.shape[1])
                 for name in self.fields
             }
         if not opened.stays():  # a shard that was opened only now is not mapped
@@ -148,7 +148,7 @@ class Reader:
 
         def read(step: int, out: Mapping[str, Array]) -> Mapping[str, Array | Ragged]:
             for name, addresses in found.items():
-                opened.gather(name, addresses[step], out[name])
+                opened.gather(addresses[step], out[name])
             return out
 
         return read

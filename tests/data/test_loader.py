@@ -245,8 +245,8 @@ def test_an_exception_of_the_thread_comes_with_its_type(number):
     with pytest.raises(DataError, match=r"shard s\.h5 is gone"):
         for _ in loader:
             pass
-    # The third read is not always that of the third batch: who waits reads as well.
-    assert loader.state_dict()["consumed"] <= 20
+    # The third read may be that of the fourth batch: who waits reads as well, and may overtake.
+    assert loader.state_dict()["consumed"] <= 20 + 10 * number
     assert threads() == []
 
 

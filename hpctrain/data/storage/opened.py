@@ -23,7 +23,7 @@ from hpctrain.data.index import Shard
 from hpctrain.data.places.filesystem import Kind, kind_of
 from hpctrain.data.places.place import Place
 from hpctrain.data.ragged import Array
-from hpctrain.data.storage.arena import WORDS, Arena
+from hpctrain.data.storage.arena import WORDS, Addresses, Arena
 from hpctrain.data.storage.chunks import Chunked
 from hpctrain.data.storage.layout import Layout
 from hpctrain.data.storage.plain import Plain
@@ -151,15 +151,14 @@ class OpenShards:
         """
         if not out.nbytes:
             return
-        addresses = self.addresses(name, shards, starts)
         if self._all_mapped:
-            self.gather(name, addresses, out)
+            self.gather(self.addresses(name, shards, starts), out)
             return
         rows = torch.from_numpy(out.reshape(-1).view(np.uint8)).view(len(starts), -1)
         mapped = self._bases[name][shards] >= 0
         if mapped.any():
             found = np.empty((int(mapped.sum()), rows.shape[1]), np.uint8)
-            self.gather(name, addresses[mapped], found)
+            self.gather(self.addresses(name, shards[mapped], starts[mapped]), found)
             rows[torch.from_numpy(mapped)] = torch.from_numpy(found)
         dtype, shape = self._types[name]
         for shard in np.unique(shards[~mapped]).tolist():
@@ -169,15 +168,15 @@ class OpenShards:
             flat = torch.from_numpy(spans.reshape(-1).view(np.uint8))
             rows[torch.from_numpy(here)] = flat.view(len(here), -1)
 
-    def addresses(self, name: str, shards: Int64s, starts: Int64s) -> Int64s:
-        """Return where spans begin, int64 (n,), for `gather`; their shards are held, and mapped."""
+    def addresses(self, name: str, shards: Int64s, starts: Int64s) -> Addresses:
+        """Return where n spans begin, for `gather`; their shards are held, and mapped."""
         found: Int64s = starts * self._elements[name]
         found += self._bases[name][shards]
-        return found
+        return Addresses.of(found, self._words[name])
 
-    def gather(self, name: str, addresses: Int64s, out: Array) -> None:
+    def gather(self, addresses: Addresses, out: Array) -> None:
         """Read mapped spans, as `spans` does, from where they begin."""
-        self._arena.gather(addresses, out, self._words[name])
+        self._arena.gather(addresses, out)
 
     def stays(self) -> bool:
         """Whether what is open is mapped, and is not closed to make room: addresses are kept."""

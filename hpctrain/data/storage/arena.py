@@ -33,6 +33,8 @@ WORDS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 MAX_SLOTS = 16_384
 MAX_BYTES = 2**45
 
+HUGE_PAGE = 2**21  # bytes: where the kernel caches a file in such, a slot can map them
+
 _NONE, _NORESERVE, _FIXED = 0, 0x4000, 0x10
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -83,13 +85,15 @@ class Arena:
     """
 
     def __init__(self, files: int, largest: int) -> None:
-        self.slot_bytes = -(-largest // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.slot_bytes = -(-largest // HUGE_PAGE) * HUGE_PAGE
         self.slots = max(1, min(files, MAX_SLOTS, MAX_BYTES // self.slot_bytes))
         self._base = 0
         while not self._base:
             self.bytes = self.slots * self.slot_bytes
+            reserved = self.bytes + HUGE_PAGE
             try:
-                self._base = _map(None, self.bytes, _NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                start = _map(None, reserved, _NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                self._base = -(-start // HUGE_PAGE) * HUGE_PAGE
             except OSError:  # a limit on addresses: `ulimit -v`
                 if self.slots == 1:
                     raise
@@ -97,7 +101,7 @@ class Arena:
         memory = (ctypes.c_uint8 * self.bytes).from_address(self._base)
         self._memory = torch.frombuffer(memory, dtype=torch.uint8)
         self._views: dict[tuple[int, int], torch.Tensor] = {}  # by length and word
-        weakref.finalize(self, _libc.munmap, self._base, self.bytes)
+        weakref.finalize(self, _libc.munmap, start, reserved)
 
     def map(self, slot: int, descriptor: int, size: int) -> None:
         """Map an open file's `size` bytes into `slot`, in place of what is there.

@@ -24,9 +24,7 @@ from hpctrain.data.ragged import Array
 FORMAT = "hpctrain-shard"
 VERSION = 1
 ALIGNMENT = 4096  # bytes: a page
-# Bytes written, then digested while the processor's cache has them; a step ends at a multiple of
-# it, for then the kernel can cache the file in huge pages, which cost less to write and to map.
-STEP = 2**21
+STEP = 2**20  # bytes written, then digested while the cache has them
 AHEAD = 2**24  # bytes that wait in memory, at least, before the disk begins
 IMAGE_STEP = 2**24  # bytes by which a file in memory grows
 LAYOUT = {"libver": "earliest", "alignment_threshold": 1, "alignment_interval": ALIGNMENT}
@@ -91,39 +89,23 @@ class _Output:
     def __init__(self, descriptor: int, sync: bool) -> None:
         self._descriptor, self._sync = descriptor, sync
         self._digest = xxhash.xxh3_128()
-        self._step: list[memoryview] = []  # what the next one has so far
         self.size = self._begun = 0
 
     def write(self, data: memoryview) -> None:
-        """Write bytes that do not change until `flush`, which says when they are in the file."""
-        while data:
-            part = data[: STEP - self.size % STEP]
-            self._step.append(part)
-            self.size += len(part)
-            data = data[len(part) :]
-            if self.size % STEP == 0:
-                self.flush()
-
-    def flush(self) -> None:
-        """Have the file hold what was written."""
-        left = list(self._step)
-        while left:
-            written = os.writev(self._descriptor, left)
-            while left and written >= len(left[0]):
-                written -= len(left.pop(0))
-            if written:
-                left[0] = left[0][written:]
-        for part in self._step:
-            self._digest.update(part)
-            self._begun += len(part)
-        self._step.clear()
-        if self._sync and self._begun >= AHEAD:
-            _begin_to_disk(self._descriptor, self.size - self._begun)
-            self._begun = 0
+        """Write bytes."""
+        for start in range(0, len(data), STEP):
+            step = left = data[start : start + STEP]
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+            self._digest.update(step)
+            self._begun += len(step)
+            if self._sync and self._begun >= AHEAD:
+                _begin_to_disk(self._descriptor, self.size + start + len(step) - self._begun)
+                self._begun = 0
+        self.size += len(data)
 
     def keep(self, stop: int | None = None) -> None:
         """Leave what the file has up to `stop`, or its end."""
-        self.flush()
         while stop is None or self.size < stop:
             step = os.read(self._descriptor, STEP if stop is None else min(STEP, stop - self.size))
             if not step:
@@ -135,7 +117,6 @@ class _Output:
 
     def finish(self) -> tuple[int, str]:
         """Return its bytes and their digest, when it is on the disk, if it is to be."""
-        self.flush()
         if self._sync:
             os.fsync(self._descriptor)
         return self.size, f"xxh3_128:{self._digest.hexdigest()}"

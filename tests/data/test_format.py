@@ -17,7 +17,7 @@ from hpctrain.data.field import DTYPES, Field
 from hpctrain.data.format import ShardWriter, write_shards
 from hpctrain.data.index import Index
 from hpctrain.data.ragged import Ragged
-from hpctrain.data.shard import STEP, digest_file
+from hpctrain.data.shard import digest_file
 from hpctrain.errors import DataError, StorageError
 
 rng = np.random.default_rng(0)
@@ -106,32 +106,6 @@ def test_the_digest_is_that_of_the_file(tmp_path, codec):
     for shard in index.shards:
         assert shard.digest == digest_file(tmp_path / shard.path)
         assert shard.bytes == (tmp_path / shard.path).stat().st_size
-
-
-def test_writes_end_at_steps_of_the_file_even_if_the_disk_takes_less(tmp_path, monkeypatch):
-    """So the kernel can cache it in huge pages; and a disk may take part of a write."""
-    ends, writev = [], os.writev
-
-    def short(descriptor, parts):
-        first = [parts[0][:700_001]] if len(ends) % 3 == 1 else parts
-        written = writev(descriptor, first)
-        ends.append(os.lseek(descriptor, 0, os.SEEK_CUR))
-        return written
-
-    rng = np.random.default_rng(0)
-    batch = {
-        "x": rng.integers(0, 256, (40, 200_001), np.uint8),
-        "y": rng.random((40, 3)),
-    }
-    monkeypatch.setattr(os, "writev", short)
-    (shard,) = write_shards(tmp_path, [("train", batch)]).shards
-    assert shard.digest == digest_file(tmp_path / shard.path)
-    with h5py.File(tmp_path / shard.path) as file:
-        for name, values in batch.items():
-            np.testing.assert_array_equal(file[name], values)
-    steps = [end for end in ends if end % STEP == 0]
-    assert steps == list(range(STEP, shard.bytes, STEP))
-    assert len(ends) > len(steps) + 2  # the short ones, and the ends of the datasets
 
 
 def test_categories_are_kept(tmp_path):

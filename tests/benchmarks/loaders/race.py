@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -151,9 +151,26 @@ class _Run:
             row = self.rows[name]
             try:
                 entrant.ask("write", work=self.work.name, root=str(self.folder))
-                row.check = entrant.ask("check")
             except Failed as error:
                 row.error = str(error)
+        self._read_all()
+        for name, entrant in self.entrants.items():
+            row = self.rows[name]
+            try:
+                row.check = {} if row.error else entrant.ask("check")
+            except Failed as error:
+                row.error = str(error)
+
+    def _read_all(self) -> None:
+        """Have everybody's files in the page cache as reading them leaves them there.
+
+        As they were written, some lie in huge pages and some in small ones: a tenth of the speed.
+        """
+        for path in sorted(path for path in self.folder.rglob("*") if path.is_file()):
+            with suppress(Failed):  # a page that is in use stays as it is
+                _forget([path])
+            command = ["dd", f"if={path}", "of=/dev/null", "bs=8M", "status=none"]
+            subprocess.run(command, check=True)
 
     def round(self, number: int, seconds: float) -> None:
         """Everybody once; the limits and ours, whose ratio is tight, also in between."""

@@ -12,6 +12,8 @@ int64, other numbers float64, bool uint8; text (UTF-8) and bytes are uint8 of va
 What follows has to fit it exactly; --dtype stores floats in fewer bits. A key `split` with a name
 is the sample's split, unless --split says something else.
 
+numpy's BLAS has one thread in each process, unless OPENBLAS_NUM_THREADS says more.
+
 The function is called more than once: for the first sample, and for each piece again, in other
 processes too. It has to yield the same each time. With parameters `part` and `parts` it can be
 cut into --pieces. Only FILE.py and each --input are watched for changes.

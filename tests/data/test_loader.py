@@ -33,7 +33,7 @@ class Numbers:
 
     def read(self, indices, out=None):
         self.reads += 1
-        if self.reads == self.fail_at:
+        if self.fail_at in indices:
             raise DataError("shard s.h5 is gone")
         time.sleep(self.slow)
         out["x"][:] = indices
@@ -241,13 +241,22 @@ def test_batches_are_independent():
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.usefixtures("one_by_one")
 def test_an_exception_of_the_thread_comes_with_its_type(number):
-    loader = Loader(Numbers(100, fail_at=3), global_batch_size=10, threads=number)
+    source = Numbers(100, fail_at=25)  # a sample of the third batch
+    loader = Loader(source, global_batch_size=10, threads=number, shuffle=False)
     with pytest.raises(DataError, match=r"shard s\.h5 is gone"):
         for _ in loader:
             pass
-    # The third read may be that of the fourth batch: who waits reads as well, and may overtake.
-    assert loader.state_dict()["consumed"] <= 20 + 10 * number
+    assert loader.state_dict()["consumed"] == 20  # whoever reads, and whichever is read first
     assert threads() == []
+
+
+def test_a_source_that_returns_too_few_rows():
+    class Short(Numbers):
+        def read(self, indices, out=None):
+            return {"x": super().read(indices, out)["x"][:-1]}
+
+    with pytest.raises(DataError, match="x: 9 rows for 1 batches of 10"):
+        next(iter(Loader(Short(100), global_batch_size=10, threads=0)))
 
 
 def test_the_thread_ends_with_the_iterator():

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hpctrain.data.buffers import HUGE_PAGE
 from hpctrain.data.ragged import Array
 
 Int64s = NDArray[np.int64]
@@ -32,8 +33,6 @@ WORDS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 # 47 bits of an address.
 MAX_SLOTS = 16_384
 MAX_BYTES = 2**45
-
-HUGE_PAGE = 2**21  # bytes: where the kernel caches a file in such, a slot can map them
 
 _NONE, _NORESERVE, _FIXED = 0, 0x4000, 0x10
 _FAILED = ctypes.c_void_p(-1).value
@@ -85,6 +84,7 @@ class Arena:
     """
 
     def __init__(self, files: int, largest: int) -> None:
+        # Where the kernel caches a file in huge pages, a slot can map them.
         self.slot_bytes = -(-largest // HUGE_PAGE) * HUGE_PAGE
         self.slots = max(1, min(files, MAX_SLOTS, MAX_BYTES // self.slot_bytes))
         self._base = 0

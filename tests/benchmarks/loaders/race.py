@@ -169,8 +169,7 @@ class _Run:
         for path in sorted(path for path in self.folder.rglob("*") if path.is_file()):
             with suppress(Failed):  # a page that is in use stays as it is
                 _forget([path])
-            command = ["dd", f"if={path}", "of=/dev/null", "bs=8M", "status=none"]
-            subprocess.run(command, check=True)
+            _dd(path)
 
     def round(self, number: int, seconds: float) -> None:
         """Everybody once; the limits and ours, whose ratio is tight, also in between."""
@@ -213,11 +212,16 @@ class _Run:
         _forget(shards)
         start = time.perf_counter()
         for path in shards:
-            command = ["dd", f"if={path}", "of=/dev/null", "bs=8M", "status=none"]
-            subprocess.run(command, check=True)
+            _dd(path)
         dd_mb_s.append(size / (time.perf_counter() - start) / 1e6)
         _forget(shards)
         cold_mb_s.append(self.entrants[BLOCK].ask("epoch"))
+
+
+def _dd(path: Path) -> None:
+    """Read a file."""
+    command = ["dd", f"if={path}", "of=/dev/null", "bs=8M", "status=none"]
+    subprocess.run(command, check=True)
 
 
 def _forget(paths: list[Path]) -> None:

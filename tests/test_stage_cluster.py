@@ -13,7 +13,10 @@ from tests import cluster
 
 pytestmark = pytest.mark.slurm
 
-NODES = 3
+# Always these: what is staged on a node does not help a job that Slurm puts on another, as it does
+# while a node still ends what ran there before.
+NODES = ["node1", "node2", "node3"]
+ON_NODES = (f"--nodes={len(NODES)}", f"--nodelist={','.join(NODES)}")
 
 RANK = """
     import json, os, sys, time
@@ -55,7 +58,7 @@ RANK = """
 @pytest.fixture(autouse=True)
 def nothing_staged(empty_queue: None) -> None:
     """The cluster, with empty depots."""
-    cluster.slurm("srun", f"--nodes={NODES}", "rm", "-rf", str(depot()))
+    cluster.slurm("srun", *ON_NODES, "rm", "-rf", str(depot()))
 
 
 def depot() -> Path:
@@ -69,7 +72,7 @@ def stage_on_nodes(digits: Path, out: Path, mode: str) -> dict[str, list[dict[st
     out.mkdir()
     program = out / "rank.py"
     program.write_text(textwrap.dedent(RANK))
-    shape = (f"--nodes={NODES}", "--ntasks-per-node=2", f"--export=ALL,TMPDIR={depot().parent}")
+    shape = (*ON_NODES, "--ntasks-per-node=2", f"--export=ALL,TMPDIR={depot().parent}")
     cluster.slurm(
         *("srun", *shape, sys.executable, str(program), str(digits), str(out), mode), timeout=120
     )
@@ -78,7 +81,7 @@ def stage_on_nodes(digits: Path, out: Path, mode: str) -> dict[str, list[dict[st
         report = json.loads(file.read_text())
         reports.setdefault(report["node"], []).append(report)
         assert report["folder"] == str(depot())
-    assert [len(ranks) for ranks in reports.values()] == [2] * NODES
+    assert {node: len(ranks) for node, ranks in reports.items()} == dict.fromkeys(NODES, 2)
     return reports
 
 
@@ -93,7 +96,7 @@ def test_each_node_copies_each_shard_once(digits: Path, tmp_path: Path) -> None:
             assert ranks[0]["files"] == ranks[1]["files"]
         # Nodes share nothing.
         files = [tuple(ranks[0]["files"]) for ranks in reports.values()]  # type: ignore[arg-type]
-        assert len(set(files)) == NODES
+        assert len(set(files)) == len(NODES)
 
 
 def test_sbcast_brings_the_shards_to_every_node(digits: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 from hpctrain.data.ragged import Array
 
 IDLE = 8  # buffers of one size kept for later
-HUGE_PAGE = 2**21  # bytes
+PAGE, HUGE_PAGE = 2**12, 2**21  # bytes
 # Shards' data begins at a page: a copy to the same place in a page takes a sixth longer, for the
 # processor takes its loads and stores for neighbours.
 BESIDE = 16
@@ -39,6 +39,8 @@ class Buffers:
         """Return an array with any content. It and all its views end the loan when they go."""
         kind = np.dtype(dtype)
         size = kind.itemsize * prod(shape)
+        if size < PAGE and not self._pin:
+            return np.empty(shape, kind)
         idle = self._idle[size]
         try:
             memory = idle.pop()

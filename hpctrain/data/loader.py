@@ -15,18 +15,18 @@ The evaluation loader, which gives each sample exactly once over all ranks, is
 `Loader(…, shuffle=False, tail="pad", max_epochs=1)`, with the loss of masked samples left out.
 
 Python's own time per batch would exceed that of the copy, where batches are small. So a thread
-reads several at once, a *group* of about GROUP bytes, into one buffer, and the consumer gets
-views of it. Nothing else depends on the groups.
+reads several at once, a *group*, into one buffer, and the consumer gets views of it; while it has
+nothing to do but wait, it reads a group itself. Nothing else depends on the groups.
 """
 
-import math
 import operator
 import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, Future
+from functools import partial
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from hpctrain.data.collate import Batch, Collate, Layout
 from hpctrain.data.plan import Group, Plan, Planner
 from hpctrain.data.ragged import Array, Ragged
 from hpctrain.data.samplers.order import Order, Sampler
-from hpctrain.data.source import Locates, Source, one_by_one
+from hpctrain.data.source import Locates, Source, part_by_part
 from hpctrain.data.steps import Steps, Tail
 from hpctrain.data.threads import one_thread, pool
 from hpctrain.data.workers.pool import Workers
@@ -45,13 +45,14 @@ from hpctrain.errors import ConfigError, DataError
 
 Int64s = NDArray[np.int64]
 
-GROUP = 2**23  # bytes that are read at once: they stay in the cache on their way
-MAX_GROUP = 64  # steps
-ALONE = 16  # steps whose samples are found at once, though each is read when asked
-IDLE = 0.1  # of a read: who is busy for less gains little from what is read meanwhile
-MEMORY = 4e9  # bytes/s: no disk is as fast
+GROUP = 2**23  # bytes, about, that a thread reads at once: to hand them over takes time, too
+MAX_GROUP = 64  # steps, and of a part
+# Without threads a group is read in parts, when asked, and only found at once.
+PART = 2**21  # bytes, about: they stay in the cache of a core
+PARTS = 16
 
 _Ahead = tuple[Group, Future[deque[Batch]]]
+_Part = tuple[Group, int, deque[Batch]]  # of a group, from this step on
 
 
 class Loader:
@@ -123,6 +124,9 @@ class Loader:
                 f"threads {threads} and prefetch_bytes {prefetch_bytes} cannot be negative"
             )
         self._source, self._workers, self._seed = source, workers, seed
+        self._locate = (
+            source.located if isinstance(source, Locates) else partial(part_by_part, source)
+        )
         cores = len(os.sched_getaffinity(0))
         if workers is not None and threads:  # a thread waits while its batch is transformed
             threads = max(threads, 2 * workers.count)
@@ -143,7 +147,6 @@ class Loader:
         self._here: deque[Batch] = deque()
         self._ahead: deque[_Ahead] = deque()
         self._last: tuple[Group | None, int] = (None, 0)
-        self._read_s = math.inf  # the last group took
         self.wait_s = 0.0
         self.steps_per_epoch = self._steps.steps_per_epoch
 
@@ -200,63 +203,53 @@ class Loader:
     def _batches(self, iteration: int) -> Iterator[Batch]:
         self._check_current(iteration)
         readers, planning = pool(self._threads), pool(min(1, self._threads))
-        groups = self._planner.groups(
-            self._consumed, planning, self._threads > 0, lambda: self._group_steps(alone)
-        )
-        ahead = self._ahead = deque()
-        self._here = deque()
+        when_asked = not self._threads and self._workers is None
+        most = partial(self._steps_of, PARTS * PART if when_asked else GROUP)
+        groups = self._planner.groups(self._consumed, planning, self._threads > 0, most)
+        self._here, self._ahead = deque(), deque()
+        found = self._as_asked(groups) if when_asked else self._from_ahead(groups, readers)
         ending = sys.is_finalizing
-        away = math.inf  # seconds that the consumer was busy with what it got last
         try:
             while True:
-                alone = self._alone(away)
-                while not alone and len(ahead) < self._depth() and (group := next(groups, None)):
-                    ahead.append((group, readers.submit(self._read, group)))
-                if ahead:
-                    away = yield from self._from_ahead(ahead, iteration)
-                elif group := next(groups, None):
-                    away = yield from self._as_asked(group, iteration)
-                else:
+                start = time.perf_counter()
+                if (part := next(found, None)) is None:
                     return
+                self.wait_s += time.perf_counter() - start
+                group, first, batches = part
+                self._here = batches
+                for step in range(first, first + len(batches)):
+                    self._consumed, self._last = group.consumed[step], (group, step)
+                    # A deque's, for nothing here is to keep a batch that its consumer has dropped.
+                    yield batches.popleft()
+                    self._check_current(iteration)
         finally:  # also when the consumer breaks out, or drops the iterator
             if not ending():  # Python has joined the threads by then, and taken its modules apart
                 readers.shutdown(cancel_futures=True)
                 planning.shutdown(cancel_futures=True)
 
-    def _from_ahead(self, ahead: deque[_Ahead], iteration: int) -> Generator[Batch, None, float]:
-        """Hand out a group that was read ahead; return how long the consumer was busy with it."""
-        start = time.perf_counter()
-        group, batches = self._next(ahead)
-        given = time.perf_counter()
-        self.wait_s += given - start
-        self._here = batches
-        for step, consumed in enumerate(group.consumed):
-            self._consumed, self._last = consumed, (group, step)
-            yield batches.popleft()
-            self._check_current(iteration)
-        return time.perf_counter() - given
+    def _from_ahead(self, groups: Iterator[Group], readers: Executor) -> Iterator[_Part]:
+        """What the readers have read, group after group."""
+        ahead = self._ahead
+        while True:
+            while len(ahead) < self._depth() and (group := next(groups, None)):
+                ahead.append((group, readers.submit(self._read, group)))
+            if not ahead:
+                return
+            group, future = ahead.popleft()
+            self._help(future, ahead)
+            yield group, 0, future.result()
 
-    def _as_asked(self, group: Group, iteration: int) -> Generator[Batch, None, float]:
-        """Read batch after batch when asked; return how long the consumer was busy with each."""
-        busy, start = 0.0, time.perf_counter()
-        plan = group.plan
-        if isinstance(self._source, Locates):
-            read = self._source.located(plan.samples)
-        else:
-            read = one_by_one(self._source, plan.samples)
-        for step, consumed in enumerate(group.consumed):
-            with one_thread():
-                # A deque's, for nothing here is to keep a batch that its consumer has dropped.
-                batches = self._collate(read(step, self._room(1)), plan.masks[step : step + 1])
-            given = time.perf_counter()
-            self._read_s = given - start
-            self.wait_s += self._read_s
-            self._consumed, self._last = consumed, (group, step)
-            yield batches.popleft()
-            self._check_current(iteration)
-            start = time.perf_counter()
-            busy += start - given
-        return busy / len(group.consumed)
+    def _as_asked(self, groups: Iterator[Group]) -> Iterator[_Part]:
+        """What is read now, a part of a group at a time."""
+        for group in groups:
+            plan, steps = group.plan, self._steps_of(PART)
+            read = self._locate(plan.samples.reshape(-1), steps * self._steps.share)
+            for part, first in enumerate(range(0, len(group.consumed), steps)):
+                masks = plan.masks[first : first + steps]
+                with one_thread():
+                    batches = self._collate(read(part, self._room(len(masks))), masks)
+                self._learn(batches)
+                yield group, first, batches
 
     def _check_current(self, iteration: int) -> None:
         if iteration != self._iteration:
@@ -265,9 +258,8 @@ class Loader:
                 "begun. Call iter() again"
             )
 
-    def _next(self, ahead: deque[_Ahead]) -> tuple[Group, deque[Batch]]:
-        """The next group's batches. Who has to wait for them reads one of those behind."""
-        group, future = ahead.popleft()
+    def _help(self, future: Future[deque[Batch]], ahead: deque[_Ahead]) -> None:
+        """While this one is not there, read those behind it that nobody has begun."""
         while self._helps and not future.done():
             for i, (other, waiting) in enumerate(ahead):
                 if waiting.cancel():
@@ -276,17 +268,6 @@ class Loader:
                     break
             else:
                 break
-        return group, future.result()
-
-    def _alone(self, away: float) -> bool:
-        """Whether the consumer, busy for `away` seconds, had better read by itself.
-
-        Where a batch is as large as the cache and comes at the speed of memory, reading several
-        at once loses more than it gains: the one buffer that the cache has.
-        """
-        large = self._group_steps() == 1 and self._helps and self._threads == 1
-        nbytes = self._steps.share * self._sample_bytes
-        return large and away < IDLE * self._read_s and self._read_s < nbytes / MEMORY
 
     def _depth(self) -> int:
         """Groups that are read, or wait to be handed out."""
@@ -295,21 +276,23 @@ class Loader:
         group = max(GROUP, self._steps.share * self._sample_bytes)
         return max(self._threads + 1, self._prefetch_bytes // group)
 
-    def _group_steps(self, alone: bool = False) -> int:
-        if alone:  # each read by itself
-            return ALONE
+    def _steps_of(self, nbytes: int) -> int:
+        """How many steps make about so many bytes."""
         size = max(1, self._steps.share * self._sample_bytes)
-        return min(MAX_GROUP, max(1, GROUP // size))
+        return min(MAX_GROUP, max(1, nbytes // size))
 
     def _read(self, group: Group) -> deque[Batch]:
         """Read a group's batches."""
-        plan, start = group.plan, time.perf_counter()
+        plan = group.plan
         batches = self._collate(self._rows(group.epoch, plan), plan.masks)
+        self._learn(batches)
+        return batches
+
+    def _learn(self, batches: deque[Batch]) -> None:
+        """Take note of how large samples are, where that varies."""
         if self._varies:
             nbytes = max(sum(value.nbytes for value in batch.values()) for batch in batches)
             self._sample_bytes = max(self._sample_bytes, nbytes // self._steps.share)
-        self._read_s = time.perf_counter() - start
-        return batches
 
     def _rows(self, epoch: int, plan: Plan) -> Mapping[str, Array | Ragged]:
         samples = plan.samples.reshape(-1)

@@ -29,7 +29,7 @@ from hpctrain.data.places.origin import is_url, load_index
 from hpctrain.data.places.place import Place
 from hpctrain.data.places.placement import open_place
 from hpctrain.data.ragged import Array, Ragged, offsets_of
-from hpctrain.data.source import ReadStep, one_by_one
+from hpctrain.data.source import ReadPart, part_by_part
 from hpctrain.data.storage.opened import IO, OpenShards
 from hpctrain.errors import DataError
 
@@ -131,24 +131,23 @@ class Reader:
             name: found[name] if name in found else _joined(ragged[name]) for name in self.fields
         }
 
-    def located(self, indices: Int64s) -> ReadStep:
+    def located(self, indices: Int64s, count: int) -> ReadPart:
         """See `hpctrain.data.source.Locates`."""
-        shards, rows = self.locate(indices.reshape(-1))
+        shards, rows = self.locate(indices)
         self._check_unchanged()
         opened = self.opened
         if not opened.stays() or any(field.variable for field in self.fields.values()):
-            return one_by_one(self, indices)
+            return part_by_part(self, indices, count)
         with opened.held(shards):
             found = {
-                name: opened.addresses(name, shards, rows).split(indices.shape[1])
-                for name in self.fields
+                name: opened.addresses(name, shards, rows).split(count) for name in self.fields
             }
         if not opened.stays():  # a shard that was opened only now is not mapped
-            return one_by_one(self, indices)
+            return part_by_part(self, indices, count)
 
-        def read(step: int, out: Mapping[str, Array]) -> Mapping[str, Array | Ragged]:
+        def read(part: int, out: Mapping[str, Array]) -> Mapping[str, Array | Ragged]:
             for name, addresses in found.items():
-                opened.gather(addresses[step], out[name])
+                opened.gather(addresses[part], out[name])
             return out
 
         return read

@@ -10,8 +10,8 @@ from hpctrain.data.field import Field
 from hpctrain.data.ragged import Array, Ragged
 
 Int64s = NDArray[np.int64]
-ReadStep = Callable[[int, Mapping[str, Array]], Mapping[str, Array | Ragged]]
-"""Reads a step, by its number, as `Source.read` would; `out` has all fixed-size fields."""
+ReadPart = Callable[[int, Mapping[str, Array]], Mapping[str, Array | Ragged]]
+"""Reads a part, by its number, as `Source.read` would; `out` has all fixed-size fields."""
 
 
 class Source(Protocol):
@@ -46,15 +46,15 @@ class Prepares(Protocol):
 
 @runtime_checkable
 class Locates(Protocol):
-    """A source that finds the samples of many steps for little more than those of one."""
+    """A source that finds many samples for little more than what a few take."""
 
-    def located(self, indices: Int64s) -> ReadStep:
-        """Return what reads the steps of `indices`, int64 (steps, n)."""
+    def located(self, indices: Int64s, count: int) -> ReadPart:
+        """Return what reads `indices`, int64 (n,), in parts of `count`; the last may be shorter."""
 
 
-def one_by_one(source: Source, indices: Int64s) -> ReadStep:
-    """Return what reads the steps of `indices`, int64 (steps, n), each by itself."""
-    return lambda step, out: source.read(indices[step], out)
+def part_by_part(source: Source, indices: Int64s, count: int) -> ReadPart:
+    """Return what reads `indices` in parts, each by itself; see `Locates`."""
+    return lambda part, out: source.read(indices[part * count : (part + 1) * count], out)
 
 
 @runtime_checkable

@@ -3,7 +3,7 @@ import threading
 import numpy as np
 import torch
 
-from hpctrain.data.buffers import BESIDE, HUGE_PAGE, IDLE, Buffers
+from hpctrain.data.buffers import BESIDE, HUGE_PAGE, IDLE, PAGE, Buffers
 
 
 def address(array):
@@ -11,7 +11,7 @@ def address(array):
 
 
 def test_memory_goes_round_when_nobody_holds_it():
-    for size in (64, HUGE_PAGE + 8):
+    for size in (PAGE, HUGE_PAGE + 8):
         buffers = Buffers()
         first = buffers.take((2, size // 2), "uint8")
         place = address(first)
@@ -23,17 +23,17 @@ def test_memory_goes_round_when_nobody_holds_it():
 
 def test_any_view_of_it_keeps_it():
     buffers = Buffers()
-    array = buffers.take((4, 8), "int32")
+    array = buffers.take((4, 512), "int32")
     place = address(array)
-    part = torch.from_numpy(array).unbind()[3][2:]
+    part = torch.from_numpy(array).unbind()[3][506:]
     part[:] = 7
     del array
-    other = buffers.take((4, 8), "int32")
+    other = buffers.take((4, 512), "int32")
     other[:] = 0
     assert address(other) != place
     assert part.tolist() == [7] * 6
     del part
-    assert address(buffers.take((4, 8), "int32")) == place
+    assert address(buffers.take((4, 512), "int32")) == place
 
 
 def test_large_ones_begin_beside_a_large_page():
@@ -45,9 +45,15 @@ def test_large_ones_begin_beside_a_large_page():
 
 def test_few_are_kept():
     buffers = Buffers()
-    held = [buffers.take((100,), "uint8") for _ in range(3 * IDLE)]
+    held = [buffers.take((PAGE,), "uint8") for _ in range(3 * IDLE)]
     del held
-    assert len(buffers._idle[100]) == IDLE
+    assert len(buffers._idle[PAGE]) == IDLE
+    assert not buffers._lent
+
+
+def test_small_ones_are_malloc_s():
+    buffers = Buffers()
+    assert buffers.take((2, PAGE // 8 - 1), "int32").shape == (2, PAGE // 8 - 1)
     assert not buffers._lent
 
 

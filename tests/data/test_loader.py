@@ -391,70 +391,63 @@ def test_ten_billion_samples_from_the_middle():
     assert batch == Order(count, 0)(3, position).tolist()
 
 
-def test_a_consumer_that_does_nothing_else_reads_large_batches_itself(monkeypatch):
-    """Where they come at the speed of memory; for one that is busy they are read ahead."""
+@pytest.mark.usefixtures("one_by_one")
+def test_a_consumer_that_waits_reads_what_is_behind(monkeypatch):
     monkeypatch.setattr("hpctrain.data.loader.os.sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr("hpctrain.data.loader.GROUP", 10 * 8)  # a batch
-    monkeypatch.setattr("hpctrain.data.loader.Loader._next", taken_from_ahead)
-    readers = []
+    helped = threading.Event()
 
-    class Large(Numbers):
+    class Stuck(Numbers):
         def read(self, indices, out=None):
-            readers.append(threading.current_thread())
+            if threading.current_thread() is threading.main_thread():
+                helped.set()
+            else:
+                assert helped.wait(10)
             return super().read(indices, out)
 
-    def read_by_the_consumer(busy):
-        readers.clear()
-        seen = []
-        source = Large(300, slow=0.005)
-        for batch in Loader(source, global_batch_size=10, max_epochs=1, prefetch_bytes=160):
-            seen += batch["x"].tolist()
-            time.sleep(busy)
-        assert sorted(seen) == list(range(300))
-        return readers.count(threading.current_thread())
-
-    assert read_by_the_consumer(0.0) == 0  # 80 bytes in 5 ms: a slow disk, which likes company
-    monkeypatch.setattr("hpctrain.data.loader.MEMORY", 1.0)
-    assert read_by_the_consumer(0.02) == 0
-    monkeypatch.setattr("hpctrain.data.loader.IDLE", 1.0)
-    assert read_by_the_consumer(0.0) > 10
+    loader = Loader(Stuck(100), global_batch_size=10, shuffle=False, max_epochs=1)
+    assert joined(batch["x"].tolist() for batch in loader) == list(range(100))
 
 
-def test_read_by_the_consumer_they_are_the_same(tmp_path, monkeypatch):
-    """Large batches that are located many at once: in order, resumed after any of them."""
-    rows = np.arange(300 * 5, dtype=np.int64).reshape(300, 5)
+def test_without_threads_parts_are_read_when_asked(tmp_path, monkeypatch):
+    """Of groups that are found at once: in order, resumed after any of them."""
+    rows = np.arange(300 * 60, dtype=np.int64).reshape(300, 60)
     parts = ({"x": rows[i : i + 50]} for i in range(0, 300, 50))
-    write_shards(tmp_path, (("train", part) for part in parts), max_bytes=4000)
+    write_shards(tmp_path, (("train", part) for part in parts), max_bytes=50_000)
     reader = Reader(tmp_path, "train")
 
-    def loader():
-        return Loader(reader, global_batch_size=7, max_epochs=2, prefetch_bytes=0)
+    def loader(threads):
+        return Loader(reader, global_batch_size=7, max_epochs=2, threads=threads)
 
-    expected = [batch["x"].tolist() for batch in loader()]
-    monkeypatch.setattr("hpctrain.data.loader.os.sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr("hpctrain.data.loader.GROUP", 1)
-    monkeypatch.setattr("hpctrain.data.loader.IDLE", np.inf)
-    monkeypatch.setattr("hpctrain.data.loader.MEMORY", 1e-9)
+    expected = [batch["x"].tolist() for batch in loader(1)]
+    monkeypatch.setattr("hpctrain.data.loader.PART", 3 * 7 * 480 + 1)  # steps of a part
     asked = []
     located = Reader.located
     monkeypatch.setattr(
-        Reader, "located", lambda self, steps: asked.append(len(steps)) or located(self, steps)
+        Reader,
+        "located",
+        lambda self, samples, count: (
+            asked.append((len(samples), count)) or located(self, samples, count)
+        ),
     )
-    first = loader()
+    first = loader(0)
     batches = iter(first)
-    held = [next(batches) for _ in range(30)]  # kept, and not written over
-    resumed = loader()
+    held, ready = [], []
+    for _ in range(30):  # kept, and not written over
+        held.append(next(batches))
+        ready.append(first.ready)
+    resumed = loader(0)
     resumed.load_state_dict(first.state_dict())
     seen = [batch["x"].tolist() for batch in held]
     assert seen + [batch["x"].tolist() for batch in resumed] == expected
-    assert max(asked) == 16
-    places = {batch["x"].data_ptr() for batch in islice(batches, 20)}
-    assert len(places) <= 2  # dropped, its memory is the next one's
+    assert {count for _, count in asked} == {3 * 7}
+    steps = [samples // 7 for samples, _ in asked]
+    assert steps[:4] == [1, 2, 4, 8]  # the first batch does not wait for others
+    assert max(steps) > 8
+    # Groups of 1, 2, 4 and 8 steps, in parts of at most 3.
+    left = [1, 2, 3, 1, 3, 3, 2]
+    assert ready[:15] == [behind > 0 for part in left for behind in reversed(range(part))]
+    places = {batch["x"].data_ptr() for batch in islice(batches, 40)}
+    # Dropped, their memory is the next ones': two buffers for parts of 1, of 2 and of 3 steps.
+    assert len(places) <= 2 * (1 + 2 + 3)
     with pytest.raises(RuntimeError, match="iterator"):
         _ = [iter(first), next(batches)]
-
-
-def taken_from_ahead(loader, ahead):
-    """Without the help of who waits."""
-    group, future = ahead.popleft()
-    return group, future.result()

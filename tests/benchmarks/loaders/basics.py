@@ -180,7 +180,12 @@ class _H5pyBatches(_H5pySamples):
 
 
 class Hpctrain(Competitor):
-    """Ours, by its public interface; for two processes it has two threads."""
+    """Ours, by its public interface: a thread, which the consumer helps while it waits.
+
+    For two processes it has two threads, where there are cores for both and the consumer.
+    """
+
+    threads = 1
 
     @classmethod
     def write(cls, work: Work, folder: Path) -> None:
@@ -199,7 +204,7 @@ class Hpctrain(Competitor):
             reader,
             global_batch_size=work.batch,
             sampler=self.sampler(reader),
-            threads=max(1, workers),
+            threads=max(self.threads, workers),
         )
         if state is not None:
             self.loader.load_state_dict(state)
@@ -212,6 +217,13 @@ class Hpctrain(Competitor):
 
     def state(self, consumed: int) -> Any:
         return self.loader.state_dict()
+
+
+class HpctrainAlone(Hpctrain):
+    """Ours without a thread: the consumer reads all."""
+
+    threads = 0
+    parallel = False
 
 
 class HpctrainBlock(Hpctrain):

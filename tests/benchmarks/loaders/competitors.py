@@ -6,6 +6,7 @@ from tests.benchmarks.loaders.competitor import Competitor
 LIMITS = ("np.memmap gather, bare loop", "torch.index_select, bare loop")
 AHEAD = "torch.index_select, four batches live"
 OURS = "hpctrain"
+ALONE = "hpctrain, no thread"
 BLOCK = "hpctrain, block shuffle"
 
 COMPETITORS: dict[str, type[Competitor]] = {
@@ -13,6 +14,7 @@ COMPETITORS: dict[str, type[Competitor]] = {
     LIMITS[1]: basics.IndexSelect,
     AHEAD: basics.IndexSelectLive,
     OURS: basics.Hpctrain,
+    ALONE: basics.HpctrainAlone,
     BLOCK: basics.HpctrainBlock,
     "np.memmap by batch, DataLoader": basics.Memmap,
     "nothing, DataLoader": basics.Idle,

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.benchmarks.loaders.competitors import AHEAD, BLOCK, COMPETITORS, LIMITS, OURS
+from tests.benchmarks.loaders.competitors import AHEAD, ALONE, BLOCK, COMPETITORS, LIMITS, OURS
 from tests.benchmarks.loaders.disk import limited
 from tests.benchmarks.loaders.environments import python_with
 from tests.benchmarks.loaders.works import WORKS, Work
@@ -173,7 +173,7 @@ class _Run:
 
     def round(self, number: int, seconds: float) -> None:
         """Everybody once; the limits and ours, whose ratio is tight, also in between."""
-        close = [*LIMITS, AHEAD, OURS]
+        close = [*LIMITS, AHEAD, OURS, ALONE]
         others = [name for name in self.entrants if name not in close]
         half = len(others) // 2
         for name in [*close, *others[:half], *close, *others[half:], *close]:

@@ -5,8 +5,8 @@ HPCTRAIN_LOADERS=full python -m pytest tests/benchmarks/test_loaders.py --benchm
 
 The first run installs webdataset, mosaicml-streaming, datasets, grain, litdata and lmdb, each
 into an environment of its own under ~/.cache/hpctrain-peers, which sees this environment's torch.
-Quick: half of the data, about four minutes; its cold reads are so short that opening weighs in
-them. Full: issue 4's sizes and more rounds, about fifteen; 10 GB of memory and of temporary disk.
+Quick: half of the data, about seven minutes. Full: issue 4's sizes and more rounds, about 25; 10 GB
+of memory and of temporary disk.
 The tables are printed, and every number of every round is in .benchmarks/loaders.json. Times are
 reported, never asserted.
 """

@@ -20,7 +20,7 @@ import torch
 
 from tests.benchmarks.loaders.competitor import Competitor
 from tests.benchmarks.loaders.competitors import COMPETITORS
-from tests.benchmarks.loaders.works import WORKS, Batch, tensor
+from tests.benchmarks.loaders.works import COLD, WORKS, Batch, tensor
 
 BLOCK = 16  # batches between two looks at the clock
 STARTS = 2
@@ -39,9 +39,9 @@ class Child:
         name = self.kind.package
         return importlib.metadata.version(name) if name else ""
 
-    def write(self, work: str, root: str) -> None:
+    def write(self, work: str, root: str, cold: bool = False) -> None:
         """Write the data set; what follows is about it."""
-        self.work, self.folder = WORKS[work], Path(root, self.kind.__name__)
+        self.work, self.folder = (COLD if cold else WORKS)[work], Path(root, self.kind.__name__)
         self.folder.mkdir()
         self.raw = self.work.arrays(self.folder.parent)
         self.kind.write(self.work, self.folder)

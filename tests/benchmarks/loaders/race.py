@@ -18,9 +18,10 @@ from typing import Any, Self
 from tests.benchmarks.loaders.competitors import AHEAD, ALONE, BLOCK, COMPETITORS, LIMITS, OURS
 from tests.benchmarks.loaders.disk import limited
 from tests.benchmarks.loaders.environments import python_with
-from tests.benchmarks.loaders.works import WORKS, Work
+from tests.benchmarks.loaders.works import COLD, WORKS, Work
 
 ROOT = Path(__file__).parents[3]
+TRIES = 20
 SLOW_DISK = 100 * 10**6  # bytes/s: slow enough for the kernel's limit to be exact over an epoch
 
 
@@ -196,8 +197,11 @@ class _Run:
         row = self.rows[BLOCK]
         if row.error or BLOCK not in self.entrants:
             return
-        processes = [os.getpid(), self.entrants[BLOCK].process.pid]
+        root, entrant = self.folder / "cold", self.entrants[BLOCK]
+        COLD[self.work.name].write(root)
+        processes = [os.getpid(), entrant.process.pid]
         try:
+            entrant.ask("write", work=self.work.name, root=str(root), cold=True)
             for _ in range(rounds):
                 self._cold(row.dd_mb_s, row.cold_mb_s)
             with limited(self.folder, SLOW_DISK, processes) as possible:
@@ -207,7 +211,7 @@ class _Run:
             row.error = f"cold: {error}"
 
     def _cold(self, dd_mb_s: list[float], cold_mb_s: list[float]) -> None:
-        shards = sorted((self.folder / COMPETITORS[BLOCK].__name__).glob("*.h5"))
+        shards = sorted((self.folder / "cold" / COMPETITORS[BLOCK].__name__).glob("*.h5"))
         size = sum(path.stat().st_size for path in shards)
         _forget(shards)
         start = time.perf_counter()
@@ -231,15 +235,18 @@ def _forget(paths: list[Path]) -> None:
         Failed: They are still there.
     """
     for path in paths:
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            middle = path.stat().st_size // 2
-            try:
-                os.preadv(file.fileno(), [bytearray(1)], middle, os.RWF_NOWAIT)
-            except OSError:  # it would have to wait: the page is not there
-                continue
-        raise Failed("the page cache does not let go of the files")
+        for _ in range(TRIES):  # what is being read ahead cannot go yet
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                middle = path.stat().st_size // 2
+                try:
+                    os.preadv(file.fileno(), [bytearray(1)], middle, os.RWF_NOWAIT)
+                except OSError:  # it would have to wait: the page is not there
+                    break
+            time.sleep(0.1)
+        else:
+            raise Failed("the page cache does not let go of the files")
 
 
 def as_json(rows: Rows, versions: dict[str, str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ has.
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,4 +96,10 @@ WORKS = {
         Work("tokens", 48_780 // _SHARE, 16, {"tokens": Field("uint16", (1025,))}),
         Work("fields", 400 // _SHARE, 4, {"field": Field("float32", (8, 256, 256))}),
     )
+}
+
+# Read once, from the disk: large, so that what comes before the first batch hardly counts. Of a
+# window of blocks that are shuffled all has to be there first.
+COLD = {
+    name: replace(work, count=10**9 // _SHARE // work.sample_bytes) for name, work in WORKS.items()
 }

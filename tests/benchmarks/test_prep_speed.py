@@ -28,8 +28,8 @@ from tests.benchmarks.prep.writers import WRITERS
 from tests.conftest import ROOT
 
 FULL = os.environ.get("HPCTRAIN_PREP") == "full"
-ROUNDS = 2
-IMAGES = 20_000 if FULL else 2_000
+ROUNDS = 3 if FULL else 2
+IMAGES = 40_000 if FULL else 2_000
 ARRAY_MB = 4_000 if FULL else 1_000
 MEMORY_MB = (1_000, 8_000) if FULL else (250, 1_000)
 OURS = [sys.executable, "-m", "data_prep"]

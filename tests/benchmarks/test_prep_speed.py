@@ -29,7 +29,7 @@ from tests.conftest import ROOT
 
 FULL = os.environ.get("HPCTRAIN_PREP") == "full"
 ROUNDS = 3 if FULL else 2
-IMAGES = 40_000 if FULL else 2_000
+IMAGES = 20_000 if FULL else 2_000
 ARRAY_MB = 4_000 if FULL else 1_000
 MEMORY_MB = (1_000, 8_000) if FULL else (250, 1_000)
 OURS = [sys.executable, "-m", "data_prep"]

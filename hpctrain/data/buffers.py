@@ -39,7 +39,7 @@ class Buffers:
         """Return an array with any content. It and all its views end the loan when they go."""
         kind = np.dtype(dtype)
         size = kind.itemsize * prod(shape)
-        if size < PAGE and not self._pin:
+        if size < PAGE and not self._pin:  # malloc has it at hand: a loan takes longer than that
             return np.empty(shape, kind)
         idle = self._idle[size]
         try:

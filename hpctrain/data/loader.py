@@ -15,8 +15,9 @@ The evaluation loader, which gives each sample exactly once over all ranks, is
 `Loader(…, shuffle=False, tail="pad", max_epochs=1)`, with the loss of masked samples left out.
 
 Python's own time per batch would exceed that of the copy, where batches are small. So a thread
-reads several at once, a *group*, into one buffer, and the consumer gets views of it; while it has
-nothing to do but wait, it reads a group itself. Nothing else depends on the groups.
+reads several at once, a *group*, into one buffer, and the consumer gets views of it. While it
+waits, it reads a group itself; if waiting for memory is all that it does, nothing is read ahead,
+and it reads with as many threads of torch's. Nothing else depends on any of this.
 """
 
 import operator
@@ -26,7 +27,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
-from functools import partial
 
 import numpy as np
 import torch
@@ -34,12 +34,13 @@ from numpy.typing import NDArray
 
 from hpctrain.data.buffers import Buffers
 from hpctrain.data.collate import Batch, Collate, Layout
+from hpctrain.data.pace import Pace
 from hpctrain.data.plan import Group, Plan, Planner
 from hpctrain.data.ragged import Array, Ragged
 from hpctrain.data.samplers.order import Order, Sampler
 from hpctrain.data.source import Locates, Source, part_by_part
 from hpctrain.data.steps import Steps, Tail
-from hpctrain.data.threads import one_thread, pool
+from hpctrain.data.threads import intra_op, pool, team
 from hpctrain.data.workers.pool import Workers
 from hpctrain.errors import ConfigError, DataError
 
@@ -47,8 +48,8 @@ Int64s = NDArray[np.int64]
 
 GROUP = 2**23  # bytes, about, that a thread reads at once: to hand them over takes time, too
 MAX_GROUP = 64  # steps, and of a part
-# Without threads a group is read in parts, when asked, and only found at once.
-PART = 2**21  # bytes, about: they stay in the cache of a core
+# What is read when it is asked for is read in parts, and PARTS of them are found at once.
+PART = 2**21  # bytes, about, for each of torch's threads: they stay in the cache of a core
 PARTS = 16
 
 _Ahead = tuple[Group, Future[deque[Batch]]]
@@ -124,10 +125,8 @@ class Loader:
                 f"threads {threads} and prefetch_bytes {prefetch_bytes} cannot be negative"
             )
         self._source, self._workers, self._seed = source, workers, seed
-        self._locate = (
-            source.located if isinstance(source, Locates) else partial(part_by_part, source)
-        )
-        cores = len(os.sched_getaffinity(0))
+        self._locates = source if isinstance(source, Locates) and workers is None else None
+        self._cores = cores = len(os.sched_getaffinity(0))
         if workers is not None and threads:  # a thread waits while its batch is transformed
             threads = max(threads, 2 * workers.count)
         elif threads:  # one core is the consumer's
@@ -135,6 +134,7 @@ class Loader:
         self._threads, self._prefetch_bytes = threads, prefetch_bytes
         # While it has nothing to do but wait, the consumer reads as well.
         self._helps = threads > 0 and cores > 1 and workers is None
+        self._team = 1  # of torch's threads, when the consumer reads what it has asked for
         pin = pin_memory and torch.cuda.is_available()
         self._buffers = Buffers(pin)
         self._collate = Collate(source.fields, collate, self._buffers, pin=pin)
@@ -147,6 +147,7 @@ class Loader:
         self._here: deque[Batch] = deque()
         self._ahead: deque[_Ahead] = deque()
         self._last: tuple[Group | None, int] = (None, 0)
+        self._pace = Pace()
         self.wait_s = 0.0
         self.steps_per_epoch = self._steps.steps_per_epoch
 
@@ -203,53 +204,72 @@ class Loader:
     def _batches(self, iteration: int) -> Iterator[Batch]:
         self._check_current(iteration)
         readers, planning = pool(self._threads), pool(min(1, self._threads))
-        when_asked = not self._threads and self._workers is None
-        most = partial(self._steps_of, PARTS * PART if when_asked else GROUP)
-        groups = self._planner.groups(self._consumed, planning, self._threads > 0, most)
+        groups = self._planner.groups(self._consumed, planning, self._threads > 0, self._most)
         self._here, self._ahead = deque(), deque()
-        found = self._as_asked(groups) if when_asked else self._from_ahead(groups, readers)
+        self._team = team(min(self._threads + 1, self._cores))
+        found = self._parts(groups, readers)
         ending = sys.is_finalizing
         try:
             while True:
                 start = time.perf_counter()
                 if (part := next(found, None)) is None:
                     return
-                self.wait_s += time.perf_counter() - start
+                there = time.perf_counter()
+                self.wait_s += there - start
                 group, first, batches = part
                 self._here = batches
-                for step in range(first, first + len(batches)):
+                steps = len(batches)
+                for step in range(first, first + steps):
                     self._consumed, self._last = group.consumed[step], (group, step)
                     # A deque's, for nothing here is to keep a batch that its consumer has dropped.
                     yield batches.popleft()
                     self._check_current(iteration)
+                nbytes = steps * self._steps.share * self._sample_bytes
+                self._pace.saw(there - start, time.perf_counter() - there, nbytes)
         finally:  # also when the consumer breaks out, or drops the iterator
             if not ending():  # Python has joined the threads by then, and taken its modules apart
                 readers.shutdown(cancel_futures=True)
                 planning.shutdown(cancel_futures=True)
 
-    def _from_ahead(self, groups: Iterator[Group], readers: Executor) -> Iterator[_Part]:
-        """What the readers have read, group after group."""
+    def _parts(self, groups: Iterator[Group], readers: Executor) -> Iterator[_Part]:
+        """What is read ahead, or when asked, in order."""
         ahead = self._ahead
         while True:
-            while len(ahead) < self._depth() and (group := next(groups, None)):
+            while not self._when_asked() and len(ahead) < self._depth():
+                if (group := next(groups, None)) is None:
+                    break
                 ahead.append((group, readers.submit(self._read, group)))
-            if not ahead:
+            if ahead:
+                group, future = ahead.popleft()
+                self._help(future, ahead)
+                yield group, 0, future.result()
+            elif (group := next(groups, None)) is not None:
+                yield from self._in_parts(group)
+            else:
                 return
-            group, future = ahead.popleft()
-            self._help(future, ahead)
-            yield group, 0, future.result()
 
-    def _as_asked(self, groups: Iterator[Group]) -> Iterator[_Part]:
-        """What is read now, a part of a group at a time."""
-        for group in groups:
-            plan, steps = group.plan, self._steps_of(PART)
-            read = self._locate(plan.samples.reshape(-1), steps * self._steps.share)
-            for part, first in enumerate(range(0, len(group.consumed), steps)):
-                masks = plan.masks[first : first + steps]
-                with one_thread():
-                    batches = self._collate(read(part, self._room(len(masks))), masks)
-                self._learn(batches)
-                yield group, first, batches
+    def _when_asked(self) -> bool:
+        """Whether it is of no use to read ahead."""
+        if not self._threads:
+            return self._workers is None
+        if self._team == 1 or not self._pace.of_memory:
+            return False
+        return self._locates is not None and self._locates.mapped
+
+    def _in_parts(self, group: Group) -> Iterator[_Part]:
+        """Read a group, found at once, a part at a time."""
+        plan, steps = group.plan, self._steps_of_part()
+        samples, count = plan.samples.reshape(-1), steps * self._steps.share
+        if self._locates is None:
+            read = part_by_part(self._source, samples, count)
+        else:
+            read = self._locates.located(samples, count)
+        for part, first in enumerate(range(0, len(group.consumed), steps)):
+            masks = plan.masks[first : first + steps]
+            with intra_op(self._team):
+                batches = self._collate(read(part, self._room(len(masks))), masks)
+            self._learn(batches)
+            yield group, first, batches
 
     def _check_current(self, iteration: int) -> None:
         if iteration != self._iteration:
@@ -263,7 +283,7 @@ class Loader:
         while self._helps and not future.done():
             for i, (other, waiting) in enumerate(ahead):
                 if waiting.cancel():
-                    with one_thread():
+                    with intra_op(1):
                         ahead[i] = other, _done(self._read, other)
                     break
             else:
@@ -275,6 +295,13 @@ class Loader:
             return 1
         group = max(GROUP, self._steps.share * self._sample_bytes)
         return max(self._threads + 1, self._prefetch_bytes // group)
+
+    def _most(self) -> int:
+        """Steps of a group."""
+        return PARTS * self._steps_of_part() if self._when_asked() else self._steps_of(GROUP)
+
+    def _steps_of_part(self) -> int:
+        return self._steps_of(self._team * PART)
 
     def _steps_of(self, nbytes: int) -> int:
         """How many steps make about so many bytes."""

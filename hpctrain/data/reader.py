@@ -131,12 +131,17 @@ class Reader:
             name: found[name] if name in found else _joined(ragged[name]) for name in self.fields
         }
 
+    @property
+    def mapped(self) -> bool:
+        """See `hpctrain.data.source.Locates`."""
+        return self.opened.stays() and not any(field.variable for field in self.fields.values())
+
     def located(self, indices: Int64s, count: int) -> ReadPart:
         """See `hpctrain.data.source.Locates`."""
         shards, rows = self.locate(indices)
         self._check_unchanged()
         opened = self.opened
-        if not opened.stays() or any(field.variable for field in self.fields.values()):
+        if not self.mapped:
             return part_by_part(self, indices, count)
         with opened.held(shards):
             found = {

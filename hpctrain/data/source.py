@@ -48,6 +48,10 @@ class Prepares(Protocol):
 class Locates(Protocol):
     """A source that finds many samples for little more than what a few take."""
 
+    @property
+    def mapped(self) -> bool:
+        """Whether what it has found is only copied: what was read so far lies in mapped files."""
+
     def located(self, indices: Int64s, count: int) -> ReadPart:
         """Return what reads `indices`, int64 (n,), in parts of `count`; the last may be shorter."""
 

@@ -1,5 +1,6 @@
 """Threads that work ahead, or nobody: the same interface."""
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -33,17 +34,33 @@ def pool(threads: int) -> Executor:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Have torch work in this thread alone: its others would be in the way of the readers."""
-    intra_op = torch.get_num_threads()
-    if intra_op == 1:
+def intra_op(threads: int) -> Iterator[None]:
+    """Have torch use so many threads for what is called here."""
+    before = torch.get_num_threads()
+    if before == threads:
         yield
         return
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     try:
         yield
     finally:
-        torch.set_num_threads(intra_op)
+        torch.set_num_threads(before)
+
+
+def team(threads: int) -> int:
+    """How many of `threads` torch may use: in a fork one, for OpenMP would wait for the others."""
+    return 1 if _forked else threads
+
+
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _begin(all_here: Barrier) -> None:

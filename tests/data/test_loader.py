@@ -17,6 +17,7 @@ from hpctrain.data.format import write_shards
 from hpctrain.data.loader import GROUP, Loader
 from hpctrain.data.reader import Reader
 from hpctrain.data.samplers.order import Order
+from hpctrain.data.workers.pool import Workers
 from hpctrain.errors import ConfigError, DataError
 
 
@@ -451,3 +452,117 @@ def test_without_threads_parts_are_read_when_asked(tmp_path, monkeypatch):
     assert len(places) <= 2 * (1 + 2 + 3)
     with pytest.raises(RuntimeError, match="iterator"):
         _ = [iter(first), next(batches)]
+
+
+def rows_of(tmp_path, count=300, width=60):
+    rows = np.arange(count * width, dtype=np.int64).reshape(count, width)
+    parts = ({"x": rows[i : i + 50]} for i in range(0, count, 50))
+    write_shards(tmp_path, (("train", part) for part in parts), max_bytes=50_000)
+    return Reader(tmp_path, "train")
+
+
+@pytest.mark.parametrize("changes", [[2, 9], [1, 3, 5, 6, 7, 20], [4]])
+def test_a_consumer_that_only_waits_reads_by_itself(tmp_path, monkeypatch, changes):
+    """With torch's threads, and the same batches, however often that changes."""
+    reader = rows_of(tmp_path)
+    monkeypatch.setattr("hpctrain.data.loader.GROUP", 3 * 7 * 480)
+    monkeypatch.setattr("hpctrain.data.loader.os.sched_getaffinity", lambda _: {0, 1, 2})
+    expected = [b["x"].tolist() for b in Loader(reader, global_batch_size=7, max_epochs=3)]
+    seen = []
+
+    class Given:
+        def saw(self, waited_s, busy_s, nbytes):
+            seen.append((waited_s, busy_s, nbytes))
+
+        @property
+        def of_memory(self):
+            return sum(len(seen) >= change for change in changes) % 2 == 1
+
+    monkeypatch.setattr("hpctrain.data.loader.Pace", Given)
+    threads_of_torch = []
+    located = Reader.located
+
+    def noted(self, samples, count):
+        read = located(self, samples, count)
+
+        def read_noted(part, out):
+            threads_of_torch.append(torch.get_num_threads())
+            return read(part, out)
+
+        return read_noted
+
+    monkeypatch.setattr(Reader, "located", noted)
+    before = torch.get_num_threads()
+    options = {"global_batch_size": 7, "threads": 2, "max_epochs": 3, "prefetch_bytes": 0}
+    loader = Loader(reader, **options)
+    found, states = [], []
+    for batch in loader:
+        found.append(batch["x"].tolist())
+        states.append(loader.state_dict())
+    assert found == expected
+    assert torch.get_num_threads() == before
+    assert set(threads_of_torch) == {3}
+    assert sum(nbytes for *_, nbytes in seen) == len(expected) * 7 * 480
+    assert all(waited_s > 0 and busy_s > 0 for waited_s, busy_s, _ in seen)
+    seen.clear()
+    resumed = Loader(reader, **options)
+    resumed.load_state_dict(states[60])
+    assert [batch["x"].tolist() for batch in resumed] == expected[61:]
+
+
+def test_when_a_consumer_reads_by_itself(tmp_path, monkeypatch):
+    """If it does nothing else, and what it reads is mapped; not if it is busy."""
+    monkeypatch.setattr("hpctrain.data.loader.os.sched_getaffinity", lambda _: {0, 1})
+    reader = rows_of(tmp_path, width=20_000)  # 160 kB each
+    loader = Loader(reader, global_batch_size=10)
+    deadline = time.monotonic() + 30
+    batches = iter(loader)
+    assert not loader._when_asked()  # at the beginning it reads ahead
+    for _ in batches:
+        if loader._when_asked() or time.monotonic() > deadline:
+            break
+    assert loader._when_asked()
+    while loader._when_asked() and time.monotonic() < deadline:
+        next(batches)
+        time.sleep(0.01)
+    assert not loader._when_asked()
+    batches.close()
+
+    loader = Loader(Numbers(100_000), global_batch_size=10_000, max_epochs=20)
+    assert len([1 for _ in loader if loader._when_asked()]) == 0
+
+
+def test_torch_reads_alone_in_a_fork(tmp_path):
+    """OpenMP's threads are not there; to ask for them would be to wait for ever."""
+    rows_of(tmp_path, width=20_000)
+    code = (
+        "import os, signal, sys, torch\n"
+        "from hpctrain.data.loader import Loader\n"
+        "from hpctrain.data.pace import Pace\n"
+        "from hpctrain.data.reader import Reader\n"
+        "Pace.of_memory = True\n"
+        "def run():\n"
+        "    loader = Loader(Reader(sys.argv[1], 'train'), global_batch_size=10, max_epochs=3)\n"
+        "    return sum(len(batch['x']) for batch in loader), loader._team\n"
+        "assert run() == (900, 2), run()\n"
+        "if (child := os.fork()) == 0:\n"
+        "    signal.alarm(30)\n"
+        "    assert run() == (900, 1), run()\n"
+        "    os._exit(0)\n"
+        "sys.exit(os.waitpid(child, 0)[1])\n"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True, timeout=60)
+
+
+def negative(sample, random):
+    return {"x": -sample["x"]}
+
+
+def test_a_consumer_with_workers_leaves_it_to_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("hpctrain.data.loader.Pace.of_memory", True)
+    reader = rows_of(tmp_path)
+    expected = [b["x"] for b in Loader(reader, global_batch_size=30, max_epochs=1, threads=0)]
+    with Workers(reader, negative, 2) as workers:
+        loader = Loader(reader, global_batch_size=30, max_epochs=1, workers=workers)
+        for batch, rows in zip(loader, expected, strict=True):
+            assert torch.equal(batch["x"], -rows)

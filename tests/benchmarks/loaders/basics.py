@@ -180,7 +180,7 @@ class _H5pyBatches(_H5pySamples):
 
 
 class Hpctrain(Competitor):
-    """Ours, by its public interface: a thread, which the consumer helps while it waits.
+    """Ours, by its public interface: a thread ahead, or, as the consumer only waits, one beside it.
 
     For two processes it has two threads, where there are cores for both and the consumer.
     """

@@ -19,9 +19,9 @@ def report(rows: Rows, versions: dict[str, str]) -> str:
     return "\n\n".join(
         [
             f"Page cache warm, shuffled; {sizes}.",
-            "MB/s of sample bytes, one process (ours: a thread, which the consumer helps; then two "
-            "processes, two threads), the best of the rounds; of the limit = the faster bare loop; "
-            "over the best peer (those marked *, made to give tensors their own way)",
+            "MB/s of sample bytes, one process (ours: a thread, and the consumer reads, too; then "
+            "two processes, two threads), the best of the rounds; of the limit = the faster bare "
+            "loop; over the best peer (those marked *, made to give tensors their own way)",
             _speeds(rows, versions),
             "Milliseconds to the first batch, opening included, from the start → from halfway "
             "through an epoch; what the interrupted epoch lost or repeated",

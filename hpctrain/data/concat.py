@@ -79,8 +79,8 @@ class Concat:
             joined[name] = array
         return joined
 
-    def prepare(self, indices: Int64s, blocks: Int64s | None = None) -> None:
-        """See `hpctrain.data.source.Prepares`; an order of blocks is not passed on."""
+    def prepare(self, indices: Int64s) -> None:
+        """See `hpctrain.data.source.Prepares`."""
         for source, own, _ in self._parts(indices):
             if isinstance(source, Prepares):
                 source.prepare(own)

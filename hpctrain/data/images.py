@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from hpctrain.data.field import Field
 from hpctrain.data.ragged import Array, Ragged
-from hpctrain.data.source import Prepares, Source
+from hpctrain.data.source import Prepares, ReadsAhead, Source
 from hpctrain.errors import ConfigError, DataError
 
 Int64s = NDArray[np.int64]
@@ -151,10 +151,15 @@ class Decoded:
         rows[self._field] = decode(images, **options, out=pixels)
         return rows
 
-    def prepare(self, indices: Int64s, blocks: Int64s | None = None) -> None:
+    def prepare(self, indices: Int64s) -> None:
         """See `hpctrain.data.source.Prepares`."""
         if isinstance(self._source, Prepares):
-            self._source.prepare(indices, blocks)
+            self._source.prepare(indices)
+
+    def read_ahead(self, blocks: Int64s) -> None:
+        """See `hpctrain.data.source.ReadsAhead`."""
+        if isinstance(self._source, ReadsAhead):
+            self._source.read_ahead(blocks)
 
     def _threads_here(self) -> ThreadPoolExecutor | None:
         """The pool of this process: a fork has none of its parent's threads."""

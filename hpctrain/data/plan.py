@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hpctrain.data.collate import Masks
 from hpctrain.data.samplers.order import Sampler
-from hpctrain.data.source import InBlocks, Prepares, Source
+from hpctrain.data.source import InBlocks, Prepares, ReadsAhead, Source
 from hpctrain.data.steps import Steps, Stretch
 
 Int64s = NDArray[np.int64]
@@ -76,26 +76,35 @@ class Planner:
         limit = 1
         while current is not None:
             stretch, plan = current
-            current = next(planned, None)
+            current = None
             first = 0
             while first < len(stretch.consumed):
                 most = size()
                 last = first + min(limit, most)
-                yield Group(stretch.epoch, plan, first, stretch.consumed[first:last])
+                group = Group(stretch.epoch, plan, first, stretch.consumed[first:last])
+                if ahead:
+                    self._read_ahead(group, thread)
+                if not first:  # the first group goes ahead
+                    current = next(planned, None)
+                yield group
                 first, limit = last, min(2 * limit, most)
 
     def _planned(self, stretch: Stretch, thread: Executor, ahead: bool) -> Future[Plan]:
         plan = thread.submit(self._plan, stretch)
-        if ahead and isinstance(self._source, Prepares):  # the first batch goes ahead
-            thread.submit(self._prepare, self._source, stretch.epoch, plan)
+        if ahead and isinstance(source := self._source, Prepares):
+            thread.submit(lambda: source.prepare(plan.result().samples.reshape(-1)))
         return plan
 
-    def _prepare(self, source: Prepares, epoch: int, planned: Future[Plan]) -> None:
-        plan = planned.result()
-        blocks = None
-        if isinstance(self._sampler, InBlocks):
-            blocks = self._sampler.blocks(epoch, plan.positions.reshape(-1))
-        source.prepare(plan.samples.reshape(-1), blocks)
+    def _read_ahead(self, group: Group, thread: Executor) -> None:
+        """Have the blocks of a group read, and no more: what is not used soon would be lost."""
+        if isinstance(sampler := self._sampler, InBlocks) and isinstance(
+            source := self._source, ReadsAhead
+        ):
+            thread.submit(
+                lambda: source.read_ahead(
+                    sampler.blocks(group.epoch, group.plan.positions.reshape(-1))
+                )
+            )
 
     def _plan(self, stretch: Stretch) -> Plan:
         positions, mask = self._steps.positions(stretch)

@@ -81,7 +81,7 @@ class Reader:
         counts = np.array([shard.count for shard in chosen.shards], np.int64)
         self._ends: Int64s = np.cumsum(counts)
         self._firsts: Int64s = self._ends - counts
-        self._announced: set[tuple[int, ...]] = set()
+        self._announced: set[tuple[int, int]] = set()
         self._forget()
 
     def _forget(self) -> None:
@@ -221,13 +221,17 @@ class Reader:
         size = max(1, self.shards[0].bytes // self.shards[0].count)
         return chunk * max(1, BLOCK_BYTES // (size * chunk))
 
-    def prepare(self, indices: Int64s, blocks: Int64s | None = None) -> None:
+    def prepare(self, indices: Int64s) -> None:
         """See `hpctrain.data.source.Prepares`."""
         self.prepare_shards(self.locate(indices)[0])
-        for start, stop in [] if blocks is None else blocks.tolist():
+
+    def read_ahead(self, blocks: Int64s) -> None:
+        """See `hpctrain.data.source.ReadsAhead`."""
+        ranges = [(start, stop) for start, stop in blocks.tolist()]
+        for start, stop in ranges:
             if (start, stop) not in self._announced:
                 self._will_need(start, stop)
-        self._announced = set() if blocks is None else set(map(tuple, blocks.tolist()))
+        self._announced = set(ranges)
 
     def prepare_shards(self, shards: Int64s) -> None:
         """These shards, by their places in `self.shards`, are read soon, in this order."""

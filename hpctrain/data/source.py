@@ -36,11 +36,18 @@ class Source(Protocol):
 class Prepares(Protocol):
     """A source that can use to know what will be read."""
 
-    def prepare(self, indices: Int64s, blocks: Int64s | None = None) -> None:
-        """The samples `indices`, int64 (n,), are read soon; return without waiting for them.
+    def prepare(self, indices: Int64s) -> None:
+        """The samples `indices`, int64 (n,), are read soon; return without waiting for them."""
 
-        `blocks` has the ranges [first, end) in which they lie, int64 (k, 2), where the order is
-        one of blocks: all of them are read, and may be read ahead.
+
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """A source whose blocks the system can read ahead."""
+
+    def read_ahead(self, blocks: Int64s) -> None:
+        """Have the ranges [first, end), int64 (k, 2), read in this order; do not wait for them.
+
+        Each is begun once, though it comes again in the next call.
         """
 
 

@@ -106,7 +106,7 @@ class Windows:
         """Return how many windows make a good run, of about BLOCK_BYTES."""
         return max(1, BLOCK_BYTES // self.fields[self._field].nbytes)
 
-    def prepare(self, indices: Int64s, blocks: Int64s | None = None) -> None:
+    def prepare(self, indices: Int64s) -> None:
         """See `hpctrain.data.source.Prepares`."""
         self._reader.prepare_shards(np.searchsorted(self._ends, indices, side="right"))
 

@@ -1,0 +1,107 @@
+"""What a source is told beforehand."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import hpctrain.data.loader
+from hpctrain.data.field import Field
+from hpctrain.data.format import write_shards
+from hpctrain.data.loader import Loader
+from hpctrain.data.reader import Reader
+from hpctrain.data.samplers.blocks import BlockOrder, Lanes
+from hpctrain.data.samplers.order import Order
+from hpctrain.data.storage.opened import OpenShards
+
+COUNT, BLOCK, WINDOW = 6000, 10, 5  # 120 windows of 50
+
+
+class Told:
+    """Samples that are their own index; what was announced is there."""
+
+    def __init__(self):
+        self.fields = {"x": Field("int64")}
+        self.prepared, self.announced = [], []
+        self.changed = threading.Condition()
+
+    def __len__(self):
+        return COUNT
+
+    def prepare(self, indices):
+        self.prepared += indices.tolist()
+
+    def read_ahead(self, blocks):
+        with self.changed:
+            self.announced += [tuple(block) for block in blocks.tolist()]
+            self.changed.notify_all()
+
+    def _starts(self):
+        return {start for start, _ in self.announced}
+
+    def read(self, indices, out=None):
+        needed = set((indices // BLOCK * BLOCK).tolist())
+        with self.changed:  # the planner's thread may be behind, but it comes
+            assert self.changed.wait_for(lambda: needed <= self._starts(), 10)
+        out["x"][:] = indices
+        return out
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Groups of two steps, three of them ahead."""
+    monkeypatch.setattr(hpctrain.data.loader, "MAX_GROUP", 2)
+
+
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_blocks_are_announced_when_they_are_needed_and_not_long_before(lanes):
+    source, order = Told(), BlockOrder(COUNT, 3, BLOCK, WINDOW)
+    sampler = Lanes(order, lanes, 10) if lanes else order
+    loader = Loader(
+        source, global_batch_size=20, sampler=sampler, max_epochs=2, prefetch_bytes=0, threads=1
+    )
+    per_batch = max(1, lanes)
+    for step, batch in enumerate(loader):
+        epoch, first = divmod(20 * step, COUNT)
+        expected = sampler(epoch, np.arange(first, first + 20))
+        assert batch["x"].tolist() == expected.tolist()
+        # Two groups of two steps beyond this one's, a window that was begun and the next.
+        most = (20 * (step + 6) // (WINDOW * BLOCK) + 3 * per_batch) * WINDOW
+        with source.changed:
+            assert len(set(source.announced)) <= most
+    assert source.prepared[:COUNT] == sampler(0, np.arange(COUNT)).tolist()
+    blocks = {(start, start + BLOCK) for start in range(0, COUNT, BLOCK)}
+    assert set(source.announced) == blocks
+
+
+@pytest.mark.parametrize("sampler", [Order(COUNT, 3), BlockOrder(COUNT, 3, BLOCK, WINDOW)])
+@pytest.mark.parametrize("threads", [0, 1])
+def test_who_is_told(sampler, threads):
+    source = Told()
+    source.read = lambda indices, out: out
+    for _ in Loader(source, global_batch_size=500, sampler=sampler, max_epochs=1, threads=threads):
+        pass
+    assert bool(source.prepared) == (threads > 0)
+    assert bool(source.announced) == (threads > 0 and isinstance(sampler, BlockOrder))
+
+
+def test_a_reader_begins_each_block_once(tmp_path, monkeypatch):
+    rows = np.arange(COUNT, dtype=np.int64)
+    parts = ({"x": rows[i : i + 500]} for i in range(0, COUNT, 500))
+    write_shards(tmp_path, (("train", part) for part in parts), max_bytes=10_000)
+    reader = Reader(tmp_path, "train")
+    firsts = np.cumsum([0, *(shard.count for shard in reader.shards)])
+    assert len(reader.shards) > 3
+    begun, changed = [], threading.Condition()
+
+    def will_need(self, name, shard, start, stop):
+        with changed:
+            begun.extend(range(firsts[shard] + start, firsts[shard] + stop))
+            changed.notify_all()
+
+    monkeypatch.setattr(OpenShards, "will_need", will_need)
+    order = BlockOrder(COUNT, 3, 7, WINDOW)
+    for batch in Loader(reader, global_batch_size=20, sampler=order, max_epochs=1):
+        with changed:
+            assert changed.wait_for(lambda: set(batch["x"].tolist()) <= set(begun), 10)  # noqa: B023
+    assert sorted(begun) == list(range(COUNT))

@@ -204,7 +204,8 @@ def _check_apart(source: Source, out: Path) -> None:
         ConfigError: It is.
     """
     target = out.resolve()
-    for folder in map(Path, {os.path.dirname(file.path) for file in _files(source)}):
+    files = (file for piece in source.pieces for file in piece.files)
+    for folder in map(Path, {os.path.dirname(file.path) for file in files}):
         if target in (resolved := folder.resolve(), *resolved.parents):
             raise ConfigError(f"{folder} is read, and is inside of OUT, {out}; give another OUT")
     for folder in map(Path, source.folders):

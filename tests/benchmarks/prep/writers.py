@@ -1,4 +1,4 @@
-"""What others take to write the same data: each in a process of its own, from after its imports.
+"""What others take to write the same data: each in a process of its own, by its own clock.
 
 python -m tests.benchmarks.prep.writers NAME SRC OUT, from the root of the checkout; prints seconds
 """

@@ -28,7 +28,7 @@ for sampler in (Order(len(reader), 0), blocks, Lanes(blocks, 4096, 32)):
     for consumed in (0, 7 * 10**10 + 131072 * 5):
         stretches = loader._steps.stretches(consumed)
         for _ in range(3):
-            plan = loader._planner._plan(next(stretches))
+            plan = loader._reading._planner._plan(next(stretches))
             reader.locate(plan.samples.reshape(-1))
 print(peak() - before)
 """

@@ -124,12 +124,19 @@ class Reading:
 
     def _parts(self, groups: Iterator[Group], readers: Executor) -> Iterator[Part]:
         ahead = self._ahead
+        # The first is the consumer's own: it is to wait for nothing else.
+        begin = None if self._when_asked() else next(groups, None)
         while True:
-            while not self._when_asked() and len(ahead) < self._depth():
+            while not self._when_asked() and len(ahead) + (begin is not None) < self._depth():
                 if (group := next(groups, None)) is None:
                     break
                 ahead.append((group, readers.submit(self._read, group)))
-            if ahead:
+            if begin is not None:
+                with intra_op(1):
+                    batches = self._read(begin)
+                yield Part(begin, 0, batches)
+                begin = None
+            elif ahead:
                 group, future = ahead.popleft()
                 self._help(future, ahead)
                 yield Part(group, 0, future.result())

@@ -567,3 +567,21 @@ def test_a_consumer_with_workers_leaves_it_to_them(tmp_path, monkeypatch):
         loader = Loader(reader, global_batch_size=30, max_epochs=1, workers=workers)
         for batch, rows in zip(loader, expected, strict=True):
             assert torch.equal(batch["x"], -rows)
+
+
+def test_the_first_batch_waits_for_nothing_else():
+    """Whoever asks for it reads it, while the thread reads what comes after."""
+    behind = threading.Event()
+
+    class Stuck(Numbers):
+        def read(self, indices, out=None):
+            if threading.current_thread() is not threading.main_thread():
+                assert behind.wait(10)
+            return super().read(indices, out)
+
+    loader = Loader(Stuck(10_000), global_batch_size=10, shuffle=False, max_epochs=1)
+    batches = iter(loader)
+    assert next(batches)["x"].tolist() == list(range(10))
+    assert not behind.is_set()
+    behind.set()
+    assert joined(batch["x"].tolist() for batch in batches) == list(range(10, 10_000))

@@ -16,7 +16,6 @@ The evaluation loader, which gives each sample exactly once over all ranks, is
 """
 
 import operator
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -66,7 +65,6 @@ class Loader:
 
     Attributes:
         steps_per_epoch: Batches of a whole epoch.
-        wait_s: Seconds that the consumer has waited for batches.
 
     Raises:
         ConfigError: Sizes or ranks that do not fit together.
@@ -118,8 +116,12 @@ class Loader:
         self._consumed = self._iteration = 0
         self._here: deque[Batch] = deque()
         self._last: tuple[Group | None, int] = (None, 0)
-        self.wait_s = 0.0
         self.steps_per_epoch = self._steps.steps_per_epoch
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that the consumer has waited for batches."""
+        return self._reading.wait_s
 
     @property
     def count(self) -> int:
@@ -174,15 +176,8 @@ class Loader:
     def _batches(self, iteration: int) -> Iterator[Batch]:
         self._check_current(iteration)
         self._here = deque()
-        parts = self._reading.parts(self._consumed)
-        with closing(parts):
-            while True:
-                asked = time.perf_counter()
-                if (part := next(parts, None)) is None:
-                    return
-                self.wait_s += time.perf_counter() - asked
-                group, first, self._here = part
-                del part
+        with closing(self._reading.parts(self._consumed)) as parts:
+            for group, first, self._here in parts:
                 for step in range(first, first + len(self._here)):
                     self._consumed, self._last = group.consumed[step], (group, step)
                     # A deque's, for nothing here is to keep a batch that its consumer has dropped.

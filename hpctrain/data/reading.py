@@ -58,6 +58,9 @@ class Reading:
         collate: What becomes of variable-length fields.
         pin_memory: In page-locked memory; nothing without CUDA.
         workers: Transform the samples.
+
+    Attributes:
+        wait_s: Seconds that the consumer has waited for parts.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class Reading:
         self._varies = len(self._fixed) < len(source.fields)
         self._ahead: deque[_Ahead] = deque()
         self._pace = Pace()
+        self.wait_s = 0.0
 
     @property
     def ready(self) -> bool:
@@ -113,6 +117,7 @@ class Reading:
             for part in self._parts(groups, readers):
                 nbytes = len(part.batches) * self._share * self._sample_bytes
                 there = time.perf_counter()
+                self.wait_s += there - asked
                 yield part
                 now = time.perf_counter()
                 self._pace.saw(there - asked, now - there, nbytes)

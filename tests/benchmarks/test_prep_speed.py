@@ -25,6 +25,7 @@ import pytest
 from PIL import Image
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from hpctrain.data.commit import sync
 from hpctrain.data.index import Index
 from tests.benchmarks.loaders.environments import python_with
 from tests.benchmarks.prep.writers import WRITERS
@@ -55,8 +56,7 @@ def other(name: str, src: Path, out: Path) -> dict[str, float]:
     assert not done.returncode, done.stderr[-2000:]
     for path in out.rglob("*"):
         if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+            sync(path)
     took = time.perf_counter() - start
     return {name: took, f"{name}, by its own clock": float(done.stdout.splitlines()[-1])}
 
@@ -86,8 +86,7 @@ def rounds(work: Path, *runs: Callable[[Path], dict[str, float]]) -> dict[str, l
 
 
 def table(title: str, unit: str, amount: float, seconds: dict[str, list[float]]) -> str:
-    lines = [title]
-    lines[0] += ": the best round, and data_prep over it (of medians)"
+    lines = [f"{title}: the best round, and data_prep over it (of medians)"]
     ours = seconds["data_prep"]
     for name, took in sorted(seconds.items()):
         best, middle = min(took) / min(ours), median(took) / median(ours)

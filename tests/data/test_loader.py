@@ -514,6 +514,7 @@ def test_a_consumer_that_only_waits_reads_by_itself(tmp_path, monkeypatch, chang
 def test_when_a_consumer_reads_by_itself(tmp_path, monkeypatch):
     """If it does nothing else, and what it reads is mapped; not if it is busy."""
     monkeypatch.setattr("hpctrain.data.reading.os.sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr("hpctrain.data.pace.MEMORY", 10**7)  # however busy the machine is
     reader = rows_of(tmp_path, width=20_000)  # 160 kB each
     loader = Loader(reader, global_batch_size=10)
     deadline = time.monotonic() + 30
@@ -542,6 +543,7 @@ def test_torch_reads_alone_in_a_fork(tmp_path):
         "from hpctrain.data.pace import Pace\n"
         "from hpctrain.data.reader import Reader\n"
         "Pace.of_memory = True\n"
+        "os.sched_getaffinity = lambda _: {0, 1}\n"
         "def run():\n"
         "    loader = Loader(Reader(sys.argv[1], 'train'), global_batch_size=10, max_epochs=3)\n"
         "    return sum(len(batch['x']) for batch in loader), loader._reading._team\n"

@@ -29,7 +29,9 @@ class Told:
         return COUNT
 
     def prepare(self, indices):
-        self.prepared += indices.tolist()
+        with self.changed:
+            self.prepared += indices.tolist()
+            self.changed.notify_all()
 
     def read_ahead(self, blocks):
         with self.changed:
@@ -49,7 +51,7 @@ class Told:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Groups of two steps, three of them ahead."""
+    """Groups of two steps."""
     monkeypatch.setattr(hpctrain.data.reading, "MAX_GROUP", 2)
 
 
@@ -79,10 +81,15 @@ def test_blocks_are_announced_when_they_are_needed_and_not_long_before(lanes):
 def test_who_is_told(sampler, threads):
     source = Told()
     source.read = lambda indices, out: out
-    for _ in Loader(source, global_batch_size=500, sampler=sampler, max_epochs=1, threads=threads):
-        pass
+    loader = Loader(source, global_batch_size=500, sampler=sampler, max_epochs=1, threads=threads)
+    in_blocks = isinstance(sampler, BlockOrder)
+    for _ in loader:
+        with source.changed:  # what has not been said when the loader ends is not said any more
+            assert source.changed.wait_for(
+                lambda: not threads or (source.prepared and (source.announced or not in_blocks)), 10
+            )
     assert bool(source.prepared) == (threads > 0)
-    assert bool(source.announced) == (threads > 0 and isinstance(sampler, BlockOrder))
+    assert bool(source.announced) == (threads > 0 and in_blocks)
 
 
 def test_a_reader_begins_each_block_once(tmp_path, monkeypatch):

@@ -28,7 +28,7 @@ from hpctrain.data.commit import PARTIAL, storage_error
 from hpctrain.data.compression import LEVELS, Compression
 from hpctrain.data.format import ShardFiles
 from hpctrain.data.ragged import Array, Ragged
-from hpctrain.data.schema import check_batch, row_bytes
+from hpctrain.data.sample_schema import check_batch, row_bytes
 from hpctrain.data.storage.cache import ChunkCache
 from hpctrain.data.storage.chunks import Chunked
 from hpctrain.errors import ConfigError, DataError

@@ -25,7 +25,7 @@ from data_prep.options import Options
 from data_prep.passes import choose
 from data_prep.piece import Converter, NotTheSameError
 from data_prep.processes import Progress
-from data_prep.progress import Progress as ProgressBar
+from data_prep.progress_bar import Progress as ProgressBar
 from data_prep.provenance import made_by
 from data_prep.show.console import size
 from data_prep.source import Source, SourceFile
@@ -34,7 +34,7 @@ from hpctrain.data import commit
 from hpctrain.data import index as index_file
 from hpctrain.data.compression import Compression
 from hpctrain.data.index import Index
-from hpctrain.data.schema import check_fields
+from hpctrain.data.sample_schema import check_fields
 from hpctrain.data.shard import digest_file
 from hpctrain.errors import ConfigError, DataError, StorageError
 

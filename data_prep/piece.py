@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from data_prep.block_samples import Rows, Usable, by_split, nbytes_of
 from data_prep.job import Choice, JobFolder, Problem, Result
 from data_prep.options import Options
 from data_prep.processes import Progress
 from data_prep.source import Source
 from data_prep.split import ByColumn, hash_keys
-from data_prep.usable import Rows, Usable, by_split, nbytes_of
 from hpctrain.data import commit
 from hpctrain.data.format import ShardFiles
 from hpctrain.data.ragged import Array, Ragged

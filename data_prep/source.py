@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from hpctrain.data.field import Field
-from hpctrain.data.schema import Batch
+from hpctrain.data.sample_schema import Batch
 from hpctrain.errors import DataError
 
 BLOCK_BYTES = 8 * 2**20  # that are read, checked and passed on at once, about

@@ -22,9 +22,9 @@ from hpctrain.errors import ConfigError, DataError, HpctrainError
 from hpctrain.secrets import mask, mask_logging
 
 if TYPE_CHECKING:
-    from hpctrain.distributed.slurm import RankInfo
-    from hpctrain.rundir import RunDir
-    from hpctrain.schema import Config
+    from hpctrain.config.schema import Config
+    from hpctrain.distributed.ranks import RankInfo
+    from hpctrain.runs.run_dir import RunDir
 
 HELP = """\
 hpctrain: from a config to finished, trustworthy training runs on a SLURM cluster
@@ -143,7 +143,7 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _help() -> int:
-    from hpctrain.conf_groups import conf_dir, groups, sections
+    from hpctrain.config.choices import conf_dir, groups, sections
 
     listed = "".join(
         f"  {name:<12} {', '.join(choices)}\n" for name, choices in groups(conf_dir()).items()
@@ -175,8 +175,8 @@ def _command(name: str) -> Callable[[list[str]], int]:
 
 
 def _freeze(argv: list[str]) -> int:
-    from hpctrain.compose import compose
-    from hpctrain.freeze import check, freeze
+    from hpctrain.config.compose import compose
+    from hpctrain.runs.freeze import check, freeze
 
     if {"-m", "--multirun"} & {*argv}:
         raise ConfigError("freeze -m: freeze takes one run; -m alone freezes and submits several")
@@ -189,14 +189,14 @@ def _freeze(argv: list[str]) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    from hpctrain import signals
+    from hpctrain.faults import early_signals as signals
 
     signals.note()
-    from hpctrain.config import load
-    from hpctrain.distributed.slurm import RankInfo
-    from hpctrain.freeze import check
-    from hpctrain.rundir import RunDir
-    from hpctrain.validate import validate
+    from hpctrain.config.frozen import load
+    from hpctrain.config.validate import validate
+    from hpctrain.distributed.ranks import RankInfo
+    from hpctrain.runs.freeze import check
+    from hpctrain.runs.run_dir import RunDir
 
     if len(argv) != 1:
         raise ConfigError("run takes one argument: python -m hpctrain run RUN_DIR")
@@ -218,9 +218,9 @@ def _run(argv: list[str]) -> int:
 
 def _train(argv: list[str]) -> int:
     """Compose, freeze and train here; or let the launcher submit (`-m`)."""
-    from hpctrain.compose import compose
-    from hpctrain.distributed.slurm import RankInfo
-    from hpctrain.freeze import check, freeze
+    from hpctrain.config.compose import compose
+    from hpctrain.distributed.ranks import RankInfo
+    from hpctrain.runs.freeze import check, freeze
 
     config = compose(argv)
     if config is None:
@@ -244,7 +244,7 @@ def _train_frozen(
 ) -> int:
     if not again and run.read().get("state") == "finished":
         if ranks.is_main:
-            from hpctrain.summary import show
+            from hpctrain.runs.summary import show
 
             print(f"{run.name} is finished already; change a value (seed=1) for another run")
             show(config, run, argv)
@@ -253,11 +253,11 @@ def _train_frozen(
         from hpctrain.tracking.store import initialise
 
         initialise(str(config.tracking.uri), config.tracking.experiment)
-    from hpctrain.job import train
+    from hpctrain.job.train import train
 
     code = train(config, run, ranks)
     if code == 0 and ranks.is_main:
-        from hpctrain.summary import show
+        from hpctrain.runs.summary import show
 
         show(config, run, argv)
     return code

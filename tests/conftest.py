@@ -70,6 +70,18 @@ def empty_queue() -> Iterator[None]:
     cluster.wait_for(lambda: not cluster.queue(), 60, "an empty queue")
 
 
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    """A process group of this process alone, on the CPU."""
+    from hpctrain.config.schema import ParallelConfig
+    from hpctrain.distributed.group import process_group
+    from hpctrain.distributed.ranks import RankInfo
+
+    alone = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
+    with process_group(alone, ParallelConfig(device="cpu")):
+        yield
+
+
 def run_module(
     module: str, *arguments: str, code: int = 0, cwd: Path | None = None, **env: str
 ) -> Completed:

@@ -1,105 +1,82 @@
 """Who may import whom (see the table in README.md), read from the code itself."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
 
-PACKAGE = ROOT / "hpctrain"
-# Each may import itself and what stands in its set, of our own.
-LEAVES = {"errors", "explain", "secrets", "__init__"}
-CONFIG = LEAVES | {"config", "schema"}
-RANKS = {"distributed.slurm", "distributed.port", "distributed.hostlist"}
+# A package (or a module at the top) may import itself and what stands in its set.
+EVERYBODY = {"__init__", "errors", "secrets", "disk", "lock"}
 ALLOWED: dict[str, set[str]] = {
-    "errors": set(),
-    "explain": set(),
-    "secrets": set(),
-    "disk": set(),
-    "schema": set(),
-    "config": LEAVES | {"schema"},
-    "conf_groups": CONFIG,
-    "compose": CONFIG | {"conf_groups"},
-    "validate": CONFIG | {"targets"},
-    "targets": set(),
-    "distributed.hostlist": {"errors"},
-    "distributed.port": {"errors"},
-    "distributed.slurm": RANKS | {"errors"},
-    "distributed.report": RANKS | {"secrets"},
-    "distributed.group": CONFIG | RANKS,
-    "data": {"errors"},
-    "tracking": {"disk", "errors", "lock", "secrets"},
-    "lock": set(),
-    "git": {"errors"},
-    "provenance": {"disk", "errors", "git"},
-    "snapshot": CONFIG | {"disk", "git"},
-    "rundir": CONFIG | {"disk"},
-    "signals": set(),
-    "stopfile": {"disk"},
-    "datasets": CONFIG | {"data.index", "data.places.origin", "data.samplers.subset"},
-    "freeze": CONFIG | {"datasets", "provenance", "rundir", "tracking.store", "validate"},
-    "launch": CONFIG
-    | {"disk", "freeze", "lock", "provenance", "rundir", "snapshot", "tracking.store", "validate"},
-    "commands": CONFIG
-    | {"disk", "freeze", "launch", "provenance", "rundir", "snapshot", "stopfile"},
-    "summary": CONFIG | {"rundir"},
+    "config": EVERYBODY,
+    "distributed": EVERYBODY | {"config"},
+    "data": EVERYBODY,
+    "tracking": EVERYBODY,
+    "runs": EVERYBODY
+    | {"config", "tracking.store", *("data.index", "data.places.origin")}
+    | {"data.samplers.subset"},
+    "launch": EVERYBODY | {"config", "runs", "tracking.store"},
+    "commands": EVERYBODY | {"config", "runs", "launch"},
     "models": set(),
-    "tasks": {"errors"},
-    "parallel": RANKS,
-    "train": CONFIG | RANKS | {"data", "disk", "signals", "tasks", "tracking"},
-    "attempt": CONFIG
-    | RANKS
-    | {"launch.container", "launch.slurm", "provenance", "rundir", "stopfile", "tracking", "train"},
-    "build_data": CONFIG | RANKS | {"data"},
-    "build": CONFIG | RANKS | {"build_data", "data", "parallel", "rundir", "tracking", "train"},
-    "job": CONFIG
-    | RANKS
-    | {"attempt", "build", "distributed.group", "rundir", "stopfile", "train"},
+    "tasks": EVERYBODY,
+    "parallel": EVERYBODY | {"distributed.ranks"},
+    "checkpoint": EVERYBODY | {"distributed.ranks"},
+    "faults": EVERYBODY,
+    "train": EVERYBODY
+    | {"config", "checkpoint", "data", "distributed.ranks", "faults", "tasks", "tracking"},
+    "job": EVERYBODY
+    | {"checkpoint", "config", "data", "distributed", "faults", "parallel", "runs", "tasks"}
+    | {"tracking", "train", "launch.container", "launch.queue"},
     "cli": {""},  # everything
     "__main__": {"cli"},
+    "errors": set(),
+    "secrets": set(),
+    "disk": set(),
+    "lock": set(),
     "__init__": set(),
 }
+# Imported on login nodes, where torch would cost each command seconds.
 NO_TORCH = (
-    *(
-        "errors",
-        "explain",
-        "config",
-        "schema",
-        "datasets",
-        "conf_groups",
-        "compose",
-        "distributed.slurm",
-        "distributed.report",
-    ),
-    *("distributed.port", "distributed.hostlist", "disk", "targets", "validate"),
-    *("data.index", "data.format", "rundir", "freeze", "launch", "summary", "tracking", "cli"),
-    *("commands", "stopfile", "signals", "git", "snapshot", "provenance", "lock", "secrets"),
+    *("errors", "secrets", "disk", "lock", "cli", "config", "runs", "launch", "commands"),
+    *("tracking", "distributed.ranks", "distributed.report", "distributed.port"),
+    *("distributed.hostlist", "faults.early_signals", "data.index", "data.format"),
 )
-# What a data set is, and how it is written; data_prep takes nothing else of us.
+NO_HYDRA = (
+    *("train", "data", "distributed", "tracking", "parallel", "checkpoint", "faults"),
+    *("tasks", "models", "job.train", "runs"),
+)
+# What a data set is, and how it is written; data_prep takes nothing else of hpctrain.
 FORMAT = {
-    *(
-        "errors",
-        "disk",
-        "data.commit",
-        "data.field",
-        "data.format",
-        "data.index",
-        "data.moments",
-        "data.ragged",
-    ),
-    *("data.schema", "data.shard", "data.compression"),
+    *("errors", "disk"),
+    *("data.commit", "data.field", "data.format", "data.index", "data.moments", "data.ragged"),
+    *("data.sample_schema", "data.shard", "data.compression"),
     # What a loader reads with, so that `index` and `repack` read the same.
     *(f"data.storage.{name}" for name in ("cache", "chunks", "codecs", "layout", "plain", "table")),
     *("data.samplers", "data.samplers.order", "data.samplers.permutation", "data.images"),
     "data.places.filesystem",
 }
-NO_HYDRA = ("train", "data", "distributed", "tracking", "parallel", "tasks", "models", "job")
+
+
+def module_of(file: Path) -> str:
+    """The dotted name of a file: `hpctrain.data.index`."""
+    name = file.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+    return name.removesuffix(".__init__")
+
+
+FILES = {
+    module_of(file): file
+    for package in ("hpctrain", "data_prep")
+    for file in sorted((ROOT / package).rglob("*.py"))
+    if "plugin" not in file.parts
+}
+OURS = [name for name in FILES if name.startswith("hpctrain")]
 
 
 def imports(file: Path) -> Iterator[str]:
-    """Every module that a file imports, wherever in the file."""
+    """Every module that a file imports, anywhere in it."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -108,63 +85,82 @@ def imports(file: Path) -> Iterator[str]:
             for alias in node.names:
                 # `from hpctrain.launch import slurm` imports a module, not a name in one.
                 inner = f"{node.module}.{alias.name}"
-                is_module = (ROOT / (inner.replace(".", "/") + ".py")).is_file()
-                yield inner if is_module else str(node.module)
-
-
-def module_of(file: Path) -> str:
-    name = file.relative_to(PACKAGE).with_suffix("").as_posix().replace("/", ".")
-    return name.removesuffix(".__init__")
-
-
-def rule(module: str) -> str:
-    """The longest key of ALLOWED that covers the module."""
-    parts = module.split(".")
-    for length in range(len(parts), 0, -1):
-        if ".".join(parts[:length]) in ALLOWED:
-            return ".".join(parts[:length])
-    raise AssertionError(f"hpctrain.{module} has no rule in tests/test_imports.py: add one")
+                yield inner if inner in FILES else str(node.module)
 
 
 def within(module: str, prefix: str) -> bool:
     return prefix == "" or module == prefix or module.startswith(prefix + ".")
 
 
-FILES = [file for file in sorted(PACKAGE.rglob("*.py")) if "plugin" not in file.parts]
-
-
-@pytest.mark.parametrize("file", FILES, ids=module_of)
-def test_only_down_the_road(file: Path) -> None:
-    module = module_of(file)
-    if module == "distributed":
-        return  # a docstring
-    own = rule(module)
-    # Packages are imported by way of their modules; the version is everybody's.
-    for name in set(imports(file)) - {
-        "hpctrain",
-        *(f"hpctrain.{p}" for p in ("launch", "tracking")),
-    }:
+@pytest.mark.parametrize("module", OURS)
+def test_only_down_the_road(module: str) -> None:
+    inner = module.removeprefix("hpctrain").removeprefix(".") or "__init__"
+    own = inner.partition(".")[0]
+    assert own in ALLOWED, f"{module} has no rule in tests/test_imports.py: add one"
+    for name in imports(FILES[module]):
         if within(name, "hpctrain"):
-            target = name.removeprefix("hpctrain.")
+            target = name.removeprefix("hpctrain").removeprefix(".") or "__init__"
             allowed = {own, *ALLOWED[own]}
-            assert any(within(target, prefix) for prefix in allowed), f"{module} imports {target}"
+            assert any(within(target, prefix) for prefix in allowed), f"{module} imports {name}"
 
 
-@pytest.mark.parametrize("file", FILES, ids=module_of)
-def test_who_may_not_import_torch_hydra_or_mlflow(file: Path) -> None:
-    module = module_of(file)
-    found = {name.partition(".")[0] for name in imports(file)}
-    if any(within(module, prefix) for prefix in NO_TORCH):
+@pytest.mark.parametrize("module", OURS)
+def test_who_may_not_import_torch_hydra_or_mlflow(module: str) -> None:
+    inner = module.removeprefix("hpctrain").removeprefix(".")
+    found = {name.partition(".")[0] for name in imports(FILES[module])}
+    if any(within(inner, prefix) for prefix in NO_TORCH):
         assert "torch" not in found
-    if any(within(module, prefix) for prefix in NO_HYDRA):
+    if any(within(inner, prefix) for prefix in NO_HYDRA):
         assert not {"hydra", "submitit"} & found
-    if module not in ("tracking.client", "tracking.mlrun"):
+    if inner not in ("tracking.client", "tracking.mlrun"):
         assert "mlflow" not in found
 
 
 def test_data_prep_takes_only_the_format() -> None:
-    for file in sorted((ROOT / "data_prep").rglob("*.py")):
-        for name in imports(file):
-            if within(name, "hpctrain") and name != "hpctrain":
-                assert name.removeprefix("hpctrain.") in FORMAT, f"{file} imports {name}"
-            assert name.partition(".")[0] != "torch"
+    for module in FILES:
+        if within(module, "data_prep"):
+            for name in imports(FILES[module]):
+                if within(name, "hpctrain") and name != "hpctrain":
+                    assert name.removeprefix("hpctrain.") in FORMAT, f"{module} imports {name}"
+                assert name.partition(".")[0] != "torch"
+
+
+def test_no_circles() -> None:
+    """Neither between files, nor between the packages at the top of hpctrain."""
+    files = {
+        module: {name for name in imports(file) if name in FILES and name != module}
+        for module, file in FILES.items()
+    }
+    assert circle(files) == []
+    packages: dict[str, set[str]] = {}
+    for module, names in files.items():
+        if module.startswith("hpctrain."):
+            tops = {name.split(".")[1] for name in names if name.startswith("hpctrain.")}
+            own = module.split(".")[1]
+            packages.setdefault(own, set()).update(tops - {own})
+    assert circle(packages) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == ["a", "b", "c", "a"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def circle(arrows: Mapping[str, set[str]]) -> list[str]:
+    """The names of one circle, the first again at the end; empty when there is none."""
+    done: set[str] = set()
+
+    def visit(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name not in done:
+            for following in sorted(arrows.get(name, ())):
+                if found := visit(following, [*path, name]):
+                    return found
+            done.add(name)
+        return []
+
+    for name in sorted(arrows):
+        if found := visit(name, []):
+            return found
+    return []

@@ -15,13 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain import secrets
-from hpctrain.compose import compose as compose_config
-from hpctrain.config import dump, identity, load
+from hpctrain.config.compose import compose as compose_config
+from hpctrain.config.frozen import dump, load
+from hpctrain.config.identity import identity
+from hpctrain.config.schema import Config
+from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
 from hpctrain.launch.script import sbatch_script
-from hpctrain.schema import Config
 from hpctrain.tracking.meta import Meta
-from hpctrain.validate import validate
 from tests import cluster
 from tests.conftest import Completed, run_json, run_module, runs
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from data_prep.formats import tables
+from data_prep.formats.column_choice import Wanted
 from data_prep.formats.columns import Column, plain
 from data_prep.formats.csv_files import Csv
 from data_prep.formats.tables import without
-from data_prep.formats.wanted import Wanted
 from data_prep.source import SourceFile
 from hpctrain.errors import ConfigError, DataError
 

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 
 from data_prep.formats import pixels, tables
+from data_prep.formats.column_choice import listed
 from data_prep.formats.columns import Column
 from data_prep.formats.files import Part
 from data_prep.formats.opening import one_line
 from data_prep.formats.pixels import Pixels
 from data_prep.formats.samples import Unusable
-from data_prep.formats.wanted import listed
 from data_prep.options import Options, add_arguments
 from data_prep.show import console
 from data_prep.source import Block, Piece, Reading, Source, SourceFile

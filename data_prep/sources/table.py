@@ -32,16 +32,16 @@ import numpy as np
 
 from data_prep.formats import files, tables
 from data_prep.formats.categories import categorical, names_of
+from data_prep.formats.column_choice import Wanted, listed, pairs
 from data_prep.formats.columns import Column, plain, shown
 from data_prep.formats.csv_files import Csv, Rows
 from data_prep.formats.files import Part
 from data_prep.formats.tables import without
-from data_prep.formats.wanted import Wanted, listed, pairs
 from data_prep.options import Options, add_arguments
 from data_prep.source import Block, Reading, Source
 from data_prep.split import ByColumn
 from hpctrain.data.field import Field
-from hpctrain.data.schema import Batch, check_fields
+from hpctrain.data.sample_schema import Batch, check_fields
 from hpctrain.errors import ConfigError, DataError
 
 

@@ -27,7 +27,7 @@ from data_prep import processes
 from data_prep.finalize import SHOWN, summary
 from data_prep.formats.foreign import Wanted, datasets, look, same
 from data_prep.formats.survey import Found, Survey
-from data_prep.progress import Progress
+from data_prep.progress_bar import Progress
 from data_prep.provenance import made_by
 from data_prep.source import SourceFile
 from data_prep.split import ByFile, parse_split
@@ -36,7 +36,7 @@ from hpctrain.data.commit import PARTIAL, storage_error
 from hpctrain.data.field import Field, check_name
 from hpctrain.data.index import Index
 from hpctrain.data.moments import Moments
-from hpctrain.data.schema import check_fields
+from hpctrain.data.sample_schema import check_fields
 from hpctrain.errors import ConfigError, DataError, StorageError
 
 SUFFIXES = (".h5", ".hdf5")

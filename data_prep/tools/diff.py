@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from data_prep.datasets.dataset import DataSet, sizes
 from data_prep.datasets.shards import Rows
-from data_prep.progress import Progress
+from data_prep.progress_bar import Progress
 from data_prep.show import console
 from hpctrain.data.ragged import Ragged
 

@@ -23,7 +23,7 @@ from data_prep.exports.images import Images
 from data_prep.exports.npz import Npz
 from data_prep.exports.parquet import Parquet
 from data_prep.options import positive
-from data_prep.progress import Progress
+from data_prep.progress_bar import Progress
 from data_prep.show import console
 from hpctrain.data.commit import storage_error
 from hpctrain.disk import temporary

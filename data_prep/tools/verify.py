@@ -24,7 +24,7 @@ from data_prep.datasets.dataset import DataSet
 from data_prep.datasets.shards import OpenShard
 from data_prep.finalize import summary
 from data_prep.options import positive
-from data_prep.progress import Progress
+from data_prep.progress_bar import Progress
 from data_prep.show import console
 from hpctrain.data.commit import PARTIAL
 from hpctrain.data.index import Index, Shard

@@ -15,13 +15,13 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hpctrain import stopfile
 from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import UNDER_WAY, State, judge
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.launch.environment import clean_environment
 from hpctrain.launch.queue import me
+from hpctrain.runs import stop_request as stopfile
 
 # What `scancel` says of a job that has ended since we looked: then all is as it was asked for.
 _GONE = ("Invalid job id specified", "already completing or completed")

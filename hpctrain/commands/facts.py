@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpctrain import stopfile
 from hpctrain.errors import LaunchError, StorageError
 from hpctrain.launch.queue import Ended, Job, ended, queued
-from hpctrain.rundir import RunDir
+from hpctrain.runs import stop_request as stopfile
+from hpctrain.runs.run_dir import RunDir
 
 log = logging.getLogger(__name__)
 

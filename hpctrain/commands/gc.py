@@ -35,7 +35,7 @@ from hpctrain.commands.select import all_runs, is_archived, runs_of
 from hpctrain.commands.state import UNDER_WAY, State, judge
 from hpctrain.disk import TEMPORARY
 from hpctrain.errors import StorageError
-from hpctrain.rundir import RunDir
+from hpctrain.runs.run_dir import RunDir
 
 # What is younger may belong to a submission that goes on, or to a sweep that runs here.
 _YOUNG_S, _YOUNG_SWEEP_S = 3600.0, 7 * 86400.0

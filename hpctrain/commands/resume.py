@@ -14,15 +14,16 @@ from omegaconf import DictConfig, OmegaConf
 from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import State, judge
-from hpctrain.config import from_omegaconf, known_keys, load
+from hpctrain.config.frozen import from_omegaconf, known_keys, load
+from hpctrain.config.identity import NOT_IN_SIGNATURE
+from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.freeze import check
 from hpctrain.launch import slurm
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.sweep import Sweep
-from hpctrain.rundir import RunDir
-from hpctrain.schema import NOT_IN_SIGNATURE, Config
-from hpctrain.snapshot import Snapshot
+from hpctrain.runs.freeze import check
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.snapshot import Snapshot
 
 _BY_ITSELF = ("failed", "interrupted", "lost")
 _BY_NAME = (*_BY_ITSELF, "cancelled", "created")

@@ -48,7 +48,7 @@ from hpctrain.data.field import Field, check_name
 from hpctrain.data.index import Index, Shard
 from hpctrain.data.moments import Moments
 from hpctrain.data.ragged import Array, Ragged, offsets_of
-from hpctrain.data.schema import Batch, check_batch, check_fields, infer_fields, row_bytes
+from hpctrain.data.sample_schema import Batch, check_batch, check_fields, infer_fields, row_bytes
 from hpctrain.data.shard import NONE, shard_name, write_shard
 from hpctrain.errors import DataError
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from hpctrain.data.collate import Batch, Layout
 from hpctrain.data.plan import Group
-from hpctrain.data.reading import Reading
+from hpctrain.data.prefetch import Reading
 from hpctrain.data.samplers.order import Order, Sampler
 from hpctrain.data.source import Source
 from hpctrain.data.steps import Steps, Tail

@@ -16,10 +16,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from hpctrain.config.schema import ParallelConfig
 from hpctrain.distributed.port import check_port
-from hpctrain.distributed.slurm import RankInfo
+from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, DistributedError
-from hpctrain.schema import ParallelConfig
 
 
 def choose_device(wanted: str, ranks: RankInfo) -> torch.device:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hpctrain.distributed.slurm import RankInfo
+from hpctrain.distributed.ranks import RankInfo
 from hpctrain.secrets import MASK, is_secret, mask
 
 _SHOWN = ("SLURM_", "CUDA_VISIBLE_DEVICES", "MASTER_", "OMP_NUM_THREADS", "NCCL_", "GLOO_")

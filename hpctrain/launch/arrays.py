@@ -21,16 +21,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpctrain import provenance
-from hpctrain.config import plain
+from hpctrain.config.frozen import plain
+from hpctrain.config.schema import Config
 from hpctrain.disk import sync_file_system, write_atomically
 from hpctrain.errors import StorageError
 from hpctrain.launch import slurm
 from hpctrain.launch.queue import Task, me
 from hpctrain.launch.script import sbatch_script
-from hpctrain.rundir import RunDir
-from hpctrain.schema import Config
-from hpctrain.snapshot import Snapshot
+from hpctrain.runs import provenance
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.snapshot import Snapshot
 
 
 @dataclass

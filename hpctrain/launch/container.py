@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-from hpctrain.schema import Config
 
 log = logging.getLogger(__name__)
 

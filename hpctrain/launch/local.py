@@ -9,10 +9,10 @@ import sys
 
 from submitit import LocalExecutor
 
+from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-from hpctrain.rundir import RunDir
-from hpctrain.schema import Config
-from hpctrain.snapshot import Snapshot
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.snapshot import Snapshot
 
 
 def run(config: Config, run: RunDir, code: Snapshot | None) -> tuple[str, str]:

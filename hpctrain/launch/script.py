@@ -14,10 +14,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.launch.container import REQUEUE_ON_NOTE, in_container
 from hpctrain.launch.site import Options, check_folder, gpu_options, sbatch_options
-from hpctrain.schema import Config
 from hpctrain.secrets import shell_word
 
 _CHECKED = """\

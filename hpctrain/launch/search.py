@@ -28,9 +28,9 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
+from hpctrain.config.compose_sweep import Composer
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError
-from hpctrain.freeze import check
-from hpctrain.launch.compose import Composer
+from hpctrain.runs.freeze import check
 from hpctrain.secrets import mask, reference
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import re
 import unicodedata
 from pathlib import Path
 
+from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-from hpctrain.schema import Config
 
 Options = dict[str, str | int | bool]
 """Option to value; True is a flag without one."""

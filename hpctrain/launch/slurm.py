@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hpctrain.config.schema import Config
 from hpctrain.errors import LaunchError
 from hpctrain.launch.environment import clean_environment
 from hpctrain.launch.queue import UnreachableError, ask, me, queued
-from hpctrain.schema import Config
 
 log = logging.getLogger(__name__)
 
@@ -172,24 +172,3 @@ def partitions() -> list[str]:
     """Names of the cluster's partitions, as far as `sinfo` answers."""
     done = ask("sinfo", "--noheader", "--format=%R")
     return sorted(set(done.split())) if done else []
-
-
-def requeue(job_id: str) -> bool:
-    """Put this running job back into the queue; False, with the reason logged, if that fails.
-
-    A job that exits by itself inside the grace time of a preemption is COMPLETED and never
-    requeued: it would be lost without a word.
-
-    Args:
-        job_id: as `squeue` takes it; `ARRAYJOB_TASK` for an array task, for the plain id would
-            take the whole array along.
-    """
-    # `scancel` sends SIGTERM too, but its job is no longer RUNNING: it must not come back.
-    state = (ask("squeue", "--noheader", "--jobs", job_id, "--format=%T") or "unknown").strip()
-    if state != "RUNNING":
-        log.info("job %s is %s: not requeued", job_id, state)
-        return False
-    if ask("scontrol", "requeue", job_id) is None:
-        return False
-    log.info("job %s is requeued", job_id)
-    return True

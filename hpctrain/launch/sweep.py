@@ -17,17 +17,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from hpctrain import secrets, snapshot
+from hpctrain import secrets
+from hpctrain.config.schema import Config
 from hpctrain.disk import write_atomically
 from hpctrain.errors import HpctrainError, LaunchError, StorageError
-from hpctrain.freeze import check, freeze
 from hpctrain.launch import arrays, local, slurm, wait
-from hpctrain.launch.alone import LOCK, alone
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.queue import UnreachableError
-from hpctrain.launch.standing import mark, queue_of
+from hpctrain.launch.run_state import mark, queue_of
+from hpctrain.launch.submit_lock import LOCK, alone
 from hpctrain.launch.table import runs, say, show
-from hpctrain.schema import Config
+from hpctrain.runs import snapshot
+from hpctrain.runs.freeze import check, freeze
 from hpctrain.tracking import store
 
 _WHERE = {

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.queue import Job, UnreachableError
-from hpctrain.launch.standing import queue_of
+from hpctrain.launch.run_state import queue_of
 from hpctrain.launch.table import say
 
 POLL_S = (2.0, 30.0)

@@ -185,7 +185,7 @@ class Uploader:
                 else:
                     run.set_ended(status, body["time"])
                 attempt = str(body["attempt"])
-                tags = {"hpctrain.attempt": attempt, "hpctrain.reason": body.get("reason", "")}
+                tags = {"hpctrain.job.attempt": attempt, "hpctrain.reason": body.get("reason", "")}
                 run.log_tags(tags, cursor)
             case kind:
                 # A journal of a newer version; its own uploader will know.

@@ -1,1 +1,1 @@
-"""The loop and its few collaborators; everything is built elsewhere (`hpctrain.build`)."""
+"""The loop and its few collaborators; everything is built elsewhere (`hpctrain.job.build`)."""

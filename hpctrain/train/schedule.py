@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hpctrain.schema import SchedulerConfig
+from hpctrain.config.schema import SchedulerConfig
 
 
 class Schedule:

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hpctrain.faults.stop import Stop
 from hpctrain.tasks import Batch, Sums, Task
-from hpctrain.train.stop import Stop
 
 
 class Precision:

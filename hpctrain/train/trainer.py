@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.data.feed import Feed
+from hpctrain.faults.stop import Stop
 from hpctrain.tasks import Batch
 from hpctrain.tracking.tracker import Tracker
-from hpctrain.train.checkpoint import Checkpointer
-from hpctrain.train.progress import Display
+from hpctrain.train.display import Display
 from hpctrain.train.schedule import Schedule
 from hpctrain.train.step import Totals, TrainStep, to_vector
-from hpctrain.train.stop import Stop
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Outcome:
 
 @dataclass
 class Trainer:
-    """Everything a run is made of, built (see `hpctrain.build`)."""
+    """Everything a run is made of, built (see `hpctrain.job.build`)."""
 
     train_step: TrainStep
     schedule: Schedule

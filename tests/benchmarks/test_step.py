@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from hpctrain.config.schema import ParallelConfig
 from hpctrain.distributed.group import process_group
-from hpctrain.distributed.slurm import RankInfo
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.faults.stop import Stop
 from hpctrain.models import MLP
-from hpctrain.schema import ParallelConfig
 from hpctrain.tasks import Classification
 from hpctrain.train.step import Precision, TrainStep
-from hpctrain.train.stop import Stop
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from hpctrain.conf_groups import conf_dir
+from hpctrain.config.choices import conf_dir
 from tests import cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("empty_queue")]
@@ -21,7 +21,7 @@ import sys
 import hydra, submitit
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn, JobStatus
-from hpctrain.schema import Config
+from hpctrain.config.schema import Config
 
 ConfigStore.instance().store(name="schema", node=Config)
 # It would wait for the jobs; we measure until they are queued.

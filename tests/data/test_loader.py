@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import hpctrain.data.reading
+import hpctrain.data.prefetch
 from hpctrain.data.field import Field
 from hpctrain.data.format import write_shards
 from hpctrain.data.loader import Loader
+from hpctrain.data.prefetch import GROUP
 from hpctrain.data.reader import Reader
-from hpctrain.data.reading import GROUP
 from hpctrain.data.samplers.order import Order
 from hpctrain.data.workers.pool import Workers
 from hpctrain.errors import ConfigError, DataError
@@ -45,7 +45,7 @@ class Numbers:
 @pytest.fixture
 def one_by_one(monkeypatch):
     """Groups of one step."""
-    monkeypatch.setattr(hpctrain.data.reading, "MAX_GROUP", 1)
+    monkeypatch.setattr(hpctrain.data.prefetch, "MAX_GROUP", 1)
 
 
 def joined(lists):
@@ -167,7 +167,7 @@ def test_a_resume_continues_the_sequence(shape, done, later, later_dp):
 @pytest.mark.parametrize("threads", [0, 1, 2, 7])
 @pytest.mark.parametrize("steps", [1, 5, 64])
 def test_the_state_counts_what_was_handed_out(threads, steps, monkeypatch):
-    monkeypatch.setattr(hpctrain.data.reading, "MAX_GROUP", steps)
+    monkeypatch.setattr(hpctrain.data.prefetch, "MAX_GROUP", steps)
     loader = Loader(Numbers(100), global_batch_size=8, threads=threads)
     whole = take(Loader(Numbers(100), global_batch_size=8), 30)
     for step, batch in enumerate(loader):
@@ -395,7 +395,7 @@ def test_ten_billion_samples_from_the_middle():
 
 @pytest.mark.usefixtures("one_by_one")
 def test_a_consumer_that_waits_reads_what_is_behind(monkeypatch):
-    monkeypatch.setattr("hpctrain.data.reading.os.sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr("hpctrain.data.prefetch.os.sched_getaffinity", lambda _: {0, 1})
     helped = threading.Event()
 
     class Stuck(Numbers):
@@ -421,7 +421,7 @@ def test_without_threads_parts_are_read_when_asked(tmp_path, monkeypatch):
         return Loader(reader, global_batch_size=7, max_epochs=2, threads=threads)
 
     expected = [batch["x"].tolist() for batch in loader(1)]
-    monkeypatch.setattr("hpctrain.data.reading.PART", 3 * 7 * 480 + 1)  # steps of a part
+    monkeypatch.setattr("hpctrain.data.prefetch.PART", 3 * 7 * 480 + 1)  # steps of a part
     asked = []
     located = Reader.located
     monkeypatch.setattr(
@@ -466,8 +466,8 @@ def rows_of(tmp_path, count=300, width=60):
 def test_a_consumer_that_only_waits_reads_by_itself(tmp_path, monkeypatch, changes):
     """With torch's threads, and the same batches, however often that changes."""
     reader = rows_of(tmp_path)
-    monkeypatch.setattr("hpctrain.data.reading.GROUP", 3 * 7 * 480)
-    monkeypatch.setattr("hpctrain.data.reading.os.sched_getaffinity", lambda _: {0, 1, 2})
+    monkeypatch.setattr("hpctrain.data.prefetch.GROUP", 3 * 7 * 480)
+    monkeypatch.setattr("hpctrain.data.prefetch.os.sched_getaffinity", lambda _: {0, 1, 2})
     expected = [b["x"].tolist() for b in Loader(reader, global_batch_size=7, max_epochs=3)]
     seen = []
 
@@ -479,7 +479,7 @@ def test_a_consumer_that_only_waits_reads_by_itself(tmp_path, monkeypatch, chang
         def of_memory(self):
             return sum(len(seen) >= change for change in changes) % 2 == 1
 
-    monkeypatch.setattr("hpctrain.data.reading.Pace", Given)
+    monkeypatch.setattr("hpctrain.data.prefetch.Pace", Given)
     threads_of_torch = []
     located = Reader.located
 
@@ -513,7 +513,7 @@ def test_a_consumer_that_only_waits_reads_by_itself(tmp_path, monkeypatch, chang
 
 def test_when_a_consumer_reads_by_itself(tmp_path, monkeypatch):
     """If it does nothing else, and what it reads is mapped; not if it is busy."""
-    monkeypatch.setattr("hpctrain.data.reading.os.sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr("hpctrain.data.prefetch.os.sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr("hpctrain.data.pace.MEMORY", 10**7)  # however busy the machine is
     reader = rows_of(tmp_path, width=20_000)  # 160 kB each
     loader = Loader(reader, global_batch_size=10)
@@ -562,7 +562,7 @@ def negative(sample, random):
 
 
 def test_a_consumer_with_workers_leaves_it_to_them(tmp_path, monkeypatch):
-    monkeypatch.setattr("hpctrain.data.reading.Pace.of_memory", True)
+    monkeypatch.setattr("hpctrain.data.prefetch.Pace.of_memory", True)
     reader = rows_of(tmp_path)
     expected = [b["x"] for b in Loader(reader, global_batch_size=30, max_epochs=1, threads=0)]
     with Workers(reader, negative, 2) as workers:

@@ -138,7 +138,7 @@ def test_another_mode(source, shards):
 
 def test_progress_of_a_long_verification(source, shards, monkeypatch, caplog):
     caplog.set_level("INFO")
-    monkeypatch.setattr("hpctrain.data.places.progress.EVERY_S", 0.0)
+    monkeypatch.setattr("hpctrain.data.places.progress_log.EVERY_S", 0.0)
     verify(source, shards)
     assert "verifying: 0.0 of 0.0 GB, " in caplog.text
     assert caplog.text.rstrip().endswith("MB/s, 0 s left")

@@ -65,7 +65,7 @@ def test_a_run_from_start_to_end(
     assert run["status"] == "FINISHED"
     assert run["who"] == "test"
     assert run["hpctrain.reason"] == "all steps done"
-    assert run["hpctrain.attempt"] == "1"
+    assert run["hpctrain.job.attempt"] == "1"
     assert int(run["hpctrain.cursor"]) == journal_path(tmp_path / "r").stat().st_size
     ((started, ended, name),) = rows("SELECT start_time, end_time, name FROM runs")
     assert name == "r"
@@ -151,7 +151,7 @@ def test_killed_training_is_killed_and_its_next_attempt_continues_it(
     assert output(second) == "FINISHED\n"
     again = tags("r")
     assert (again["id"], again["status"]) == (run["id"], "FINISHED")
-    assert again["hpctrain.attempt"] == "2"
+    assert again["hpctrain.job.attempt"] == "2"
     assert again["hpctrain.reason"] == "all steps done"
     assert again["hpctrain.superseded"] == "steps 40-59 (by attempt 2)"
     # What the resumed attempt repeats exactly stands once; what differs is there as well, later.
@@ -295,7 +295,7 @@ def test_metrics_that_were_overtaken_before_anyone_uploaded_them_are_left_out(
         (3.0, 10, 10),
     ]
     assert tags("r")["status"] == "FINISHED"
-    assert tags("r")["hpctrain.attempt"] == "3"
+    assert tags("r")["hpctrain.job.attempt"] == "3"
 
 
 def test_what_mlflow_refuses_does_not_hold_up_the_rest(

@@ -21,7 +21,7 @@ from pathlib import Path
 from hpctrain.data.index import Shard
 from hpctrain.data.places.depot import BROADCAST, Depot
 from hpctrain.data.places.origin import FolderOrigin, WrongShard, digest_of, pour
-from hpctrain.data.places.progress import Progress
+from hpctrain.data.places.progress_log import Progress
 from hpctrain.errors import LaunchError
 
 log = logging.getLogger(__name__)

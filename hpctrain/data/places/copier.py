@@ -23,7 +23,7 @@ from hpctrain.data.index import Shard
 from hpctrain.data.places.broadcast import receive
 from hpctrain.data.places.depot import Depot
 from hpctrain.data.places.origin import Origin, WrongShard, digest_of, pour
-from hpctrain.data.places.progress import Progress
+from hpctrain.data.places.progress_log import Progress
 from hpctrain.errors import StorageError
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from typing import Any
 from hpctrain.data.index import FILE, Shard
 from hpctrain.data.places.origin import FolderOrigin, Origin, WrongShard, open_origin, pour
 from hpctrain.data.places.place import Place
-from hpctrain.data.places.progress import Progress
+from hpctrain.data.places.progress_log import Progress
 from hpctrain.errors import ConfigError, DataError
 
 MODES = ("off", "first_use", "full")

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from hpctrain.config.schema import DataConfig
 from hpctrain.data.format import write_shards
 from hpctrain.data.loader import Loader
 from hpctrain.data.reader import Reader
 from hpctrain.data.samplers.blocks import BlockOrder
 from hpctrain.data.samplers.order import Order, Sampler
-from hpctrain.schema import DataConfig
 from tests.benchmarks.loaders.competitor import Competitor, MapStyle
 from tests.benchmarks.loaders.works import Batch, Work, tensor
 

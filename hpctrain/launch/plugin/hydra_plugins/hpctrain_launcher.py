@@ -59,8 +59,8 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
             ConfigError: any of the runs is wrong; then none is submitted.
         """
         # Hydra imports every plugin at each start, so what costs time comes here.
+        from hpctrain.config.compose_sweep import Composer
         from hpctrain.disk import write_atomically
-        from hpctrain.launch.compose import Composer
         from hpctrain.launch.sweep import Sweep
         from hpctrain.launch.table import progress
         from hpctrain.secrets import reference

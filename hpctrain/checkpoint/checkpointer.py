@@ -1,0 +1,202 @@
+"""Checkpoints by torch.distributed.checkpoint: committed by rename, or they do not exist.
+
+    step-00000200.tmp/   every rank writes its files, syncs and digests them
+        manifest.json    rank 0: step, world size, progress, size and digest of every file
+    step-00000200/       renamed, and the parent synced: now it is one
+
+A save never overwrites: a SIGKILL while overwriting destroys what was there. Loading takes the
+newest that verifies (a flipped bit loads silently in DCP) and falls back to an older one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import xxhash
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import StorageError
+
+log = logging.getLogger(__name__)
+Progress = dict[str, Any]
+
+
+class Checkpointer:
+    """Saves and loads model, optimizer, random state and progress.
+
+    Args:
+        folder: holds one folder a checkpoint.
+        keep: how many of the newest stay.
+        ranks: this process's place.
+        model: wrapped or not; names in the checkpoint are the plain model's.
+        optimizer: over its parameters.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        ranks: RankInfo,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        self.folder, self.keep, self.ranks = folder, keep, ranks
+        self.model, self.optimizer = model, optimizer
+
+    def save(self, step: int, progress: Progress) -> None:
+        """Write and commit a checkpoint; every rank calls it at the same step.
+
+        Args:
+            step: global step.
+            progress: what else the run needs to continue, as JSON (rank 0's is kept).
+
+        Raises:
+            StorageError: no space or no permission; nothing that was there is lost.
+        """
+        final = self.folder / f"step-{step:08d}"
+        temporary = final.with_suffix(".tmp")
+        if self.ranks.is_main:
+            shutil.rmtree(temporary, ignore_errors=True)  # an interrupted save's
+        dist.barrier()
+        try:
+            dcp.save(self._state(), checkpoint_id=temporary)
+            digests: list[dict[str, Any] | None] = [None] * self.ranks.world_size
+            dist.all_gather_object(digests, dict(self._own_files(temporary)))
+            if self.ranks.is_main:
+                files = {name: facts for part in digests if part for name, facts in part.items()}
+                manifest = {
+                    "version": 1,
+                    "step": step,
+                    "world_size": self.ranks.world_size,
+                    "progress": progress,
+                    "files": files,
+                }
+                _write(temporary / "manifest.json", json.dumps(manifest, indent=1))
+                _sync(temporary)
+                if final.exists():  # damaged: an intact one would have been resumed
+                    shutil.rmtree(final)
+                temporary.rename(final)
+                _sync(self.folder)
+                self._remove_old()
+        except (OSError, dcp.api.CheckpointException) as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise StorageError(f"{temporary}: the checkpoint was not written ({reason})") from error
+
+    def load_latest(self) -> Progress | None:
+        """Load the newest checkpoint that verifies; None when there is none.
+
+        Raises:
+            StorageError: there are checkpoints, but none is intact.
+        """
+        chosen: list[str | None] = [None]
+        if self.ranks.is_main:
+            chosen = [self._newest_intact()]
+        dist.broadcast_object_list(chosen, src=0)
+        if chosen[0] is None:
+            return None
+        if chosen[0] == "":
+            raise StorageError(f"{self.folder}: no checkpoint is intact; see the warnings above")
+        path = Path(chosen[0])
+        state = self._state()
+        saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        # Ranks that were not there when it was saved start with the seed's random state.
+        random = {key: value for key, value in state.items() if key in saved and _is_random(key)}
+        wanted = {key: value for key, value in state.items() if not _is_random(key)} | random
+        dcp.load(wanted, checkpoint_id=path)
+        set_state_dict(
+            self.model,
+            self.optimizer,
+            model_state_dict=wanted["model"],
+            optim_state_dict=wanted["optimizer"],
+        )
+        if f"random.cpu.{self.ranks.rank}" in wanted:
+            torch.set_rng_state(wanted[f"random.cpu.{self.ranks.rank}"])
+        if f"random.cuda.{self.ranks.rank}" in wanted:
+            torch.cuda.set_rng_state(wanted[f"random.cuda.{self.ranks.rank}"])
+        progress: Progress = json.loads((path / "manifest.json").read_text())["progress"]
+        return progress
+
+    def _state(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        rank = self.ranks.rank
+        state = {
+            "model": model,
+            "optimizer": optimizer,
+            f"random.cpu.{rank}": torch.get_rng_state(),
+        }
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            state[f"random.cuda.{rank}"] = torch.cuda.get_rng_state()
+        return state
+
+    def _own_files(self, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Sync and digest what this rank wrote (DCP names files by rank; .metadata is rank 0's)."""
+        patterns = [f"__{self.ranks.rank}_*"] + ([".metadata"] if self.ranks.is_main else [])
+        for path in (p for pattern in patterns for p in folder.glob(pattern)):
+            _sync(path)
+            yield path.name, {"bytes": path.stat().st_size, "xxh3_128": _digest(path)}
+
+    def _newest_intact(self) -> str | None:
+        candidates = sorted(self.folder.glob("step-????????"), reverse=True)
+        for path in candidates:
+            problem = verify(path)
+            if not problem:
+                return str(path)
+            log.warning("%s is not intact (%s); trying the one before", path, problem)
+        return "" if candidates else None
+
+    def _remove_old(self) -> None:
+        for path in sorted(self.folder.glob("step-????????"))[: -self.keep]:
+            # Renamed first: a half-removed one must not look like a checkpoint.
+            doomed = path.with_suffix(".tmp")
+            path.rename(doomed)
+            shutil.rmtree(doomed)
+
+
+def verify(path: Path) -> str:
+    """What is wrong with a checkpoint's files, or "" when they are what the manifest says."""
+    try:
+        files = json.loads((path / "manifest.json").read_text())["files"]
+        for name, facts in files.items():
+            if (size := (path / name).stat().st_size) != facts["bytes"]:
+                return f"{name} has {size} bytes instead of {facts['bytes']}"
+            if _digest(path / name) != facts["xxh3_128"]:
+                return f"the content of {name} has changed"
+    except (OSError, ValueError, KeyError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _is_random(key: str) -> bool:
+    return key.startswith("random.")
+
+
+def _digest(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""Everything about keys: the schema, composing, checking and freezing a config."""

@@ -1,0 +1,270 @@
+"""What must hold in a config: each value, and between them; said before anything is written."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from hpctrain import secrets
+from hpctrain.config import targets
+from hpctrain.config.frozen import plain
+from hpctrain.config.schema import Config, DataConfig
+from hpctrain.errors import ConfigError
+
+_CHOICES = {
+    "data.shuffle": ("full", "block", "none"),
+    "data.collate": ("pad", "pack"),
+    "data.tail": ("drop", "pad"),
+    "data.images.fit": ("exact", "crop", "stretch"),
+    "data.images.channels": (1, 3),
+    "data.stage": ("none", "node", "auto", "sbcast"),
+    "data.io": ("auto", "mmap", "read"),
+    "data.verify": ("off", "first_use", "full"),
+    "scheduler.kind": ("constant", "linear", "cosine"),
+    "precision.compute": ("fp32", "bf16"),
+    "parallel.device": ("auto", "cpu", "cuda"),
+    "parallel.backend": ("auto", "gloo", "nccl"),
+    "launch.rerun": ("failed", "all", "none"),
+    "launch.snapshot": ("auto", "git", "off"),
+    "site.memory_option": ("mem", "mem-per-cpu", "mem-per-gpu", "none"),
+    "site.gpu_option": ("gpus-per-node", "gres", "gpus-per-task", "none"),
+    "site.container.runtime": (None, "apptainer", "singularity", "pyxis"),
+}
+_AT_LEAST = {
+    "optimizer.weight_decay": 0,
+    "scheduler.warmup_steps": 0,
+    "data.windows.length": 1,
+    "data.windows.stride": 1,
+    "data.buckets.window": 1,
+    "data.buckets.size": 1,
+    "data.block_size": 1,
+    "data.window": 1,
+    "data.lanes": 1,
+    "data.repeat": 1,
+    "data.threads": 0,
+    "data.workers": 0,
+    "data.prefetch_mb": 0,
+    "train.global_batch_size": 1,
+    "train.accumulate": 1,
+    "train.max_epochs": 1,
+    "train.max_steps": 1,
+    "train.log_every": 1,
+    "train.eval_every": 1,
+    "parallel.timeout_s": 1,
+    "checkpoint.every_steps": 1,
+    "checkpoint.keep": 2,
+    "launch.nodes": 1,
+    "launch.tasks_per_node": 1,
+    "launch.gpus_per_node": 0,
+    "launch.cpus_per_task": 1,
+    "launch.time_min": 1,
+    "launch.warn_s": 1,
+    "launch.max_running": 1,
+}
+_TOO_MANY = 2**62  # of anything: sums of two are 64-bit integers yet
+_LARGEST = 2**15  # pixels
+_BETWEEN = {"seed": (0, 2**63 - 1), "scheduler.final_ratio": (0, 1)}
+_POSITIVE = (
+    "data.temperature",
+    "data.stage_gb",
+    "optimizer.lr",
+    "train.clip_norm",
+    "launch.mem_gb",
+    "launch.snapshot_max_mb",
+)
+
+
+def validate(config: Config, world_size: int | None = None) -> None:
+    """Check every value and what must hold between them.
+
+    Args:
+        config: the typed config.
+        world_size: ranks that run it; None: those that `launch` asks for.
+
+    Raises:
+        ConfigError: all that is wrong, one line each, with key, value and what is allowed.
+    """
+    problems = [*_names(config), *_values(config), *_mixture(config.data), *_secrets(config)]
+    # Sums over wrong values would only confuse.
+    problems = problems or list(_between(config, world_size or config.asked_world_size))
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _names(config: Config) -> Iterator[str]:
+    # It becomes a folder and an #SBATCH line.
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", config.name):
+        yield f"name={config.name!r}: letters, digits, '.', '_' and '-', at most 64 of them"
+    for section in ("model", "task", "optimizer"):
+        target = _get(config, section + "._target_")
+        choice = f"choose one with {section}=NAME or {section}._target_=package.module.Class"
+        yield from _target(f"{section}._target_", target, choice)
+    for key in ("transforms", "batch_transforms", "val_transforms", "val_batch_transforms"):
+        for i, node in enumerate(_get(config, f"data.{key}") or []):
+            say = "it must be package.module.Class, or package.module.function and _partial_: true"
+            yield from _target(f"data.{key}[{i}]._target_", node.get("_target_"), say)
+
+
+def _target(key: str, target: Any, say: str) -> Iterator[str]:
+    if not isinstance(target, str) or "." not in target:
+        yield f"{key}={target}: {say}"
+    elif problem := targets.problem(target):
+        yield f"{key}={target}: {problem}"
+
+
+def _values(config: Config) -> Iterator[str]:
+    for key, allowed in _CHOICES.items():
+        if (value := _get(config, key)) not in allowed:
+            listed = ", ".join("null" if choice is None else str(choice) for choice in allowed)
+            yield f"{key}={value}: allowed are {listed}"
+    for key, low in _AT_LEAST.items():
+        value = _get(config, key)
+        if value is not None and not low <= value < _TOO_MANY:
+            limit = f"at least {low}" if not value >= low else "less than 2^62"
+            yield f"{key}={value}: it must be {limit}"
+    for key, (low, high) in _BETWEEN.items():
+        if not low <= (value := _get(config, key)) <= high:
+            yield f"{key}={value}: it must be from {low} to {high}"
+    for key in _POSITIVE:
+        value = _get(config, key)
+        if value is not None and not 0 < value < _TOO_MANY:
+            yield f"{key}={value}: it must be greater than 0 and less than 2^62"
+
+
+def _mixture(data: DataConfig) -> Iterator[str]:
+    for i, part in enumerate(data.mixture):
+        key = f"data.mixture[{i}]"
+        for needed in ("name", "path"):
+            if not isinstance(part.get(needed), str):
+                yield f"{key}={part}: it must be {{name: ..., path: ..., weight: ..., split: ...}}"
+                return
+        for unknown in part.keys() - {"name", "path", "weight", "split"}:
+            yield f"{key}.{unknown} is unknown: a part has name, path, weight and split"
+        weight = part.get("weight", 1)
+        if not isinstance(weight, (int, float)) or not 0 <= weight < math.inf:
+            yield f"{key}.weight={weight}: it must be a number, at least 0"
+    if data.temperature != 1 and not data.mixture:
+        yield f"data.temperature={data.temperature}: it weighs data.mixture, which is empty"
+    names = [part["name"] for part in data.mixture]
+    for name in {name for name in names if names.count(name) > 1}:
+        yield f"data.mixture: {names.count(name)} parts are named {name}"
+    weights = [part.get("weight") for part in data.mixture]
+    if None in weights and weights != [None] * len(weights):
+        yield "data.mixture: give each part a weight, or none of them"
+    elif weights and None not in weights and not any(weights):
+        yield "data.mixture: the weights are all 0; one must be greater"
+
+
+def _secrets(config: Config) -> Iterator[str]:
+    """Secrets that would be written down as they are: those of the environment are not."""
+    known = secrets.known()
+    for key, text in _texts(plain(config)):
+        section, _, name = key.rpartition(".")
+        if section == "site.env":
+            if secrets.is_secret(name) and secrets.is_telling(text) and text not in known:
+                yield (
+                    f"{key} would be written into the job's script: export {name} in your shell "
+                    "instead, jobs inherit it"
+                )
+        elif key.startswith("site."):
+            for variable in (known[value] for value in known if value in text):
+                yield (
+                    f"{key} holds the value of {variable}, which would be written into the job's "
+                    f"script: in site.setup say ${variable}, jobs inherit it"
+                )
+        password = secrets.password_in_url(text)
+        if password is not None and password not in known:
+            yield (
+                f"{key}={secrets.mask(text)} holds a password, which would be written to files: "
+                "export it as NAME_PASSWORD and say ${oc.env:NAME_PASSWORD} in its place"
+            )
+
+
+def _texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every text of a config with its dotted key."""
+    if isinstance(node, str):
+        yield key, node
+    elif isinstance(node, dict):
+        for name, value in node.items():
+            yield from _texts(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, list):
+        for value in node:
+            yield from _texts(value, key)
+
+
+def _between(config: Config, world_size: int) -> Iterator[str]:
+    train, launch, parallel = config.train, config.launch, config.parallel
+    if train.max_epochs is None and train.max_steps is None:
+        yield "train.max_epochs and train.max_steps are both null: give one of them"
+    if launch.gpus_per_node % launch.tasks_per_node:
+        yield (
+            f"launch.gpus_per_node={launch.gpus_per_node} cannot be divided evenly over "
+            f"launch.tasks_per_node={launch.tasks_per_node}"
+        )
+    container = config.site.container
+    if container.runtime is not None and not container.image:
+        yield f"site.container.runtime={container.runtime} needs site.container.image"
+    if launch.warn_s >= 60 * launch.time_min:
+        yield (
+            f"launch.warn_s={launch.warn_s} seconds is not below "
+            f"launch.time_min={launch.time_min} minutes"
+        )
+    if parallel.dp not in (-1, world_size):
+        yield (
+            f"parallel.dp={parallel.dp}: dp {parallel.dp} = {parallel.dp} ranks, but there are "
+            f"{world_size} (launch.nodes={launch.nodes} x "
+            f"launch.tasks_per_node={launch.tasks_per_node}); -1 takes them all"
+        )
+    yield from _sampling(config, world_size)
+    if config.data.workers and not (config.data.transforms or config.data.val_transforms):
+        yield f"data.workers={config.data.workers}: they apply data.transforms, which is empty"
+    share = world_size * train.accumulate
+    if train.global_batch_size % share:
+        below = train.global_batch_size // share * share
+        near = " or ".join(str(size) for size in (below, below + share) if size > 0)
+        yield (
+            f"train.global_batch_size={train.global_batch_size} is not divisible by dp "
+            f"{world_size} x train.accumulate {train.accumulate} = {share}: use {near}"
+        )
+
+
+def _sampling(config: Config, world_size: int) -> Iterator[str]:
+    data, batch = config.data, config.train.global_batch_size
+    if data.balance is not None and data.weights is not None:
+        yield f"data.balance={data.balance} and data.weights={data.weights}: give one of them"
+    drawn = "data.balance" if data.balance is not None else "data.weights"
+    if (data.balance or data.weights) and data.windows.field is not None:
+        yield f"{drawn} draws samples; data.windows.field={data.windows.field} cuts them anew"
+    if (data.balance or data.weights) and data.shuffle == "block":
+        yield f"data.shuffle=block: with {drawn} samples are drawn one by one; use full"
+    if data.windows.field is not None and data.buckets.field is not None:
+        yield "data.windows and data.buckets: windows have one length, there is nothing to sort"
+    if data.lanes > 1 and data.shuffle != "block":
+        yield f"data.lanes={data.lanes}: lanes divide the blocks of data.shuffle=block"
+    if batch % data.lanes or (data.lanes > 1 and data.lanes % world_size):
+        yield (
+            f"data.lanes={data.lanes}: it must divide train.global_batch_size={batch} and be a "
+            f"multiple of the {world_size} ranks"
+        )
+    if data.collate == "pack" and config.train.accumulate > 1:
+        yield (
+            f"train.accumulate={config.train.accumulate}: a batch of data.collate=pack is one "
+            "piece; use 1"
+        )
+    for url in (p for p in (data.path, *(m["path"] for m in data.mixture)) if "://" in p):
+        if data.stage == "none":
+            yield f"data.stage=none: {url} cannot be read in place; use auto, which copies shards"
+        elif data.stage == "sbcast":
+            yield f"data.stage=sbcast sends files of a folder; {url} is a URL: use node"
+    size = data.images.size
+    if size is not None and (len(size) != 2 or not 1 <= min(size) <= max(size) <= _LARGEST):
+        yield f"data.images.size={size}: it must be [height, width], 1 to {_LARGEST} each"
+
+
+def _get(config: Config, key: str) -> Any:
+    node: Any = config
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, dict) else getattr(node, part)
+    return node

@@ -1,0 +1,1 @@
+"""One process's try at a run: build the objects, train, record how it ended."""

@@ -1,0 +1,161 @@
+"""One process's try at a run: who writes down that it began and how it ended.
+
+Rank 0 has an `Attempt`: it holds the run directory, records in run.json and tracks. The other
+ranks have a `NoAttempt`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+from hpctrain import __version__
+from hpctrain.config.schema import Config
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.job.requeue import requeue
+from hpctrain.launch.container import leave_note, note_from_env
+from hpctrain.runs import provenance
+from hpctrain.runs import stop_request as stopfile
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.secrets import mask
+from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
+from hpctrain.train.trainer import Outcome
+
+log = logging.getLogger(__name__)
+
+
+class NoAttempt:
+    """For the ranks that write nothing."""
+
+    tracker: Tracker = NullTracker()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        pass
+
+    def finished(self, outcome: Outcome) -> None:
+        """All steps were made."""
+
+    def interrupted(self, outcome: Outcome, reason: str) -> None:
+        """The run was asked to stop, by the signal `reason`, and has saved."""
+
+
+class Attempt(NoAttempt):
+    """Rank 0's; a context manager that records an exception as a failure.
+
+    Raises:
+        StorageError: on entry, when another process holds the run.
+    """
+
+    def __init__(self, config: Config, run: RunDir, ranks: RankInfo) -> None:
+        self._config, self._run, self._ranks = config, run, ranks
+
+    def __enter__(self) -> Self:
+        ranks = self._ranks
+        with ExitStack() as stack:
+            stack.enter_context(self._run.lock())
+            self._drop_old_wish()
+            self._run.begin_attempt(
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                launcher=ranks.launcher,
+                world_size=ranks.world_size,
+                hosts=list(ranks.hosts),
+                job_id=ranks.job_id,
+                restart_count=ranks.restart_count,
+                code=str(Path(__file__).parents[2]),
+            )
+            stack.push(self._failed)  # from here on, whatever is raised
+            self.tracker = self._build_tracker()
+            self.tracker.start(asdict(self._config), self._tags())
+            self._say_what_changed()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._stack.__exit__(*raised)
+
+    def _failed(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            reason = mask(f"{type(error).__name__}: {error}")
+            self._run.end_attempt("failed", error=reason)
+            self.tracker.finish("FAILED", reason=reason)
+
+    def finished(self, outcome: Outcome) -> None:  # noqa: D102
+        self._run.end_attempt("finished", result={"step": outcome.step} | outcome.metrics)
+        self.tracker.finish("FINISHED")
+
+    def interrupted(self, outcome: Outcome, reason: str) -> None:
+        """See `NoAttempt`; under Slurm, where the user did not ask for it, the job comes back."""
+        self._run.end_attempt("interrupted", reason=reason, step=outcome.step)
+        # After that write, for NFS believes a directory's old content until it is written to.
+        wish = stopfile.read(self._run.path)
+        log.info("stopped by %s at step %d, saved: it resumes there", reason, outcome.step)
+        # First of all, for the grace time is short: what follows may be cut off.
+        if wish is not None:
+            log.info("cancelled by %s: not requeued", wish["by"])
+        elif self._ranks.launcher == "slurm" and reason != "SIGINT":
+            # A run that makes no step between two restarts would come back for ever.
+            if outcome.step == outcome.first_step and self._ranks.restart_count > 0:
+                log.error("no step since the last restart: not requeued")
+            else:
+                self._requeue()
+        self.tracker.finish("KILLED", reason=f"stopped by {reason} at step {outcome.step}, saved")
+
+    def _requeue(self) -> None:
+        if (note := note_from_env()) is not None:
+            leave_note(note)
+        else:
+            requeue(self._ranks.job_id)
+
+    def _drop_old_wish(self) -> None:
+        """Forget that the run was to stop, unless it was Slurm alone that started it again."""
+        restarted = self._ranks.launcher == "slurm" and self._ranks.restart_count > 0
+        submitted = (self._run.read().get("submission") or {}).get("time", 0.0)
+        if not restarted or stopfile.read(self._run.path, since=submitted) is None:
+            stopfile.clear(self._run.path)
+
+    def _build_tracker(self) -> Tracker:
+        tracking = self._config.tracking
+        if not tracking.enabled:
+            return NullTracker()
+        known = self._run.read()
+        sweep = known.get("sweep", {})
+        return JournalTracker(
+            self._run.path,
+            uri=str(tracking.uri),
+            experiment=tracking.experiment,
+            run_name=self._run.name,
+            uid=known["uid"],
+            parent_uid=sweep.get("uid"),
+            parent_name=sweep.get("name"),
+            upload=tracking.upload,
+        )
+
+    def _say_what_changed(self) -> None:
+        """The code may be a copy, the installed packages are what they are now."""
+        if changed := provenance.changes(self._run.provenance):
+            log.warning(
+                "Python or its packages have changed since this run was asked for: %s%s",
+                ", ".join(changed[:6]),
+                f" and {len(changed) - 6} more" if len(changed) > 6 else "",
+            )
+
+    def _tags(self) -> dict[str, str]:
+        return {
+            "mlflow.source.git.commit": provenance.commit(self._run.provenance),
+            "hpctrain.version": __version__,
+            "hpctrain.launcher": self._ranks.launcher,
+            "hpctrain.job_id": self._ranks.job_id,
+            "hpctrain.hosts": ",".join(self._ranks.hosts),
+            "hpctrain.world_size": str(self._ranks.world_size),
+            "hpctrain.command": " ".join(sys.argv),
+        }

@@ -1,0 +1,115 @@
+"""From the frozen config to a trainer. Here things are made; the loop only uses them."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+
+from hpctrain.checkpoint.checkpointer import Checkpointer
+from hpctrain.config.schema import Config
+from hpctrain.data.feed import Feed
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import ConfigError
+from hpctrain.faults.stop import Stop
+from hpctrain.job.build_data import DataBuilder
+from hpctrain.parallel.recipe import parallelize
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.tracking.tracker import Tracker
+from hpctrain.train.display import Display, choose_display
+from hpctrain.train.progress_file import Beat
+from hpctrain.train.schedule import Schedule
+from hpctrain.train.step import Precision, TrainStep
+from hpctrain.train.trainer import Every, Trainer
+
+
+def build(
+    config: Config,
+    run: RunDir,
+    ranks: RankInfo,
+    device: torch.device,
+    tracker: Tracker,
+    stop: Stop,
+) -> Trainer:
+    """Build everything that `config` names; every rank of the group calls it.
+
+    Raises:
+        ConfigError: a `_target_` cannot be imported or does not take its arguments.
+        DataError: a shard is damaged.
+    """
+    data = DataBuilder(config, ranks, device, _make)
+    loader = data.training()
+    max_steps = _max_steps(config, loader)
+    # Alike on all ranks for the model; then apart, so that dropout differs.
+    torch.manual_seed(config.seed)
+    model = parallelize(_make("model", config.model), ranks, device)
+    torch.manual_seed(config.seed + 1 + ranks.rank)
+    optimizer = _make(
+        "optimizer",
+        {
+            "_target_": config.optimizer._target_,
+            "lr": config.optimizer.lr,
+            "weight_decay": config.optimizer.weight_decay,
+            **config.optimizer.options,
+        },
+        list(model.parameters()),
+    )
+    return Trainer(
+        train_step=TrainStep(
+            model,
+            _make("task", config.task),
+            optimizer,
+            Precision(config.precision.compute, device),
+            accumulate=config.train.accumulate,
+            clip_norm=config.train.clip_norm,
+            stop=stop,
+        ),
+        schedule=Schedule(config.optimizer.lr, config.scheduler, max_steps),
+        loader=loader,
+        evaluation=data.evaluation(),
+        checkpointer=Checkpointer(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
+        tracker=tracker,
+        display=_display(config, run, ranks),
+        stop=stop,
+        device=device,
+        max_steps=max_steps,
+        global_batch_size=config.train.global_batch_size,
+        every=Every(
+            log=config.train.log_every,
+            evaluate=config.train.eval_every or loader.steps_per_epoch,
+            checkpoint=config.checkpoint.every_steps,
+        ),
+    )
+
+
+def _display(config: Config, run: RunDir, ranks: RankInfo) -> Display:
+    display = choose_display(ranks.is_main)
+    return Beat(display, run.path / "progress.json", config.metric) if ranks.is_main else display
+
+
+def _max_steps(config: Config, loader: Feed) -> int:
+    limits = [config.train.max_steps or math.inf]
+    if config.train.max_epochs is not None:
+        limits.append(config.train.max_epochs * loader.steps_per_epoch)
+    return int(min(limits))
+
+
+def _make(key: str, node: Mapping[str, Any], *args: Any) -> Any:
+    """Call the `_target_` of a section of the config.
+
+    Raises:
+        ConfigError: it cannot be imported, or refuses its arguments.
+    """
+    try:
+        with warnings.catch_warnings():
+            # Hydra 1.4 wants a list of what may be called; here anything importable may, by design.
+            warnings.filterwarnings("ignore", r"(?s).*_execution_whitelist_", UserWarning)
+            return instantiate(dict(node), *args, _convert_="all")
+    except InstantiationException as error:
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise ConfigError(f"{key}._target_={node.get('_target_')}: {reason}") from error

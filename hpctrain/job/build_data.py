@@ -1,0 +1,287 @@
+"""From the `data` section of the config to the feeds of a trainer.
+
+path ── place (staged? verified?) ── Reader ── windows? decoded? ──┐
+mixture: NAME ── …                                                 ├── Loader ── Feed
+shuffle, subset, balance, weights, buckets, repeat ── sampler ─────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import xxhash
+
+from hpctrain.config.schema import Config
+from hpctrain.data.concat import Concat
+from hpctrain.data.feed import Feed
+from hpctrain.data.images import Decoded
+from hpctrain.data.index import Index
+from hpctrain.data.loader import Loader
+from hpctrain.data.places.broadcast import broadcast
+from hpctrain.data.places.origin import load_index
+from hpctrain.data.places.placement import open_place
+from hpctrain.data.places.stage import Stage
+from hpctrain.data.places.verify import verified
+from hpctrain.data.reader import Reader
+from hpctrain.data.samplers.blocks import BlockOrder, Lanes
+from hpctrain.data.samplers.buckets import Buckets
+from hpctrain.data.samplers.mixture import Mixture
+from hpctrain.data.samplers.order import Order, Repeat, Sampler
+from hpctrain.data.samplers.subset import Subset, column, parse_subset
+from hpctrain.data.samplers.weighted import Balanced, Weighted
+from hpctrain.data.source import Source
+from hpctrain.data.steps import Tail
+from hpctrain.data.transforms import Compose, bind
+from hpctrain.data.windows import Windows
+from hpctrain.data.workers.pool import Workers
+from hpctrain.data.workers.samples import Sample, Transform
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import ConfigError, DataError
+
+Make = Callable[[str, Mapping[str, Any]], Any]
+
+
+@dataclass
+class DataBuilder:
+    """Builds what reads the data, for one rank.
+
+    Attributes:
+        config: of the run.
+        ranks: this process's place.
+        device: where batches go.
+        make: calls the `_target_` of a section, named by its key.
+    """
+
+    config: Config
+    ranks: RankInfo
+    device: torch.device
+    make: Make
+    _indices: dict[str, Index] = field(default_factory=dict)
+    _closes: list[Callable[[], None]] = field(default_factory=list)
+
+    def training(self) -> Feed:
+        """The training split, or the mixture.
+
+        Raises:
+            ConfigError: keys that do not fit the data.
+            DataError: a data set, a split, a field or a shard is missing or damaged.
+        """
+        data = self.config.data
+        if data.mixture:
+            source, sampler = self._mixture()
+        else:
+            source, reader = self._source(data.path, data.train_split)
+            sampler = self._sampler(source, reader, self.config.seed)
+        return self._feed(
+            source,
+            sampler,
+            global_batch_size=self.config.train.global_batch_size,
+            tail="drop" if data.tail == "drop" else "pad",
+            transforms=self._made("data.transforms", data.transforms),
+            batch_transforms=self._made("data.batch_transforms", data.batch_transforms),
+        )
+
+    def evaluation(self) -> Feed | None:
+        """The validation split, each sample once; None without one.
+
+        Raises:
+            ConfigError: see `training`.
+            DataError: see `training`.
+        """
+        data = self.config.data
+        if data.val_split is None:
+            return None
+        source, _ = self._source(data.path, data.val_split)
+        return self._feed(
+            source,
+            Order(len(source), 0, shuffle=False),
+            # No gradients are kept: a larger batch fits.
+            global_batch_size=2 * self.config.train.global_batch_size,
+            tail="pad",
+            transforms=self._for_evaluation("transforms"),
+            batch_transforms=self._for_evaluation("batch_transforms"),
+            max_epochs=1,
+        )
+
+    def _mixture(self) -> tuple[Source, Sampler]:
+        data = self.config.data
+        sources, samplers, weights = {}, {}, {}
+        for part in data.mixture:
+            name, path = str(part["name"]), part["path"]
+            split = part.get("split", data.train_split)
+            try:
+                sources[name], reader = self._source(path, split)
+                # Sets of one size would otherwise come in one order.
+                own = self.config.seed ^ xxhash.xxh64_intdigest(name.encode())
+                samplers[name] = self._sampler(sources[name], reader, own)
+            except DataError as error:
+                raise DataError(f"data.mixture, {name}: {error}") from error
+            if "weight" in part:
+                weights[name] = float(part["weight"])
+        counts = {name: len(source) for name, source in sources.items()}
+        mixture = Mixture(
+            counts,
+            weights or None,
+            self.config.seed,
+            temperature=data.temperature,
+            samplers=samplers,
+        )
+        return Concat(sources), mixture
+
+    def _source(self, path: str, split: str) -> tuple[Source, Reader]:
+        """What the loader reads, and the reader below it."""
+        data = self.config.data
+        index = self._index(path)
+        shards = index.split(split).shards
+        budget = None if data.stage_gb is None else int(data.stage_gb * 1e9)
+        folder = None if data.stage_dir is None else Path(data.stage_dir)
+        mode = "node" if data.stage == "sbcast" else data.stage
+        place = open_place(path, mode, shards, folder=folder, budget_bytes=budget)
+        if data.stage == "sbcast" and isinstance(place, Stage):
+            if self.ranks.is_main:
+                broadcast(place.folder, Path(path), shards)
+            dist.barrier()
+        place = verified(
+            place, data.verify, path, shards, rank=self.ranks.rank, ranks=self.ranks.world_size
+        )
+        self._closes.append(place.close)
+        io: Any = data.io  # validated
+        reader = Reader(path, split, data.fields, place=place, index=index, io=io)
+        source: Source = reader
+        if data.windows.field is not None:
+            source = Windows(
+                reader,
+                data.windows.field,
+                data.windows.length,
+                data.windows.stride,
+                documents=data.windows.documents,
+            )
+        images = data.images
+        if images.field is not None:
+            size = None if images.size is None else (images.size[0], images.size[1])
+            source = Decoded(
+                source,
+                images.field,
+                size=size,
+                fit=images.fit,  # type: ignore[arg-type]
+                channels=images.channels,
+                threads=max(1, self.config.launch.cpus_per_task - 1),
+            )
+        return source, reader
+
+    def _sampler(self, source: Source, reader: Reader, seed: int) -> Sampler:
+        data, count = self.config.data, len(source)
+        chosen = None if data.subset is None else parse_subset(data.subset, count)
+        if chosen is not None:
+            count = len(chosen)
+        sampler: Sampler
+        if data.balance is not None or data.weights is not None:
+            name = data.balance or data.weights or ""
+            values = column(reader.only([name]), name)
+            if chosen is not None:
+                values = values[np.asarray(chosen)]
+            sampler = Balanced(values, seed) if data.balance else Weighted(values, seed)
+        else:
+            blocks = source if isinstance(source, Windows) else reader
+            sampler = self._order(blocks, count, seed)
+        if chosen is not None:
+            sampler = Subset(sampler, chosen, len(source))
+        if data.buckets.field is not None:
+            lengths = partial(reader.lengths, data.buckets.field)
+            size = data.buckets.size or self.config.train.global_batch_size
+            sampler = Buckets(sampler, lengths, data.buckets.window, size, seed)
+        return Repeat(sampler, data.repeat) if data.repeat > 1 else sampler
+
+    def _order(self, blocks: Reader | Windows, count: int, seed: int) -> Sampler:
+        data = self.config.data
+        if data.shuffle != "block":
+            return Order(count, seed, shuffle=data.shuffle == "full")
+        size = data.block_size or blocks.block_size()
+        order = BlockOrder(count, seed, size, data.window)
+        if data.lanes == 1:
+            return order
+        return Lanes(order, data.lanes, self.config.train.global_batch_size // data.lanes)
+
+    def _feed(
+        self,
+        source: Source,
+        sampler: Sampler,
+        *,
+        global_batch_size: int,
+        tail: Tail,
+        transforms: list[Any],
+        batch_transforms: list[Any],
+        max_epochs: int | None = None,
+    ) -> Feed:
+        data, ranks, seed = self.config.data, self.ranks, self.config.seed
+        workers = Workers(source, OneByOne(transforms), data.workers) if transforms else None
+        if workers is not None:
+            self._closes.append(workers.close)
+        loader = Loader(
+            source,
+            global_batch_size=global_batch_size,
+            dp_rank=ranks.rank,
+            dp_size=ranks.world_size,
+            sampler=sampler,
+            seed=seed,
+            tail=tail,
+            max_epochs=max_epochs,
+            collate="pack" if data.collate == "pack" else "pad",
+            threads=data.threads,
+            prefetch_bytes=int(data.prefetch_mb * 1e6),
+            pin_memory=self.device.type == "cuda",
+            workers=workers,
+        )
+        statistics = self._index(data.path).statistics.get(data.train_split, {})
+        transform = bind(Compose(batch_transforms), statistics) if batch_transforms else None
+        closes, self._closes = self._closes, []
+        return Feed(loader, self.device, transform, seed=seed, closes=closes)
+
+    def _index(self, path: str) -> Index:
+        if path not in self._indices:
+            self._indices[path] = load_index(path)
+        return self._indices[path]
+
+    def _made(self, key: str, nodes: Sequence[Mapping[str, Any]]) -> list[Any]:
+        made = [self.make(f"{key}[{i}]", node) for i, node in enumerate(nodes)]
+        for i, transform in enumerate(made):
+            if not callable(transform):
+                raise ConfigError(
+                    f"{key}[{i}]={nodes[i]}: it makes a {type(transform).__name__}; it must be "
+                    "{_target_: ...} of something that can be called"
+                )
+        return made
+
+    def _for_evaluation(self, key: str) -> list[Any]:
+        """Those of `val_KEY`; without it the training's, but for the random ones."""
+        own = getattr(self.config.data, f"val_{key}")
+        if own is not None:
+            return self._made(f"data.val_{key}", own)
+        made = self._made(f"data.{key}", getattr(self.config.data, key))
+        return [transform for transform in made if not getattr(transform, "random", False)]
+
+
+class OneByOne:
+    """Transforms of a sample, one after the other."""
+
+    def __init__(self, transforms: Sequence[Transform]) -> None:
+        self.transforms = list(transforms)
+
+    def __call__(self, sample: Sample, random: np.random.Generator) -> Sample:
+        """See `hpctrain.data.workers.samples`."""
+        for transform in self.transforms:
+            result: Any = transform(sample, random)
+            if not isinstance(result, Mapping):
+                raise DataError(
+                    f"the transform {transform} returned {type(result).__name__}; it must return "
+                    "a dict of fields"
+                )
+            sample = dict(result)
+        return sample

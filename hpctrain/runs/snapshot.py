@@ -1,0 +1,260 @@
+"""A copy of the code, so that editing it changes nothing for jobs that are queued.
+
+    runs/code/3fa92c1be0d44c12/      named by its content: the runs of a sweep share one
+        my_project/…                 each working tree that Python imports from
+        installed/hpctrain/…         and this package, when it is installed rather than a checkout
+        pythonpath.json              which folders in it Python imports from
+
+A job has the copy's folders at the front of PYTHONPATH. Installed packages are not copied, they
+are gigabytes: their versions are recorded, and the job says when they have changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import xxhash
+
+from hpctrain.config.schema import Config
+from hpctrain.disk import temporary
+from hpctrain.errors import ConfigError, StorageError
+from hpctrain.runs.git import Repo, code_folders, repositories
+
+log = logging.getLogger(__name__)
+_PATHS = "pythonpath.json"
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a job's code is, read but not yet written.
+
+    Attributes:
+        digest: names the content.
+        path: where the copy is or will be.
+        pythonpath: folders that Python imports from, in order: in it, and last the folder that
+            this was typed in, if git does not know it.
+        unfrozen: working folders that git does not know, so not copied.
+    """
+
+    digest: str
+    path: Path
+    pythonpath: tuple[Path, ...]
+    unfrozen: tuple[Path, ...]
+    _files: dict[str, _File] = field(repr=False)
+
+    @classmethod
+    def load(cls, path: Path) -> Snapshot | None:
+        """One that was written before; None when it is gone."""
+        try:
+            folders = json.loads((path / _PATHS).read_text())
+        except FileNotFoundError:
+            return None
+        # An absolute one stays what it is.
+        return cls(path.name, path, tuple(path / folder for folder in folders), (), {})
+
+    def write(self) -> bool:
+        """Write the copy: all of it or nothing.
+
+        Returns:
+            False when it was there.
+
+        Raises:
+            StorageError: no permission or no space.
+        """
+        if self.path.is_dir():
+            self.path.touch()  # `gc` spares what is young
+            return False
+        unfinished = temporary(self.path)
+        try:
+            for name, file in self._files.items():
+                file.write(unfinished / name)
+            folders = [
+                str(folder.relative_to(self.path) if self.path in folder.parents else folder)
+                for folder in self.pythonpath
+            ]
+            (unfinished / _PATHS).write_text(json.dumps(folders) + "\n")
+            unfinished.replace(self.path)
+        except OSError as error:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            if not self.path.is_dir():  # another sweep was quicker
+                raise StorageError(
+                    f"launch.snapshot: cannot write {self.path} ({error.strerror})"
+                ) from error
+        return True
+
+
+@dataclass(frozen=True)
+class _File:
+    content: bytes  # of a link: where it leads
+    mode: int
+
+    def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if stat.S_ISLNK(self.mode):
+            path.symlink_to(os.fsdecode(self.content))
+            return
+        path.write_bytes(self.content)
+        # Not to be edited: other runs have it too.
+        path.chmod(path.stat().st_mode & (0o555 if self.mode & stat.S_IXUSR else 0o444))
+
+
+def take(config: Config) -> Snapshot | None:
+    """Read the code that a job of this config would run; nothing is written.
+
+    Returns:
+        None with `launch.snapshot=off`.
+
+    Raises:
+        ConfigError: it is too large, or `launch.snapshot=git` and it is not in a repository.
+    """
+    if config.launch.snapshot == "off":
+        return None
+    insists = config.launch.snapshot == "git"
+    repos, outside = repositories(code_folders())
+    if insists and Path.cwd() in outside:
+        raise ConfigError(
+            f"launch.snapshot=git: {Path.cwd()} is in no git repository (git init; or "
+            "launch.snapshot=auto copies what is in one, off nothing)"
+        )
+    room = _Room(config, [folder for repo in repos for folder in repo.used])
+    for repo in repos:
+        try:
+            room.read_repository(repo)
+        except ConfigError as error:
+            if insists:
+                raise
+            outside += repo.used
+            log.warning("%s", error)
+    room.read_package()
+    room.check()
+    copied = room.imported()
+    # The copy is all that is imported, but for a folder that could not be copied.
+    here = [folder for folder in outside if folder == Path.cwd()]
+    digest = _digest(room.files, [*copied, *map(str, here)])
+    place = Path(config.output_dir) / "code" / digest
+    # A folder without modules has nothing to freeze.
+    unfrozen = (f for f in outside if any(f.glob("*.py")) or any(f.glob("*/__init__.py")))
+    imported = (*(place / folder for folder in copied), *here)
+    return Snapshot(digest, place, imported, tuple(unfrozen), room.files)
+
+
+def _digest(files: dict[str, _File], imported: list[str]) -> str:
+    hashed = xxhash.xxh3_128("\0".join(imported).encode("utf-8", "surrogateescape"))
+    for path, file in sorted(files.items()):
+        for part in (os.fsencode(path), str(file.mode).encode(), file.content):
+            hashed.update(len(part).to_bytes(8, "little") + part)
+    return hashed.hexdigest()[:16]
+
+
+class _Room:
+    """Reads files until there are too many bytes of them.
+
+    Attributes:
+        files: by their path in the copy.
+    """
+
+    def __init__(self, config: Config, used: list[Path]) -> None:
+        self.files: dict[str, _File] = {}
+        self._folders: list[str] = []
+        self._has_package = False
+        self._limit = config.launch.snapshot_max_mb * 1e6
+        self._sizes: dict[str, int] = {}
+        self._total = 0
+        self._output = Path(config.output_dir)
+        # Results and data may lie in the working tree, not ignored; or be all around the code.
+        self._not_code = [
+            place
+            for place in (self._output, Path(config.data.path))
+            if not any(folder.is_relative_to(place) for folder in used)
+        ]
+        self._is_result = functools.cache(self._is_result_folder)
+
+    def read_repository(self, repo: Repo) -> None:
+        """Take a working tree.
+
+        Raises:
+            ConfigError: git cannot tell what is in it.
+        """
+        self._read_all(repo.name, repo.root, repo.files())
+        inside = [os.path.relpath(folder, repo.root) for folder in repo.used]
+        self._folders += [os.path.normpath(os.path.join(repo.name, folder)) for folder in inside]
+        # Not in an ignored .venv, which may well lie in there.
+        if PACKAGE.is_relative_to(repo.root):
+            module = f"{repo.name}/{PACKAGE.relative_to(repo.root)}/__init__.py"
+            self._has_package |= module in self.files
+
+    def read_package(self) -> None:
+        """Take this package as it is installed, unless it was in a working tree."""
+        if not self._has_package:
+            modules = [str(path.relative_to(PACKAGE.parent)) for path in PACKAGE.rglob("*.py")]
+            self._read_all("installed", PACKAGE.parent, sorted(modules))
+            self._folders.append("installed")
+
+    def imported(self) -> list[str]:
+        """The copy's folders that Python imports from, in order."""
+        has = {folder for path in self.files for folder in _parents(path)}
+        return [folder for folder in dict.fromkeys(self._folders) if folder in has]
+
+    def _read_all(self, name: str, root: Path, paths: Iterable[str]) -> None:
+        for path in paths:
+            full = root / path
+            if any(full.is_relative_to(folder) for folder in self._not_code):
+                continue
+            if full.is_relative_to(self._output):
+                first, *rest = full.relative_to(self._output).parts
+                if rest and self._is_result(first, rest[0]):
+                    continue
+            if any(f"{name}/{folder}" in self.files for folder in _parents(path)):
+                continue  # tracked, but its folder is a link now
+            try:
+                self._read(full, f"{name}/{path}", root)
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # tracked, but deleted
+            except OSError as error:
+                raise StorageError(f"launch.snapshot: {full}: {error.strerror}") from error
+
+    def _read(self, full: Path, path: str, root: Path) -> None:
+        facts = full.lstat()
+        if stat.S_ISLNK(facts.st_mode):
+            target = os.readlink(full)
+            end = os.path.normpath(full.parent / target)
+            # From the copy a relative way out would lead elsewhere.
+            target = target if Path(end).is_relative_to(root) else end
+            self.files[path] = _File(os.fsencode(target), stat.S_IFLNK)
+        elif stat.S_ISREG(facts.st_mode):
+            self._sizes[str(full)] = facts.st_size
+            self._total += facts.st_size
+            # What is too large altogether need not be read to say so.
+            if self._total <= self._limit:
+                self.files[path] = _File(full.read_bytes(), stat.S_IXUSR & facts.st_mode)
+
+    def _is_result_folder(self, first: str, second: str) -> bool:
+        """Whether a folder in `output_dir` is a run, a sweep or a copy of code."""
+        known = re.match(r"code/\.?[0-9a-f]{16}|sweeps/\d{4}-", f"{first}/{second}")
+        return known is not None or (self._output / first / "run.json").exists()
+
+    def check(self) -> None:
+        if self._total <= self._limit:
+            return
+        largest = sorted(self._sizes.items(), key=lambda item: -item[1])[:3]
+        shown = ", ".join(f"{path} {size / 1e6:.0f} MB" for path, size in largest)
+        raise ConfigError(
+            f"launch.snapshot_max_mb={self._limit / 1e6:g}: the code has {len(self._sizes):,} "
+            f"files of {self._total / 1e6:,.0f} MB (largest: {shown}); name what is no code in "
+            ".gitignore, raise the limit, or launch.snapshot=off"
+        )
+
+
+def _parents(path: str) -> Iterator[str]:
+    while path := os.path.dirname(path):
+        yield path

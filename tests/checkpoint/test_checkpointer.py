@@ -1,0 +1,97 @@
+"""Checkpoints are loaded bit by bit, and a damaged or unfinished one is not loaded."""
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpctrain.checkpoint.checkpointer import Checkpointer, verify
+from hpctrain.errors import StorageError
+from hpctrain.train.step import TrainStep
+from tests.steps import ALONE, batch, make, weights
+
+pytestmark = pytest.mark.usefixtures("group_of_one")
+
+
+def checkpointer(folder: Path, step: TrainStep) -> Checkpointer:
+    return Checkpointer(folder, 2, ALONE, step.model, step.optimizer)
+
+
+def test_saved_and_loaded_twice_goes_on_the_same(tmp_path: Path) -> None:
+    """Twice, for a second resume has been wrong upstream (pytorch #138575)."""
+    step = make(dropout=0.5)
+    saved = checkpointer(tmp_path, step)
+    for number in range(1, 7):
+        if number in (3, 5):
+            saved.save(number, {"step": number})
+            torch.manual_seed(number)  # what follows must come from the checkpoint
+            step = make(dropout=0.5)
+            saved = checkpointer(tmp_path, step)
+            assert saved.load_latest() == {"step": number}
+        step(batch(16, number), 1e-2)
+    torch.manual_seed(0)
+    undisturbed = make(dropout=0.5)
+    for number in range(1, 7):
+        undisturbed(batch(16, number), 1e-2)
+    assert torch.equal(weights(step), weights(undisturbed))
+
+
+def test_only_the_newest_stay_and_an_unfinished_one_is_none(tmp_path: Path) -> None:
+    step = make()
+    step(batch(8), 1e-2)
+    saved = checkpointer(tmp_path, step)
+    assert saved.load_latest() is None
+    for number in (1, 2, 3):
+        saved.save(number, {"step": number})
+    (tmp_path / "step-00000009.tmp").mkdir()
+    assert sorted(path.name for path in tmp_path.glob("step-????????")) == [
+        "step-00000002",
+        "step-00000003",
+    ]
+    assert saved.load_latest() == {"step": 3}
+
+
+@pytest.mark.parametrize("damage", ["bit", "truncated", "missing", "manifest"])
+def test_a_damaged_checkpoint_is_passed_over(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    step = make()
+    step(batch(8), 1e-2)
+    saved = checkpointer(tmp_path, step)
+    for number in (1, 2):
+        saved.save(number, {"step": number})
+    newest = tmp_path / "step-00000002"
+    (data,) = newest.glob("*.distcp")
+    content = bytearray(data.read_bytes())
+    if damage == "bit":
+        content[len(content) // 2] ^= 1
+        data.write_bytes(content)
+    elif damage == "truncated":
+        os.truncate(data, len(content) - 1)
+    elif damage == "missing":
+        data.unlink()
+    else:
+        (newest / "manifest.json").write_text("{")
+    assert verify(newest)
+    with caplog.at_level(logging.WARNING):
+        assert saved.load_latest() == {"step": 1}
+    assert "step-00000002 is not intact" in caplog.text
+    # It can be saved again, in its place.
+    saved.save(2, {"step": 2})
+    assert saved.load_latest() == {"step": 2}
+    for path in tmp_path.glob("*/manifest.json"):
+        path.unlink()
+    with pytest.raises(StorageError, match="no checkpoint is intact"):
+        saved.load_latest()
+
+
+def test_a_checkpoint_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
+    step = make()
+    step(batch(8), 1e-2)
+    folder = tmp_path / "checkpoints"
+    saved = checkpointer(folder, step)
+    folder.write_text("not a folder")
+    with pytest.raises(StorageError, match="the checkpoint was not written"):
+        saved.save(1, {})

@@ -1,0 +1,758 @@
+"""status, logs, cancel, gc: what needs no cluster."""
+
+import argparse
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from hpctrain.commands import gc
+from hpctrain.commands.cancel import jobs_of
+from hpctrain.commands.facts import Facts, gather
+from hpctrain.commands.fault import find_fault, tail
+from hpctrain.commands.select import select
+from hpctrain.commands.state import State, duration, eta_s, judge
+from hpctrain.commands.status import Row, _table
+from hpctrain.errors import ConfigError, StorageError
+from hpctrain.faults.stop import Stop
+from hpctrain.launch.queue import Ended, Job
+from hpctrain.runs import stop_request as stopfile
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.train.display import NoDisplay
+from hpctrain.train.progress_file import Beat
+from tests.conftest import Completed, run_json, run_module, runs
+
+Train = Callable[..., Completed]
+NOW = 1_800_000_000.0
+
+
+def make_run(folder: Path, name: str = "digits-00000001", **record: Any) -> Path:
+    run = folder / name
+    (run / "logs").mkdir(parents=True)
+    (run / "checkpoints").mkdir()
+    (run / "config.yaml").touch()
+    content = {"uid": name, "state": "created", "attempts": []} | record
+    (run / "run.json").write_text(json.dumps(content))
+    return run
+
+
+def make_sweep(folder: Path, stamp: str, run_dirs: list[Path]) -> Path:
+    sweep = folder / "sweeps" / stamp
+    sweep.mkdir(parents=True)
+    (sweep / "sweep.json").write_text(json.dumps([{"run": str(run)} for run in run_dirs]))
+    return sweep
+
+
+@pytest.fixture
+def no_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+
+
+# The state of a run
+
+
+def job(state: str, reason: str = "None", start: float | None = None) -> Job:
+    when = "N/A" if start is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(start))
+    return Job("7_0", state, reason, "" if state == "PENDING" else "node1", when)
+
+
+def ended(state: str) -> Ended:
+    return Ended(state, "1:0", "None", "node1")
+
+
+SUBMITTED = {"script": "/s/job.sh", "task": 0, "user": "me", "time": NOW - 1000}
+ATTEMPT = {"started": NOW - 900, "launcher": "slurm", "host": "node1", "job_id": "7_0"}
+SAVED = ATTEMPT | {"ended": NOW - 100, "step": 40, "reason": "SIGTERM", "state": "interrupted"}
+RAISED = ATTEMPT | {"ended": NOW - 100, "error": "ValueError:\n two  lines"}
+BEAT = {"step": 50, "max_steps": 100, "time": NOW - 3, "stepped": NOW - 3, "steps_per_s": 2.0}
+WISH = {"by": "ann", "time": NOW - 10}
+
+
+@pytest.mark.parametrize(
+    ("said", "attempts", "more", "expected", "reason"),
+    [
+        ("finished", [ATTEMPT], {}, "finished", ""),
+        ("created", [], {"local": True}, "created", ""),
+        # In the queue.
+        ("queued", [], {"job": job("PENDING", "Resources")}, "queued", "Resources"),
+        ("queued", [], {"job": job("PENDING", "Priority", NOW + 60)}, "queued", "to start about"),
+        ("queued", [SAVED], {"job": job("PENDING")}, "queued", "pending"),
+        ("queued", [], {"job": job("RUNNING", start=NOW - 5)}, "running", "starting"),
+        ("created", [], {"job": job("PENDING", "Priority")}, "queued", "Priority"),
+        ("running", [ATTEMPT], {"job": job("RUNNING"), "progress": BEAT}, "running", ""),
+        ("running", [ATTEMPT], {"job": job("RUNNING")}, "running", "starting"),
+        ("running", [ATTEMPT], {"job": job("COMPLETING")}, "running", "ending"),
+        ("running", [ATTEMPT], {"job": job("PENDING", "BeginTime")}, "requeued", "BeginTime"),
+        ("interrupted", [SAVED], {"job": job("PENDING", "BeginTime")}, "requeued", "BeginTime"),
+        ("interrupted", [SAVED], {"job": job("REQUEUE_HOLD")}, "requeued", "requeue_hold"),
+        # Saved, and its job still there: it may be requeued in this moment, so it is not at rest.
+        ("interrupted", [SAVED], {"job": job("COMPLETING")}, "running", "saved at step 40, ending"),
+        (
+            "interrupted",
+            [SAVED],
+            {"job": job("RUNNING", start=NOW - 900)},
+            "running",
+            "saved at step 40, ending",
+        ),
+        ("interrupted", [SAVED], {"job": job("RUNNING", start=NOW - 9)}, "running", "starting"),
+        ("failed", [RAISED], {"job": job("RUNNING", start=NOW - 900)}, "failed", "two lines"),
+        ("failed", [RAISED], {"job": job("PENDING", "BeginTime")}, "requeued", "BeginTime"),
+        # Out of the queue, by its own word.
+        ("failed", [RAISED], {}, "failed", "ValueError: two lines"),
+        ("interrupted", [SAVED], {}, "interrupted", "saved at step 40, SIGTERM"),
+        ("interrupted", [SAVED], {"wish": WISH}, "interrupted", "step 40, cancelled by ann"),
+        ("interrupted", [SAVED], {"ended": ended("TIMEOUT")}, "interrupted", "SIGTERM; TIMEOUT"),
+        # Out of the queue without a word of its own.
+        ("running", [ATTEMPT], {"ended": ended("OUT_OF_MEMORY")}, "lost", "OUT_OF_MEMORY"),
+        ("running", [ATTEMPT], {"ended": ended("NODE_FAIL")}, "lost", "NODE_FAIL"),
+        ("queued", [], {"ended": ended("FAILED")}, "lost", "FAILED, exit code 1:0"),
+        ("queued", [], {"ended": ended("CANCELLED by 0")}, "cancelled", "CANCELLED by 0"),
+        ("queued", [], {"wish": WISH}, "cancelled", "by ann"),
+        ("running", [ATTEMPT], {"wish": WISH, "progress": BEAT}, "cancelled", "after step 50"),
+        ("queued", [], {}, "lost", "no longer in the queue"),
+        ("running", [ATTEMPT], {"progress": BEAT}, "lost", "on node1, after step 50"),
+        ("queued", [], {"asked": NOW - 5, "unanswered": True}, "queued", "being submitted"),
+        ("queued", [], {"asked": NOW - 99, "unanswered": True}, "lost", "no longer in the queue"),
+        ("queued", [], {"asked": NOW - 5}, "lost", "no longer in the queue"),
+        # Nobody could be asked: what the directory tells, not more.
+        ("queued", [], {"scheduler": False}, "queued", "squeue was not asked"),
+        ("running", [ATTEMPT], {"scheduler": False, "progress": BEAT}, "running", ""),
+        ("running", [ATTEMPT], {"scheduler": False}, "running", "squeue was not asked"),
+        # Without Slurm, or as slurm/train.sbatch does it.
+        ("running", [ATTEMPT], {"local": True, "held": True, "progress": BEAT}, "running", ""),
+        ("running", [ATTEMPT], {"local": True, "progress": BEAT}, "running", ""),
+        (
+            "running",
+            [ATTEMPT],
+            {"local": True, "progress": BEAT | {"time": NOW - 500}},
+            "lost",
+            "no process holds it on node1, after step 50",
+        ),
+        ("running", [ATTEMPT], {"local": True, "ended": ended("RUNNING")}, "running", "starting"),
+        ("interrupted", [SAVED], {"local": True, "ended": ended("PENDING")}, "requeued", "None"),
+        # While it runs.
+        (
+            "running",
+            [ATTEMPT],
+            {"job": job("RUNNING"), "progress": BEAT, "wish": WISH},
+            "running",
+            "asked to stop by ann",
+        ),
+        (
+            "running",
+            [ATTEMPT],
+            {"job": job("RUNNING"), "progress": BEAT | {"stepped": NOW - 723}},
+            "running",
+            "no step for 12 min",
+        ),
+        (
+            "running",
+            [ATTEMPT | {"started": NOW - 1}],
+            {"job": job("RUNNING"), "progress": BEAT},
+            "running",
+            "starting",
+        ),
+    ],
+)
+def test_the_state_of_a_run(
+    said: str, attempts: list[dict[str, Any]], more: dict[str, Any], expected: str, reason: str
+) -> None:
+    record: dict[str, Any] = {"state": said, "attempts": attempts}
+    if not more.pop("local", False):
+        record["submission"] = SUBMITTED | {"time": more.pop("asked", NOW - 1000)}
+        more = {"scheduler": True} | more
+    state = judge(Facts(Path("/runs/x"), record, **more), NOW)
+    assert (state.name, reason in state.reason) == (expected, True), state
+    assert bool(reason) == bool(state.reason)
+
+
+def test_a_job_says_nothing_of_a_run_taken_up_in_a_terminal(tmp_path: Path, no_slurm: None) -> None:
+    here = ATTEMPT | {"launcher": "single"}
+    for name, attempt, expected in (
+        ("a-00000001", ATTEMPT, ("running", "says run.json; squeue was not asked")),
+        ("b-00000001", here, ("lost", "no process holds it on node1")),
+    ):
+        run = make_run(tmp_path, name, state="running", attempts=[attempt], submission=SUBMITTED)
+        state = judge(gather([run])[0], NOW)
+        assert (state.name, state.reason) == expected
+
+
+def test_the_time_left() -> None:
+    record = {"state": "running", "attempts": [ATTEMPT]}
+    assert eta_s(Facts(Path("x"), record, BEAT), NOW) == pytest.approx(50 / 2 - 3)
+    # The pulse of the attempt before says nothing of this one.
+    record["attempts"] = [ATTEMPT | {"started": NOW}]
+    assert eta_s(Facts(Path("x"), record, BEAT), NOW) is None
+    shown = [duration(s) for s in (45, 100, 5399, 12_000, 200_000)]
+    assert shown == ["45 s", "2 min", "1 h 30 min", "3 h 20 min", "2 d 7 h"]
+
+
+# Which runs are meant
+
+
+def test_which_runs_are_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("digits-00000001", "digits-00000001.1", "digits-00000023", "text-00000002")
+    one, old, two, text = (make_run(tmp_path, name) for name in names)
+    sweep = make_sweep(tmp_path, "2026-01-02_03-04-05_6", [two, one, tmp_path / "gone-00000009"])
+    (tmp_path / "link-00000003").symlink_to(one)
+    (tmp_path / "notes").mkdir()
+    assert select(tmp_path, []) == [one, two, text]
+    assert select(tmp_path, [], archived=True) == [one, old, two, text]
+    assert select(tmp_path, ["text"]) == [text]
+    assert select(tmp_path, ["digits-00000001"]) == [one]
+    assert select(tmp_path, ["digits-00000001.1", "text", "text-0"]) == [old, text]
+    for name in ("2026-01-02", str(sweep), "2026-01-02_03-04-05_6"):
+        assert select(tmp_path, [name, "digits-00000001"]) == [two, one]
+    monkeypatch.chdir(tmp_path)
+    assert select(Path("elsewhere"), ["digits-00000023"]) == [two]  # a path
+    with pytest.raises(ConfigError, match="digits: could be digits-00000001, digits-00000023"):
+        select(tmp_path, ["digits"])
+    with pytest.raises(ConfigError, match=r"digist-0: no run or sweep .* did you mean digits-0000"):
+        select(tmp_path, ["digist-0"])
+    with pytest.raises(ConfigError, match="notes: a folder, but neither"):
+        select(tmp_path, ["notes"])
+    with pytest.raises(StorageError, match=r"none_such: no folder of runs .* --dir"):
+        select(Path("none_such"), [])
+
+
+def test_a_sweep_whose_submission_was_cut_off_and_that_has_moved(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    tasks = tmp_path / "sweeps" / "2026" / "array-0" / "tasks"
+    tasks.mkdir(parents=True)
+    (tasks / "0").symlink_to(f"/before/it/moved/{run.name}")
+    assert select(tmp_path, ["2026"]) == [run]
+
+
+# The table
+
+
+def status(folder: Path, *arguments: str) -> Any:
+    done = run_module("hpctrain", "status", "--dir", str(folder), "--json", *arguments)
+    return json.loads(done.stdout)
+
+
+def test_status_of_runs_that_end_here(train: Train, tmp_path: Path, no_slurm: None) -> None:
+    train("train.max_steps=3", "tracking=off")
+    train("train.max_steps=3", "tracking=off", "+task.oops=1", code=2)
+    (tmp_path / "runs" / "digits-0000000d").mkdir()
+    (tmp_path / "runs" / "digits-0000000d" / "run.json").write_text("{")
+    rows = {row["state"]: row for row in status(tmp_path / "runs")}
+    assert rows.keys() == {"finished", "failed", "damaged"}
+    finished, failed = rows["finished"], rows["failed"]
+    assert (finished["step"], finished["max_steps"], finished["metric"]) == (3, 3, "val/accuracy")
+    assert 0 <= finished["metrics"]["val/accuracy"] <= 1
+    assert failed["reason"].startswith("ConfigError: task._target_")
+    shown = run_module("hpctrain", "status", cwd=tmp_path).stdout
+    assert "3 runs in runs" in shown
+    assert "1 failed, 1 damaged, 1 finished" in shown
+
+
+def test_names_and_errors_are_no_markup(tmp_path: Path, no_slurm: None) -> None:
+    make_run(tmp_path, "[red]-00000001", state="failed", attempts=[{"error": "[/nope] [bold]x"}])
+    shown = run_module("hpctrain", "status", "--dir", str(tmp_path)).stdout
+    assert "[red]-00000001" in shown
+    assert "[/nope] [bold]x" in shown
+
+
+def test_a_long_table_shows_what_wants_attention(tmp_path: Path, no_slurm: None) -> None:
+    for number in range(60):
+        state = "failed" if number == 59 else "finished"
+        make_run(tmp_path, f"digits-{number:08x}", state=state, attempts=[{}])
+    where = ("status", "--dir", str(tmp_path))
+    shown = run_module("hpctrain", *where).stdout
+    assert "60 runs" in shown
+    assert "1 failed, 59 finished" in shown
+    assert f"digits-{59:08x}" in shown
+    assert "… 20 more (--all, --json)" in shown
+    assert run_module("hpctrain", *where, "--all").stdout.count("digits-") == 60
+    assert len(status(tmp_path)) == 60
+
+
+def test_watching_ends_by_itself_and_by_ctrl_c(tmp_path: Path, no_slurm: None) -> None:
+    run = make_run(tmp_path, state="finished", attempts=[{}])
+    where = ("status", "--dir", str(tmp_path), "--watch=2")
+    assert run_module("hpctrain", *where).stdout.count("1 finished") == 1
+    with RunDir(run).lock():
+        (run / "run.json").write_text(json.dumps({"state": "running", "attempts": [ATTEMPT]}))
+        command = [sys.executable, "-u", "-m", "hpctrain", *where]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+            assert watching.stdout is not None
+            seen = ""
+            while seen.count("1 running") < 2:
+                seen += watching.stdout.readline()
+            watching.send_signal(signal.SIGINT)
+            assert watching.wait(20) == 0
+    wrong = run_module("hpctrain", "status", "--watch", run.name, code=2)
+    assert "a run's name comes first" in wrong.stderr
+
+
+def test_the_commands_import_nothing_heavy(tmp_path: Path, no_slurm: None) -> None:
+    run = make_run(tmp_path)
+    (run / "logs" / "1_0_log.out").write_text("hello\n")
+    program = (
+        "import sys; from hpctrain.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: code = end.code\n"
+        "heavy = {'torch', 'mlflow', 'h5py', 'hydra', 'submitit'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else code)"
+    )
+    for command in (["status"], ["logs", run.name], ["cancel", "--all"], ["gc"]):
+        given = [sys.executable, "-c", program, *command, "--dir", str(tmp_path)]
+        done = subprocess.run(given, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (command, done.stderr)
+        asked = run_module("hpctrain", command[0], "--help").stdout
+        assert f"usage: python -m hpctrain {command[0]}" in asked
+
+
+# Why it failed
+
+RANK_DIED = """\
+Traceback (most recent call last):
+  File "job.py", line 3, in train
+    dist.all_reduce(total)
+RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:9. GLHF!
+"""
+SHAPES = """\
+[rank3]: Traceback (most recent call last):
+[rank3]:   File "tasks.py", line 3, in __call__
+[rank3]:     torch.zeros(2, 3) @ torch.zeros(2, 3)
+[rank3]: RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)
+"""
+CHAINED = """\
+Traceback (most recent call last):
+  File "a.py", line 1, in <module>
+KeyError: 'x'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "a.py", line 3, in <module>
+ValueError: no x
+in two lines
+"""
+KILLED = """\
+srun: error: node2: tasks 0-3: Exited with exit code 9
+slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026 DUE TO JOB REQUEUE ***
+srun: launch/slurm: _step_signal: Terminating StepId=7.0
+srun: error: node1: task 0: Exited with exit code 1
+srun: error: node2: task 3: Killed
+"""
+OOM = "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0. Some processes were killed\n"
+
+
+def failed_run(folder: Path, logs: dict[int, str], batch: str = "") -> Facts:
+    """Ranks fall silent in the order of `logs`."""
+    run = make_run(
+        folder, state="failed", submission=SUBMITTED | {"script": f"{folder}/sweeps/a/job.sh"}
+    )
+    (folder / "sweeps" / "a" / "batch").mkdir(parents=True)
+    (folder / "sweeps" / "a" / "job_id").write_text("7\n")
+    (folder / "sweeps" / "a" / "batch" / "7_0.log").write_text(batch)
+    for place, (rank, text) in enumerate(logs.items()):
+        path = run / "logs" / f"7_0.rank{rank}.log"
+        path.write_text(text)
+        os.utime(path, (NOW + place, NOW + place))
+    return Facts.read(run)
+
+
+@pytest.mark.parametrize(
+    ("logs", "batch", "summary", "rank", "line"),
+    [
+        ({0: RANK_DIED, 3: SHAPES, 1: RANK_DIED}, KILLED, "mat1 and mat2 shapes", 3, 4),
+        ({3: "step 1\n", 0: RANK_DIED}, KILLED, "node2: task 3: Killed", None, 5),
+        ({0: RANK_DIED}, KILLED + OOM, "1 oom-kill event", None, 6),
+        ({0: RANK_DIED}, "", "Connection closed by peer", 0, 4),
+        (
+            {0: RANK_DIED},
+            "srun: error: node2: task 1: Exited with exit code 3\n" + KILLED.splitlines()[3],
+            "task 1: Exited with exit code 3",
+            None,
+            1,
+        ),
+        ({1: CHAINED, 0: SHAPES}, "", "ValueError: no x", 1, 9),
+        ({0: "step 1\nerror: data.path=x: gone\n"}, "", "error: data.path=x: gone", 0, 2),
+        ({0: "", 1: ""}, "module: command not found\n", "module: command not found", None, 1),
+        (
+            {0: "slurmstepd-node2: error: execve(): /x/python: No such file or directory\n"},
+            "srun: error: node2: task 0: Exited with exit code 2\n",
+            "execve(): /x/python: No such file",
+            0,
+            1,
+        ),
+    ],
+)
+def test_the_error_is_found(
+    tmp_path: Path, logs: dict[int, str], batch: str, summary: str, rank: int | None, line: int
+) -> None:
+    fault = find_fault(failed_run(tmp_path, logs, batch))
+    assert fault is not None
+    assert summary in fault.summary
+    assert (fault.rank, fault.line) == (rank, line)
+    assert summary in fault.file.read_text().splitlines()[fault.line - 1]
+
+
+def test_logs_shows_the_error_where_it_stands(tmp_path: Path, no_slurm: None) -> None:
+    run = failed_run(tmp_path, {0: RANK_DIED, 3: "step 1\n" * 100 + SHAPES})
+    where = ("logs", run.name, "--dir", str(tmp_path))
+    shown = run_module("hpctrain", *where).stdout
+    file = run.path / "logs" / "7_0.rank3.log"
+    assert "rank 3 says:" in shown
+    assert f"{file}:104: RuntimeError: mat1 and mat2" in shown
+    assert ">   104  [rank3]: RuntimeError" in shown
+    error = json.loads(run_module("hpctrain", *where, "--json").stdout)["error"]
+    assert (error["file"], error["line"], error["rank"]) == (str(file), 104, 3)
+    # A rank that is named is shown as it is.
+    assert run_module("hpctrain", *where, "--rank", "0", "--lines", "4").stdout == RANK_DIED
+    wrong = run_module("hpctrain", *where, "--rank", "7", code=6)
+    assert "no rank 7; there are 0 to 3" in wrong.stderr
+
+
+DAMAGED_CONFIGS = {
+    "": "config.yaml: data.path is missing",
+    "[]": "cannot be read as a frozen config (it has no keys)",
+    "launch: [": "cannot be read as a frozen config (while parsing a flow node",
+    "garbage: 1": "config.yaml: unknown key garbage",
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED_CONFIGS)
+def test_a_damaged_config_is_named_in_one_line(
+    tmp_path: Path, no_slurm: None, content: str
+) -> None:
+    facts = {"signature": "00000001", "data_digest": "x", "state": "interrupted"}
+    run = make_run(tmp_path, **facts)
+    (run / "config.yaml").write_text(content)
+    for command in (["resume", "--dir", str(tmp_path)], ["run", str(run)]):
+        done = run_module("hpctrain", *command, code=2)
+        assert f"error: {run}/config.yaml: " in done.stderr
+        assert DAMAGED_CONFIGS[content] in done.stderr
+        assert done.stderr.count("\n") == 1
+    (run / "config.yaml").unlink()
+    done = run_module("hpctrain", "resume", "--dir", str(tmp_path), code=6)
+    assert done.stderr == f"error: {run}: no run directory (config.yaml is missing)\n"
+
+
+def test_a_damaged_run_json_hides_no_other_run(tmp_path: Path, no_slurm: None) -> None:
+    good = make_run(tmp_path, "digits-00000001", state="finished")
+    run = make_run(tmp_path, "digits-00000002")
+    (run / "run.json").write_text("[]")
+    where = ("--dir", str(tmp_path))
+    rows = {row["run"]: row["state"] for row in status(tmp_path)}
+    assert rows == {str(good): "finished", str(run): "damaged"}
+    assert "scancel ends it" in run_module("hpctrain", "cancel", run.name, *where).stdout
+    assert "no keys" in run_module("hpctrain", "run", str(run), code=6).stderr
+    (run / "run.json").write_text('{"state": "interrupted", "attempts": []}')
+    for command in (["resume", *where], ["run", str(run)]):
+        assert "it has no 'signature'" in run_module("hpctrain", *command, code=6).stderr
+
+
+def test_a_folder_without_runs(tmp_path: Path, no_slurm: None) -> None:
+    shown = run_module("hpctrain", "status", "--dir", str(tmp_path)).stdout
+    assert shown.startswith(f"0 runs in {tmp_path}, ")
+    assert status(tmp_path) == []
+
+
+def test_names_are_whole_on_a_narrow_terminal() -> None:
+    name = "digits-with-a-name-00000001"
+    facts = Facts(Path(name), {"state": "failed"}, BEAT, job_id="7_0")
+    row = Row(facts, State("failed", "ValueError: " + "word " * 20), NOW)
+    for width in (60, 80, 120):
+        console = Console(width=width, file=io.StringIO())
+        console.print(_table([row], " in runs", width, everything=False))
+        assert isinstance(console.file, io.StringIO)
+        lines = console.file.getvalue().splitlines()
+        assert max(map(len, lines)) <= width
+        assert any(f"│ {name} │ failed │ ValueError" in line for line in lines)
+        assert ("50/100" in console.file.getvalue()) == (width > 60)
+
+
+def test_what_is_printed_may_go_nowhere_or_to_an_old_terminal(
+    tmp_path: Path, no_slurm: None
+) -> None:
+    make_run(tmp_path, state="failed", attempts=[{"error": "Fehler: über"}])
+    old = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    shown = run_module("hpctrain", "status", "--dir", str(tmp_path), **old).stdout
+    assert "\\xfcber" in shown
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "hpctrain", "--help"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_line_numbers_of_a_huge_log(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("".join(f"line {number}\n" for number in range(1, 700_001)))
+    log = tail(path, 0)
+    assert 1 < len(log.lines) < 700_000
+    assert log.lines[-1] == f"line {log.first + len(log.lines) - 1}"
+
+
+def test_logs_needs_one_run_with_a_log(tmp_path: Path, no_slurm: None) -> None:
+    here = {"launcher": "single", "host": "login1"}
+    make_run(tmp_path, state="finished", attempts=[here])
+    where = ("--dir", str(tmp_path))
+    done = run_module("hpctrain", "logs", "digits", *where, code=6)
+    assert "started in a terminal on login1" in done.stderr
+    assert "logs needs a run" in run_module("hpctrain", "logs", *where, code=2).stderr
+
+
+# Runs that train here
+
+
+@contextmanager
+def training(digits: Path, tmp_path: Path, *arguments: str) -> Iterator[tuple[Any, Path]]:
+    """A long training in a process of its own, past its first checkpoint."""
+    where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "tracking=off"]
+    given = ["experiment=digits", "train.max_epochs=9000", "checkpoint.every_steps=20"]
+    command = [sys.executable, "-m", "hpctrain", *given, *where, *arguments]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        while not list(tmp_path.glob("runs/*/checkpoints/step-????????")):
+            assert process.poll() is None
+            time.sleep(0.1)
+        yield process, runs(tmp_path / "runs")[0]
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_cancel_and_resume_here(digits: Path, tmp_path: Path, no_slurm: None) -> None:
+    with training(digits, tmp_path) as (process, run):
+        (row,) = status(tmp_path / "runs")
+        assert (row["state"], row["reason"]) == ("running", "")
+        # Nothing of it may go, and looking does not disturb it.
+        assert "nothing to delete" in run_module("hpctrain", "gc", cwd=tmp_path).stdout
+        done = run_module("hpctrain", "cancel", run.name, "--save", cwd=tmp_path)
+        assert f"{run.name}: asked to save and stop" in done.stdout
+        assert process.wait(30) == 143
+    record = run_json(run)
+    assert record["attempts"][-1]["reason"] == "cancel"
+    (row,) = status(tmp_path / "runs")
+    assert row["state"] == "interrupted"
+    assert row["step"] == record["attempts"][-1]["step"]
+    assert "cancelled by" in row["reason"]
+    # Started again by a person: the old wish is over. Without --save: at once.
+    with training(digits, tmp_path) as (process, _):
+        while len(run_json(run)["attempts"]) < 2:
+            time.sleep(0.1)
+        assert not stopfile.stop_file(run).exists()
+        done = run_module("hpctrain", "cancel", "--all", "--json", cwd=tmp_path)
+        assert json.loads(done.stdout)[0]["action"] == "terminate"
+        assert process.wait(30) == 143
+    assert run_json(run)["attempts"][-1]["reason"] == "SIGTERM"
+    assert run_json(run)["attempts"][-1]["step"] > record["attempts"][-1]["step"]
+    done = run_module("hpctrain", "cancel", run.name, cwd=tmp_path)
+    assert "interrupted, nothing to do" in done.stdout
+    assert "nothing is queued" in run_module("hpctrain", "cancel", "--all", cwd=tmp_path).stdout
+    assert "or --all" in run_module("hpctrain", "cancel", cwd=tmp_path, code=2).stderr
+
+
+@pytest.mark.slow
+def test_killed_here_is_lost(digits: Path, tmp_path: Path, no_slurm: None) -> None:
+    with training(digits, tmp_path) as (process, run):
+        process.kill()
+        process.wait()
+    progress = json.loads((run / "progress.json").read_text())
+    # For a minute its pulse could be that of a process on another host.
+    progress["time"] -= 100
+    (run / "progress.json").write_text(json.dumps(progress))
+    record = run_json(run)
+    record["attempts"][0]["started"] -= 100
+    (run / "run.json").write_text(json.dumps(record))
+    (row,) = status(tmp_path / "runs")
+    assert row["state"] == "lost"
+    assert "no process holds it on" in row["reason"]
+
+
+@pytest.mark.slow
+def test_logs_of_submitits_local_jobs(train: Train, tmp_path: Path, no_slurm: None) -> None:
+    train("-m", "seed=1", "train.max_steps=5", "tracking=off", "launch.tasks_per_node=2")
+    (run,) = runs(tmp_path / "runs")
+    shown = run_module("hpctrain", "logs", run.name, cwd=tmp_path)
+    assert "step 5/5" in shown.stdout
+    assert "_0_log.out <==" in shown.stderr
+    assert (
+        "_1_log.out <=="
+        in run_module("hpctrain", "logs", "digits", "--rank=1", cwd=tmp_path).stderr
+    )
+
+
+def test_looking_at_the_lock_takes_nothing(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    assert not RunDir(run).is_locked()
+    assert not (run / "lock").exists()
+    with RunDir(run).lock():
+        assert RunDir(run).is_locked()
+        said = (run / "lock").read_text()
+        assert str(os.getpid()) in said
+    assert not RunDir(run).is_locked()
+    assert (run / "lock").read_text() == said
+
+
+def test_the_pulse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpctrain.train.progress_file.EVERY_S", 0.05)
+    file = tmp_path / "progress.json"
+    beat = Beat(NoDisplay(), file, "val/loss")
+    beat.start(10, 100)
+    for step in range(11, 31):
+        time.sleep(0.02)
+        beat.advance(step)
+    beat.report(30, {"val/loss": 0.5})
+    beat.close()
+    content = json.loads(file.read_text())
+    assert (content["step"], content["max_steps"], content["metric"]) == (30, 100, "val/loss")
+    assert content["metrics"] == {"val/loss": 0.5}
+    assert 10 < content["steps_per_s"] < 60
+    assert content["stepped"] <= content["time"]
+    assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
+
+
+def test_a_pulse_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    beat = Beat(NoDisplay(), tmp_path / "gone" / "progress.json", "x")
+    beat.start(0, 1)
+    beat.advance(1)
+    beat.close()
+
+
+def test_the_stop_file_is_seen(tmp_path: Path) -> None:
+    stopfile.write(tmp_path, "me")
+    wish = stopfile.read(tmp_path)
+    assert wish is not None
+    assert time.time() - wish["time"] < 60
+    # Submitted again since: it is over.
+    assert stopfile.read(tmp_path, since=time.time() + 1) is None
+    with Stop() as stop:
+        stop.watch(stopfile.stop_file(tmp_path))
+        end = time.monotonic() + 10
+        while not stop.asked and time.monotonic() < end:
+            time.sleep(0.01)
+        assert stop.asked == "cancel"
+    stopfile.clear(tmp_path)
+    stopfile.clear(tmp_path)
+    assert stopfile.read(tmp_path) is None
+    stopfile.stop_file(tmp_path).touch()  # by hand
+    assert stopfile.read(tmp_path) is not None
+
+
+def test_array_tasks_in_one_word() -> None:
+    ids = ["7_3", "9_0", "7_1", "7_2", "7_9", "12"]
+    assert jobs_of(ids) == ["12", "7_[1-3,9]", "9_[0]"]
+
+
+# What can be deleted
+
+
+def old(path: Path, text: str = "x") -> Path:
+    """A file that nobody has touched for a while."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    for place in (path, path.parent):
+        os.utime(place, (time.time() - 30 * 86400,) * 2)
+    return path
+
+
+def make_checkpoint(run: Path, step: int, *, whole: bool = True) -> Path:
+    folder = run / "checkpoints" / f"step-{step:08d}"
+    folder.mkdir()
+    (folder / "__0_0.distcp").write_text("12345")
+    files = {"__0_0.distcp": {"bytes": 5 if whole else 6}}
+    (folder / "manifest.json").write_text(json.dumps({"files": files}))
+    return folder
+
+
+def found(folder: Path, **flags: Any) -> set[tuple[str, str]]:
+    given: dict[str, Any] = {"keep_checkpoints": 1, "code": False, "archived": False}
+    options = argparse.Namespace(**({"dir": folder, "debug": False} | given | flags))
+    return {(item.kind, str(item.path.relative_to(folder))) for item in gc.find(options)}
+
+
+def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
+    folder = tmp_path / "runs"
+    done = make_run(folder, "digits-00000001", state="finished", code="aaa")
+    for step in (10, 20, 30):
+        make_checkpoint(done, step)
+    make_checkpoint(done, 40, whole=False)
+    half = make_run(folder, "digits-00000002", state="interrupted", attempts=[SAVED], code="bbb")
+    for step in (10, 20):
+        make_checkpoint(half, step)
+    old(half / ".config.yaml.node1.123")
+    (half / ".run.json.node1.124").touch()  # a moment ago
+    (half / "checkpoints" / "step-00000030.tmp").mkdir()
+    queue = make_run(folder, "digits-00000003", state="queued", submission=SUBMITTED, code="bbb")
+    old(queue / ".config.yaml.node1.123")
+    (queue / "checkpoints" / "step-00000030.tmp").mkdir()
+    make_run(folder, "digits-00000001.1", state="finished", code="ccc")
+    make_run(folder, "debug-00000004", state="finished", code="aaa")
+    for snapshot in ("aaa", "bbb", "ccc", "unused"):
+        old(folder / "code" / snapshot / "a.py")
+    (folder / "code" / "new").mkdir()  # a submission goes on
+    outside = make_run(tmp_path / "elsewhere", state="finished")
+    make_checkpoint(outside, 1)
+    make_checkpoint(outside, 2)
+    (folder / "link-00000005").symlink_to(outside)
+    (folder / "code" / "link").symlink_to(outside)
+    for stamp, run in (("gone", tmp_path / "gone-00000001"), ("here", half)):
+        sweep = make_sweep(folder, stamp, [run])
+        os.utime(sweep, (0, 0))
+
+    checkpoints = {("checkpoint", f"{done.name}/checkpoints/step-000000{s}") for s in (10, 20)}
+    safe = checkpoints | {
+        ("temporary", f"{half.name}/.config.yaml.node1.123"),
+        ("temporary", f"{half.name}/checkpoints/step-00000030.tmp"),
+        ("sweep", "sweeps/gone"),
+        ("code", "code/unused"),
+    }
+    assert found(folder) == safe
+    assert found(folder, keep_checkpoints=3) == safe - checkpoints
+    asked = {("archived", "digits-00000001.1"), ("debug", "debug-00000004")}
+    asked |= {("code", "code/aaa"), ("code", "code/ccc")}
+    assert found(folder, code=True, archived=True, debug=True) == safe | asked
+
+    before = sorted(folder.rglob("*"))
+    shown = run_module("hpctrain", "gc", cwd=tmp_path).stdout
+    assert "nothing was deleted: add --delete" in shown
+    assert sorted(folder.rglob("*")) == before
+    shown = run_module("hpctrain", "gc", "--delete", "--code", "--archived", cwd=tmp_path).stdout
+    assert "deleted: 9, " in shown
+    assert found(folder) == set()
+    assert sorted(path.name for path in (done / "checkpoints").iterdir()) == [
+        "step-00000030",
+        "step-00000040",
+    ]
+    assert sorted(path.name for path in (folder / "code").iterdir()) == ["bbb", "link", "new"]
+    assert sorted(path.name for path in (outside / "checkpoints").iterdir()) == [
+        "step-00000001",
+        "step-00000002",
+    ]
+    assert (queue / ".config.yaml.node1.123").exists()
+    assert not list(folder.rglob(".gc-*"))
+
+
+def test_what_is_in_use_is_not_deleted(tmp_path: Path, no_slurm: None) -> None:
+    run = make_run(tmp_path / "runs", state="finished", attempts=[ATTEMPT])
+    make_checkpoint(run, 1)
+    make_checkpoint(run, 2)
+    with RunDir(run).lock():
+        done = run_module("hpctrain", "gc", "--delete", cwd=tmp_path, code=6)
+    assert "is in use by process" in done.stderr
+    assert "1 of 1 could not be deleted" in done.stderr
+    assert (run / "checkpoints" / "step-00000001").exists()
+    # What an earlier gc left half removed goes first.
+    (run / "checkpoints" / ".gc-step-00000000").mkdir()
+    done = run_module("hpctrain", "gc", "--delete", "--json", cwd=tmp_path)
+    assert [row["deleted"] for row in json.loads(done.stdout)] == [True, True]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000002"]

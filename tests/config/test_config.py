@@ -1,0 +1,152 @@
+"""Bad values are refused with key, value and what is allowed, before anything is written."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from hpctrain.config.choices import conf_dir
+from hpctrain.config.compose import compose as compose_config
+from hpctrain.config.frozen import dump, load
+from hpctrain.config.identity import identity
+from hpctrain.config.schema import Config
+from hpctrain.config.validate import validate
+from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain.runs.freeze import check, freeze
+
+Compose = Callable[..., Config]
+
+
+@pytest.fixture
+def compose(digits: Path, tmp_path: Path) -> Compose:
+    def call(*arguments: str) -> Config:
+        config = compose_config([f"data.path={digits}", f"output_dir={tmp_path}/runs", *arguments])
+        assert config is not None
+        return config
+
+    return call
+
+
+def test_the_experiment_composes_to_typed_values(compose: Compose, tmp_path: Path) -> None:
+    config = compose("experiment=digits", "optimizer.lr=2e-3")
+    validate(config)
+    assert config.optimizer.lr == 0.002
+    assert config.model["_target_"] == "hpctrain.models.MLP"
+    assert config.tracking.uri == f"sqlite:///{tmp_path}/runs/mlflow.db"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimizer.lrr=1", "unknown key optimizer.lrr: did you mean optimizer.lr"),
+        ("hydra.sweeper.n_job=1", "unknown key hydra.sweeper.n_job: `--cfg hydra` shows"),
+        ("model.widht=1", "unknown key model.widht: +model.widht=VALUE adds it"),
+        ("name=über", "quote what is no plain word"),
+        ("--watch", "unrecognized arguments: --watch; --help shows"),
+        ("+train.stepz=1", "unknown key train.stepz: did you mean train.max_steps"),
+        ("trainn=1", "unknown key trainn: did you mean train?"),
+        ("optimizer.lr=abc", "optimizer.lr=abc: it must be of type float"),
+        ("launch.nodes=two", "launch.nodes=two: it must be of type integer"),
+        ("optimizer.lr=-1", "optimizer.lr=-1.0: it must be greater than 0"),
+        ("optimizer.lr=nan", "optimizer.lr=nan: it must be greater than 0"),
+        ("train.clip_norm=0", "train.clip_norm=0.0: it must be greater than 0"),
+        ("experiment=none_such", "experiment=none_such: no such choice; there are: digits"),
+        ("optimizer=adamx", "optimizer=adamx: no such choice; there are: adamw, sgd"),
+        ("precision.compute=fp8", "precision.compute=fp8: allowed are fp32, bf16"),
+        ("data.tail=cut", "data.tail=cut: allowed are drop, pad"),
+        ("seed=-1", "seed=-1: it must be from 0"),
+        ("checkpoint.keep=1", "checkpoint.keep=1: it must be at least 2"),
+        ("train.max_epochs=null", "train.max_epochs and train.max_steps are both null"),
+        ("name=a/b", "name='a/b': letters, digits"),
+        ("model._target_=MLP", "model._target_=MLP: choose one with model=NAME"),
+        ("model._target_=none_such.MLP", "no package 'none_such' here"),
+        ("model._target_=hpctrain.models.MPL", "hpctrain.models has no 'MPL'; it has 'MLP'"),
+        ("optimizer._target_=torch.optim.sgd", "torch.optim.sgd is a module; name a class"),
+        ("optimizer.lr=[", "optimizer.lr=[: not of the form KEY=VALUE"),
+        ("parallel.dp=3", "parallel.dp=3: dp 3 = 3 ranks, but there are 1"),
+        ("train.global_batch_size=100000", "train.global_batch_size=100000, but the split 'train'"),
+        ("data.train_split=trian", "trian"),
+        ("tracking.uri=file:///x", "tracking.uri"),
+        ("launch.warn_s=3600", "launch.warn_s=3600 seconds is not below launch.time_min=60"),
+    ],
+)
+def test_bad_value(compose: Compose, override: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(HpctrainError) as caught:
+        check(compose("experiment=digits", override))
+    assert message in str(caught.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_batch_that_does_not_divide_shows_the_equation(compose: Compose) -> None:
+    config = compose("experiment=digits", "launch.nodes=2", "launch.tasks_per_node=3")
+    with pytest.raises(ConfigError) as caught:
+        validate(config)
+    assert str(caught.value) == (
+        "train.global_batch_size=64 is not divisible by dp 6 x train.accumulate 1 = 6: use 60 or 66"
+    )
+
+
+def test_all_that_is_wrong_is_said_at_once(compose: Compose) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate(compose("experiment=digits", "seed=-1", "optimizer.lr=0", "data.threads=-2"))
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_without_an_experiment_the_missing_key_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"data\.path is missing"):
+        compose_config(["train.max_steps=1"])
+
+
+def test_signature_ignores_how_and_where(compose: Compose, digits: Path, tmp_path: Path) -> None:
+    def name(*overrides: str) -> str:
+        return check(compose("experiment=digits", *overrides)).name
+
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in digits.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    same = {
+        name(),
+        name("launch.nodes=2"),
+        name("tracking=off", "train.log_every=7", "checkpoint.keep=5"),
+        name(f"data.path={copy}"),
+    }
+    assert len(same) == 1
+    assert len({name(), name("seed=1"), name("optimizer.lr=1"), name("model.hidden=[8]")}) == 4
+
+
+def test_frozen_config_reads_back_the_same(compose: Compose) -> None:
+    config = compose("experiment=digits", "model.hidden=[3,4]", "+site.env.A='x y'")
+    run = check(config)
+    freeze(config, run)
+    again = load(run.config_file)
+    assert again == config
+    assert identity(again, "d") == identity(config, "d")
+
+
+def test_every_choice_of_conf_fits_the_schema(compose: Compose) -> None:
+    from hpctrain.config.choices import groups
+
+    for group, choices in groups(conf_dir()).items():
+        for choice in choices:
+            config = compose("experiment=digits", f"{group}={choice}")
+            assert config.name
+
+
+HOSTILE = ["1e-3", "0x1f", "nan", "${oc.env:HOME}", "\\\\${x}", "yes", "null", "a: b", "\n", " "]
+
+
+@settings(deadline=None)
+@example({"\\${": ""})
+@given(st.dictionaries(st.text(), st.one_of(st.text(), st.sampled_from(HOSTILE), st.floats(-1, 1))))
+def test_a_frozen_config_reads_back_unchanged(
+    tmp_path_factory: pytest.TempPathFactory, options: dict[str, object]
+) -> None:
+    config = Config(seed=3, model=options)
+    config.data.path = config.output_dir = "/x"
+    config.tracking.uri = "http://x"
+    file = tmp_path_factory.mktemp("frozen") / "config.yaml"
+    file.write_text(dump(config))
+    assert load(file) == config

@@ -1,0 +1,62 @@
+"""Signals set a flag that the ranks agree on."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+
+from hpctrain.faults.stop import Stop
+
+pytestmark = pytest.mark.usefixtures("group_of_one")
+
+
+def test_a_signal_sets_its_flag_and_the_ranks_agree() -> None:
+    with Stop() as stop:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        end = time.monotonic() + 5
+        while not stop.asked and time.monotonic() < end:
+            time.sleep(0.01)
+        assert (stop.asked, stop.flags()) == ("SIGUSR2", [0.0, 0.0, 0.0, 1.0])
+        assert (stop.agreed, stop.reason) == (False, "")  # not before the ranks have
+        stop.offer(torch.tensor([0.0, 0.0, 1.0, 3.0]))  # of four ranks, one heard another first
+        assert (stop.agreed, stop.reason) == (True, "SIGTERM")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_is_seen_while_the_main_thread_is_blocked() -> None:
+    """A Python handler would wait for the collective's end; the flag does not."""
+    seen: list[str] = []
+
+    def watch() -> None:
+        threading.Event().wait(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(0.5)
+        seen.append(stop.asked)
+
+    with Stop() as stop:
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        # Blocks outside Python, as a rank whose peer is late; the watcher has long finished.
+        store = torch.distributed.HashStore()
+        with pytest.raises(RuntimeError):
+            store.wait(["a key that nobody sets"], timedelta(seconds=2))
+        watcher.join()
+    assert seen == ["SIGTERM"]
+
+
+def test_a_second_ctrl_c_ends_at_once() -> None:
+    program = (
+        "import os, signal, time; from hpctrain.faults.stop import Stop\n"
+        "with Stop() as stop:\n"
+        "    for _ in range(2):\n"
+        "        os.kill(os.getpid(), signal.SIGINT); time.sleep(1)\n"
+        "        print(stop.asked, flush=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (130, "SIGINT\n")

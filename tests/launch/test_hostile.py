@@ -1,0 +1,192 @@
+"""Hostile names, paths and values: bash runs the script for real, and nothing else happens."""
+
+import os
+import subprocess
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from hpctrain.config.schema import Config, ContainerConfig, DataConfig, SiteConfig
+from hpctrain.errors import ConfigError
+from hpctrain.launch.script import sbatch_script
+
+
+def _is_printable(char: str) -> bool:
+    return unicodedata.category(char) != "Cc"
+
+
+# What has a meaning for bash, for sbatch or for Slurm's file names.
+_NASTY = (
+    *(
+        "$(touch canary)",
+        "`touch canary`",
+        "; touch canary;",
+        "\ntouch canary\n",
+        "&& touch canary",
+    ),
+    *(
+        "| touch canary",
+        "> canary",
+        "$HOME",
+        "${IFS}",
+        "'",
+        '"',
+        "\\",
+        "\\\n",
+        "#",
+        " ",
+        "  ",
+        "\t",
+    ),
+    *(
+        "\n#SBATCH --uid=0\n",
+        "%j",
+        "%",
+        "%%",
+        "*",
+        "?",
+        "~",
+        "{a,b}",
+        "!",
+        "-",
+        "--wrap=x",
+        "=",
+        ",",
+    ),
+    *(":", "(", ")", "<(touch canary)", "ü", "😀", "\u2028", "\x1b", "\r", "hetjob", "x" * 300),
+)
+_texts = st.lists(
+    st.sampled_from(_NASTY) | st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
+    max_size=8,
+).map(lambda parts: "".join(parts).replace("\0", ""))
+# What a line of a batch script can hold, and what a path can be that Slurm writes logs to.
+_lines = _texts.map(lambda text: "".join(filter(_is_printable, text))[:250])
+_paths = _lines.map(lambda text: text.translate(dict.fromkeys(map(ord, "%\\:,"))))
+_names = st.from_regex(r"X_[A-Za-z0-9_]{0,9}", fullmatch=True)
+
+# Stands where srun stands: writes down its arguments and its environment, exactly.
+_SRUN = """\
+#!/bin/bash
+printf '%s\\0' "$@" >"$RECORD/arguments"
+env -0 >"$RECORD/environment"
+"""
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("record")
+    (folder / "srun").write_text(_SRUN)
+    # The loop that looks for a note ends with it, and not a second after srun.
+    (folder / "sleep").write_text("#!/bin/bash\nexit 1\n")
+    for command in ("srun", "sleep"):
+        (folder / command).chmod(0o755)
+    (folder / "here").mkdir()
+    return folder
+
+
+def run(script: str, record: Path) -> tuple[list[str], dict[str, str]]:
+    """What srun was given: arguments and environment; nothing else may have happened."""
+    here = record / "here"
+    done = subprocess.run(
+        ["bash"],
+        input=script.encode(),
+        env={
+            "PATH": f"{record}:{os.environ['PATH']}",
+            "HOME": str(here),
+            "RECORD": str(record),
+            "SLURM_ARRAY_TASK_ID": "7",
+        },
+        cwd=here,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b""), script
+    assert list(here.iterdir()) == [], script
+    arguments = (record / "arguments").read_bytes().decode().split("\0")[:-1]
+    environment = (record / "environment").read_bytes().decode().split("\0")[:-1]
+    return arguments, dict(line.split("=", 1) for line in environment)
+
+
+def directives(script: str) -> Iterator[str]:
+    """The lines that sbatch reads: up to the first that is neither empty nor a comment."""
+    for line in script.split("\n"):
+        if line and not line.startswith("#"):
+            return
+        if line.startswith("#SBATCH"):
+            yield line.removeprefix("#SBATCH --").partition("=")[0]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    folder=_paths,
+    snapshot=_paths,
+    account=_lines,
+    env=st.dictionaries(_names, _texts, max_size=3),
+    image=_texts,
+    bind=_texts,
+    argument=_texts,
+)
+@example("a b", "$(touch canary)", "'\"\\#", {"X_": "\ntouch canary\n"}, "`touch canary`", "", "")
+@example("'; touch canary; '", "c", "$(touch canary)", {"X_": "'\\"}, "i", "$(touch canary)", "\\")
+def test_nothing_happens_but_srun_with_the_right_words(
+    record: Path,
+    folder: str,
+    snapshot: str,
+    account: str,
+    env: dict[str, str],
+    image: str,
+    bind: str,
+    argument: str,
+) -> None:
+    output, data, code = (
+        Path(f"/{root}/{name}")
+        for root, name in (("runs", folder), ("data", folder), ("code", snapshot))
+    )
+    container = ContainerConfig("pyxis", image, binds=[bind], args=[argument])
+    site = SiteConfig(
+        account=account, env=env, srun=[argument], sbatch={"comment": account}, container=container
+    )
+    config = Config(output_dir=str(output), data=DataConfig(path=str(data)), site=site)
+    array = output / "array-0"
+    script = sbatch_script(config, array, 8, pythonpath=[code])
+    assert list(directives(script)) == [
+        *("job-name", "nodes", "ntasks-per-node", "cpus-per-task", "time", "signal", "requeue"),
+        *("account", "comment", "array", "output", "open-mode"),
+    ]
+    arguments, seen = run(script, record)
+    binds = [*map(str, (output, data, code)), bind]
+    assert arguments == [
+        "--unbuffered",
+        "--open-mode=append",
+        f"--output={array}/tasks/7/logs/%A_%a.rank%t.log",
+        "--kill-on-bad-exit=1",
+        "--export=ALL",
+        "--cpus-per-task=1",
+        argument,
+        f"--container-image={image}",
+        "--container-mounts=" + ",".join(b if ":" in b else f"{b}:{b}" for b in binds),
+        argument,
+        *("/bin/sh", "-c", 'trap "" TERM USR2; exec "$@"', "rank"),
+        *("python", "-u", "-m", "hpctrain", "run", f"{array}/tasks/7"),
+    ]
+    assert env.items() <= seen.items()
+    assert seen["PYTHONPATH"] == str(code)
+    assert seen["HPCTRAIN_REQUEUE_NOTE"] == f"{array}/tasks/7/requeue"
+
+
+@settings(max_examples=300, deadline=None)
+@given(folder=_texts, account=_texts)
+def test_what_a_line_cannot_hold_is_refused(folder: str, account: str) -> None:
+    config = Config(output_dir=f"/runs/{folder}", site=SiteConfig(account=account))
+    is_safe = all(map(_is_printable, folder + account)) and not set(folder) & set("%\\")
+    is_short = len(account.encode()) <= 1024
+    array = Path(config.output_dir) / "array-0"
+    if is_safe and is_short:
+        assert list(directives(sbatch_script(config, array, 1))).count("account") == 1
+    else:
+        with pytest.raises(ConfigError, match=r"^(output_dir|site\.account)="):
+            sbatch_script(config, array, 1)

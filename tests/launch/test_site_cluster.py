@@ -1,0 +1,298 @@
+"""The sbatch script on a real Slurm: what it reads, what the ranks see, how they come back."""
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.config.compose import compose as compose_config
+from hpctrain.config.schema import Config, DataConfig, SiteConfig
+from hpctrain.launch.script import sbatch_script
+from tests import cluster
+from tests.conftest import ROOT, Completed, run_json, run_module, runs
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
+Train = Callable[..., Completed]
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
+
+
+def wait_for_end(job: str) -> str:
+    return cluster.wait_for(
+        lambda: state if (state := cluster.job_state(job)) in ENDED else "",
+        120,
+        f"the end of {job}",
+    )
+
+
+@pytest.fixture
+def ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], dict[int, dict[str, str]]]:
+    """Every rank of a step writes its environment down as its interpreter starts."""
+    folder = tmp_path / "spy"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        "import json, os\n"
+        "if {'SLURM_ARRAY_JOB_ID', 'SLURM_STEP_ID'} <= os.environ.keys():\n"
+        f"    with open('{folder}/' + os.environ['SLURM_PROCID'], 'w') as file:\n"
+        "        json.dump(dict(os.environ), file)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=":")
+    return lambda: {
+        int(file.name): json.loads(file.read_text()) for file in sorted(folder.glob("[0-9]"))
+    }
+
+
+def test_slurm_reads_back_what_was_written(tmp_path: Path) -> None:
+    for ugly in (
+        "plain",
+        "spaces  and, commas = signs",
+        "\"double\" 'single' `touch x` $(touch x) $HOME",
+        "back\\slash \\\" \\' \\n \\\\",
+        "#SBATCH --hold; hetjob # packjob",
+        "%j %A %% -dash --wrap=x :colon",
+        "ünï😀 \u2028 ~ * ? {a,b} ! (x) <y> |z& [1-2]",
+    ):
+        config = Config(
+            data=DataConfig(path="/data"), site=SiteConfig(sbatch={"comment": ugly, "hold": True})
+        )
+        script = tmp_path / "job.sh"
+        script.write_text(sbatch_script(config, tmp_path, 1))
+        job = cluster.slurm("sbatch", "--parsable", str(script))
+        shown = cluster.slurm("scontrol", "show", "job", job)
+        assert f"   Comment={ugly} \n" in shown
+        assert f"   StdOut={tmp_path}/batch/{job}_4294967294.log\n" in shown
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "conf/site").glob("*.yaml")), ids=lambda f: f.stem)
+def test_slurm_takes_every_site(file: Path, tmp_path: Path) -> None:
+    # Less what this cluster has none of: names, features, typed GPUs.
+    names = ("partition", "account", "qos", "constraint", "reservation", "licenses", "gpu_type")
+    shape = ["launch.mem_gb=8", "launch.tasks_per_node=2", "launch.gpus_per_node=2"]
+    here = [f"site.{name}=null" for name in names]
+    config = compose_config(["experiment=digits", f"site={file.stem}", *shape, *here])
+    assert config is not None
+    script = tmp_path / "job.sh"
+    script.write_text(sbatch_script(config, tmp_path, 2))
+    cluster.slurm("sbatch", "--test-only", str(script))
+
+
+@pytest.mark.parametrize(
+    ("option", "masks"),
+    [
+        ("gpus-per-node", ["0,1", "0,1"]),
+        ("gres", ["0,1", "0,1"]),
+        ("gpus-per-task", ["0", "1"]),
+        ("none", [None, None]),
+    ],
+)
+def test_every_rank_sees_the_right_gpus(
+    train: Train, ranks: Callable[[], dict[int, Any]], option: str, masks: list[str | None]
+) -> None:
+    shape = ["launch.nodes=2", "launch.tasks_per_node=2", "launch.gpus_per_node=2"]
+    train(
+        "-m", "train.max_steps=2", "tracking=off", "launch.wait=true", *shape,
+        f"site.gpu_option={option}",
+    )  # fmt: skip
+    seen = ranks()
+    assert [seen[rank].get("CUDA_VISIBLE_DEVICES") for rank in range(4)] == masks * 2
+
+
+def test_submitting_from_inside_an_allocation(
+    digits: Path, tmp_path: Path, ranks: Callable[[], dict[int, dict[str, str]]]
+) -> None:
+    hostile = {
+        "SLURM_CPU_BIND": "quiet,mask_cpu:0x1",
+        "SLURM_CPU_BIND_TYPE": "mask_cpu:",
+        "SLURM_NTASKS": "9",
+        "SLURM_NTASKS_PER_NODE": "9",
+        "SLURM_CPUS_PER_TASK": "8",
+        "SLURM_MEM_PER_CPU": "9999999",
+        "SLURM_MEM_PER_NODE": "9999999",
+        "SLURM_GPUS_PER_TASK": "7",
+        "SLURM_EXPORT_ENV": "NONE",
+        "SLURM_STEP_ID": "77",
+        "SLURM_PROCID": "5",
+        "SLURM_HINT": "nomultithread",
+        "SLURM_DISTRIBUTION": "arbitrary",
+        "SBATCH_PARTITION": "none_such",
+        "SBATCH_ACCOUNT": "none_such",
+        "SBATCH_EXPORT": "NONE",
+        "SBATCH_GPUS_PER_TASK": "7",
+        "SBATCH_TIMELIMIT": "0:01",
+        "SRUN_CPUS_PER_TASK": "1",
+        "SRUN_NTASKS": "9",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "PMI_RANK": "5",
+        "PMI_SIZE": "9",
+        "PMIX_RANK": "5",
+        "PMIX_SERVER_URI": "x",
+        "OMPI_COMM_WORLD_SIZE": "9",
+        "OMPI_MCA_orte_hnp_uri": "x",
+        "RANK": "5",
+        "WORLD_SIZE": "9",
+        "LOCAL_RANK": "5",
+        "MASTER_ADDR": "192.0.2.1",
+        "MASTER_PORT": "1",
+        "TORCHELASTIC_RUN_ID": "x",
+        "OMP_NUM_THREADS": "64",
+        "HPCTRAIN_REQUEUE_NOTE": "/none",
+    }
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in hostile.items())
+    shape = ["launch.tasks_per_node=2", "launch.gpus_per_node=2", "launch.cpus_per_task=2"]
+    where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "launch.mem_gb=2"]
+    arguments = ["experiment=digits", "train.max_steps=3", "tracking=off", *shape, *where]
+    command = shlex.join([sys.executable, "-m", "hpctrain", "-m", *arguments])
+    allocation = ["--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=2", "--gpus-per-node=1"]
+    outer = cluster.sbatch(exports + command, *allocation, f"--output={tmp_path}/out")
+    assert wait_for_end(outer) == "COMPLETED", (tmp_path / "out").read_text()
+    (run,) = runs(tmp_path / "runs")
+    job = cluster.job_id(run)
+    assert wait_for_end(job) == "COMPLETED"
+    attempt = run_json(run)["attempts"][-1]
+    assert (attempt["launcher"], attempt["world_size"]) == ("slurm", 2)
+
+    seen = ranks()
+    assert sorted(seen) == [0, 1]
+    for rank, env in seen.items():
+        given = {
+            "SLURM_PROCID": str(rank),
+            "SLURM_LOCALID": str(rank),
+            "SLURM_STEP_ID": "0",
+            "SLURM_STEP_NUM_TASKS": "2",
+            "SLURM_NTASKS": "2",
+            "SLURM_CPUS_PER_TASK": "2",
+            "SLURM_CPUS_ON_NODE": "4",
+            "SLURM_MEM_PER_NODE": "2048",
+            "SLURM_JOB_PARTITION": "batch",
+            "CUDA_VISIBLE_DEVICES": "0,1",
+            "OMP_NUM_THREADS": "2",
+        }
+        assert {name: env.get(name) for name in given} == given
+        # What Slurm says of this job it may say; nothing of the other is left.
+        leaked = {name for name, value in hostile.items() if env.get(name) == value}
+        assert leaked == set()
+        foreign = ("SBATCH_", "PMIX_", "OMPI_", "TORCHELASTIC_", "MASTER_")
+        assert not [name for name in env if name.startswith(foreign)]
+
+
+def test_an_ugly_output_dir_trains_to_the_end(digits: Path, tmp_path: Path) -> None:
+    ugly = 'it\'s "my" $(touch x) `touch x`; touch x & ünï😀 #1 * ~ {a,b} | <y> ' + "long " * 27
+    assert len(ugly) > 200
+    folder = tmp_path / ugly / "runs"
+    quoted = str(folder).replace("'", "\\'")
+    run_module(
+        "hpctrain", "-m", "experiment=digits", "train.max_steps=2", "launch.wait=true",
+        f"data.path={digits}", f"output_dir='{quoted}'", cwd=tmp_path,
+    )  # fmt: skip
+    (run,) = runs(folder)
+    record = run_json(run)
+    assert record["state"] == "finished"
+    log = run / "logs" / f"{cluster.job_id(run)}.rank0.log"
+    assert "step 2" in log.read_text()
+    assert [path.name for path in folder.glob("sweeps/*/array-0/batch/*")] == [
+        f"{cluster.job_id(run)}.log"
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == [ugly]
+    assert (folder / "mlflow.db").exists()
+
+
+def test_paths_that_slurm_cannot_write_to_are_refused(train: Train, tmp_path: Path) -> None:
+    for part in ("100%j", "back\\\\slash"):
+        folder = f"{tmp_path}/{part}"
+        done = train("-m", "tracking=off", f"output_dir='{folder}'", code=2)
+        assert "in the path of a log as a pattern" in done.stderr
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failing_setup_stops_the_job_and_teardown_keeps_the_exit_code(
+    train: Train, tmp_path: Path
+) -> None:
+    marks = tmp_path / "marks"
+    for number, (setup, broken) in enumerate(
+        (("true", "model.in_features=3"), ("ls /none", "seed=1"))
+    ):
+        train(
+            "-m", "train.max_steps=2", "tracking=off", broken, f"site.setup=['{setup}']",
+            f"site.teardown=['echo done >>{marks}']", f"output_dir={tmp_path}/{number}",
+        )  # fmt: skip
+        (run,) = runs(tmp_path / str(number))
+        job = cluster.job_id(run)
+        assert wait_for_end(job) == "FAILED"
+        assert marks.read_text() == "done\n" * (number + 1)
+        code = cluster.slurm("sacct", "-X", "-n", "-P", "-j", job, "-o", "ExitCode")
+        assert code == ("1:0", "2:0")[number]
+    (log,) = tmp_path.glob("1/sweeps/*/array-0/batch/*.log")
+    assert "site.setup: ls /none failed with exit code 2; the ranks were not" in log.read_text()
+
+
+# There is no container runtime here. This one gives the command what a container would take from
+# it: the scheduler's commands.
+APPTAINER = """\
+#!/bin/bash
+echo "apptainer $*"
+while [[ $1 != *.sif ]]; do shift; done
+shift
+PATH=/nowhere exec "$@"
+"""
+
+
+@pytest.fixture
+def in_apptainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Overrides for runs in a container."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "apptainer").write_text(APPTAINER)
+    (commands / "apptainer").chmod(0o755)
+    monkeypatch.setenv("PATH", str(commands), prepend=":")
+    image = f"site.container.image={tmp_path}/image.sif"
+    return ["site.container.runtime=apptainer", image, f"site.container.python={sys.executable}"]
+
+
+def wait_for_step(run: Path, step: int) -> None:
+    cluster.wait_for(
+        lambda: any(int(p.name[5:]) >= step for p in run.glob("checkpoints/step-????????")),
+        60,
+        f"a checkpoint of step {step}",
+    )
+
+
+def test_a_container_comes_back_after_a_preemption(
+    train: Train, tmp_path: Path, in_apptainer: list[str]
+) -> None:
+    size = ["train.max_epochs=80", "checkpoint.every_steps=20", "launch.tasks_per_node=2"]
+    train("-m", *size, "site.partition=preemptible", *in_apptainer)
+    (run,) = runs(tmp_path / "runs")
+    job = cluster.job_id(run)
+    wait_for_step(run, 40)
+    assert cluster.tool("preempt", job).returncode == 0
+    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 60, "the requeue")
+    first = run_json(run)["attempts"][0]
+    assert (first["state"], first["reason"]) == ("interrupted", "SIGTERM")
+    log = (run / "logs" / f"{job}.rank0.log").read_text()
+    assert f"--bind={tmp_path} " in log
+    assert "the batch script was asked to requeue the job" in log
+    assert cluster.tool("hurry", job).returncode == 0
+    assert wait_for_end(job) == "COMPLETED"
+    assert [attempt["restart_count"] for attempt in run_json(run)["attempts"]] == [0, 1]
+    assert not (run / "requeue").exists()
+
+
+def test_a_cancelled_container_saves_and_stays_away(
+    train: Train, tmp_path: Path, in_apptainer: list[str]
+) -> None:
+    train("-m", "train.max_epochs=2000", "checkpoint.every_steps=20", "tracking=off", *in_apptainer)
+    (run,) = runs(tmp_path / "runs")
+    job = cluster.job_id(run)
+    wait_for_step(run, 20)
+    cluster.slurm("scancel", job)
+    assert wait_for_end(job) == "CANCELLED"
+    cluster.wait_for(lambda: run_json(run)["state"] == "interrupted", 10, "the save")
+    log = run / "logs" / f"{job}.rank0.log"
+    # Asked, the script saw that the job was cancelled.
+    cluster.wait_for(lambda: "the batch script was asked" in log.read_text(), 10, "an answer")
+    assert not cluster.slurm("squeue", "--noheader", "--me")

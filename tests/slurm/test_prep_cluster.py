@@ -1,0 +1,121 @@
+"""slurm/preprocess.sbatch on a real Slurm: an array writes one data set."""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpctrain.data.index import Index
+from tests import cluster
+from tests.conftest import run_module
+from tests.data_prep.crash import content
+from tests.slurm.test_templates import HAND_ON, come_back, ended, output, script, submit
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
+OUT = "it's $(touch oops) & out"
+GIVEN = ("--shard-size", "20KB", "--split", "train=0.8,val=0.2")
+# Python that takes its time for each file, as long as there is a file `slow`.
+SLOW = f"""\
+exec {sys.executable} -c '
+import os, sys, time
+real = os.fsync
+def fsync(descriptor):
+    if os.path.exists("slow"):
+        time.sleep(1)
+    real(descriptor)
+os.fsync = fsync
+from data_prep.cli import main
+sys.exit(main(sys.argv[3:]))' "$@"
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """Where users type, with data and what it becomes without Slurm."""
+    folder = tmp_path / "it's $(touch oops) & mine"
+    folder.mkdir()
+    np.save(folder / "x.npy", np.random.default_rng(0).normal(size=(6000, 20)))
+    local = (str(folder / "x.npy"), str(tmp_path / "reference"), *GIVEN)
+    run_module("data_prep", "arrays", *local, "--workers", "1")
+    return folder
+
+
+def as_the_reference(here: Path) -> bool:
+    assert "oops" not in os.listdir(here)
+    return content(here / OUT) == content(here.parent / "reference")
+
+
+def pieces(here: Path) -> list[int]:
+    folder = here / OUT / ".hpctrain-partial" / "pieces"
+    return [int(p.name) for p in folder.glob("[0-9]*")] if folder.exists() else []
+
+
+def test_an_array_over_nodes_with_a_task_that_is_preempted(here: Path) -> None:
+    slow = script(here.parent / "python", SLOW)
+    (here / "slow").touch()
+    shape = ("--partition=preemptible", "--exclusive", "--array=1-4", "preprocess.sbatch")
+    job = submit(here, *shape, "arrays", "x.npy", OUT, *GIVEN, python=str(slow))
+    tasks = [f"{job}_{i}" for i in range(1, 5)]
+    cluster.wait_for(lambda: any(12 <= n < 24 for n in pieces(here)), 90, "pieces of part 2")
+    assert cluster.tool("preempt", tasks[1]).returncode == 0
+    cluster.wait_for(lambda: cluster.job_state(tasks[1]) == "PENDING", 60, "the requeue")
+    assert 0 < sum(12 <= n < 24 for n in pieces(here)) < 12
+    (here / "slow").unlink()
+    come_back(tasks[1])
+    assert ended(here, *tasks) == ["COMPLETED|0:0"] * 4
+    assert "goes on, " in output(here, tasks[1])
+    assert as_the_reference(here)
+    nodes = cluster.slurm("sacct", "-X", "--noheader", "--format=NodeList%20", "--jobs", job)
+    assert len(set(nodes.split())) > 2
+    # One of them comes again, and the whole array, when all is done.
+    before = (here / OUT / "index.json").stat().st_mtime_ns
+    cluster.slurm("scontrol", "requeue", tasks[0])
+    come_back(tasks[0])
+    job = submit(here, "--array=1-4", "preprocess.sbatch", "arrays", "x.npy", OUT, *GIVEN)
+    assert ended(here, tasks[0], *(f"{job}_{i}" for i in range(1, 5))) == ["COMPLETED|0:0"] * 5
+    assert "already holds this data set" in output(here, tasks[0])
+    assert (here / OUT / "index.json").stat().st_mtime_ns == before
+
+
+def test_a_part_that_fails_is_named_and_the_same_array_goes_on(here: Path) -> None:
+    given = ("preprocess.sbatch", "arrays", "x.npy", OUT, *GIVEN)
+    broken = script(here.parent / "python", f"[[ $* == *2/3* ]] && exit 9\n{HAND_ON}")
+    job = submit(here, "--array=1-3", *given, python=str(broken))
+    tasks = [f"{job}_{i}" for i in (1, 2, 3)]
+    assert ended(here, *tasks) == ["COMPLETED|0:0", "FAILED|9:0", "COMPLETED|0:0"]
+    said = run_module("data_prep", "finalize", OUT, code=3, cwd=here).stderr
+    assert "16 of 48 pieces are missing: part 2/3 is not done; python -m data_prep arrays" in said
+    assert said.endswith(" --part 2/3\n")
+    assert not (here / OUT / "index.json").exists()
+    job = submit(here, "--array=1-3%1", *given)
+    assert ended(here, *(f"{job}_{i}" for i in (1, 2, 3))) == ["COMPLETED|0:0"] * 3
+    assert as_the_reference(here)
+    run_module("data_prep", "finalize", OUT, cwd=here)
+    assert "--part" not in Index.load(here / OUT).provenance["command"]
+
+
+def test_arrays_that_are_not_all_the_parts(here: Path) -> None:
+    given = ("preprocess.sbatch", "arrays", "x.npy", OUT, *GIVEN)
+    for array in ("0-1", "2", "1-5:2"):
+        job = submit(here, f"--array={array}", *given)
+        tasks = cluster.slurm("squeue", "--array", "--noheader", "--format=%i", "--jobs", job)
+        tasks = tasks or cluster.slurm("sacct", "-X", "-n", "--format=JobID%20", "--jobs", job)
+        assert set(ended(here, *tasks.split())) == {"FAILED|2:0"}
+        assert "--array counts the parts from 1, all of them" in output(here, tasks.split()[0])
+    assert not (here / OUT).exists()
+
+
+def test_a_task_outlives_the_grace_time_of_a_preemption(here: Path) -> None:
+    """One that ended by itself inside it would be COMPLETED or FAILED, and never requeued."""
+    slow = script(here.parent / "python", f"sleep 60\n{HAND_ON}")
+    shape = ("--partition=preemptible", "--array=1", "preprocess.sbatch")
+    task = submit(here, *shape, "arrays", "x.npy", OUT, *GIVEN, python=str(slow)) + "_1"
+    cluster.wait_for(lambda: cluster.job_state(task) == "RUNNING", 30, "the task")
+    assert cluster.tool("preempt", task).returncode == 0
+    cluster.wait_for(lambda: cluster.job_state(task) == "PENDING", 60, "the requeue")
+    script(slow, HAND_ON)
+    come_back(task)
+    assert ended(here, task) == ["COMPLETED|0:0"]
+    assert as_the_reference(here)

@@ -1,0 +1,76 @@
+"""The step, its totals, precision and schedule, in a process group of one."""
+
+import pytest
+import torch
+from torch import nn
+
+from hpctrain.config.schema import SchedulerConfig
+from hpctrain.errors import ConfigError
+from hpctrain.models import MLP
+from hpctrain.tasks import Classification
+from hpctrain.train.schedule import Schedule
+from hpctrain.train.step import Precision, Totals
+from tests.steps import batch, make, weights
+
+pytestmark = pytest.mark.usefixtures("group_of_one")
+
+
+def test_accumulation_changes_nothing() -> None:
+    whole, parts = make(), make(accumulate=4)
+    for seed in range(3):
+        whole(batch(32, seed), 1e-2)
+        parts(batch(32, seed), 1e-2)
+    assert torch.allclose(weights(whole), weights(parts), atol=1e-6)
+    one, four = whole.totals.means(), parts.totals.means()
+    assert one == pytest.approx(four, rel=1e-6)
+
+
+def test_masked_rows_count_nothing() -> None:
+    full, padded = make(), make()
+    real = batch(24)
+    filled = {name: torch.cat([values, values[:8]]) for name, values in real.items()}
+    filled["mask"][24:] = False
+    full(real, 1e-2)
+    padded(filled, 1e-2)
+    assert torch.allclose(weights(full), weights(padded), atol=1e-7)
+    assert full.totals.means() == pytest.approx(padded.totals.means(), rel=1e-6)
+
+
+def test_clipping_is_of_the_global_norm() -> None:
+    step = make(clip_norm=0.01)
+    step.optimizer = torch.optim.SGD(step.model.parameters(), lr=1.0)
+    before = weights(step)
+    step(batch(32), 1.0)
+    assert (weights(step) - before).norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_totals_resume_in_the_middle() -> None:
+    totals, again = Totals(), Totals()
+    totals.add(["loss"], torch.tensor([3.0, 2.0], dtype=torch.float64))
+    again.load_state_dict(totals.state_dict(), torch.device("cpu"))
+    for half in (totals, again):
+        half.add(["loss"], torch.tensor([1.0, 2.0], dtype=torch.float64))
+    assert totals.means() == again.means() == {"loss": 1.0}
+    assert totals.means() == {}
+
+
+def test_schedule() -> None:
+    cosine = Schedule(2.0, SchedulerConfig("cosine", warmup_steps=4, final_ratio=0.1), 104)
+    assert [cosine(step) for step in range(4)] == [0.5, 1.0, 1.5, 2.0]
+    assert cosine(4) == 2.0
+    assert cosine(54) == pytest.approx(1.1)
+    assert cosine(104) == cosine(1000) == pytest.approx(0.2)
+    assert Schedule(2.0, SchedulerConfig("constant"), 10)(9) == 2.0
+    assert Schedule(2.0, SchedulerConfig("linear"), 10)(5) == 1.0
+
+
+def test_a_field_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"task\.target=class: .* are image, label"):
+        Classification(target="class")(MLP(64, [], 10), batch(2))
+
+
+def test_bf16_computes_in_bf16_and_keeps_fp32_parameters() -> None:
+    model = nn.Linear(4, 4)
+    with Precision("bf16", torch.device("cpu"))():
+        assert model(torch.ones(1, 4)).dtype == torch.bfloat16
+    assert model.weight.dtype == torch.float32

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from data_prep.source import Block, Reading, Source
 from data_prep.split import ByColumn, ByFile, Split, hash_keys
 from hpctrain.data.field import check_name
-from hpctrain.data.ragged import Array, Ragged, offsets_of
+from hpctrain.data.ragged import Ragged, offsets_of
 from hpctrain.data.sample_schema import check_batch
+from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import DataError
 
 Rows = Mapping[str, Array | Ragged]
@@ -22,7 +23,7 @@ class Usable:
 
     block: Block
     rows: Rows
-    which: NDArray[np.int64]
+    which: Int64s
 
     @classmethod
     def of(cls, block: Block, source: Source) -> "Usable":

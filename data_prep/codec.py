@@ -27,10 +27,11 @@ from data_prep.source import Source
 from hpctrain.data.commit import PARTIAL, storage_error
 from hpctrain.data.compression import LEVELS, Compression
 from hpctrain.data.format import ShardFiles
-from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.ragged import Ragged
 from hpctrain.data.sample_schema import check_batch, row_bytes
 from hpctrain.data.storage.cache import ChunkCache
 from hpctrain.data.storage.chunks import Chunked
+from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
 
 PIECES, PIECE_BYTES = 4, 4 * 2**20  # what is tried: the beginnings of so many pieces

@@ -20,7 +20,8 @@ from data_prep.source import Source
 from data_prep.split import ByColumn, hash_keys
 from hpctrain.data import commit
 from hpctrain.data.format import ShardFiles
-from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.ragged import Ragged
+from hpctrain.data.types import Array
 from hpctrain.errors import DataError, StorageError
 
 

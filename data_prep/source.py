@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from hpctrain.data.field import Field
-from hpctrain.data.sample_schema import Batch
+from hpctrain.data.sample_schema import ArrayBatch
 from hpctrain.errors import DataError
 
 BLOCK_BYTES = 8 * 2**20  # that are read, checked and passed on at once, about
@@ -79,7 +79,7 @@ class Block:
         records: What each is called in a message, such as "line 17"; None: its number.
     """
 
-    values: Batch
+    values: ArrayBatch
     keys: Sequence[bytes] | None = None
     column: Sequence[str] | None = None
     file: str = ""

@@ -20,6 +20,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from hpctrain.data.field import check_name
+from hpctrain.data.types import Int64s
 from hpctrain.errors import ConfigError, DataError
 
 FORMS = "NAME=FRACTION,… or column:NAME or file:NAME=PATTERN,…"
@@ -45,7 +46,7 @@ class Fractions:
         ends = np.array([min(round(end * 2**64), 2**64 - 1) for end in self._ends()], np.uint64)
         return np.searchsorted(ends, hashes, side="right")
 
-    def stratified(self, hashes: NDArray[np.uint64], strata: NDArray[np.int64]) -> NDArray[np.intp]:
+    def stratified(self, hashes: NDArray[np.uint64], strata: Int64s) -> NDArray[np.intp]:
         """The split of each sample, such that each stratum has the same proportions.
 
         In a stratum the samples stand in the order of their hashes, and are cut at the

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hpctrain.data.types import Batch
 from hpctrain.errors import ConfigError
 
 Sums = dict[str, tuple[torch.Tensor, torch.Tensor]]
-Batch = dict[str, torch.Tensor]
 
 
 class Task(Protocol):

@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "launch": EVERYBODY | {"config", "runs", "tracking.store"},
     "commands": EVERYBODY | {"config", "runs", "launch"},
     "models": set(),
-    "tasks": EVERYBODY,
+    "tasks": EVERYBODY | {"data.types"},
     "parallel": EVERYBODY | {"distributed.ranks"},
     "checkpoint": EVERYBODY | {"distributed.ranks"},
     "faults": EVERYBODY,
@@ -52,7 +52,7 @@ NO_HYDRA = (
 FORMAT = {
     *("errors", "disk"),
     *("data.commit", "data.field", "data.format", "data.index", "data.moments", "data.ragged"),
-    *("data.sample_schema", "data.shard", "data.compression"),
+    *("data.sample_schema", "data.shard", "data.compression", "data.types"),
     # What a loader reads with, so that `index` and `repack` read the same.
     *(f"data.storage.{name}" for name in ("cache", "chunks", "codecs", "layout", "plain", "table")),
     *("data.samplers", "data.samplers.order", "data.samplers.permutation", "data.images"),

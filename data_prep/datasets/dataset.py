@@ -14,8 +14,8 @@ from data_prep.show import console
 from hpctrain.data import index as index_file
 from hpctrain.data.field import Field, check_name
 from hpctrain.data.index import Index, Shard, Split
-from hpctrain.data.ragged import Array
 from hpctrain.data.sample_schema import row_bytes
+from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
 
 

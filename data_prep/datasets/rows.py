@@ -7,18 +7,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data_prep.source import BLOCK_BYTES
 from hpctrain.data.field import Field
-from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.ragged import Ragged
 from hpctrain.data.storage.layout import Layout
 from hpctrain.data.storage.plain import Plain
+from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import DataError
 
 GAP_BYTES = 2**15
-
-Int64s = NDArray[np.int64]
 
 
 def blocks(

@@ -10,17 +10,17 @@ from typing import Any, Self
 
 import h5py
 import numpy as np
-from numpy.typing import NDArray
 
 from data_prep.source import BLOCK_BYTES
 from hpctrain.data import shard as shard_format
 from hpctrain.data.field import Field
 from hpctrain.data.index import Shard, check_shard
-from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.ragged import Ragged
 from hpctrain.data.storage.chunks import undecodable
 from hpctrain.data.storage.codecs import codec
 from hpctrain.data.storage.layout import INTEGERS, dtype_of
 from hpctrain.data.storage.table import filters
+from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import DataError
 
 BLOCK_SAMPLES = 2**16
@@ -118,8 +118,8 @@ class OpenShard:
         with self._damage():
             return np.diff(self._ends(offsets, start, stop + 1))
 
-    def _ends(self, offsets: str, start: int, stop: int) -> NDArray[np.int64]:
-        ends: NDArray[np.int64] = self._file[offsets][start:stop].astype(np.int64)
+    def _ends(self, offsets: str, start: int, stop: int) -> Int64s:
+        ends: Int64s = self._file[offsets][start:stop].astype(np.int64)
         return ends
 
     def blocks(self, count: int) -> Iterator[Rows]:

@@ -14,7 +14,7 @@ from data_prep.datasets.shards import Rows
 from data_prep.tools.head import SIGNATURES, as_image, is_text
 from hpctrain.data.field import Field
 from hpctrain.data.index import Split
-from hpctrain.data.ragged import Array
+from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
 
 SUFFIXES = {"JPEG": ".jpg", "PNG": ".png", "WebP": ".webp", "BMP": ".bmp"}

@@ -9,7 +9,8 @@ import numpy as np
 from data_prep.datasets.dataset import DataSet
 from hpctrain.data.field import Field
 from hpctrain.data.index import Split
-from hpctrain.data.ragged import Array, Ragged, offsets_of
+from hpctrain.data.ragged import Ragged, offsets_of
+from hpctrain.data.types import Array
 
 
 class Npz:

@@ -12,7 +12,8 @@ from data_prep.datasets.dataset import DataSet, sizes
 from data_prep.tools.head import is_text
 from hpctrain.data.field import Field
 from hpctrain.data.index import Split
-from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.ragged import Ragged
+from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
 
 

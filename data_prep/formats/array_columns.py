@@ -11,7 +11,7 @@ import numpy as np
 from data_prep.formats.array_files import ArrayFile, Where, open_array
 from data_prep.formats.packing import Packing, cast
 from hpctrain.data.field import Field
-from hpctrain.data.ragged import Array
+from hpctrain.data.types import Array
 from hpctrain.errors import DataError
 
 

@@ -11,7 +11,7 @@ from data_prep.formats.array_files import ArrayFile, Where, choose, unreadable
 from data_prep.formats.netcdf_classic import check_whole
 from data_prep.formats.packing import ATTRIBUTES
 from hpctrain.data.compression import plugins
-from hpctrain.data.ragged import Array
+from hpctrain.data.types import Array
 from hpctrain.errors import DataError
 
 HOPS = 64  # links that lead to links

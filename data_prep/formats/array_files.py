@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hpctrain.data.ragged import Array
+from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
 
 HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".h5ad", ".mat")

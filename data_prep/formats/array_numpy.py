@@ -21,7 +21,7 @@ from data_prep.formats.array_files import (
     unreadable,
 )
 from data_prep.formats.mapped import Mapped
-from hpctrain.data.ragged import Array
+from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
 
 STRIDE = 2**14  # bytes: runs closer to each other are read with what is between them

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.data.field import DTYPES, Field
-from hpctrain.data.ragged import Array, Ragged, offsets_of
+from hpctrain.data.ragged import Ragged, offsets_of
+from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import ConfigError, DataError
 
 CODES = "int32"  # of categories
@@ -230,7 +231,7 @@ def _dtypes() -> str:
     return ", ".join(DTYPES)
 
 
-def _ends(array: Any, outer: bool = False) -> NDArray[np.int64]:
+def _ends(array: Any, outer: bool = False) -> Int64s:
     """Where the numbers of each row end among all; `outer`: the elements of a list."""
     from pyarrow import compute, types
 

@@ -38,7 +38,7 @@ from data_prep.formats.samples import Unusable
 from hpctrain.data.field import Field
 from hpctrain.data.images import FORMATS as LOADED
 from hpctrain.data.images import MAX_PIXELS, orientation, planes, upright
-from hpctrain.data.ragged import Array
+from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError
 
 MODES = {"RGB": 3, "L": 1, "RGBA": 4, "L16": 1}

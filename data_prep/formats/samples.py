@@ -11,7 +11,7 @@ import numpy as np
 
 from data_prep.source import BLOCK_BYTES, Block
 from hpctrain.data.field import Field
-from hpctrain.data.ragged import Array
+from hpctrain.data.types import Array
 from hpctrain.errors import DataError
 
 RECORD_BYTES = 64  # counted for each, so that samples of nothing make blocks too

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from hpctrain.data.ragged import Array, Ragged, offsets_of
+from hpctrain.data.ragged import Ragged, offsets_of
+from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
 
 FILE = "tokenizer.json"  # in OUT

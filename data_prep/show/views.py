@@ -15,7 +15,7 @@ from data_prep.tools.head import SIGNATURES, as_image, is_text, stretched
 from data_prep.tools.stats import Summary, class_name
 from hpctrain.data.field import Field
 from hpctrain.data.index import Split
-from hpctrain.data.ragged import Array
+from hpctrain.data.types import Array
 
 SAMPLES = 512  # of a split, for the distribution of values
 READ_BYTES = 64 * 2**20  # of them, about

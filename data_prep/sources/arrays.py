@@ -33,14 +33,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data_prep.formats.array_columns import Column, OpenColumn, Part, open_parts
 from data_prep.formats.array_files import FORMS, Where, named_by_files, parse_where
 from data_prep.options import Options, add_arguments
 from data_prep.source import BLOCK_BYTES, Block, Piece, Reading, Source, SourceFile
 from hpctrain.data.field import DTYPES, check_name
-from hpctrain.data.ragged import Array
+from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import ConfigError, DataError
 
 
@@ -153,7 +152,7 @@ class Arrays(Source):
 class _Rows(Sequence[str]):
     """`row 17`, made when it is asked for."""
 
-    def __init__(self, rows: NDArray[np.int64]) -> None:
+    def __init__(self, rows: Int64s) -> None:
         self._rows = rows
 
     def __len__(self) -> int:

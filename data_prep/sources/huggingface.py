@@ -34,7 +34,8 @@ from data_prep.show import console
 from data_prep.source import Block, Piece, Reading, Source, SourceFile
 from data_prep.split import ByColumn
 from hpctrain.data.field import Field
-from hpctrain.data.ragged import Array, offsets_of
+from hpctrain.data.ragged import offsets_of
+from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
 
 SPLIT = "split"  # the column that stands for the names of a DatasetDict

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data_prep.datasets.rows import blocks, some
 from data_prep.options import Options, add_arguments
@@ -31,14 +30,13 @@ from hpctrain.data.samplers import permutation
 from hpctrain.data.samplers.order import Order
 from hpctrain.data.shard import digest_file
 from hpctrain.data.storage.layout import Layout
+from hpctrain.data.types import Int64s
 from hpctrain.errors import ConfigError, DataError
 
 KEEP = "keep"
 SHUFFLED_BYTES = 256 * 2**20  # a block in random order: the more, the fewer jumps between shards
 OPEN = 4096  # shards at a time
 FULL = 15 / 16  # of a shard, where the samples' lengths are only known on average
-
-Int64s = NDArray[np.int64]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -24,7 +24,7 @@ from data_prep.options import Options, add_arguments
 from data_prep.source import Block, Piece, Reading, Source, SourceFile, in_groups
 from data_prep.sources import flow
 from hpctrain.data.field import Field
-from hpctrain.data.ragged import Array
+from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
 
 # Tests and examples repeat themselves; installed packages are not the standard library.

@@ -41,7 +41,7 @@ from data_prep.options import Options, add_arguments
 from data_prep.source import Block, Reading, Source
 from data_prep.split import ByColumn
 from hpctrain.data.field import Field
-from hpctrain.data.sample_schema import Batch, check_fields
+from hpctrain.data.sample_schema import ArrayBatch, check_fields
 from hpctrain.errors import ConfigError, DataError
 
 
@@ -129,7 +129,7 @@ class Table(Source):
             arrays: list[Any] = [column.values(batch.column(column.name)) for column in group]
             values[name] = np.stack(arrays, axis=1) if self._stacked(name) else arrays[0]
         column = batch.column(self.column).to_pylist() if self.column else None
-        rows: Batch = values
+        rows: ArrayBatch = values
         return Block(rows, column=None if column is None else list(map(str, column)), file=path)
 
     def _stacked(self, name: str) -> bool:

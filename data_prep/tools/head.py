@@ -16,7 +16,7 @@ from data_prep.formats.tokens import FILE as TOKENIZER
 from data_prep.options import positive
 from data_prep.show import console
 from hpctrain.data.field import Field
-from hpctrain.data.ragged import Array
+from hpctrain.data.types import Array
 
 PRINTED = 16  # values of an array
 CHARACTERS = 200  # of a text

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpctrain.data.ragged import Array
+from hpctrain.data.types import Array
 
 IDLE = 8  # buffers of one size kept for later
 PAGE, HUGE_PAGE = 2**12, 2**21  # bytes

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from hpctrain.data.buffers import Buffers
 from hpctrain.data.field import Field
-from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.ragged import Ragged
+from hpctrain.data.types import Array, Batch
 from hpctrain.errors import ConfigError, DataError
 
-Batch = dict[str, torch.Tensor]
 Layout = Literal["pad", "pack"]
 Masks = Sequence[torch.Tensor]  # of steps: bool (b,) each
 

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from hpctrain.data.field import Field
-from hpctrain.data.ragged import Array, Ragged
-from hpctrain.data.samplers.permutation import Int64s, groups
+from hpctrain.data.ragged import Ragged
+from hpctrain.data.samplers.permutation import groups
 from hpctrain.data.source import Prepares, Source
+from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import DataError
 
 

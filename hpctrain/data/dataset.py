@@ -32,10 +32,11 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
 from hpctrain.data.buffers import Buffers
-from hpctrain.data.collate import MASK, WIDER, Batch, Collate
+from hpctrain.data.collate import MASK, WIDER, Collate
 from hpctrain.data.loader import Loader
-from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.ragged import Ragged
 from hpctrain.data.reader import Reader
+from hpctrain.data.types import Array, Batch
 from hpctrain.errors import ConfigError
 
 Sample = dict[str, torch.Tensor]

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hpctrain.data.types import Int64s
+
 _MASK = 2**64 - 1
 _GAMMA = 0x9E3779B97F4A7C15
 _DRAWS = 0x6472617773  # "draws": these are not the keys of the order of the same seed
@@ -29,7 +31,7 @@ class Draws:
         positions: int64 (b,): where the samples stand in the epoch.
     """
 
-    def __init__(self, seed: int, epoch: int, positions: NDArray[np.int64]) -> None:
+    def __init__(self, seed: int, epoch: int, positions: Int64s) -> None:
         self._key = [_DRAWS, seed & _MASK, epoch & _MASK]
         self._positions = np.asarray(positions, np.int64).view(np.uint64)
         self._drawn = 0

@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import torch
 
-from hpctrain.data.collate import Batch
 from hpctrain.data.draws import Draws
 from hpctrain.data.loader import Loader
 from hpctrain.data.transforms import Transform
+from hpctrain.data.types import Batch
 
 
 class Feed:

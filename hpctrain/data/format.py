@@ -47,9 +47,16 @@ from hpctrain.data.compression import Compression
 from hpctrain.data.field import Field, check_name
 from hpctrain.data.index import Index, Shard
 from hpctrain.data.moments import Moments
-from hpctrain.data.ragged import Array, Ragged, offsets_of
-from hpctrain.data.sample_schema import Batch, check_batch, check_fields, infer_fields, row_bytes
+from hpctrain.data.ragged import Ragged, offsets_of
+from hpctrain.data.sample_schema import (
+    ArrayBatch,
+    check_batch,
+    check_fields,
+    infer_fields,
+    row_bytes,
+)
 from hpctrain.data.shard import NONE, shard_name, write_shard
+from hpctrain.data.types import Array
 from hpctrain.errors import DataError
 
 MAX_BYTES = 256 * 2**20
@@ -90,7 +97,7 @@ class ShardFiles:
         self.fields = self._checked(fields) if fields is not None else {}
         self._splits: dict[str, _Split] = {}
 
-    def add(self, split: str, batch: Batch, *, lasting: bool = False) -> None:
+    def add(self, split: str, batch: ArrayBatch, *, lasting: bool = False) -> None:
         """Append samples to `split`; they are copied.
 
         Args:
@@ -200,7 +207,7 @@ class ShardWriter:
         except OSError as error:
             raise storage_error(self._folder, error) from None
 
-    def add(self, split: str, batch: Batch) -> None:
+    def add(self, split: str, batch: ArrayBatch) -> None:
         """See `ShardFiles.add`."""
         self._files.add(split, batch)
 
@@ -258,7 +265,7 @@ class ShardWriter:
 
 def write_shards(
     folder: Path,
-    batches: Iterable[tuple[str, Batch]],
+    batches: Iterable[tuple[str, ArrayBatch]],
     *,
     fields: Mapping[str, Field] | None = None,
     max_bytes: int = MAX_BYTES,

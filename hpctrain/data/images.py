@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.data.field import Field
-from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.ragged import Ragged
 from hpctrain.data.source import Prepares, ReadsAhead, Source
+from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import ConfigError, DataError
 
-Int64s = NDArray[np.int64]
 Size = tuple[int, int]  # height, width
 Fit = Literal["exact", "crop", "stretch"]
 

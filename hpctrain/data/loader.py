@@ -20,19 +20,15 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 
-import numpy as np
-from numpy.typing import NDArray
-
-from hpctrain.data.collate import Batch, Layout
+from hpctrain.data.collate import Layout
 from hpctrain.data.plan import Group
 from hpctrain.data.prefetch import Reading
 from hpctrain.data.samplers.order import Order, Sampler
 from hpctrain.data.source import Source
 from hpctrain.data.steps import Steps, Tail
+from hpctrain.data.types import Batch, Int64s
 from hpctrain.data.workers.pool import Workers
 from hpctrain.errors import ConfigError, DataError
-
-Int64s = NDArray[np.int64]
 
 
 class Loader:

@@ -17,7 +17,8 @@ from typing import Any, Self
 import numpy as np
 
 from hpctrain.data.index import Lengths, Statistics
-from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.ragged import Ragged
+from hpctrain.data.types import Array
 
 BLOCK = 2**17  # values: their float64 copy stays in the cache
 BYTES_BLOCK, ROW = 2**18, 256  # of 8-bit integers; 256 · 255² < 2**24: float32 adds them exactly

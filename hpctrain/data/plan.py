@@ -11,8 +11,7 @@ from hpctrain.data.collate import Masks
 from hpctrain.data.samplers.order import Sampler
 from hpctrain.data.source import InBlocks, Prepares, ReadsAhead, Source
 from hpctrain.data.steps import Steps, Stretch
-
-Int64s = NDArray[np.int64]
+from hpctrain.data.types import Int64s
 
 
 class Plan(NamedTuple):

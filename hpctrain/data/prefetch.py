@@ -17,14 +17,15 @@ from typing import NamedTuple
 import torch
 
 from hpctrain.data.buffers import Buffers
-from hpctrain.data.collate import Batch, Collate, Layout
+from hpctrain.data.collate import Collate, Layout
 from hpctrain.data.pace import Pace
 from hpctrain.data.plan import Group, Plan, Planner
-from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.ragged import Ragged
 from hpctrain.data.samplers.order import Sampler
 from hpctrain.data.source import Locates, Source, part_by_part
 from hpctrain.data.steps import Steps
 from hpctrain.data.threads import intra_op, pool, team
+from hpctrain.data.types import Array, Batch
 from hpctrain.data.workers.pool import Workers
 
 GROUP = 2**23  # bytes, about, that a thread reads at once: to hand them over takes time, too

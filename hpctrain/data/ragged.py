@@ -8,12 +8,11 @@ Padding and packing both start from here: the values are packed already.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from hpctrain.data.types import Array, Int64s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,7 +20,7 @@ class Ragged:
     """A batch of `len(self)` samples of different lengths; see the module's picture."""
 
     values: Array
-    offsets: NDArray[np.int64]
+    offsets: Int64s
 
     @classmethod
     def of(cls, samples: Sequence[Array]) -> Self:
@@ -39,7 +38,7 @@ class Ragged:
         return (self[i] for i in range(len(self)))
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> Int64s:
         """int64 (n,)."""
         return np.diff(self.offsets)
 
@@ -57,7 +56,7 @@ class Ragged:
         return padded
 
 
-def offsets_of(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+def offsets_of(lengths: Sequence[int] | Int64s) -> Int64s:
     """Return where samples of these lengths begin, and the end: int64 (n + 1,)."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])

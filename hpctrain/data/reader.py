@@ -21,19 +21,17 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpctrain.data.field import Field
 from hpctrain.data.index import Index, Shard
 from hpctrain.data.places.origin import is_url, load_index
 from hpctrain.data.places.place import Place
 from hpctrain.data.places.placement import open_place
-from hpctrain.data.ragged import Array, Ragged, offsets_of
+from hpctrain.data.ragged import Ragged, offsets_of
 from hpctrain.data.source import ReadPart, part_by_part
 from hpctrain.data.storage.opened import IO, OpenShards
+from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import DataError
-
-Int64s = NDArray[np.int64]
 
 CHECK_EVERY_S = 5.0  # that nobody writes into open shards
 BLOCK_BYTES = 2**20  # stripes of parallel file systems have 1 to 4 MB

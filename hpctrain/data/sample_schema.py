@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpctrain.data.field import Field, check_name
-from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.ragged import Ragged
+from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import DataError
 
 RESERVED = "mask"  # the loader's own key in a batch
 
-Batch = Mapping[str, Array | Ragged | Sequence[Array]]
+ArrayBatch = Mapping[str, Array | Ragged | Sequence[Array]]
 
 
 def check_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
@@ -29,7 +29,7 @@ def check_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
     return dict(fields)
 
 
-def infer_fields(batch: Batch) -> dict[str, Field]:
+def infer_fields(batch: ArrayBatch) -> dict[str, Field]:
     """Return the schema of a batch: lists and `Ragged` are of variable length.
 
     Raises:
@@ -47,7 +47,7 @@ def infer_fields(batch: Batch) -> dict[str, Field]:
     return fields
 
 
-def check_batch(batch: Batch, fields: Mapping[str, Field]) -> dict[str, Array | Ragged]:
+def check_batch(batch: ArrayBatch, fields: Mapping[str, Field]) -> dict[str, Array | Ragged]:
     """Return the batch in the order of the schema, each variable-length field as a `Ragged`.
 
     Raises:
@@ -88,7 +88,7 @@ def _joined(name: str, field: Field, samples: Sequence[Array] | Array) -> Ragged
     return Ragged.of(list(samples))
 
 
-def row_bytes(rows: Mapping[str, Array | Ragged], fields: Mapping[str, Field]) -> NDArray[np.int64]:
+def row_bytes(rows: Mapping[str, Array | Ragged], fields: Mapping[str, Field]) -> Int64s:
     """Return the data bytes of each sample, int64 (n,)."""
     sizes = np.zeros(len(next(iter(rows.values()))), np.int64)
     for name, value in rows.items():

@@ -19,7 +19,7 @@ import xxhash
 
 from hpctrain.data.compression import Compression, as_asked
 from hpctrain.data.field import Field
-from hpctrain.data.ragged import Array
+from hpctrain.data.types import Array
 
 FORMAT = "hpctrain-shard"
 VERSION = 1

@@ -3,13 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hpctrain.data.field import Field
-from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.ragged import Ragged
+from hpctrain.data.types import Array, Int64s
 
-Int64s = NDArray[np.int64]
 ReadPart = Callable[[int, Mapping[str, Array]], Mapping[str, Array | Ragged]]
 """Reads a part, by its number, as `Source.read` would; `out` has all fixed-size fields."""
 

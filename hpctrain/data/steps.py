@@ -17,10 +17,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hpctrain.data.types import Int64s
 from hpctrain.errors import ConfigError, DataError
 
 Tail = Literal["drop", "pad"]
-Int64s = NDArray[np.int64]
 
 STRETCH = 16_384  # positions of a rank that are planned at once
 

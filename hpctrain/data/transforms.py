@@ -20,9 +20,9 @@ import torch.nn.functional as F
 
 from hpctrain.data.draws import Draws
 from hpctrain.data.index import Statistics
+from hpctrain.data.types import Batch
 from hpctrain.errors import ConfigError, DataError
 
-Batch = dict[str, torch.Tensor]
 Names = str | Sequence[str]
 
 DTYPES: dict[str, torch.dtype] = {

@@ -16,14 +16,11 @@ from collections import OrderedDict
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpctrain.data.field import Field
-from hpctrain.data.ragged import Array
 from hpctrain.data.reader import BLOCK_BYTES, Reader
+from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import DataError
-
-Int64s = NDArray[np.int64]
 
 DOCUMENT = "_document"
 MAX_OFFSETS = 64  # shards whose offsets are kept

@@ -16,8 +16,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hpctrain.data.types import Batch
 from hpctrain.faults.stop import Stop
-from hpctrain.tasks import Batch, Sums, Task
+from hpctrain.tasks import Sums, Task
 
 
 class Precision:

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.data.feed import Feed
+from hpctrain.data.types import Batch
 from hpctrain.faults.stop import Stop
-from hpctrain.tasks import Batch
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.train.display import Display
 from hpctrain.train.schedule import Schedule

@@ -24,7 +24,8 @@ Many ranks that take consecutive slices of one batch would all read all blocks o
 import numpy as np
 
 from hpctrain.data.samplers.order import Order, check_positions
-from hpctrain.data.samplers.permutation import Int64s, groups, make_key, permute_each
+from hpctrain.data.samplers.permutation import groups, make_key, permute_each
+from hpctrain.data.types import Int64s
 from hpctrain.errors import DataError
 
 

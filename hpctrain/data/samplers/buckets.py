@@ -19,7 +19,8 @@ from collections.abc import Callable
 import numpy as np
 
 from hpctrain.data.samplers.order import Sampler, check_positions
-from hpctrain.data.samplers.permutation import Int64s, groups, make_key, permute
+from hpctrain.data.samplers.permutation import groups, make_key, permute
+from hpctrain.data.types import Int64s
 from hpctrain.errors import ConfigError, DataError
 
 CACHE_BYTES = 32 * 2**20  # of windows kept, but two at least

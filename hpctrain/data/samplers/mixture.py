@@ -27,7 +27,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from hpctrain.data.samplers.order import Order, Sampler, check_positions, draw
-from hpctrain.data.samplers.permutation import Int64s, groups, make_key
+from hpctrain.data.samplers.permutation import groups, make_key
+from hpctrain.data.types import Int64s
 from hpctrain.errors import ConfigError, DataError
 
 PERIOD = 65_536

@@ -14,7 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
-from hpctrain.data.samplers.permutation import MAX_COUNT, Int64s, groups, make_key, permute
+from hpctrain.data.samplers.permutation import MAX_COUNT, groups, make_key, permute
+from hpctrain.data.types import Int64s
 from hpctrain.errors import DataError
 
 

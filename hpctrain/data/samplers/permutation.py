@@ -19,7 +19,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-Int64s = NDArray[np.int64]
+from hpctrain.data.types import Int64s
+
 UInt64s = NDArray[np.uint64]
 
 SMALL = 4096

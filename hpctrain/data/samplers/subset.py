@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.ragged import Ragged
 from hpctrain.data.samplers.order import Sampler
-from hpctrain.data.samplers.permutation import Int64s
 from hpctrain.data.source import Source
+from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import ConfigError, DataError
 
 CHUNK = 65_536  # samples read at a time

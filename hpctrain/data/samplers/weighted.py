@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.data.samplers.order import check_positions
-from hpctrain.data.samplers.permutation import Int64s, groups, hashes, make_key, permute_each
+from hpctrain.data.samplers.permutation import groups, hashes, make_key, permute_each
+from hpctrain.data.types import Int64s
 from hpctrain.errors import DataError
 
 

@@ -19,12 +19,9 @@ from typing import NamedTuple, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hpctrain.data.buffers import HUGE_PAGE
-from hpctrain.data.ragged import Array
-
-Int64s = NDArray[np.int64]
+from hpctrain.data.types import Array, Int64s
 
 # What is copied at once, by its bytes: torch takes a tenth longer for large rows of single ones.
 WORDS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}

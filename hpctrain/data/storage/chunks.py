@@ -32,19 +32,17 @@ from typing import Any
 
 import h5py
 import numpy as np
-from numpy.typing import NDArray
 
 from hpctrain.data.compression import plugins
-from hpctrain.data.ragged import Array
 from hpctrain.data.storage.cache import CACHE, ChunkCache, Load
 from hpctrain.data.storage.codecs import Filter, describe
 from hpctrain.data.storage.file import patiently, reading
 from hpctrain.data.storage.grid import Grid, samples_first
 from hpctrain.data.storage.scratch import Bytes, Damaged, Undecodable
 from hpctrain.data.storage.table import ChunkTable, filters
+from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import DataError
 
-Int64s = NDArray[np.int64]
 Visit = tuple[int, Any, Any]  # chunk, rows of the result that it fills, rows of it
 
 # Of an uncompressed chunk, rows of at least so many bytes are read alone when they are less than

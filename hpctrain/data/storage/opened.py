@@ -16,19 +16,17 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hpctrain.data.field import Field
 from hpctrain.data.index import Shard
 from hpctrain.data.places.filesystem import Kind, kind_of
 from hpctrain.data.places.place import Place
-from hpctrain.data.ragged import Array
 from hpctrain.data.storage.arena import WORDS, Addresses, Arena
 from hpctrain.data.storage.chunks import Chunked
 from hpctrain.data.storage.layout import Layout
 from hpctrain.data.storage.plain import Plain
+from hpctrain.data.types import Array, Int64s
 
-Int64s = NDArray[np.int64]
 IO = Literal["auto", "mmap", "read"]
 
 SHORT = 16  # elements: shorter spans of what cannot be mapped are asked for one by one

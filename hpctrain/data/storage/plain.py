@@ -8,12 +8,9 @@ from math import prod
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hpctrain.data.ragged import Array
 from hpctrain.data.storage.file import File, reading
-
-Int64s = NDArray[np.int64]
+from hpctrain.data.types import Array, Int64s
 
 RUN_BYTES = 8 * 2**20  # read at once
 

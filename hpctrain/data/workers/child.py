@@ -11,23 +11,19 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, BinaryIO, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from hpctrain.data.ragged import Array
+from hpctrain.data.types import Array, Int64s
 from hpctrain.data.workers.process import VARIABLE, Task
 from hpctrain.data.workers.samples import Transform
 from hpctrain.data.workers.shared import Segment
 from hpctrain.errors import ConfigError
 
-Int64s = NDArray[np.int64]
 Rows = dict[str, Array]
 
 # One thread in each: the workers are the parallelism.
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
-class Batch(NamedTuple):
+class PendingBatch(NamedTuple):
     """What the trainer knows of a task in flight."""
 
     segment: Segment
@@ -39,7 +35,7 @@ class Child:
     """One process, its end of the connection, and what it has to do, oldest first."""
 
     def __init__(self, number: int) -> None:
-        self.number, self.tasks = number, dict[int, Batch]()
+        self.number, self.tasks = number, dict[int, PendingBatch]()
         # Messages, with descriptors: neither split nor joined on the way.
         self.socket, self._far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process: subprocess.Popen[bytes] | None = None

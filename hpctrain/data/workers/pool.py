@@ -35,9 +35,10 @@ from typing import BinaryIO, Self
 
 import numpy as np
 
-from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.ragged import Ragged
 from hpctrain.data.source import Source
-from hpctrain.data.workers.child import Batch, Child, Int64s, Rows, pickled
+from hpctrain.data.types import Array, Int64s
+from hpctrain.data.workers.child import Child, PendingBatch, Rows, pickled
 from hpctrain.data.workers.process import JOB_SIGNALS, MESSAGE, VARIABLE, Reply, Task
 from hpctrain.data.workers.samples import SampleRandom, Transform, apply
 from hpctrain.data.workers.shared import Block, Segment, place, view
@@ -123,7 +124,7 @@ class Workers:
             if self._failure is not None:
                 raise DataError(self._failure)
             worker = min(self._workers, key=lambda worker: len(worker.tasks))
-            worker.tasks[task.number] = Batch(segment, future, indices)
+            worker.tasks[task.number] = PendingBatch(segment, future, indices)
         worker.send(task, segment)
         return future
 
@@ -250,7 +251,7 @@ class Workers:
         if batch is not None:
             self._deliver(batch, reply)
 
-    def _deliver(self, batch: "Batch", reply: Reply) -> None:
+    def _deliver(self, batch: "PendingBatch", reply: Reply) -> None:
         if reply.error is not None:
             self._free.put(batch.segment)
             batch.future.set_exception(_exception(*reply.error))

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from multiprocessing import spawn
 from typing import NamedTuple
 
-from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.ragged import Ragged
+from hpctrain.data.types import Array
 from hpctrain.data.workers.samples import SampleRandom, Transform, apply
 from hpctrain.data.workers.shared import Block, Segment, place, view
 from hpctrain.errors import ConfigError, DataError

@@ -18,14 +18,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hpctrain.data.ragged import Array, Ragged
+from hpctrain.data.ragged import Ragged
+from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import DataError
 
 Sample = dict[str, Any]
 Transform = Callable[[Sample, np.random.Generator], Mapping[str, Any]]
-Int64s = NDArray[np.int64]
 # Makes room for a batch: from the arrays of its first sample to arrays (n, *shape).
 Allocate = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 

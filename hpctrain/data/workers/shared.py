@@ -13,12 +13,12 @@ default; it counts as the memory of the process, as any other.
 import math
 import mmap
 import os
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from hpctrain.data.types import Array
 
 ALIGNMENT = 64  # bytes: a cache line, and what torch asks of memory for its vector code
 

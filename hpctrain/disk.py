@@ -1,4 +1,4 @@
-"""Changes on disk that are whole or not there, for readers and after a crash."""
+"""Atomic changes on disk: readers see all of a change or nothing, also after a crash."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import socket
 from pathlib import Path
 
 TEMPORARY = re.compile(r"\..+\.(?P<host>[^.]+)\.(?P<pid>\d+)$")
-"""The names that `temporary` gives."""
+"""Matches the names that `temporary` makes."""
 
 
 def temporary(path: Path) -> Path:
-    """Where this process makes what is to become `path`; if it is killed, that stays behind."""
+    """Return a name beside `path` for an unfinished file; a killed process leaves it behind."""
     return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
 
 
 def write_atomically(path: Path, text: str, sync: bool = True) -> None:
-    """Readers see the old content or the new, with `sync` also after a crash of the machine."""
+    """Replace the content of `path` at once; with `sync` this survives a crash of the machine."""
     unfinished = temporary(path)
     with unfinished.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -30,7 +30,7 @@ def write_atomically(path: Path, text: str, sync: bool = True) -> None:
 
 
 def sync_file_system(folder: Path) -> None:
-    """Have all that was written into this file system reach the disk, at one stroke."""
+    """Wait until everything that was written into this file system is on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         ctypes.CDLL(None).syncfs(descriptor)
@@ -39,6 +39,6 @@ def sync_file_system(folder: Path) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename to `NAME.1`, or the first number that is free; nothing has the old name then."""
+    """Rename `path` to `NAME.1`, or the first number that is free, and return the new path."""
     numbers = itertools.count(1)
     return path.rename(next(p for n in numbers if not (p := Path(f"{path}.{n}")).exists()))

@@ -1,6 +1,6 @@
-"""One holder at a time, across processes: flock on a file.
+"""File locks (flock): one holder at a time, across processes.
 
-The kernel drops the lock when its holder dies, however it dies, so there is nothing to clean up.
+The kernel releases the lock when its holder dies for any reason, so there is nothing to clean up.
 """
 
 import errno
@@ -19,9 +19,9 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 @contextmanager
 def file_lock(path: Path, wait: Callable[[], None]) -> Iterator[int]:
-    """Hold the lock on `path`, which is created if it is not there; gives the open file.
+    """Hold the lock on `path`, which is created if it does not exist; yield the open file.
 
-    A child process that inherits the file holds the lock as well, until it ends.
+    A child process that inherits the open file also holds the lock, until it ends.
 
     Args:
         path: The lock file. Only its holder may remove it.
@@ -34,7 +34,7 @@ def file_lock(path: Path, wait: Callable[[], None]) -> Iterator[int]:
             if _is_same(fd, path):
                 yield fd
                 return
-            # Its last holder has removed it while we waited.
+            # The last holder has removed the file during the wait: lock the new one.
         finally:
             os.close(fd)
 
@@ -48,7 +48,8 @@ def _flock(fd: int, path: Path, wait: Callable[[], None]) -> None:
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-            # Lustre mounted without `flock`. Better unlocked than not at all.
+            # Lustre mounted without `flock`, for example. Working without a lock is better than
+            # not working at all.
             return log.warning("%s: this file system has no locks (%s)", path, error)
 
 
@@ -60,7 +61,7 @@ def _is_same(fd: int, path: Path) -> bool:
 
 
 def patience(seconds: float, what: str, nap: float = 0.02) -> Callable[[], None]:
-    """A `wait` that gives up with TimeoutError after `seconds`."""
+    """Return a `wait` for `file_lock` that raises TimeoutError after `seconds`."""
     deadline = time.monotonic() + seconds
 
     def wait() -> None:

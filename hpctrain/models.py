@@ -1,4 +1,4 @@
-"""Small models for the experiments that come with hpctrain; yours is any `_target_`."""
+"""The models of the experiments that come with hpctrain; any `_target_` may take their place."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class MLP(nn.Sequential):
     """Fully connected layers with ReLU on the flattened input.
 
     Args:
-        in_features: elements of one sample.
-        hidden: width of each hidden layer.
-        out_features: number of outputs, e.g. classes.
-        dropout: probability of zeroing a hidden unit in training, 0 <= dropout < 1.
+        in_features: Number of elements of one sample.
+        hidden: Width of each hidden layer.
+        out_features: Number of outputs, for example classes.
+        dropout: Probability of zeroing a hidden unit in training, 0 <= dropout < 1.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class MLP(nn.Sequential):
         super().__init__(*layers, nn.Linear([in_features, *hidden][-1], out_features))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (batch, ...) with `in_features` elements a sample to (batch, out_features)."""
+        """Map (batch, ...) with `in_features` elements per sample to (batch, out_features)."""
         for layer in self:
             x = layer(x)
         return x

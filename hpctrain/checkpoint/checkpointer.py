@@ -1,11 +1,12 @@
-"""Checkpoints by torch.distributed.checkpoint: committed by rename, or they do not exist.
+"""Checkpoints by torch.distributed.checkpoint (DCP): committed by a rename, or they do not exist.
 
-    step-00000200.tmp/   every rank writes its files, syncs and digests them
-        manifest.json    rank 0: step, world size, progress, size and digest of every file
-    step-00000200/       renamed, and the parent synced: now it is one
+    step-00000200.tmp/   every rank writes its files, syncs them and computes their digests
+        manifest.json    rank 0 writes step, world size, progress, size and digest of every file
+    step-00000200/       renamed, and the parent folder synced: the checkpoint is committed
 
-A save never overwrites: a SIGKILL while overwriting destroys what was there. Loading takes the
-newest that verifies (a flipped bit loads silently in DCP) and falls back to an older one.
+A save never overwrites a checkpoint, since a SIGKILL while overwriting would destroy it. DCP loads
+a flipped bit silently, so loading takes the newest checkpoint whose digests are right, and falls
+back to an older one.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ class Checkpointer:
     """Saves and loads model, optimizer, random state and progress.
 
     Args:
-        folder: holds one folder a checkpoint.
-        keep: how many of the newest stay.
-        ranks: this process's place.
-        model: wrapped or not; names in the checkpoint are the plain model's.
-        optimizer: over its parameters.
+        folder: Holds one folder for each checkpoint.
+        keep: Number of checkpoints that are kept; older ones are removed.
+        ranks: The rank of this process.
+        model: Wrapped or not; the checkpoint has the names of the plain model.
+        optimizer: The optimizer of the model's parameters.
     """
 
     def __init__(
@@ -55,19 +56,19 @@ class Checkpointer:
         self.model, self.optimizer = model, optimizer
 
     def save(self, step: int, progress: Progress) -> None:
-        """Write and commit a checkpoint; every rank calls it at the same step.
+        """Write and commit a checkpoint; every rank calls this at the same step.
 
         Args:
-            step: global step.
-            progress: what else the run needs to continue, as JSON (rank 0's is kept).
+            step: Global step.
+            progress: Everything else that the run needs to continue, as JSON; rank 0's is written.
 
         Raises:
-            StorageError: no space or no permission; nothing that was there is lost.
+            StorageError: There is no space or no permission. Older checkpoints stay as they are.
         """
         final = self.folder / f"step-{step:08d}"
         temporary = final.with_suffix(".tmp")
         if self.ranks.is_main:
-            shutil.rmtree(temporary, ignore_errors=True)  # an interrupted save's
+            shutil.rmtree(temporary, ignore_errors=True)  # left by an interrupted save
         dist.barrier()
         try:
             dcp.save(self._state(), checkpoint_id=temporary)
@@ -84,7 +85,7 @@ class Checkpointer:
                 }
                 _write(temporary / "manifest.json", json.dumps(manifest, indent=1))
                 _sync(temporary)
-                if final.exists():  # damaged: an intact one would have been resumed
+                if final.exists():  # it is damaged, or the run would have resumed from it
                     shutil.rmtree(final)
                 temporary.rename(final)
                 _sync(self.folder)
@@ -94,10 +95,10 @@ class Checkpointer:
             raise StorageError(f"{temporary}: the checkpoint was not written ({reason})") from error
 
     def load_latest(self) -> Progress | None:
-        """Load the newest checkpoint that verifies; None when there is none.
+        """Load the newest intact checkpoint and return its progress; None when there is none.
 
         Raises:
-            StorageError: there are checkpoints, but none is intact.
+            StorageError: There are checkpoints, but none is intact.
         """
         chosen: list[str | None] = [None]
         if self.ranks.is_main:
@@ -110,7 +111,7 @@ class Checkpointer:
         path = Path(chosen[0])
         state = self._state()
         saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
-        # Ranks that were not there when it was saved start with the seed's random state.
+        # A rank that did not exist when the checkpoint was saved keeps the state of its seed.
         random = {key: value for key, value in state.items() if key in saved and _is_random(key)}
         wanted = {key: value for key, value in state.items() if not _is_random(key)} | random
         dcp.load(wanted, checkpoint_id=path)
@@ -140,7 +141,7 @@ class Checkpointer:
         return state
 
     def _own_files(self, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Sync and digest what this rank wrote (DCP names files by rank; .metadata is rank 0's)."""
+        """Sync this rank's files and yield their digests; DCP names the files by rank."""
         patterns = [f"__{self.ranks.rank}_*"] + ([".metadata"] if self.ranks.is_main else [])
         for path in (p for pattern in patterns for p in folder.glob(pattern)):
             _sync(path)
@@ -157,14 +158,14 @@ class Checkpointer:
 
     def _remove_old(self) -> None:
         for path in sorted(self.folder.glob("step-????????"))[: -self.keep]:
-            # Renamed first: a half-removed one must not look like a checkpoint.
+            # Renamed first, since a half-removed folder must not look like a checkpoint.
             doomed = path.with_suffix(".tmp")
             path.rename(doomed)
             shutil.rmtree(doomed)
 
 
 def verify(path: Path) -> str:
-    """What is wrong with a checkpoint's files, or "" when they are what the manifest says."""
+    """Return what is wrong with the files of a checkpoint; "" when they fit the manifest."""
     try:
         files = json.loads((path / "manifest.json").read_text())["files"]
         for name, facts in files.items():

@@ -1,9 +1,9 @@
-"""Signals that come before the training can act on them.
+"""Signals that arrive before the training can act on them.
 
-Importing torch takes seconds, on a busy file system minutes. A preemption in that time would end
-the ranks by themselves, and Slurm calls such a job failed and does not bring it back. So they are
-noted from the first line on; `hpctrain.faults.stop` takes them over and the run saves, requeues and
-stops as soon as it can.
+Importing torch takes seconds, on a busy file system minutes. A preemption signal in that time
+would kill the ranks, and Slurm would count the job as failed and not requeue it. So the signals are
+noted from the first line on. `hpctrain.faults.stop` takes them over, and the run then saves,
+requeues and stops as soon as it can.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ noted: list[int] = []
 
 
 def note() -> None:
-    """Note preemption and the warning before the time limit instead of dying of them."""
+    """Note the signals of preemption and time limit, which would otherwise end the process."""
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, _note)
 

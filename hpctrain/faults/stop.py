@@ -1,13 +1,13 @@
-"""Asked to stop: signals set a flag, the ranks agree on it, nobody stops alone.
+"""Stop requests: a signal or the stop file sets a flag, and all ranks stop at the same step.
 
-    SIGINT            Ctrl-C: stop and save; a second one ends the process at once
-    SIGTERM, SIGUSR2  preemption, time limit: stop, save, come back (requeue)
-    a stop file       `hpctrain cancel`: stop, save, do not come back
+    SIGINT            Ctrl-C: save and stop; a second one ends the process at once
+    SIGTERM, SIGUSR2  preemption, time limit: save, stop and requeue
+    the stop file     `hpctrain cancel --save`: save and stop, without a requeue
 
-A Python handler does not run while the main thread is blocked in a collective, so the signal
-reaches a small thread through `signal.set_wakeup_fd`. A flag for each reason travels with the
-step's own reduction and is read one step later: no rank waits for it, and all see the same reason
-at the same step, whichever of them was asked first.
+A Python signal handler does not run while the main thread is blocked in a collective, so a small
+thread receives the signals through `signal.set_wakeup_fd`. The flags, one for each reason, are
+part of the reduction that every step makes anyway, and are read one step later. So no rank waits
+for them, and all ranks see the same reason at the same step, whichever rank was asked first.
 """
 
 from __future__ import annotations
@@ -24,28 +24,29 @@ import torch
 from hpctrain.faults import early_signals as signals
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
-# Where ranks were asked for several, the first of these is why: a user's wish is not requeued.
+# If the ranks have several reasons, the first of these counts, so that a user's own stop request
+# is never requeued.
 REASONS = ("cancel", *(number.name for number in SIGNALS))
-_LOOK_S = 5.0
+_LOOK_EVERY_S = 5.0
 
 
 def stop_with_launcher() -> None:
     """Have the kernel send SIGTERM to this rank when the process that started it dies.
 
-    torchrun and submitit's local controller, killed with SIGKILL, leave their ranks running:
-    nobody would know, and the same command would find the run in use.
+    When torchrun or submitit's local controller is killed with SIGKILL, its ranks keep running.
+    Without this, nobody would notice them, and the same command would find the run in use.
     """
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGTERM))
 
 
 class Stop:
-    """A context manager that turns signals into an agreed decision.
+    """A context manager that collects stop requests until the ranks have agreed on one.
 
     Attributes:
-        asked: what this rank was asked by first: one of REASONS, a signal's name or "cancel" for
-            the stop file; "" when it was not.
-        reason: what the ranks have agreed to stop for, one of REASONS; "" until they have.
+        asked: The first stop request of this rank, one of REASONS: the name of a signal, or
+            "cancel" for the stop file; "" while there is none.
+        reason: The reason that the ranks have agreed on, one of REASONS; "" until then.
     """
 
     def __init__(self) -> None:
@@ -57,7 +58,7 @@ class Stop:
     def __enter__(self) -> Stop:
         self._reading, self._writing = socket.socketpair()
         self._writing.setblocking(False)
-        # In this order none is lost: one that comes between is noted and written.
+        # In this order no signal is lost: one that arrives in between is noted and written.
         self._previous_fd = signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
         self._previous = {sig: signal.signal(sig, lambda *_: None) for sig in SIGNALS}
         for number in signals.noted:
@@ -71,7 +72,7 @@ class Stop:
         for sig, handler in self._previous.items():
             signal.signal(sig, handler)
         self._writing.close()
-        # A thread that still lets go of tensors while the interpreter ends aborts the process.
+        # A thread that frees tensors while the interpreter shuts down aborts the process.
         self._listener.join()
 
     def _listen(self) -> None:
@@ -96,17 +97,17 @@ class Stop:
         self.asked = self.asked or reason
 
     def watch(self, file: Path) -> None:
-        """From now on, stop as well when this file is there; one rank that looks is enough."""
+        """Take the existence of `file` as a stop request, too; one rank that looks is enough."""
         self._file = file
-        self._reading.settimeout(_LOOK_S)
-        self._writing.send(b"\0")  # no signal's number: only ends the wait without a limit
+        self._reading.settimeout(_LOOK_EVERY_S)
+        self._writing.send(b"\0")  # no signal has number 0: this only wakes the thread
 
     def flags(self) -> list[float]:
-        """What this rank adds to the step's reduction: for each of REASONS 1.0 or 0.0."""
+        """Return this rank's part of the reduction: 1.0 or 0.0 for each of REASONS."""
         return [float(self.asked == reason) for reason in REASONS]
 
     def offer(self, totals: torch.Tensor) -> None:
-        """Take the reduced flags, shape (len(REASONS),), without waiting for the device."""
+        """Store the reduced flags, shape (len(REASONS),), without waiting for the device."""
         if totals.device.type == "cuda":
             if self._copied is None:
                 self._totals = torch.zeros(len(REASONS), pin_memory=True)
@@ -119,9 +120,9 @@ class Stop:
 
     @property
     def agreed(self) -> bool:
-        """True on every rank at the same step, when any was asked to stop by the last `offer`."""
+        """Whether any rank had a stop request at the last `offer`; the same on every rank."""
         if self._copied is not None:
-            # Recorded a whole step ago: it has passed, unless the device is a step behind.
+            # The event was recorded a whole step ago, so this waits only for a slow device.
             self._copied.synchronize()
         if self._totals is not None:
             asked = zip(REASONS, self._totals.tolist(), strict=True)

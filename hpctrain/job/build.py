@@ -1,4 +1,4 @@
-"""From the frozen config to a trainer. Here things are made; the loop only uses them."""
+"""Builds the trainer from the frozen config: objects are made here, the loop only uses them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hpctrain.parallel.recipe import parallelize
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.train.display import Display, choose_display
-from hpctrain.train.progress_file import Beat
+from hpctrain.train.progress_file import ProgressFile
 from hpctrain.train.schedule import Schedule
 from hpctrain.train.step import Precision, TrainStep
 from hpctrain.train.trainer import Every, Trainer
@@ -36,16 +36,16 @@ def build(
     tracker: Tracker,
     stop: Stop,
 ) -> Trainer:
-    """Build everything that `config` names; every rank of the group calls it.
+    """Build the trainer that `config` describes; every rank of the process group calls this.
 
     Raises:
-        ConfigError: a `_target_` cannot be imported or does not take its arguments.
-        DataError: a shard is damaged.
+        ConfigError: A `_target_` cannot be imported or does not take its arguments.
+        DataError: A shard is damaged.
     """
     data = DataBuilder(config, ranks, device, _make)
     loader = data.training()
     max_steps = _max_steps(config, loader)
-    # Alike on all ranks for the model; then apart, so that dropout differs.
+    # All ranks build the model with one seed; then each gets its own, so that dropout differs.
     torch.manual_seed(config.seed)
     model = parallelize(_make("model", config.model), ranks, device)
     torch.manual_seed(config.seed + 1 + ranks.rank)
@@ -89,7 +89,9 @@ def build(
 
 def _display(config: Config, run: RunDir, ranks: RankInfo) -> Display:
     display = choose_display(ranks.is_main)
-    return Beat(display, run.path / "progress.json", config.metric) if ranks.is_main else display
+    if not ranks.is_main:
+        return display
+    return ProgressFile(display, run.path / "progress.json", config.metric)
 
 
 def _max_steps(config: Config, loader: Feed) -> int:
@@ -100,14 +102,14 @@ def _max_steps(config: Config, loader: Feed) -> int:
 
 
 def _make(key: str, node: Mapping[str, Any], *args: Any) -> Any:
-    """Call the `_target_` of a section of the config.
+    """Call the `_target_` of a config section.
 
     Raises:
-        ConfigError: it cannot be imported, or refuses its arguments.
+        ConfigError: The target cannot be imported, or refuses its arguments.
     """
     try:
         with warnings.catch_warnings():
-            # Hydra 1.4 wants a list of what may be called; here anything importable may, by design.
+            # Hydra 1.4 warns when there is no list of allowed targets. Ours may be anything.
             warnings.filterwarnings("ignore", r"(?s).*_execution_whitelist_", UserWarning)
             return instantiate(dict(node), *args, _convert_="all")
     except InstantiationException as error:

@@ -1,4 +1,4 @@
-"""From the `data` section of the config to the feeds of a trainer.
+"""Builds the feeds of a trainer from the `data` section of the config.
 
 path ── place (staged? verified?) ── Reader ── windows? decoded? ──┐
 mixture: NAME ── …                                                 ├── Loader ── Feed
@@ -50,13 +50,13 @@ Make = Callable[[str, Mapping[str, Any]], Any]
 
 @dataclass
 class DataBuilder:
-    """Builds what reads the data, for one rank.
+    """Builds the feeds of one rank.
 
     Attributes:
-        config: of the run.
-        ranks: this process's place.
-        device: where batches go.
-        make: calls the `_target_` of a section, named by its key.
+        config: The config of the run.
+        ranks: The rank of this process and the number of ranks.
+        device: Device of the batches.
+        make: Calls the `_target_` of a config section; takes the section's key and its content.
     """
 
     config: Config
@@ -67,11 +67,11 @@ class DataBuilder:
     _closes: list[Callable[[], None]] = field(default_factory=list)
 
     def training(self) -> Feed:
-        """The training split, or the mixture.
+        """Return the feed of the training split, or of the mixture.
 
         Raises:
-            ConfigError: keys that do not fit the data.
-            DataError: a data set, a split, a field or a shard is missing or damaged.
+            ConfigError: A key does not fit the data.
+            DataError: A data set, a split, a field or a shard is missing or damaged.
         """
         data = self.config.data
         if data.mixture:
@@ -89,11 +89,11 @@ class DataBuilder:
         )
 
     def evaluation(self) -> Feed | None:
-        """The validation split, each sample once; None without one.
+        """Return the feed of the validation split, with each sample once; None without a split.
 
         Raises:
-            ConfigError: see `training`.
-            DataError: see `training`.
+            ConfigError: As `training`.
+            DataError: As `training`.
         """
         data = self.config.data
         if data.val_split is None:
@@ -102,7 +102,7 @@ class DataBuilder:
         return self._feed(
             source,
             Order(len(source), 0, shuffle=False),
-            # No gradients are kept: a larger batch fits.
+            # Evaluation keeps no activations for a backward pass, so a larger batch fits.
             global_batch_size=2 * self.config.train.global_batch_size,
             tail="pad",
             transforms=self._for_evaluation("transforms"),
@@ -118,7 +118,7 @@ class DataBuilder:
             split = part.get("split", data.train_split)
             try:
                 sources[name], reader = self._source(path, split)
-                # Sets of one size would otherwise come in one order.
+                # With one seed, data sets of equal size would be shuffled in the same order.
                 own = self.config.seed ^ xxhash.xxh64_intdigest(name.encode())
                 samplers[name] = self._sampler(sources[name], reader, own)
             except DataError as error:
@@ -136,7 +136,7 @@ class DataBuilder:
         return Concat(sources), mixture
 
     def _source(self, path: str, split: str) -> tuple[Source, Reader]:
-        """What the loader reads, and the reader below it."""
+        """Return the source of the loader, and the reader of shards below it."""
         data = self.config.data
         index = self._index(path)
         shards = index.split(split).shards
@@ -260,7 +260,7 @@ class DataBuilder:
         return made
 
     def _for_evaluation(self, key: str) -> list[Any]:
-        """Those of `val_KEY`; without it the training's, but for the random ones."""
+        """Return the transforms `data.val_KEY`, or else the training transforms without random."""
         own = getattr(self.config.data, f"val_{key}")
         if own is not None:
             return self._made(f"data.val_{key}", own)
@@ -269,13 +269,13 @@ class DataBuilder:
 
 
 class OneByOne:
-    """Transforms of a sample, one after the other."""
+    """Applies transforms to a sample, one after the other."""
 
     def __init__(self, transforms: Sequence[Transform]) -> None:
         self.transforms = list(transforms)
 
     def __call__(self, sample: Sample, random: np.random.Generator) -> Sample:
-        """See `hpctrain.data.workers.samples`."""
+        """Return the transformed sample; `hpctrain.data.workers.samples` has the interface."""
         for transform in self.transforms:
             result: Any = transform(sample, random)
             if not isinstance(result, Mapping):

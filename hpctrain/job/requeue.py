@@ -10,16 +10,16 @@ log = logging.getLogger(__name__)
 
 
 def requeue(job_id: str) -> bool:
-    """Put this running job back into the queue; False, with the reason logged, if that fails.
+    """Requeue this running job; return False, with the reason in the log, when that fails.
 
-    A job that exits by itself inside the grace time of a preemption is COMPLETED and never
-    requeued: it would be lost without a word.
+    Slurm itself does not requeue a job that exits inside the grace time of a preemption: such a
+    job is COMPLETED, and the run would be lost silently.
 
     Args:
-        job_id: as `squeue` takes it; `ARRAYJOB_TASK` for an array task, for the plain id would
-            take the whole array along.
+        job_id: As `squeue` takes it: `ARRAYJOB_TASK` for an array task, since the plain id would
+            requeue the whole array.
     """
-    # `scancel` sends SIGTERM too, but its job is no longer RUNNING: it must not come back.
+    # `scancel` sends SIGTERM, too. Its job is no longer RUNNING and must not be requeued.
     state = (ask("squeue", "--noheader", "--jobs", job_id, "--format=%T") or "unknown").strip()
     if state != "RUNNING":
         log.info("job %s is %s: not requeued", job_id, state)

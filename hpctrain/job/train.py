@@ -1,4 +1,4 @@
-"""Where all doors end: train a frozen run directory on the ranks that are here.
+"""Train a frozen run directory on the ranks of this job: every way to start ends here.
 
 python -m hpctrain …            ┐
 torchrun -m hpctrain …          ├── freeze ──┐
@@ -29,20 +29,20 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
     """Train the run from its last checkpoint.
 
     Args:
-        config: the frozen config.
-        run: its directory; rank 0 holds it for the time of the training.
-        ranks: this process's place.
+        config: The frozen config.
+        run: The run directory; rank 0 holds its lock during the training.
+        ranks: The rank of this process.
 
     Returns:
-        The exit code: 0, or 130 / 143 when it was asked to stop and has saved.
+        The exit code: 0, or 130 or 143 when the run was stopped on request and saved.
 
     Raises:
-        HpctrainError: what the user can mend; recorded in the run directory as well.
+        HpctrainError: An error that the user can correct; it is recorded in the run directory.
     """
-    faulthandler.enable()  # a mapped shard that was cut off ends the process: it says where
+    faulthandler.enable()  # says where the process died when a mapped shard was truncated
     if ranks.launcher in ("torchrun", "submitit-local"):
         stop_with_launcher()
-    # From here on a signal is a request to stop, not a sudden death.
+    # From here on a signal is a stop request and no longer ends the process.
     with (
         Stop() as stop,
         Attempt(config, run, ranks) if ranks.is_main else NoAttempt() as attempt,
@@ -52,8 +52,8 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
             log.info("%s on %s, %s", run.path, device, ranks)
             stop.watch(stop_file(run.path))
         outcome = build(config, run, ranks, device, attempt.tracker, stop).fit()
-        # Inside the group, whose teardown waits for rank 0: Slurm and torchrun end all ranks as
-        # soon as one has left with a code other than 0.
+        # This happens inside the process group, whose teardown waits for rank 0: Slurm and
+        # torchrun kill all ranks as soon as one has exited with a code other than 0.
         if outcome.finished:
             attempt.finished(outcome)
             return 0

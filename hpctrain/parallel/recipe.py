@@ -1,7 +1,6 @@
-"""The recipe of parallelism: one ordered function from a plain model to the one that is trained.
+"""The recipe of parallelism: one function turns the plain model into the model that is trained.
 
-Today: data parallel (DDP). The order for what follows: tensor parallel, activation checkpointing,
-compile, sharding or DDP, pipeline.
+It knows data parallel training (DDP) so far.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from hpctrain.distributed.ranks import RankInfo
 
 
 def parallelize(model: nn.Module, ranks: RankInfo, device: torch.device) -> nn.Module:
-    """Place the model and make its gradients the mean over the data-parallel ranks.
+    """Move the model to the device, and average its gradients over the data-parallel ranks.
 
     Args:
-        model: built alike (same seed) on every rank.
-        ranks: this process's place.
-        device: of this rank.
+        model: The model, built with the same seed on every rank.
+        ranks: The rank of this process and the number of ranks.
+        device: Device of this rank.
     """
     model = model.to(device)
     if ranks.world_size == 1:
         return model
     device_ids = [device.index] if device.type == "cuda" else None
-    # The buckets hold the gradients themselves: one copy less a step, and no memory for two.
+    # Gradients that are views of the buckets save a copy per step and the memory for it.
     return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)

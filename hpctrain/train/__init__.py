@@ -1,1 +1,1 @@
-"""The loop and its few collaborators; everything is built elsewhere (`hpctrain.job.build`)."""
+"""The training loop and the objects that it calls; `hpctrain.job.build` builds them."""

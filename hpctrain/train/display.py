@@ -1,4 +1,4 @@
-"""What people see while it runs: a bar on a terminal, plain lines in a batch log."""
+"""The progress that a training shows: a bar on a terminal, plain lines in a batch log."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ log = logging.getLogger(__name__)
 
 
 class Display(Protocol):
-    """Shows the run's progress."""
+    """Shows the progress of a run."""
 
     def start(self, step: int, max_steps: int) -> None:
-        """Begin at `step` of `max_steps`."""
+        """Show that the run is at `step` of `max_steps`."""
 
     def advance(self, step: int) -> None:
-        """One more step is done."""
+        """Show that `step` steps are done."""
 
     def report(self, step: int, metrics: dict[str, float]) -> None:
-        """Show the metrics of the last interval."""
+        """Show the metrics of the last report."""
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
 
 
 class NoDisplay:
-    """For the ranks other than 0."""
+    """The display of ranks other than 0: it shows nothing."""
 
     def start(self, step: int, max_steps: int) -> None:  # noqa: D102
         pass
@@ -54,7 +54,7 @@ class NoDisplay:
 
 
 class Lines(NoDisplay):
-    """One log line a report, with the time that is left."""
+    """One log line per report, with the time that is left."""
 
     def start(self, step: int, max_steps: int) -> None:  # noqa: D102
         self._first, self._max, self._started = step, max_steps, time.monotonic()
@@ -76,7 +76,7 @@ class Bar(NoDisplay):
             TimeElapsedColumn(),
             TextColumn("ETA"),
             TimeRemainingColumn(),
-            # Last, and cut off where the terminal ends.
+            # The metrics come last, since this column is cut off where the terminal ends.
             TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True)),
             console=Console(stderr=True),
         )
@@ -96,7 +96,7 @@ class Bar(NoDisplay):
 
 
 def describe(metrics: dict[str, float]) -> str:
-    """The few metrics that people watch, in one line."""
+    """Return the most important metrics as one line."""
     shown = {
         "loss": "train/loss",
         "val loss": "val/loss",
@@ -112,7 +112,7 @@ def describe(metrics: dict[str, float]) -> str:
 
 
 def choose_display(is_main: bool) -> Display:
-    """The bar on a terminal, lines elsewhere, nothing on the other ranks."""
+    """Return the bar on a terminal, lines elsewhere, and nothing on ranks other than 0."""
     if not is_main:
         return NoDisplay()
     return Bar() if sys.stderr.isatty() else Lines()

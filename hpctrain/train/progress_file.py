@@ -1,7 +1,7 @@
-"""The run's pulse for those who look from elsewhere: `progress.json` in its directory.
+"""`progress.json` in the run directory: the heartbeat that `hpctrain status` reads.
 
-A thread of its own writes it, so that a slow file system never holds up a step; the step itself
-only stores a number.
+A thread writes the file every few seconds, so that a slow file system never delays a step. The
+step itself only stores a number.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ from hpctrain.train.display import Display
 
 log = logging.getLogger(__name__)
 EVERY_S = 5.0
-_WINDOW = 60  # beats that the speed is measured over: evaluation and saving count as well
+_WINDOW = 60  # writes over which the speed is measured; evaluation and saving count as well
 
 
-class Beat:
-    """A display that also writes down where the run is.
+class ProgressFile:
+    """A display that also writes the step and the metrics to a file.
 
     Args:
-        display: shows it here.
-        file: `progress.json`; readers see the old content or the new.
-        metric: the one that people watch.
+        display: Shows the progress in this terminal or log.
+        file: `progress.json`; readers see the old content or the new, never a mixture.
+        metric: Name of the metric that `hpctrain status` shows.
     """
 
     def __init__(self, display: Display, file: Path, metric: str) -> None:
         self._display, self._file, self._metric = display, file, metric
         self._metrics: dict[str, float] = {}
-        self._beats: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
+        self._samples: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="hpctrain-beat", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="hpctrain-progress", daemon=True)
 
     def start(self, step: int, max_steps: int) -> None:
-        """Begin at `step` of `max_steps`."""
+        """Show and write that the run is at `step` of `max_steps`."""
         self._step, self._max = step, max_steps
         self._stepped = time.time()
         self._display.start(step, max_steps)
         self._thread.start()
 
     def advance(self, step: int) -> None:
-        """One more step is done."""
+        """Note that `step` steps are done."""
         self._step = step
         self._display.advance(step)
 
     def report(self, step: int, metrics: dict[str, float]) -> None:
-        """Show the metrics of the last interval."""
-        self._metrics = self._metrics | metrics  # a new one: the thread may read the old
+        """Show the metrics of the last report, and write them from now on."""
+        self._metrics = self._metrics | metrics  # a new dict: the thread may be reading the old
         self._display.report(step, metrics)
 
     def close(self) -> None:
-        """Write the last step and leave the terminal as it was."""
+        """Write the last step, end the thread and restore the terminal."""
         self._over.set()
         self._thread.join()
         self._display.close()
@@ -64,7 +64,7 @@ class Beat:
         over = False
         while True:
             try:
-                # Not synced: after a crash of the machine nobody misses it.
+                # Not synced to the disk: after a crash of the machine the file is of no use.
                 write_atomically(self._file, json.dumps(self._content()) + "\n", sync=False)
             except OSError as error:
                 log.warning("%s: not written (%s)", self._file, error.strerror)
@@ -74,15 +74,15 @@ class Beat:
 
     def _content(self) -> dict[str, object]:
         step, now = self._step, time.time()
-        if not self._beats or step != self._beats[-1][1]:
+        if not self._samples or step != self._samples[-1][1]:
             self._stepped = now
-        self._beats.append((now, step))
-        since, first = self._beats[0]
+        self._samples.append((now, step))
+        since, first = self._samples[0]
         return {
             "step": step,
             "max_steps": self._max,
             "time": now,
-            "stepped": self._stepped,  # when the step was last seen to change
+            "stepped": self._stepped,  # time at which the step last changed
             "steps_per_s": (step - first) / (now - since) if step > first else None,
             "metric": self._metric,
             "metrics": self._metrics,

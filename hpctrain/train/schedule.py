@@ -1,4 +1,4 @@
-"""Learning rate as a pure function of the step, so that it needs no state to resume."""
+"""The learning rate as a pure function of the step: resuming needs no state of it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ class Schedule:
     """Linear warm-up to `lr`, then constant, linear or cosine (Loshchilov & Hutter 2017) decay.
 
     Args:
-        lr: peak learning rate.
-        config: kind, warm-up steps and final ratio.
-        max_steps: step at which the decay ends.
+        lr: Peak learning rate.
+        config: Kind, warm-up steps and final ratio.
+        max_steps: Global step at which the decay ends.
     """
 
     def __init__(self, lr: float, config: SchedulerConfig, max_steps: int) -> None:
         self.lr, self.config, self.max_steps = lr, config, max_steps
 
     def __call__(self, step: int) -> float:
-        """Learning rate of global step `step`, counted from 0."""
+        """Return the learning rate of global step `step`, counted from 0."""
         warmup, final = self.config.warmup_steps, self.config.final_ratio
         if step < warmup:
             return self.lr * (step + 1) / warmup

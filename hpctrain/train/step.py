@@ -22,37 +22,45 @@ from hpctrain.tasks import Sums, Task
 
 
 class Precision:
-    """Runs the forward pass in `compute` ("fp32" or "bf16"); parameters stay float32."""
+    """The precision of the forward pass.
+
+    Args:
+        compute: "fp32", or "bf16" for autocast; parameters stay float32 in both.
+        device: Device of the rank.
+    """
 
     def __init__(self, compute: str, device: torch.device) -> None:
         self.compute, self.device = compute, device
 
     def __call__(self) -> AbstractContextManager[object]:
-        """A fresh autocast context, or one that does nothing."""
+        """Return a new context for one forward pass."""
         if self.compute == "fp32":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
 
 class Totals:
-    """Sums and counts over steps and ranks, kept on the device: no synchronisation per step."""
+    """Sums and counts over steps and ranks.
+
+    They stay on the device, so that no step waits for it.
+    """
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self._total: torch.Tensor | None = None
 
     def add(self, names: list[str], vector: torch.Tensor) -> None:
-        """Add `vector`, shape (2 * len(names),): sum and count of each name in turn."""
+        """Add `vector`, float64 of shape (2 * len(names),): a sum and a count for each name."""
         self.names = names
         self._total = vector if self._total is None else self._total + vector
 
     def reduce(self) -> None:
-        """Add over the ranks, where what was added is this rank's alone."""
+        """Add the totals of all ranks; for totals to which only this rank's sums were added."""
         if self._total is not None:
             _add_over_ranks(self._total)
 
     def means(self) -> dict[str, float]:
-        """Sum / count of each name (the one synchronisation), and start over."""
+        """Return sum / count of each name, which waits for the device, and start from zero."""
         if self._total is None:
             return {}
         values, self._total = self._total.tolist(), None
@@ -60,12 +68,12 @@ class Totals:
         return {name: total / count if count else float("nan") for name, total, count in pairs}
 
     def state_dict(self) -> dict[str, Any]:
-        """What has been added since the last `means`, as JSON."""
+        """Return what has been added since the last `means`, as JSON."""
         values = None if self._total is None else self._total.tolist()
         return {"names": self.names, "values": values}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        """Go on adding where `state_dict` was taken."""
+        """Continue from the sums that `state_dict` returned."""
         self.names, values = state["names"], state["values"]
         if values is not None:
             self._total = torch.tensor(values, dtype=torch.float64, device=device)
@@ -75,13 +83,13 @@ class TrainStep:
     """Forward, backward and update on one rank's share of a global batch.
 
     Args:
-        model: the (parallel) model.
-        task: from batch to sums and counts.
-        optimizer: over the model's parameters.
-        precision: context of the forward pass.
-        accumulate: micro-batches the share is split into; it must divide it.
-        clip_norm: largest L2 norm of the global gradient; None: no clipping.
-        stop: its flags travel with the reduction.
+        model: The model, wrapped for data parallelism where there are several ranks.
+        task: Computes sums and counts from a batch (`hpctrain.tasks`).
+        optimizer: Updates the parameters of the model.
+        precision: Makes the context of the forward pass.
+        accumulate: Number of micro-batches in this rank's share; it must divide the share.
+        clip_norm: Largest L2 norm of the global gradient; None does not clip.
+        stop: The stop request, whose flags are reduced together with the sums.
     """
 
     def __init__(
@@ -103,16 +111,16 @@ class TrainStep:
         """Train on this rank's share of the global batch.
 
         Args:
-            batch: on the device; every rank's share has the same number of rows.
-            lr: learning rate of this step.
+            batch: Tensors on the device; the shares of all ranks have the same number of rows.
+            lr: Learning rate of this step.
         """
         local = len(batch["mask"])
         vectors = []
         for micro, last in _split(batch, self.accumulate):
             with self._gradients_stay_local(not last), self.precision():
                 sums = self.task(self.model, micro)
-                # The mean over a full batch keeps the gradient's magnitude in range; what the
-                # true count changes is put right below, when it is known.
+                # Dividing by the rows keeps the gradient in the range of the dtype. The exact
+                # divisor is the global count, which is known only after the reduction below.
                 (sums["loss"][0] / local).backward()
             vectors.append(to_vector(sums))
         vector = torch.stack(vectors).sum(0)
@@ -134,7 +142,7 @@ class TrainStep:
         return nullcontext()
 
     def _scale_gradients(self, factor: torch.Tensor) -> None:
-        """Multiply by `factor`, shape (), and clip, in one pass over the gradients."""
+        """Multiply the gradients by `factor`, shape (), and clip them, in one pass."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         if self.clip_norm is not None:
             norm = torch.nn.utils.get_total_norm(gradients) * factor
@@ -143,12 +151,12 @@ class TrainStep:
 
 
 def _add_over_ranks(values: torch.Tensor) -> None:
-    if dist.get_world_size() > 1:  # 50 us even in a group of one
+    if dist.get_world_size() > 1:  # a reduction takes 50 us even in a group of one
         dist.all_reduce(values)
 
 
 def to_vector(sums: Sums) -> torch.Tensor:
-    """Float64 (2 * len(sums),): sum and count of each name in turn, detached."""
+    """Return sums and counts as one detached float64 vector of shape (2 * len(sums),)."""
     flat = [value.detach().double() for pair in sums.values() for value in pair]
     return torch.stack(flat)
 

@@ -1,11 +1,10 @@
-"""The loop. It receives built objects; `fit` reads top to bottom.
+"""The training loop. It receives objects that are already built; `fit` reads top to bottom.
 
-load, then loop { step; log; validate; agree on stopping; checkpoint }
+load the checkpoint, then loop { step; log; evaluate; agree on stopping; save a checkpoint }
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -20,11 +19,12 @@ from hpctrain.tracking.tracker import Tracker
 from hpctrain.train.display import Display
 from hpctrain.train.schedule import Schedule
 from hpctrain.train.step import Totals, TrainStep, to_vector
+from hpctrain.train.throughput import Throughput
 
 
 @dataclass(frozen=True)
 class Every:
-    """How many steps lie between two of a kind."""
+    """Steps from one log line, evaluation or checkpoint to the next."""
 
     log: int
     evaluate: int
@@ -33,13 +33,13 @@ class Every:
 
 @dataclass
 class Outcome:
-    """How a fit ended.
+    """How `Trainer.fit` ended.
 
     Attributes:
-        finished: all steps were made; False: stopped on request and saved.
-        step: global step reached.
-        first_step: global step it started from: 0, or the checkpoint's.
-        metrics: the last value of every metric.
+        finished: True when all steps were made; False when the run was stopped and saved.
+        step: The global step that was reached.
+        first_step: The global step that training started from: 0, or that of the checkpoint.
+        metrics: The last value of every metric.
     """
 
     finished: bool
@@ -50,7 +50,7 @@ class Outcome:
 
 @dataclass
 class Trainer:
-    """Everything a run is made of, built (see `hpctrain.job.build`)."""
+    """The objects that a run consists of; `hpctrain.job.build` makes them."""
 
     train_step: TrainStep
     schedule: Schedule
@@ -68,11 +68,11 @@ class Trainer:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def fit(self) -> Outcome:
-        """Train from the last checkpoint, or the start, to `max_steps` or until asked to stop."""
+        """Train from the last checkpoint, or from step 0, to `max_steps` or a stop request."""
         first_step = self._resume()
         self.display.start(self.step, self.max_steps)
         saved, finished = self.step, True
-        interval = self._new_interval()
+        throughput = Throughput(self.loader, self.step, self.global_batch_size)
         try:
             for batch in self._batches():
                 self.train_step(batch, self.schedule(self.step))
@@ -80,15 +80,16 @@ class Trainer:
                 self.display.advance(self.step)
                 done = self.step == self.max_steps
                 if self.step % self.every.log == 0 or done:
-                    self._log(interval.metrics(self.step) | self._training_means())
+                    self._log(throughput.metrics(self.step) | self._training_means())
                 if self.step % self.every.evaluate == 0 or done:
-                    self._log(self._evaluate())
-                    interval = self._new_interval()
+                    with throughput.paused():
+                        self._log(self._evaluate())
                 if self.stop.agreed and not done:
                     finished = False
                     break
                 if self.step % self.every.checkpoint == 0 or done:
-                    self._save()
+                    with throughput.paused():
+                        self._save()
                     saved = self.step
             if self.step != saved:
                 self._save()
@@ -98,9 +99,6 @@ class Trainer:
             if self.evaluation is not None:
                 self.evaluation.close()
         return Outcome(finished, self.step, first_step, self.metrics)
-
-    def _new_interval(self) -> Interval:
-        return Interval(self.loader, self.step, self.global_batch_size)
 
     def _batches(self) -> Iterator[Batch]:
         if self.step >= self.max_steps:
@@ -119,7 +117,7 @@ class Trainer:
 
     @torch.no_grad()
     def _evaluate(self) -> dict[str, float]:
-        """Every sample of the evaluation split once, over all ranks."""
+        """Return the means over the evaluation split, whose samples all count exactly once."""
         if self.evaluation is None:
             return {}
         model, task = self.train_step.model, self.train_step.task
@@ -162,30 +160,3 @@ class Trainer:
             self.tracker.rewind(progress["tracker"])
         dist.barrier()
         return self.step
-
-
-class Interval:
-    """Throughput between two reports; evaluation and its like are left out by starting anew.
-
-    Args:
-        loader: its waiting time is read.
-        step: global step at which the interval begins.
-        global_batch_size: samples a step.
-    """
-
-    def __init__(self, loader: Feed, step: int, global_batch_size: int) -> None:
-        self.loader, self.global_batch_size = loader, global_batch_size
-        self._begin(step)
-
-    def _begin(self, step: int) -> None:
-        self._time, self._wait, self._step = time.monotonic(), self.loader.wait_s, step
-
-    def metrics(self, step: int) -> dict[str, float]:
-        """Samples per second over all ranks, and the fraction of time spent waiting for data."""
-        elapsed = max(time.monotonic() - self._time, 1e-9)
-        metrics = {
-            "perf/samples_per_s": (step - self._step) * self.global_batch_size / elapsed,
-            "perf/data_wait_fraction": (self.loader.wait_s - self._wait) / elapsed,
-        }
-        self._begin(step)
-        return metrics

@@ -29,7 +29,7 @@ from hpctrain.launch.queue import Ended, Job
 from hpctrain.runs import stop_request as stopfile
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.train.display import NoDisplay
-from hpctrain.train.progress_file import Beat
+from hpctrain.train.progress_file import ProgressFile
 from tests.conftest import Completed, run_json, run_module, runs
 
 Train = Callable[..., Completed]
@@ -606,7 +606,7 @@ def test_looking_at_the_lock_takes_nothing(tmp_path: Path) -> None:
 def test_the_pulse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpctrain.train.progress_file.EVERY_S", 0.05)
     file = tmp_path / "progress.json"
-    beat = Beat(NoDisplay(), file, "val/loss")
+    beat = ProgressFile(NoDisplay(), file, "val/loss")
     beat.start(10, 100)
     for step in range(11, 31):
         time.sleep(0.02)
@@ -622,7 +622,7 @@ def test_the_pulse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_pulse_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
-    beat = Beat(NoDisplay(), tmp_path / "gone" / "progress.json", "x")
+    beat = ProgressFile(NoDisplay(), tmp_path / "gone" / "progress.json", "x")
     beat.start(0, 1)
     beat.advance(1)
     beat.close()

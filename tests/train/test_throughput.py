@@ -1,0 +1,31 @@
+"""Throughput counts the time of training only."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpctrain.train.throughput import Throughput
+
+
+def test_evaluation_and_checkpoints_do_not_lower_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("hpctrain.train.throughput.time.monotonic", lambda: clock.now)
+    loader: Any = SimpleNamespace(wait_s=0.0)
+    throughput = Throughput(loader, step=0, global_batch_size=8)
+    clock.now += 2.0
+    loader.wait_s += 0.5
+    with throughput.paused():
+        clock.now += 60.0
+    assert throughput.metrics(4) == {
+        "perf/samples_per_s": pytest.approx(4 * 8 / 2.0),
+        "perf/data_wait_fraction": pytest.approx(0.25),
+    }
+    clock.now += 1.0  # the next report begins where the last one ended
+    with throughput.paused():
+        clock.now += 5.0
+    clock.now += 1.0
+    assert throughput.metrics(5) == {
+        "perf/samples_per_s": pytest.approx(8 / 2.0),
+        "perf/data_wait_fraction": 0.0,
+    }

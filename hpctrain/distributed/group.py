@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.config.schema import ParallelConfig
+from hpctrain.distributed import long_work
 from hpctrain.distributed.port import check_port
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, DistributedError
@@ -76,9 +77,10 @@ def process_group(
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=config.timeout_s)
     try:
+        store = _store(ranks, timeout)
         dist.init_process_group(
             backend,
-            store=_store(ranks, timeout),
+            store=store,
             rank=ranks.rank,
             world_size=ranks.world_size,
             timeout=timeout,
@@ -89,7 +91,8 @@ def process_group(
             f"{config.timeout_s} s ({str(error).splitlines()[0]})"
         ) from error
     try:
-        yield device
+        with long_work.use(long_work.Group(store, ranks.rank, ranks.world_size, config.timeout_s)):
+            yield device
         # Without it, rank 0 may take the store away while others still talk.
         dist.barrier()
     finally:

@@ -1,4 +1,4 @@
-"""How far a long copy or check is: a log line now and then, none for a short one."""
+"""Log the progress of a long copy or check from time to time. A short one logs nothing."""
 
 import logging
 import threading
@@ -13,8 +13,8 @@ class Progress:
     """Counts bytes, from any thread.
 
     Args:
-        what: The beginning of each line.
-        total: Bytes in all.
+        what: The beginning of each log line.
+        total: Number of bytes to process.
     """
 
     def __init__(self, what: str, total: int) -> None:
@@ -23,7 +23,7 @@ class Progress:
         self._lock = threading.Lock()
 
     def add(self, count: int) -> None:
-        """`count` more bytes are done."""
+        """Count `count` more bytes as processed."""
         with self._lock:
             self._done += count
             now = time.monotonic()

@@ -51,7 +51,7 @@ class Copier:
         self._locks: dict[
             str, threading.Lock
         ] = {}  # at most one thread works on a shard       self._planned: dict[str, Shard] = {}
-        self._asked: set[str] = set()  # given out by `path`, not yet released
+        self._in_use: set[str] = set()  # given out by `path`, not yet released
         self._queue: OrderedDict[str, Shard] = OrderedDict()  # planned, not yet started
         self._copying: set[str] = set()
         self._held: dict[str, Shard] = {}  # staged, and locked against eviction
@@ -63,7 +63,7 @@ class Copier:
     def path(self, shard: Shard) -> Path:
         """See `Stage.path`."""
         with self._changed:
-            self._asked.add(digest_of(shard))
+            self._in_use.add(digest_of(shard))
         with self._lock(shard):
             state = self._obtain(shard, ahead=False)
         if state == "staged":
@@ -85,7 +85,7 @@ class Copier:
         """See `Stage.plan`."""
         with self._changed:
             self._planned = {digest_of(shard): shard for shard in shards}
-            for digest in self._held.keys() - self._planned.keys() - self._asked:
+            for digest in self._held.keys() - self._planned.keys() - self._in_use:
                 self.depot.drop(self._held.pop(digest))
             self._queue = OrderedDict(
                 (digest, shard)
@@ -104,7 +104,7 @@ class Copier:
         """See `Stage.release`."""
         digest = digest_of(shard)
         with self._changed:
-            self._asked.discard(digest)
+            self._in_use.discard(digest)
             self._planned.pop(digest, None)
             self._queue.pop(digest, None)
             if self._held.pop(digest, None):
@@ -198,7 +198,7 @@ class Copier:
         finally:
             with self._changed:
                 self._copying.remove(digest)
-                wanted = digest in self._asked or digest in self._planned
+                wanted = digest in self._in_use or digest in self._planned
                 if copied and wanted:
                     copied = self.depot.hold(shard)
                 if copied and wanted:
@@ -216,7 +216,7 @@ class Copier:
             with self._changed:  # otherwise `path` could return a file that is being evicted
                 # Evict shards that were copied ahead only if there is no other way.
                 spare = not ahead and self._origin.folder is None
-                keep = self._copying | (self._asked if spare else self._held.keys())
+                keep = self._copying | (self._in_use if spare else self._held.keys())
                 made = self.depot.create(shard, keep)
         except OSError as error:
             self._fail(error)

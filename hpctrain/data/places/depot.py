@@ -84,7 +84,7 @@ class Depot:
         except OSError as error:
             raise StorageError(f"{base}: {error.strerror}") from None
         try:
-            with self._accounts():
+            with self._accounting():
                 self._clean()
                 staged = sum(entry.size for entry in self._entries())
                 free = max(0, free_bytes(base))
@@ -148,7 +148,7 @@ class Depot:
         Raises:
             OSError: The folder cannot be written or has disappeared.
         """
-        with self._accounts():
+        with self._accounting():
             if not self._make_room(shard.bytes, keep):
                 return None
             part = self.folder / f"{digest_of(shard)}.{os.getpid()}-{secrets.token_hex(4)}{PART}"
@@ -163,7 +163,7 @@ class Depot:
 
     def commit(self, shard: Shard, descriptor: int, part: Path) -> None:
         """Give a complete copy its final name."""
-        with self._accounts():  # otherwise it could be counted under neither name
+        with self._accounting():  # otherwise it could be counted under neither name
             os.replace(part, self.path(shard))
         os.close(descriptor)
 
@@ -177,7 +177,7 @@ class Depot:
         """Drop all locks. In memory, also remove the shards that no other process uses."""
         if self.in_memory and self._lock >= 0:
             self._flock(fcntl.F_UNLCK, 1, 0)
-            with suppress(OSError), self._accounts():
+            with suppress(OSError), self._accounting():
                 for entry in self._entries():
                     self._evict(entry)
         self.abandon()
@@ -245,7 +245,7 @@ class Depot:
         return entries
 
     @contextmanager
-    def _accounts(self) -> Iterator[None]:
+    def _accounting(self) -> Iterator[None]:
         """Let one process of the node at a time count and reserve bytes."""
         with self._mutex:
             self._flock(fcntl.F_WRLCK, 0, wait=True)

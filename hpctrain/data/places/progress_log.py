@@ -19,7 +19,7 @@ class Progress:
 
     def __init__(self, what: str, total: int) -> None:
         self._what, self._total, self._done = what, total, 0
-        self._started = self._said = time.monotonic()
+        self._started = self._logged_at = time.monotonic()
         self._lock = threading.Lock()
 
     def add(self, count: int) -> None:
@@ -27,9 +27,9 @@ class Progress:
         with self._lock:
             self._done += count
             now = time.monotonic()
-            if now - self._said < EVERY_S:
+            if now - self._logged_at < EVERY_S:
                 return
-            self._said = now
+            self._logged_at = now
         rate = self._done / (now - self._started)
         log.info(
             "%s: %.1f of %.1f GB, %.0f MB/s, %.0f s left",

@@ -64,24 +64,24 @@ class Stage:
         budget_bytes: int | None = None,
         threads: int = THREADS,
     ) -> None:
-        self._given = source, base, budget_bytes, threads
-        self._wait_for_use()
-        self._here()
+        self._arguments = source, base, budget_bytes, threads
+        self._reset()
+        self._own_copier()
 
     @property
     def folder(self) -> Path:
         """The folder that holds the copies."""
-        return self._here().depot.folder
+        return self._own_copier().depot.folder
 
     @property
     def budget_bytes(self) -> int:
         """The limit in bytes for all files in the folder together."""
-        return self._here().depot.budget_bytes
+        return self._own_copier().depot.budget_bytes
 
     @property
     def copied_bytes(self) -> int:
         """Bytes of the shards that this process has copied from the source."""
-        return self._here().copied_bytes
+        return self._own_copier().copied_bytes
 
     def path(self, shard: Shard) -> Path:
         """Return a file that can be opened now and stays until `release`. May wait for its copy.
@@ -90,30 +90,30 @@ class Stage:
             DataError: The shard is missing or unreadable, or its digest was wrong twice.
             StorageError: The shard cannot be staged, and the source is a URL.
         """
-        return self._here().path(shard)
+        return self._own_copier().path(shard)
 
     def plan(self, shards: Sequence[Shard]) -> None:
         """Copy these shards ahead, in this order, in place of the earlier plan. Returns at once."""
-        self._here().plan(shards)
+        self._own_copier().plan(shards)
 
     def release(self, shard: Shard) -> None:
         """Allow that a shard is evicted. A process that has mapped the file can still read it."""
-        self._here().release(shard)
+        self._own_copier().release(shard)
 
     def close(self) -> None:
         """Stop copying and release all shards. The end of the process does the same."""
         if self._finalizer is not None:
             self._finalizer()
 
-    def _here(self) -> Copier:
+    def _own_copier(self) -> Copier:
         with self._lock:
             if self._copier is None:
-                source, base, budget_bytes, threads = self._given
+                source, base, budget_bytes, threads = self._arguments
                 self._copier = Copier(open_origin(source), Depot(base, budget_bytes), threads)
                 self._finalizer = weakref.finalize(self, self._copier.stop)
             return self._copier
 
-    def _wait_for_use(self) -> None:
+    def _reset(self) -> None:
         self._lock = threading.Lock()
         self._copier = self._finalizer = None
         _STAGES.add(self)
@@ -124,14 +124,14 @@ class Stage:
             self._copier.depot.abandon()
         if self._finalizer is not None:
             self._finalizer.detach()
-        self._wait_for_use()
+        self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_given": self._given}
+        return {"_arguments": self._arguments}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._wait_for_use()
+        self._reset()
 
 
 _STAGES: weakref.WeakSet[Stage] = weakref.WeakSet()

@@ -56,17 +56,17 @@ def verified(
     if mode not in MODES:
         raise ConfigError(f"data.verify={mode}: it is one of {', '.join(MODES)}")
     if mode == "full":
-        verify(source, shards[rank::ranks], known=shards)
+        verify(source, shards[rank::ranks], others=shards)
     return Verified(place) if mode == "first_use" else place
 
 
-def verify(source: str | Path, shards: Sequence[Shard], known: Sequence[Shard] = ()) -> None:
+def verify(source: str | Path, shards: Sequence[Shard], others: Sequence[Shard] = ()) -> None:
     """Read shards where the data set lies, in threads, and compare them with the index.
 
     Args:
         source: Folder or URL of the data set.
         shards: The shards to read.
-        known: Other shards of the data set. If a file holds the bytes of a shard with another name,
+        others: Other shards of the data set. If a file holds the bytes of a shard with another name,
             the message says which one.
 
     Raises:
@@ -74,7 +74,7 @@ def verify(source: str | Path, shards: Sequence[Shard], known: Sequence[Shard] =
     """
     origin = open_origin(source)
     progress = Progress("verifying", sum(shard.bytes for shard in shards))
-    names = {shard.digest: shard.path for shard in (*known, *shards)}
+    names = {shard.digest: shard.path for shard in (*others, *shards)}
 
     def problem(shard: Shard) -> str | None:
         return _problem(origin, shard, names, progress)

@@ -104,10 +104,10 @@ class Repeat:
 
 
 def draw(sampler: Sampler, epoch: int, draws: Int64s) -> Int64s:
-    """Return the samples of `draws`, counted from the beginning of `epoch` over all that follow.
+    """Return the samples of `draws`, counted from the beginning of `epoch` through later epochs.
 
     Args:
-        sampler: Called once for each epoch that `draws` touch.
+        sampler: It is called once for each epoch that `draws` touch.
         epoch: 0 or more.
         draws: int64 (n,), 0 or more, in any order.
     """

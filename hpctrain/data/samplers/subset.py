@@ -158,7 +158,7 @@ def column(source: Source, name: str, chunk: int = CHUNK) -> Array:
     """
     field = source.fields.get(name)
     if field is None or field.variable:
-        fixed = [known for known, field in source.fields.items() if not field.variable]
+        fixed = [each for each, field in source.fields.items() if not field.variable]
         raise DataError(f"there is no fixed-size field {name!r}; there are {', '.join(fixed)}")
     values = np.empty((len(source), *field.shape), field.dtype)
     for start, rows in _scan(source, chunk):

@@ -116,7 +116,7 @@ class Chunked:
         except Undecodable as reason:
             _check_filters(dataset, path)
             if self._chunks:
-                _say_once(f"{path.parent}: {self.name!r} is decoded by HDF5, slowly: {reason}")
+                _warn_once(f"{path.parent}: {self.name!r} is decoded by HDF5, slowly: {reason}")
             self._dataset, self.reason = dataset, str(reason)
         except Damaged as error:
             raise DataError(f"shard {path}: {self.name!r} is damaged: {error}") from None
@@ -211,18 +211,18 @@ class Chunked:
 
     def _start(self, number: int, tile: int) -> None:
         if self._pool is not None:
-            self._cache.start(*self._wanted(number, tile), self._pool)
+            self._cache.start(*self._request(number, tile), self._pool)
 
     @contextmanager
     def _chunk(self, number: int, tile: int) -> Iterator[Array]:
-        with self._cache.use(*self._wanted(number, tile)) as buffer:
+        with self._cache.use(*self._request(number, tile)) as buffer:
             yield self._as_array(buffer)
 
     def _as_array(self, buffer: Bytes) -> Array:
         """Return the array of a decoded chunk, with the samples first."""
         return np.moveaxis(buffer.view(self.dtype).reshape(self._chunks), self._axis, 0)
 
-    def _wanted(self, number: int, tile: int) -> tuple[Hashable, int, Load]:
+    def _request(self, number: int, tile: int) -> tuple[Hashable, int, Load]:
         """Return the key, the size and the loader of a chunk, for the cache."""
         key = (self._key, self._grid.chunk(number, tile))
         return key, self._chunk_bytes, partial(self._load, number, tile)
@@ -297,5 +297,5 @@ def _check_filters(dataset: h5py.Dataset, path: Path) -> None:
 
 
 @lru_cache(maxsize=1024)
-def _say_once(message: str) -> None:
+def _warn_once(message: str) -> None:
     log.warning("%s", message)

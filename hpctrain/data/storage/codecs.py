@@ -213,21 +213,23 @@ def _lz4(_: tuple[int, ...]) -> tuple[Stage, Errors]:
         target = out if out is not None else scratch("decoded", size)
         at = 12
         for start in range(0, size, step):
-            wanted = target[start : start + step]
+            target_block = target[start : start + step]
             (length,) = struct.unpack_from(">I", data.data, at)
             block = data[at + 4 : at + 4 + length]
             at += 4 + length
-            if len(block) == len(wanted):  # stored without compression
-                wanted[:] = block
+            if len(block) == len(target_block):  # stored without compression
+                target_block[:] = block
                 continue
             if fast is not None:
-                found = fast(block.ctypes.data, wanted.ctypes.data, len(block), len(wanted))
+                found = fast(
+                    block.ctypes.data, target_block.ctypes.data, len(block), len(target_block)
+                )
             else:
-                raw = library.decompress(block, uncompressed_size=len(wanted))
+                raw = library.decompress(block, uncompressed_size=len(target_block))
                 found = len(raw)
-                wanted[:found] = np.frombuffer(raw, np.uint8)
-            if found != len(wanted):
-                raise Damaged(f"a block holds {found} bytes, not {len(wanted)}")
+                target_block[:found] = np.frombuffer(raw, np.uint8)
+            if found != len(target_block):
+                raise Damaged(f"a block holds {found} bytes, not {len(target_block)}")
         return target
 
     return stage, (library.LZ4BlockError,)

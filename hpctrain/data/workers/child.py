@@ -74,7 +74,7 @@ class Child:
         self._far_end.close()
         self.socket.close()
 
-    def obituary(self) -> str:
+    def describe_end(self) -> str:
         """Describe how the process ended and which samples it was transforming.
 
         Called after the process has closed its end of the connection.
@@ -87,7 +87,7 @@ class Child:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited ({code})"
         what = "had nothing to do"
         if self.tasks:
-            what = f"transformed samples {_some(next(iter(self.tasks.values())).indices)}"
+            what = f"transformed samples {_listed(next(iter(self.tasks.values())).indices)}"
         hint = "; was there too little memory for so many?" if code == -signal.SIGKILL else ""
         return (
             f"worker {self.number} of the data (process {self._process.pid}) {how} while it "
@@ -127,6 +127,6 @@ def _main() -> dict[str, str]:
     return {} if path is None else {"init_main_from_path": os.path.abspath(path)}
 
 
-def _some(indices: Int64s) -> str:
+def _listed(indices: Int64s) -> str:
     shown = ", ".join(map(str, indices[:5].tolist()))
     return shown + ", ..." * (len(indices) > 5)

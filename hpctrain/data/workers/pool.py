@@ -228,7 +228,7 @@ class Workers:
                     selector.register(worker.socket, EVENT_READ, worker)
                 while self._failure is None:
                     for key, _ in selector.select():
-                        self._hear(key.data)
+                        self._receive(key.data)
         except Exception as error:  # any error, because nobody may wait for ever
             self._fail(f"the worker processes of the data cannot be started or heard: {error!r}")
         finally:
@@ -236,14 +236,14 @@ class Workers:
             for worker in self._workers:
                 worker.end()
 
-    def _hear(self, worker: "Child") -> None:
+    def _receive(self, worker: "Child") -> None:
         """Handle one message of a worker, or its end."""
         try:
             message = worker.socket.recv(MESSAGE)
         except ConnectionResetError:  # it was killed before it read all messages
             message = b""
         if not message:
-            self._fail(worker.obituary())
+            self._fail(worker.describe_end())
             return
         reply: Reply = pickle.loads(message)
         with self._lock:

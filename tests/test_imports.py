@@ -23,10 +23,11 @@ ALLOWED: dict[str, set[str]] = {
     "models": set(),
     "tasks": EVERYBODY | {"data.types"},
     "parallel": EVERYBODY | {"distributed.ranks"},
-    "checkpoint": EVERYBODY | {"distributed.ranks"},
+    "checkpoint": EVERYBODY | {"distributed.ranks", "distributed.long_work"},
     "faults": EVERYBODY,
     "train": EVERYBODY
-    | {"config", "checkpoint", "data", "distributed.ranks", "faults", "tasks", "tracking"},
+    | {"config", "checkpoint", "data", "distributed.ranks", "distributed.long_work", "faults"}
+    | {"tasks", "tracking"},
     "job": EVERYBODY
     | {"checkpoint", "config", "data", "distributed", "faults", "parallel", "runs", "tasks"}
     | {"tracking", "train", "launch.container", "launch.queue"},

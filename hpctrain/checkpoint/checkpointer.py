@@ -26,6 +26,7 @@ import xxhash
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
+from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import StorageError
 
@@ -101,8 +102,9 @@ class Checkpointer:
             StorageError: There are checkpoints, but none is intact.
         """
         chosen: list[str | None] = [None]
-        if self.ranks.is_main:
-            chosen = [self._newest_intact()]
+        with long_work("verifying the checkpoints"):
+            if self.ranks.is_main:
+                chosen = [self._newest_intact()]
         dist.broadcast_object_list(chosen, src=0)
         if chosen[0] is None:
             return None

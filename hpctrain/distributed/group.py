@@ -1,9 +1,9 @@
-"""The process group: device, rendezvous, orderly teardown.
+"""The process group: choice of the device, rendezvous of the ranks, and orderly end.
 
     with process_group(ranks, config.parallel) as device:
-        ...   # every rank is there
+        ...   # all ranks have joined
 
-A lone process forms a group of one, so that nothing after this line asks whether it is alone.
+A single process forms a group of one rank, so no later code needs to handle that case.
 """
 
 from __future__ import annotations
@@ -17,27 +17,32 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.config.schema import ParallelConfig
+from hpctrain.distributed import long_work
 from hpctrain.distributed.port import check_port
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, DistributedError
 
 
-def choose_device(wanted: str, ranks: RankInfo) -> torch.device:
-    """The device of this rank.
+def choose_device(setting: str, ranks: RankInfo) -> torch.device:
+    """Return the device of this rank.
 
-    Slurm may show a task all GPUs of the node or, with `--gpus-per-task`, only its own: the mask
-    is Slurm's and stays as it is.
+    Slurm shows a task all GPUs of the node or, with `--gpus-per-task`, only its own.
+    CUDA_VISIBLE_DEVICES is set by Slurm and is not changed here.
+
+    Args:
+        setting: The config key `parallel.device`: "cuda", "cpu" or "auto".
+        ranks: This process's place in the job.
 
     Raises:
-        ConfigError: no GPU although one was asked for, or fewer GPUs than ranks.
+        ConfigError: A GPU is required but there is none, or there are fewer GPUs than ranks.
     """
     available = torch.cuda.is_available()
-    if wanted == "cuda" and not available:
+    if setting == "cuda" and not available:
         raise ConfigError(
             "parallel.device=cuda, but torch sees no GPU here "
             f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')!r})"
         )
-    if wanted == "cpu" or not available:
+    if setting == "cpu" or not available:
         return torch.device("cpu")
     count = torch.cuda.device_count()
     if count not in (1, ranks.local_world_size) and ranks.local_rank >= count:
@@ -54,43 +59,45 @@ def choose_device(wanted: str, ranks: RankInfo) -> torch.device:
 def process_group(
     ranks: RankInfo, config: ParallelConfig, cpus_per_task: int = 1
 ) -> Iterator[torch.device]:
-    """Join the group of all ranks; leave it in order.
+    """Join the group of all ranks, and leave it in an orderly way.
 
     Args:
-        ranks: this process's place.
-        config: device, backend and timeout of collectives.
-        cpus_per_task: threads of torch on this rank, where the launcher says nothing.
+        ranks: This process's place in the job.
+        config: Device, backend and timeout of collectives.
+        cpus_per_task: Number of torch threads of this rank, unless OMP_NUM_THREADS is set.
 
     Yields:
         The device of this rank.
 
     Raises:
-        DistributedError: the port is taken or the other ranks do not come.
+        DistributedError: The port is taken, or other ranks do not join.
     """
     device = choose_device(config.device, ranks)
     if ranks.launcher != "single" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(cpus_per_task)
     backend = config.backend
     if backend == "auto":
-        # gloo carries what lives on the CPU also where NCCL does the work.
+        # gloo handles tensors on the CPU, also on ranks that use NCCL for the GPU.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=config.timeout_s)
     try:
+        store = _store(ranks, timeout)
         dist.init_process_group(
             backend,
-            store=_store(ranks, timeout),
+            store=store,
             rank=ranks.rank,
             world_size=ranks.world_size,
             timeout=timeout,
         )
-    except (RuntimeError, ValueError) as error:  # DistStoreError and its kin are RuntimeErrors
+    except (RuntimeError, ValueError) as error:  # DistStoreError and similar ones are RuntimeErrors
         raise DistributedError(
             f"{ranks}: no process group at {ranks.master_addr}:{ranks.master_port} within "
             f"{config.timeout_s} s ({str(error).splitlines()[0]})"
         ) from error
     try:
-        yield device
-        # Without it, rank 0 may take the store away while others still talk.
+        with long_work.use(long_work.Group(store, ranks.rank, ranks.world_size, config.timeout_s)):
+            yield device
+        # Without it, rank 0 may end the store while other ranks still use it.
         dist.barrier()
     finally:
         dist.destroy_process_group()
@@ -99,7 +106,7 @@ def process_group(
 def _store(ranks: RankInfo, timeout: timedelta) -> dist.Store:
     if ranks.world_size == 1:
         return dist.HashStore()
-    # Under torchrun the agent of node 0 already serves a store at this address.
+    # Under torchrun, the agent of node 0 already serves a store at this address.
     agent = ranks.launcher == "torchrun" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE")
     serves = ranks.is_main and agent != "True"
     if serves:

@@ -1,4 +1,4 @@
-"""Slurm's short forms of node names and task counts, expanded."""
+"""Expand the short forms of node names and task counts that Slurm uses."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from hpctrain.errors import DistributedError
 
 
 def expand_hostlist(text: str) -> list[str]:
-    """Expand Slurm's hostlist syntax, as `scontrol show hostnames` does, in its order.
+    """Expand Slurm's hostlist syntax to host names, in the order of `scontrol show hostnames`.
 
-    Containers often lack `scontrol`, hence our own parser.
+    Containers often lack `scontrol`, so this is our own parser.
 
     >>> expand_hostlist("rack[1-2]n[01-02],gpu-a100")
     ['rack1n01', 'rack1n02', 'rack2n01', 'rack2n02', 'gpu-a100']
 
     Raises:
-        DistributedError: unbalanced brackets or a range that is none.
+        DistributedError: Brackets are not balanced, or a range is invalid.
     """
     hosts: list[str] = []
     for item in _split_top_level(text):
@@ -30,7 +30,7 @@ def expand_hostlist(text: str) -> list[str]:
 
 
 def _split_top_level(text: str) -> list[str]:
-    """Split at the commas outside brackets."""
+    """Split at the commas that are outside brackets."""
     items, depth, current = [], 0, ""
     for char in text:
         depth += {"[": 1, "]": -1}.get(char, 0)
@@ -60,10 +60,13 @@ def _expand_ranges(ranges: str, text: str) -> Iterable[str]:
 
 
 def expand_tasks(text: str) -> list[int]:
-    """Expand Slurm's tasks-per-node syntax.
+    """Expand Slurm's syntax for tasks per node to one count per node.
 
     >>> expand_tasks("2(x3),1")
     [2, 2, 2, 1]
+
+    Raises:
+        DistributedError: A part of the text is not a count.
     """
     counts: list[int] = []
     for part in text.split(","):

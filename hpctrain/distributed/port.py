@@ -1,4 +1,4 @@
-"""The port where rank 0 listens."""
+"""The port on which rank 0 listens."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ _PORTS_PER_SLOT = 4
 
 
 def master_port(job: int, generation: int = 0) -> int:
-    """The port of rank 0, which every rank computes alike without a word between them.
+    """Return the port of rank 0. Every rank computes the same one without communication.
 
-    Jobs own slots of four ports by their number, so two jobs on one node collide only when their
-    numbers differ by a multiple of 5,000; inside the slot, successive restarts and parallel steps
-    (`generation`) differ, since the port of the last incarnation may still be in TIME_WAIT.
+    A job has a slot of four ports, given by its number, so two jobs on one node collide only if
+    their numbers differ by a multiple of 5,000. Within the slot, successive restarts and parallel
+    steps (`generation`) use different ports, because the port of the previous restart may still be
+    in TIME_WAIT.
+
+    Args:
+        job: The job id.
+        generation: Number of the restart or of the job step.
 
     Returns:
         A port in 12000..31999, below the ephemeral range of Linux (32768-60999).
@@ -26,13 +31,13 @@ def master_port(job: int, generation: int = 0) -> int:
 
 
 def check_port(port: int) -> None:
-    """Raise early, on rank 0, with words, what the process group would say with a stack trace.
+    """Check on rank 0 that the port is free, for a clearer message than that of the process group.
 
     Raises:
-        DistributedError: something else listens on `port` of this host.
+        DistributedError: Another process listens on `port` of this host.
     """
     with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as probe:
-        # As the TCP store binds: a port in TIME_WAIT is fine, a listening one is not.
+        # Bind like the TCP store: a port in TIME_WAIT is free, one that is listened on is not.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))

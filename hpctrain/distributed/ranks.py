@@ -1,12 +1,13 @@
-"""Who am I among the ranks: the facts that the environment gives, parsed once.
+"""This process's place among the ranks, read once from the environment of its launcher.
 
     os.environ ── RankInfo.from_env() ── RankInfo(rank=2(4), local_rank=0(2), node=1(2), …)
 
-Only `srun`, `torchrun`, submitit's local executor or nobody makes ranks. A batch script and an
-`salloc` shell carry `SLURM_NTASKS` as well, but nobody started those tasks: the mark of a Slurm
-rank is `SLURM_STEP_ID`, and its world is the step's, not the job's.
+Ranks are started by `srun`, `torchrun` or submitit's local executor; a process without any of them
+is a single rank. A batch script and an `salloc` shell have `SLURM_NTASKS` set as well, although
+nobody has started those tasks. So a Slurm rank is recognised by `SLURM_STEP_ID`, and its world size
+is that of the step, not of the job.
 
-This module imports no torch: the login node and every error path need it at once.
+This module does not import torch, because the login node and error messages need it quickly.
 """
 
 from __future__ import annotations
@@ -27,15 +28,18 @@ class RankInfo:
     """One process's place in the job.
 
     Attributes:
-        launcher: who started it: "slurm", "torchrun", "submitit-local" or "single".
+        launcher: What started the process: "slurm", "torchrun", "submitit-local" or "single".
         rank: 0 <= rank < world_size, over all nodes.
         local_rank: 0 <= local_rank < local_world_size, on this node.
         node_rank: 0 <= node_rank < num_nodes.
-        master_addr: host of rank 0.
-        master_port: TCP port where rank 0 listens; 0 for a lone process, which needs none.
-        hosts: node names in rank order, as far as the launcher tells.
-        job_id: what `squeue` and `scontrol` take (`ARRAYJOB_TASK` for an array task), or "".
-        restart_count: how often Slurm has requeued this job.
+        world_size: Number of ranks.
+        local_world_size: Number of ranks on this node.
+        num_nodes: Number of nodes.
+        master_addr: Host of rank 0.
+        master_port: TCP port on which rank 0 listens; 0 for a single process, which needs none.
+        hosts: Node names in the order of the ranks; empty if the launcher does not tell them.
+        job_id: The id for `squeue` and `scontrol` (`ARRAYJOB_TASK` for an array task), or "".
+        restart_count: How often the launcher has restarted this job.
     """
 
     launcher: str
@@ -77,18 +81,18 @@ class RankInfo:
 
     @property
     def is_main(self) -> bool:
-        """True on rank 0, the one that writes what all ranks share."""
+        """Whether this is rank 0, which writes what all ranks share."""
         return self.rank == 0
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> RankInfo:
-        """Read the launcher's variables; the innermost launcher wins.
+        """Read the variables of the launcher. If launchers are nested, the innermost one counts.
 
-        `HPCTRAIN_LAUNCHER=single|slurm|torchrun|submitit-local` overrides the detection, for a
-        notebook or a debugger inside an allocation.
+        `HPCTRAIN_LAUNCHER=single|slurm|torchrun|submitit-local` overrides the detection, for
+        example for a notebook or a debugger inside an allocation.
 
         Raises:
-            DistributedError: a variable is missing, not a number, or contradicts another.
+            DistributedError: A variable is missing, not a number, or contradicts another one.
         """
         readers = {
             "torchrun": _from_torchrun,
@@ -104,10 +108,10 @@ class RankInfo:
         return readers[launcher](env)
 
     def idle_tasks(self, env: Mapping[str, str] = os.environ) -> int:
-        """Number of tasks that the allocation was asked for and that nobody started.
+        """Return how many tasks of the allocation nobody has started.
 
-        More than 0 only for a lone process in a batch script or an `salloc` shell: it would
-        leave the other tasks' nodes idle.
+        It is more than 0 only for a single process in a batch script or an `salloc` shell. The
+        process would leave the nodes of the other tasks idle.
         """
         if self.launcher != "single" or env.get("HPCTRAIN_LAUNCHER") == "single":
             return 0
@@ -117,12 +121,12 @@ class RankInfo:
 
 
 def _detect(env: Mapping[str, str]) -> str:
-    # torchrun inside an srun step (one agent a node) is usual, the reverse is not.
+    # torchrun inside an srun step (one agent per node) is usual, srun inside torchrun is not.
     if "TORCHELASTIC_RUN_ID" in env or ("RANK" in env and "WORLD_SIZE" in env):
         return "torchrun"
     if env.get("SUBMITIT_EXECUTOR") == "local" and "SUBMITIT_LOCAL_GLOBALID" in env:
         return "submitit-local"
-    # `srun --pty bash` is a step too, but an interactive one: its shell is one task of one.
+    # The shell of `srun --pty bash` is also a step, of one task.
     if "SLURM_STEP_ID" in env and "SLURM_PROCID" in env:
         return "slurm"
     return "single"
@@ -179,7 +183,7 @@ def _from_slurm(env: Mapping[str, str]) -> RankInfo:
     if not 0 <= node_rank < len(hosts):
         raise DistributedError(f"SLURM_NODEID={node_rank}, but the step has {len(hosts)} nodes")
     restart_count = _number(env, "SLURM_RESTART_COUNT", 0)
-    # Each array task has a SLURM_JOB_ID of its own, so that neighbours get other ports.
+    # Each array task has its own SLURM_JOB_ID, so tasks of one array get different ports.
     step = _number(env, "SLURM_STEP_ID", 0)
     port = master_port(_number(env, "SLURM_JOB_ID"), restart_count + step)
     return RankInfo(
@@ -216,7 +220,7 @@ def _single(env: Mapping[str, str]) -> RankInfo:
 
 
 def _job_id(env: Mapping[str, str]) -> str:
-    # `scontrol requeue` of the plain id of an array task takes the whole array along.
+    # `scontrol requeue` with the plain id of an array task would requeue the whole array.
     if "SLURM_ARRAY_JOB_ID" in env and "SLURM_ARRAY_TASK_ID" in env:
         return f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
     return env.get("SLURM_JOB_ID", "")

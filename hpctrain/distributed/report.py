@@ -1,4 +1,4 @@
-"""`python -m hpctrain env`: what this process sees of its place in a job."""
+"""Show this process's place in a job: `python -m hpctrain env`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHOWN = ("SLURM_", "CUDA_VISIBLE_DEVICES", "MASTER_", "OMP_NUM_THREADS", "NCCL_
 
 
 def main(argv: list[str]) -> int:
-    """Print the facts, as a table or as JSON; imports no torch."""
+    """Print the facts as a table or as JSON. Does not import torch."""
     parser = argparse.ArgumentParser(prog="python -m hpctrain env", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args(argv)
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
 
 
 def collect() -> dict[str, Any]:
-    """Ranks, host, versions and the variables that shape a job."""
+    """Return ranks, host, versions and the environment variables that matter for a job."""
     ranks = RankInfo.from_env()
     return {
         "ranks": asdict(ranks),

@@ -14,6 +14,7 @@ from hydra.utils import instantiate
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.schema import Config
 from hpctrain.data.feed import Feed
+from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
 from hpctrain.faults.stop import Stop
@@ -43,7 +44,9 @@ def build(
         DataError: A shard is damaged.
     """
     data = DataBuilder(config, ranks, device, _make)
-    loader = data.training()
+    # Nodes may differ by hours here: shards are staged on one and are there on another.
+    with long_work("preparing the data"):
+        loader, evaluation = data.training(), data.evaluation()
     max_steps = _max_steps(config, loader)
     # All ranks build the model with one seed; then each gets its own, so that dropout differs.
     torch.manual_seed(config.seed)
@@ -71,7 +74,7 @@ def build(
         ),
         schedule=Schedule(config.optimizer.lr, config.scheduler, max_steps),
         loader=loader,
-        evaluation=data.evaluation(),
+        evaluation=evaluation,
         checkpointer=Checkpointer(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
         tracker=tracker,
         display=_display(config, run, ranks),

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import xxhash
 
 from hpctrain.config.schema import Config
@@ -42,6 +41,7 @@ from hpctrain.data.transforms import Compose, bind
 from hpctrain.data.windows import Windows
 from hpctrain.data.workers.pool import Workers
 from hpctrain.data.workers.samples import Sample, Transform
+from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, DataError
 
@@ -145,9 +145,9 @@ class DataBuilder:
         mode = "node" if data.stage == "sbcast" else data.stage
         place = open_place(path, mode, shards, folder=folder, budget_bytes=budget)
         if data.stage == "sbcast" and isinstance(place, Stage):
-            if self.ranks.is_main:
-                broadcast(place.folder, Path(path), shards)
-            dist.barrier()
+            with long_work("data.stage=sbcast"):
+                if self.ranks.is_main:
+                    broadcast(place.folder, Path(path), shards)
         place = verified(
             place, data.verify, path, shards, rank=self.ranks.rank, ranks=self.ranks.world_size
         )

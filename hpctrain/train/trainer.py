@@ -14,6 +14,7 @@ import torch.distributed as dist
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.data.feed import Feed
 from hpctrain.data.types import Batch
+from hpctrain.distributed.long_work import first_in_long_work
 from hpctrain.faults.stop import Stop
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.train.display import Display
@@ -103,7 +104,7 @@ class Trainer:
     def _batches(self) -> Iterator[Batch]:
         if self.step >= self.max_steps:
             return
-        for batch in self.loader:
+        for batch in first_in_long_work("the first batch", self.loader):
             yield batch
             if self.step >= self.max_steps:
                 return
@@ -124,7 +125,7 @@ class Trainer:
         model.eval()
         totals = Totals()
         self.evaluation.load_state_dict({"consumed": 0})
-        for batch in self.evaluation:
+        for batch in first_in_long_work("the first batch of the evaluation", self.evaluation):
             with self.train_step.precision():
                 sums = task(model, batch)
             totals.add(list(sums), to_vector(sums))

@@ -1,13 +1,13 @@
-"""Compressed chunks: h5py's own reading of a file beside ours, in one run.
+"""The speed of reading compressed chunks: h5py's own reading and ours, of the same file.
 
-    h5py, batches   random batches by fancy index: a shuffled epoch read as most people do
+    h5py, batches   random batches by fancy index, the usual way to read a shuffled epoch
     h5py, chunks    whole chunks one after another, not shuffled: the best that h5py can do
     ours            block shuffle: windows of a few chunks, read in random order about a MB at a
-                    time; 1 thread, and a pool of 2 that has the next window decoded ahead
+                    time; with 1 thread, and with a pool of 2 that decodes the next window ahead
 
-Samples and files are the same; files are in the page cache. The cache holds two windows and a
-half, so that every round decodes every chunk. Prints MB/s, the best of ROUNDS, and the better of
-ours over each of h5py's.
+Samples and files are the same, and the files are in the page cache. The cache holds two and a half
+windows, so every round decodes every chunk. Prints MB/s, the best of ROUNDS, and the ratio of our
+better rate to each of h5py's.
 
 python -m pytest tests/benchmarks/test_chunks_speed.py --benchmark-only -s
 """
@@ -27,7 +27,7 @@ from hpctrain.data.storage.cache import ChunkCache
 from hpctrain.data.storage.chunks import Chunked
 
 ROUNDS = 7
-CALL = 2**20  # bytes: a loader asks for several small batches at once
+CALL = 2**20  # bytes per call; a loader reads several small batches at once
 CODECS = {
     "gzip": {"compression": "gzip", "shuffle": True},
     "lz4": {"shuffle": True, **hdf5plugin.LZ4()},
@@ -39,7 +39,7 @@ CODECS = {
 
 
 def images() -> np.ndarray:
-    """Smooth, (4096, 3, 64, 64), as photographs are."""
+    """Smooth images like photographs, (4096, 3, 64, 64)."""
     rng = np.random.default_rng(0)
     y, x = np.mgrid[:64, :64].astype(np.float32)
     a, b, c, d = rng.normal(size=(4, 4096, 3, 1, 1)).astype(np.float32)
@@ -47,12 +47,12 @@ def images() -> np.ndarray:
 
 
 def tokens() -> np.ndarray:
-    """(16384, 1025), as frequent as words are."""
+    """Tokens whose frequencies are those of words, (16384, 1025)."""
     return np.random.default_rng(0).zipf(1.2, (16384, 1025)).clip(0, 50_000).astype("u2")
 
 
 def fields() -> np.ndarray:
-    """A random walk in two dimensions, (48, 8, 256, 256), as weather is."""
+    """Random walks in two dimensions, similar to weather data, (48, 8, 256, 256)."""
     steps = np.random.default_rng(0).normal(size=(48, 8, 256, 256)).astype("f4")
     return np.cumsum(np.cumsum(steps, axis=-1), axis=-2)
 

@@ -1,4 +1,4 @@
-"""Positions per second of every sampler, and how well block shuffle mixes beside the full one.
+"""Positions per second of every sampler, and how well block shuffle mixes compared with a full one.
 
 python -m pytest tests/benchmarks/test_order_speed.py --benchmark-only -s
 """
@@ -43,7 +43,7 @@ def test_positions(benchmark: Any, name: str, calls_of: int) -> None:
     calls = max(1, 65_536 // calls_of)
     starts = iter(range(0, 10**12, calls * calls_of))
 
-    def read() -> None:  # on and on, as a loader does
+    def read() -> None:  # continues through the epoch, as a loader does
         start = next(starts)
         for i in range(calls):
             positions = np.arange(start + i * calls_of, start + (i + 1) * calls_of)
@@ -76,13 +76,14 @@ QUALITY: dict[str, Callable[[int], Sampler]] = {
 
 @pytest.mark.parametrize("name", QUALITY)
 def test_quality(benchmark: Any, name: str) -> None:
-    """A million samples sorted by 100 classes, batches of 256; means over the batches.
+    """Measure a million samples sorted by 100 classes in batches of 256, as means over the batches.
 
-    imbalance   chi-square of the classes in a batch, per degree of freedom: 1 by chance
-    neighbours  of batch-mates next to each other by index, those that are neighbours on disk
-    together    of two batch-mates of one epoch, those that are in one batch again in the next:
-                over that by chance
-    distance    how far apart two samples that follow each other lie, over that by chance
+    imbalance   chi-square of the classes in a batch, per degree of freedom: 1 for random batches
+    neighbours  fraction of the samples of a batch, sorted by index, that are neighbours on disk
+    together    how often two samples of a batch are in one batch again in the next epoch, divided
+                by that number for random batches
+    distance    distance between the indices of two successive samples, divided by that of a random
+                order
     """
     count, classes, batch = 10**6, 100, 256
     sampler = QUALITY[name](count)

@@ -1,4 +1,4 @@
-"""Staging and verifying half a gigabyte, beside `cp`, which verifies nothing.
+"""The speed of staging and verifying half a gigabyte, and of `cp`, which verifies nothing.
 
 python -m pytest tests/benchmarks/test_stage_speed.py --benchmark-only
 """
@@ -44,11 +44,11 @@ def test_copy(benchmark: Any, source: Path, target: Path, how: str) -> None:
     stages: list[Stage] = []
 
     def again() -> None:
-        for stage in stages:  # removes what is in memory, which is no part of staging
+        for stage in stages:  # remove the earlier copies, which is not measured
             stage.close()
         for path in target.iterdir():
             shutil.rmtree(path)
-        for shard in shards:  # the page cache is warm for all
+        for shard in shards:  # so that the page cache is warm in every round
             (source / shard.path).read_bytes()
 
     def work() -> None:

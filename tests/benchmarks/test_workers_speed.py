@@ -1,10 +1,11 @@
-"""Worker processes for Python transforms: ours and torch's DataLoader, the same transform in both.
+"""Worker processes for Python transforms: ours and torch's DataLoader with the same transform.
 
 python -m pytest tests/benchmarks/test_workers_speed.py --benchmark-only
 
-The samples, uint8 (3, 64, 64), come from one file that both map; batches of 64; 2 workers. The
-loops take turns, so that what else the machine does meets all of them. `extra_info` has the best
-rate of each in samples per second, and `ratio`, ours to torch's best.
+The samples, uint8 (3, 64, 64), come from one file that both map. Batches have 64 samples, and there
+are 2 workers. The loops take turns, so that other load on the machine affects all of them alike.
+`extra_info` has the best rate of each in samples per second, and `ratio`, our best rate divided by
+torch's.
 """
 
 import time
@@ -19,8 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from hpctrain.data.field import Field
-from hpctrain.data.ragged import Array
-from hpctrain.data.workers.child import Int64s
+from hpctrain.data.types import Array, Int64s
 from hpctrain.data.workers.pool import Workers
 from hpctrain.data.workers.samples import Sample
 
@@ -29,7 +29,7 @@ ROUNDS = 4
 
 
 class Augment:
-    """A flip, a crop and jitter of the colours `passes` times: about 15 us and 12 us a pass."""
+    """A flip and a crop (about 15 us), and `passes` times a jitter of the colours (12 us each)."""
 
     def __init__(self, passes: int) -> None:
         self.passes = passes
@@ -48,7 +48,7 @@ class Augment:
 
 
 class Mapped:
-    """A source of our workers."""
+    """The source of our workers."""
 
     fields: Mapping[str, Field] = {"image": Field("uint8", SHAPE), "label": Field("int64")}
 
@@ -65,7 +65,7 @@ class Mapped:
 
 
 class Items(Dataset[Sample]):
-    """The same for torch's."""
+    """The same samples for torch's DataLoader."""
 
     def __init__(self, path: Path, transform: Augment) -> None:
         self.source, self.transform = Mapped(path), transform
@@ -87,7 +87,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def epoch(workers: Workers, batches: int) -> Iterator[dict[str, torch.Tensor]]:
-    """One shuffled epoch, `batches` of them submitted together."""
+    """Yield the batches of one shuffled epoch, submitting `batches` of them together."""
     order = np.random.default_rng(0).permutation(COUNT)
     starts = iter(range(0, COUNT, BATCH * batches))
     ahead: deque[Any] = deque()

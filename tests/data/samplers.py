@@ -1,20 +1,20 @@
-"""What every sampler must hold: asked by the tests of each."""
+"""Checks that every sampler must pass, for the tests of each sampler."""
 
 import numpy as np
 
 
 def everything(sampler, epoch=0):
-    """The whole epoch, in one call."""
+    """Return the samples of a whole epoch, from one call."""
     return sampler(epoch, np.arange(sampler.count))
 
 
 def check_permutation(sampler, epoch=0):
-    """Nothing is missing and nothing comes twice."""
+    """Check that no sample is missing and none comes twice."""
     assert np.array_equal(np.sort(everything(sampler, epoch)), np.arange(sampler.count))
 
 
 def check_pure(sampler, epoch, data, st):
-    """A function of the position alone: however the positions are split, repeated and ordered."""
+    """Check that a sample depends only on its position, whatever else is in the call."""
     whole = everything(sampler, epoch)
     assert whole.dtype == np.int64
     cuts = data.draw(st.lists(st.integers(0, sampler.count), max_size=5).map(sorted), "cuts")
@@ -26,7 +26,7 @@ def check_pure(sampler, epoch, data, st):
 
 
 def chi_square(observed):
-    """In standard deviations from its expectation, which is uniform."""
+    """Return the chi-square of counts against equal ones, in standard deviations from its mean."""
     expected = observed.sum() / observed.size
     free = observed.size - 1
     return (((observed - expected) ** 2 / expected).sum() - free) / np.sqrt(2 * free)

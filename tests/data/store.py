@@ -1,4 +1,4 @@
-"""An object store with faults, for real: `faulty://FOLDER` reads a folder by way of fsspec."""
+"""A real object store for tests that can fail: `faulty://FOLDER` reads a folder through fsspec."""
 
 import os
 from collections.abc import Callable
@@ -11,9 +11,9 @@ Fault = Callable[[str, int, bytes], bytes]
 
 
 class FaultyStore(fsspec.AbstractFileSystem):
-    """Passes what it reads through `fault(path, position, data)`, which may raise or wait.
+    """Passes the bytes it reads through `fault(path, position, data)`, which may raise or wait.
 
-    STORE_LOG names a file that gets a line for each file that is opened, in any process.
+    If STORE_LOG is set, it names a file that gets one line for each file that any process opens.
     """
 
     protocol = "faulty"

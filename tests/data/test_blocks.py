@@ -33,8 +33,8 @@ def test_it_is_a_function_of_the_position_alone(count, block_size, window, data)
     data=st.data(),
 )
 @settings(max_examples=50)
-def test_of_huge_counts_the_inverse_undoes_it(count, block_size, window, seed, data):
-    # Also just where windows end, and at the short block.
+def test_the_inverse_maps_back_for_huge_counts(count, block_size, window, seed, data):
+    # Include the ends of windows and the short block.
     edges = [0, count - 1, block_size * window, block_size * window - 1, count - count % block_size]
     positions = data.draw(st.lists(st.integers(0, count - 1), max_size=20))
     positions = np.array([*positions, *(edge for edge in edges if 0 <= edge < count)])
@@ -56,7 +56,7 @@ def test_a_window_is_its_blocks_and_nothing_else(count, seed, block_size, window
         inside = np.sort(samples[windows == number])
         ranges = order.ranges(1, np.array([number]))
         assert len(ranges) <= window
-        assert (np.diff(ranges[:, 0]) > 0).all()  # in the order of the disk
+        assert (np.diff(ranges[:, 0]) > 0).all()  # in the order on disk
         assert np.array_equal(np.concatenate([np.arange(*pair) for pair in ranges]), inside)
 
 
@@ -70,7 +70,7 @@ def test_blocks_to_read_ahead_hold_what_is_needed_once(count, block_size, window
         needed = sampler(4, np.arange(start, stop))
         assert np.isin(needed, read).all()
         assert len(np.unique(read)) == len(read)
-    whole = order.blocks(4, np.arange(count))  # in an epoch each block once
+    whole = order.blocks(4, np.arange(count))  # an epoch reads each block once
     assert np.array_equal(np.sort(whole[:, 0]), np.arange(0, count, block_size))
 
 
@@ -109,7 +109,7 @@ def test_seeds_and_epochs_give_other_blocks_and_another_mix():
     first = everything(BlockOrder(10_000, 0, 100, 5), 0)
     for other, epoch in ((0, 1), (1, 0)):
         assert (everything(BlockOrder(10_000, other, 100, 5), epoch) == first).mean() < 0.02
-    # The mix of one window is not that of the next.
+    # Two windows are mixed differently.
     order = BlockOrder(10_000, 0, 1000, 1)
     within = everything(order, 0).reshape(10, 1000) % 1000
     assert (within[0] == within[1]).mean() < 0.02
@@ -121,7 +121,10 @@ def test_one_window_over_everything_is_a_full_shuffle():
 
 
 def imbalance(samples, count, classes, batch):
-    """Of data sorted by class: the chi-square of a batch's classes over that of chance, mean."""
+    """Return the mean chi-square of the classes in a batch, over its value for random batches.
+
+    The data is sorted by class.
+    """
     labels = samples[: len(samples) // batch * batch].reshape(-1, batch) * classes // count
     counts = np.stack([(labels == label).sum(axis=1) for label in range(classes)], axis=1)
     expected = batch / classes
@@ -133,13 +136,13 @@ def test_the_quality_beside_a_full_shuffle_is_bounded():
     count, classes, batch = 100_000, 10, 100
     full = imbalance(everything(Order(count, 0)), count, classes, batch)
     assert 0.9 < full < 1.1
-    # With w blocks in a window a batch is drawn from w draws of a class: 1 + (batch - 1) / w.
+    # With w blocks in a window, a batch comes from w draws of a class: 1 + (batch - 1) / w.
     for window in (32, 128, 512):
         blocks = imbalance(everything(BlockOrder(count, 0, 20, window)), count, classes, batch)
         assert 1 < blocks < 1.3 * (1 + (batch - 1) / window)
     none = imbalance(np.arange(count), count, classes, batch)
     assert none > 90
-    # Of a sample's batch-mates, those that are neighbours on disk.
+    # The fraction of neighbours on disk among the samples of a batch.
     neighbours = everything(BlockOrder(count, 0, 20, 128)).reshape(-1, batch)
     near = (np.diff(np.sort(neighbours, axis=1), axis=1) == 1).mean()
     assert near < 2 * batch / (20 * 128)
@@ -156,20 +159,20 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize("golden", GOLDEN)
-def test_golden_values_are_fixed_for_ever(golden):
+def test_stored_values_are_reproduced(golden):
     count, seed, block_size, window, epoch, positions, samples = golden
     order = BlockOrder(count, seed, block_size, window)
     # A change here reorders the data of every run that is resumed.
     assert order(epoch, np.array(positions)).tolist() == samples
 
 
-def test_golden_lanes_are_fixed_for_ever():
+def test_stored_lanes_are_reproduced():
     dealt = Lanes(BlockOrder(26, 0, 4, 2), lanes=2, run=3)
     samples = dealt(0, np.array([0, 1, 2, 3, 4, 5, 6, 23, 24, 25]))
     assert samples.tolist() == [3, 2, 19, 7, 5, 8, 0, 22, 21, 23]
 
 
-def test_what_cannot_be_is_refused():
+def test_arguments_out_of_range_are_refused():
     for count, block_size, window in ((0, 1, 1), (5, 0, 1), (5, 1, 0)):
         with pytest.raises(DataError):
             BlockOrder(count, 0, block_size, window)

@@ -54,7 +54,7 @@ def write(path, data=IMAGES, chunks=CHUNK, **options):
 
 
 def read(path, cache=None, pool=None):
-    """Open the dataset, and close the file where that is allowed."""
+    """Open the dataset, and close the file if that is allowed."""
     file = h5py.File(path, "r", locking=False)
     chunked = Chunked(file["group/x"], path, pool=pool, cache=cache or ChunkCache())
     if chunked.direct:
@@ -63,7 +63,7 @@ def read(path, cache=None, pool=None):
 
 
 def stored(path):
-    """(offset, size) of each chunk."""
+    """Return the byte offset and the size of each chunk."""
     with h5py.File(path) as file:
         found = []
         file["group/x"].id.chunk_iter(found.append)
@@ -84,7 +84,7 @@ def compare(chunked, expected, rows):
     assert chunked.rows(rows, out) is out
     np.testing.assert_array_equal(out, expected[rows])
     np.testing.assert_array_equal(found, expected[rows])
-    found[...] = 0  # it belongs to us
+    found[...] = 0  # the array belongs to the caller
     np.testing.assert_array_equal(chunked.rows(rows), expected[rows])
 
 
@@ -95,7 +95,7 @@ ROWS = [49, 0, 7, 7, 23, 8, 48, 15, 16]
 @pytest.mark.parametrize("chunks", [CHUNK, (5, 3, 6, 17), (64, 1, 20, 9)], ids=str)
 def test_every_filter(tmp_path, name, chunks):
     options = FILTERS.get(name) or BY_HDF5.get(name, {})
-    largest = (None, *IMAGES.shape[1:])  # else a chunk cannot be longer than the dataset
+    largest = (None, *IMAGES.shape[1:])  # otherwise a chunk cannot be longer than the dataset
     path = write(tmp_path / "a.h5", chunks=chunks, maxshape=largest, **options)
     chunked = read(path)
     assert chunked.direct == (name in FILTERS)
@@ -121,13 +121,13 @@ def datasets(draw):
 
 @settings(max_examples=200, deadline=None)
 @given(dataset=datasets(), single=st.booleans(), small=st.booleans())
-def test_as_h5py(tmp_path_factory, dataset, single, small):
+def test_the_rows_are_those_of_h5py(tmp_path_factory, dataset, single, small):
     shape, chunks, dtype, name, rows, (start, stop) = dataset
     path = tmp_path_factory.mktemp("chunks") / "a.h5"
     data = np.random.default_rng(0).integers(0, 100, shape).astype(dtype)
     write(path, data, chunks, maxshape=[None] * len(shape), **FILTERS[name])
     with pytest.MonkeyPatch.context() as patch:
-        if single:  # uncompressed rows alone, however small
+        if single:  # read rows of uncompressed chunks alone, even small ones
             patch.setattr("hpctrain.data.storage.chunks.SINGLE_BYTES", 1)
             patch.setattr("hpctrain.data.storage.chunks.SINGLE_PART", 0)
         chunked = read(path, ChunkCache(100 if small else 10**6))
@@ -138,7 +138,7 @@ def test_as_h5py(tmp_path_factory, dataset, single, small):
 
 
 def test_large_chunks(tmp_path):
-    """Blosc cuts these into blocks; the checksum sums more than one of its own."""
+    """Blosc divides these chunks into blocks, and the checksum is summed in several parts."""
     data = np.cumsum(np.ones((6, 300, 301), np.float32), axis=-1)
     for name in ("gzip with checksum", "checksum", "blosc lz4", "blosc2 lz4", "zstd shuffled"):
         path = write(tmp_path / "a.h5", data, (3, 300, 301), **FILTERS[name])
@@ -171,7 +171,7 @@ def test_few_rows_of_a_large_plain_chunk_are_read_alone(tmp_path):
 
 
 def test_without_chunks(tmp_path):
-    """HDF5 reads what is stored in other ways."""
+    """HDF5 reads datasets that are stored in other ways."""
     path = tmp_path / "a.h5"
     write(path)
     layout = h5py.VirtualLayout(IMAGES.shape, IMAGES.dtype)
@@ -192,7 +192,7 @@ def test_without_chunks(tmp_path):
 
 
 @pytest.mark.parametrize("oddity", ["user block", "12 bits", "compressed twice"])
-def test_what_is_not_as_usual(tmp_path, oddity):
+def test_unusual_datasets_are_read_by_hdf5(tmp_path, oddity):
     path, data, kind = tmp_path / "a.h5", IMAGES % 4096, h5py.h5t.STD_U16LE.copy()
     options = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     options.set_chunk(CHUNK)
@@ -221,7 +221,7 @@ def test_damage_names_the_samples(tmp_path, name):
     offset, size = stored(path)[2]
     overwrite(path, offset, b"\xab" * size)
     chunked = read(path)
-    for _ in range(2):  # not remembered as something else
+    for _ in range(2):  # the second call fails too
         with pytest.raises(DataError, match=r"a\.h5: 'group/x' is damaged in samples 16 to 23: "):
             chunked.rows(np.array([0, 17]))
     compare(chunked, IMAGES, [0, 15, 24])
@@ -235,7 +235,7 @@ def test_damage_names_the_samples(tmp_path, name):
 @pytest.mark.parametrize("name", ["checksum", "gzip with checksum", "gzip", "zstd"])
 def test_one_flipped_bit_is_found(tmp_path, name):
     path = write(tmp_path / "a.h5", **FILTERS[name])
-    offset, size = stored(path)[-1]  # the last one is not full
+    offset, size = stored(path)[-1]  # the last chunk is not full
     content = path.read_bytes()
     for at in range(2, size, size // 50):
         overwrite(path, offset + at, bytes([content[offset + at] ^ 16]))
@@ -250,7 +250,7 @@ def test_one_flipped_bit_is_found(tmp_path, name):
     name=st.sampled_from(list(FILTERS)),
     flips=st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), min_size=1, max_size=5),
 )
-def test_no_damage_ends_the_process(tmp_path_factory, name, flips):
+def test_damage_never_ends_the_process(tmp_path_factory, name, flips):
     path = write(tmp_path_factory.mktemp("damaged") / "a.h5", IMAGES[:8], **FILTERS[name])
     ((offset, size),) = stored(path)
     for at, value in flips:
@@ -270,7 +270,7 @@ def test_a_file_that_became_shorter(tmp_path):
 
 
 def test_reads_that_fail_for_a_while(tmp_path, monkeypatch, caplog):
-    """EIO has to be made up: no file system here gives it on demand."""
+    """EIO is simulated, because no file system here produces it on demand."""
     path = write(tmp_path / "a.h5", **FILTERS["gzip"])
     left, truly = [2], os.preadv
 
@@ -329,7 +329,7 @@ def test_missing_libraries(tmp_path):
     assert (
         "(32004), which nothing installed can undo: pip install 'hpctrain[codecs]'" in done.stderr
     )
-    write(path, **FILTERS["zstd shuffled"])  # without blosc2 numpy undoes the shuffle
+    write(path, **FILTERS["zstd shuffled"])  # without blosc2, numpy undoes the shuffle
     done = subprocess.run([*call, "blosc2"], capture_output=True, text=True, check=True)
     assert not done.stderr
     np.testing.assert_array_equal(np.load(out), IMAGES)
@@ -344,18 +344,18 @@ def test_each_chunk_is_decoded_once(tmp_path):
     with ThreadPoolExecutor(3) as pool:
         chunked = read(path, cache, pool)
         chunked.prefetch(np.arange(50))
-        for start in range(0, 48, 8):  # in blocks, as a block shuffle asks
+        for start in range(0, 48, 8):  # in blocks, as a block shuffle reads
             compare(chunked, IMAGES, np.random.default_rng(0).permutation(8) + start)
         compare(chunked, IMAGES, range(50))
     assert cache.decoded == 7
-    compare(chunked, IMAGES, ROWS)  # the pool is gone
+    compare(chunked, IMAGES, ROWS)  # after the end of the pool
     compare(read(path, cache), IMAGES, ROWS)  # opened again
     assert cache.decoded == 7
     write(path, IMAGES + 1, **FILTERS["zstd"])  # another file
     compare(read(path, cache), IMAGES + 1, ROWS)
 
 
-def test_two_threads_that_want_the_same_chunk():
+def test_threads_that_need_the_same_chunk_load_it_once():
     cache, calls, begun = ChunkCache(), [], threading.Event()
 
     def load(buffer):
@@ -403,11 +403,11 @@ def test_memory_is_bounded(tmp_path):
                 rows = np.random.default_rng(seed).integers(0, 50, 30)
                 chunked.prefetch(rows)
                 compare(chunked, IMAGES, rows)
-                assert cache.nbytes <= max(room, 3 * size)  # in use: the pool's and ours
+                assert cache.nbytes <= max(room, 3 * size)  # those in use: by the pool and by us
 
 
 def test_a_reader_inside_the_pool(tmp_path):
-    """It does not wait for its own queue."""
+    """A thread of the pool does not wait for the queue of the pool."""
     path = write(tmp_path / "a.h5", **FILTERS["gzip"])
     with ThreadPoolExecutor(1) as pool:
         chunked = read(path, pool=pool)
@@ -437,7 +437,7 @@ path, rows = Path(sys.argv[1]), np.arange(50)
 with h5py.File(path) as file:
     chunked = Chunked(file["group/x"], path, pool=ThreadPoolExecutor(2))
 before = chunked.rows(rows)
-CACHE._lock.acquire()          # as if another thread held them when we fork
+CACHE._lock.acquire()          # as if another thread held the locks during the fork
 for slot in CACHE._slots.values():
     slot.lock.acquire()
 child = os.fork()

@@ -46,7 +46,7 @@ def test_quotas_are_exact_in_every_period(sets, epoch):
 @given(SETS, st.integers(1, 3000))
 @settings(max_examples=50)
 def test_each_data_set_runs_its_own_epochs(sets, count):
-    # Over the ends of the mixture's epochs: in each of its own, nothing missing, nothing twice.
+    # Each data set has complete epochs of its own, across the ends of the mixture's epochs.
     counts = [size for size, _ in sets]
     mixture = build(sets, count=count)
     epochs = max(1, 6000 // count)
@@ -65,7 +65,7 @@ def test_each_data_set_runs_its_own_epochs(sets, count):
 
 @given(SETS, st.integers(1, 200), st.integers(0, 10**5))
 @settings(max_examples=50)
-def test_any_run_of_positions_holds_the_shares(sets, length, start):
+def test_any_range_of_positions_holds_the_shares(sets, length, start):
     counts = [size for size, _ in sets]
     mixture = build(sets, count=10**6)
     samples = mixture(0, np.arange(start, start + length))
@@ -74,7 +74,7 @@ def test_any_run_of_positions_holds_the_shares(sets, length, start):
     assert np.abs(drawn - wanted).max() < 2 + len(sets) / 2
 
 
-def test_many_data_sets_of_one_weight_do_not_come_at_once():
+def test_many_data_sets_of_equal_weight_are_spread():
     counts = {f"set{i}": 100 for i in range(100)}
     weights = dict.fromkeys(counts, 1.0) | {"set0": 400.0}
     samples = Mixture(counts, weights, count=65_536)(0, np.arange(65_536))
@@ -95,7 +95,7 @@ def test_a_tempered_mixture():
     assert mixture.count == 10_100
 
 
-def test_resume_says_how_far_each_data_set_is():
+def test_epochs_tells_how_far_each_data_set_is():
     mixture = Mixture({"a": 100, "b": 10}, {"a": 0.75, "b": 0.25}, period=4, count=7)
     assert mixture.epochs(0) == {"a": 0.0, "b": 0.0}
     assert mixture.epochs(400) == {"a": 3.0, "b": 10.0}
@@ -108,7 +108,7 @@ def test_resume_says_how_far_each_data_set_is():
         }
 
 
-def test_inner_samplers_are_any():
+def test_any_sampler_can_be_inside():
     blocks, plain = BlockOrder(1000, 5, 10, 4), Order(50, 0, shuffle=False)
     mixture = Mixture(
         {"a": 1000, "b": 50, "c": 9},
@@ -122,7 +122,7 @@ def test_inner_samplers_are_any():
     assert np.array_equal(own, 1000 + np.arange(500) % 50)
 
 
-def test_a_part_of_a_data_set_weighs_as_a_part():
+def test_a_subset_weighs_by_its_own_count():
     tenth = Subset(Order(100, 0), np.arange(0, 1000, 10), of=1000)
     mixture = Mixture({"a": 300, "b": 1000}, samplers={"b": tenth})
     assert mixture.shares == {"a": 0.75, "b": 0.25}
@@ -131,19 +131,19 @@ def test_a_part_of_a_data_set_weighs_as_a_part():
     assert np.array_equal(np.sort(samples), [*range(300), *range(300, 1300, 10)])
 
 
-def test_data_sets_of_one_size_have_orders_of_their_own_that_stay():
+def test_data_sets_of_equal_size_have_different_orders_that_stay():
     one = Mixture({"a": 1000, "b": 1000}, seed=1, count=2000)
     samples = everything(one)
     a, b = samples[samples < 1000], samples[samples >= 1000] - 1000
     assert (a == b).mean() < 0.01
-    # Another one beside them changes their pace, not their order.
+    # Another data set changes how often these two come, but not their order.
     other = everything(Mixture({"z": 500, "a": 1000, "b": 1000}, seed=1, count=2500)) - 500
     found = other[(other >= 0) & (other < 1000)]
     shorter = min(len(a), len(found))
     assert np.array_equal(found[:shorter], a[:shorter])
 
 
-def test_far_epochs_do_not_overflow():
+def test_late_epochs_do_not_overflow():
     mixture = Mixture({"a": 10**10, "b": 10**9}, seed=1)
     samples = mixture(10**7, np.arange(1000))
     assert ((samples >= 0) & (samples < 11 * 10**9)).all()
@@ -163,7 +163,7 @@ def test_far_epochs_do_not_overflow():
         ({"a": 1, "b": 1e-6}, "weight of 'b' is 1e-06 of the sum"),
     ],
 )
-def test_weights_that_cannot_be_are_refused(weights, message):
+def test_invalid_weights_are_refused(weights, message):
     with pytest.raises(ConfigError, match=message):
         Mixture({"a": 10, "b": 20, "empty": 0}, weights)
 
@@ -178,12 +178,12 @@ def test_weights_that_cannot_be_are_refused(weights, message):
         ({"count": 0}, DataError, "0 draws"),
     ],
 )
-def test_options_that_cannot_be_are_refused(options, error, message):
+def test_invalid_options_are_refused(options, error, message):
     with pytest.raises(error, match=message):
         Mixture({"a": 10, "b": 20}, **options)
 
 
-def test_counts_that_cannot_be_are_refused():
+def test_invalid_counts_are_refused():
     with pytest.raises(DataError, match="at least one"):
         Mixture({})
     with pytest.raises(DataError, match="'a' has -1 samples"):
@@ -213,7 +213,7 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize(("epoch", "positions", "samples"), GOLDEN)
-def test_golden_values_are_fixed_for_ever(epoch, positions, samples):
+def test_stored_values_are_reproduced(epoch, positions, samples):
     counts = {"web": 1000, "books": 100, "code": 50}
     mixture = Mixture(counts, temperature=2.0, seed=42)
     # A change here reorders the data of every run that is resumed.

@@ -34,7 +34,7 @@ def test_larger_counts_are_permuted(count):
     epoch=st.integers(0, 2**40),
     data=st.data(),
 )
-def test_the_inverse_undoes_it(count, seed, epoch, data):
+def test_the_inverse_maps_back(count, seed, epoch, data):
     positions = data.draw(st.lists(st.integers(0, count - 1), max_size=20))
     positions = np.array(positions, dtype=np.int64)
     order = Order(count, seed)
@@ -66,7 +66,7 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize(("count", "seed", "epoch", "positions", "samples"), GOLDEN)
-def test_golden_values_are_fixed_for_ever(count, seed, epoch, positions, samples):
+def test_stored_values_are_reproduced(count, seed, epoch, positions, samples):
     # A change here reorders the data of every run that is resumed.
     assert Order(count, seed)(epoch, np.array(positions)).tolist() == samples
 
@@ -110,12 +110,12 @@ def test_positions_and_samples_are_independent(count):
         table = np.zeros((bins, bins))
         np.add.at(table, (np.arange(count) * bins // count, samples * bins // count), 1)
         assert abs(chi_square(table)) < 5
-        # Neighbours: neither runs nor stripes in the steps between them.
+        # The steps between neighbours show neither runs nor stripes.
         steps = np.diff(samples) % count
         assert abs(chi_square(np.bincount(steps * 64 // count, minlength=64))) < 5
         for low_bits in (2, 8, 64):
             assert abs(chi_square(np.bincount(steps % low_bits, minlength=low_bits))) < 6
-        # Serial correlation at several lags is that of noise.
+        # The serial correlation at several lags is that of noise.
         centred = samples - samples.mean()
         for lag in (1, 2, 64, 1024):
             correlation = (centred[lag:] * centred[:-lag]).mean() / centred.var()
@@ -136,8 +136,9 @@ def test_fixed_points_and_short_cycles_are_as_rare_as_by_chance():
 
 
 @pytest.mark.parametrize("count", [5003, 2**16 - 1, 2**16, 2**16 + 1])
-def test_cycles_have_the_lengths_of_chance(count):
-    # In a random permutation d(k) samples are back after k steps, d the number of divisors.
+def test_cycle_lengths_are_those_of_random_permutations(count):
+    # In a random permutation, d(k) samples on average are back after k steps, where d(k) is the
+    # number of divisors of k.
     order, epochs = Order(count, seed=4), 40
     back = np.zeros(13)
     for epoch in range(epochs):
@@ -147,7 +148,7 @@ def test_cycles_have_the_lengths_of_chance(count):
             power = samples[power]
             back[steps] += (power == np.arange(count)).sum()
     expected = epochs * np.array([sum(k % d == 0 for d in range(1, k + 1)) for k in range(1, 13)])
-    # The variance is that of cycles of length d, each back with d samples: the sum of divisors.
+    # The variance is the sum of the divisors, because a cycle of length d returns d samples.
     divisors = np.array([sum(d for d in range(1, k + 1) if k % d == 0) for k in range(1, 13)])
     assert (np.abs(back[1:] - expected) < 4 * np.sqrt(epochs * divisors)).all()
 
@@ -156,7 +157,7 @@ HUGE = [2**31 - 1, 2**33 - 1, 2**33 + 1, 9_999_999_967, 10**10, 2**40 + 1, 2**61
 
 
 @pytest.mark.parametrize("count", HUGE)
-def test_huge_counts_are_permuted_as_far_as_sampling_sees(count):
+def test_huge_counts_are_permuted_at_sampled_positions(count):
     order, random = Order(count, seed=1), np.random.default_rng(0)
     ends = np.arange(1000)
     positions = np.concatenate([ends, count - 1 - ends, random.integers(0, count, 50_000)])
@@ -172,7 +173,7 @@ def test_huge_counts_are_permuted_as_far_as_sampling_sees(count):
 @pytest.mark.parametrize("count", HUGE)
 @pytest.mark.parametrize("stride", [1, 64, 2**12 + 1, 2**15, 2**17])
 def test_huge_counts_are_uniform_without_stripes(count, stride):
-    # Neighbours, the first samples of batches, those that share half of their bits.
+    # The strides select neighbours, first samples of batches, and positions with equal low bits.
     asked = min(100_000, count // stride)
     samples = Order(count, seed=1)(0, np.arange(asked) * stride)
     assert len(np.unique(samples)) == asked
@@ -186,7 +187,7 @@ def test_huge_counts_are_uniform_without_stripes(count, stride):
     assert abs(np.corrcoef(samples[1:], samples[:-1])[0, 1]) < 5 / np.sqrt(asked)
 
 
-def test_memory_is_that_of_the_call():
+def test_memory_depends_on_the_call_only():
     peaks = []
     positions = np.arange(65_536)
     for count in (10**6, 10**10, MAX_COUNT):
@@ -216,7 +217,7 @@ def test_draws_go_on_over_the_epochs(count, draws):
     assert found.tolist() == [int(order(3 + k // count, np.array([k % count]))[0]) for k in draws]
 
 
-def test_golden_repeats_are_fixed_for_ever():
+def test_stored_repeats_are_reproduced():
     found = everything(Repeat(Order(5, 42), 2), 3)
     assert found.tolist() == [0, 3, 2, 4, 1, 3, 4, 2, 1, 0]
 
@@ -228,7 +229,7 @@ def test_repeating_less_than_once_is_refused():
 
 @settings(max_examples=20)
 @given(st.sampled_from([0, -1, MAX_COUNT + 1]))
-def test_counts_that_are_no_counts_are_refused(count):
+def test_counts_out_of_range_are_refused(count):
     with pytest.raises(DataError, match=f"not {count}"):
         Order(count, 0)
 

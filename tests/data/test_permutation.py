@@ -46,7 +46,7 @@ def test_many_small_permutations_are_sorted_in_parts():
     numbers, values = np.divmod(np.arange(10**6), 1000)
     mapped = permute_each(1000, 5, numbers, values).reshape(1000, 1000)
     assert (np.sort(mapped, axis=1) == np.arange(1000)).all()
-    # Of one number with the next they are unrelated: a table of where each value goes.
+    # The permutations of neighbouring numbers are unrelated.
     assert abs(chi_square(np.bincount(mapped[:, 0] // 10, minlength=100))) < 5
     assert 0 < (mapped[1:] == mapped[:-1]).mean() < 0.002
 
@@ -63,13 +63,13 @@ def test_keys_and_hashes_spread():
 
 
 @pytest.mark.parametrize("count", [5, SMALL, SMALL + 1])
-def test_nothing_is_permuted_to_nothing(count):
+def test_no_values_are_permuted_to_no_values(count):
     none = np.empty(0, np.int64)
     assert permute(count, 1, none).size == 0
     assert permute_each(count, 1, none, none).size == 0
 
 
-def test_golden_values_are_fixed_for_ever():
+def test_stored_values_are_reproduced():
     # A change here reorders the data of every run that is resumed.
     assert make_key(1, 2, 3) == 7702586659592502839
     assert hashes(5, np.arange(2)).tolist() == [7134611160154358618, 13877614986023876344]

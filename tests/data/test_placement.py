@@ -1,4 +1,4 @@
-"""Where shards are read: the choice of the folder, the kinds of file systems, data sets at URLs."""
+"""The place where shards are read: choice of the folder, kinds of file systems, URLs."""
 
 import logging
 import subprocess
@@ -33,7 +33,7 @@ def shards(source):
 
 @pytest.fixture
 def memory(source):
-    """The data set in fsspec's memory file system."""
+    """The data set in the memory file system of fsspec."""
     system = fsspec.filesystem("memory")
     system.put(str(source), "/bucket/set", recursive=True)
     yield "memory://bucket/set"
@@ -41,7 +41,7 @@ def memory(source):
 
 
 def test_in_place(source, shards):
-    for mode in ("none", "auto"):  # the tests' folder is a disk of this machine
+    for mode in ("none", "auto"):  # the folder of the tests is on a local disk
         place = open_place(source, mode, shards)
         assert isinstance(place, Folder)
         place.plan(shards)
@@ -85,7 +85,7 @@ def test_auto_falls_back_to_the_network(source, shards, tmp_path, monkeypatch, c
     assert record.message.endswith(f"Shards are read from {source}")
 
 
-def test_another_mode(source, shards):
+def test_an_unknown_mode(source, shards):
     with pytest.raises(ConfigError, match=r"data.stage=yes: it is one of none, node, auto"):
         open_place(source, "yes", shards)
 
@@ -124,13 +124,13 @@ def test_no_data_set_at_a_url(memory):
         load_index(memory)
 
 
-def test_a_protocol_that_nobody_knows():
+def test_an_unknown_protocol():
     with pytest.raises(DataError, match=r"swift9://x cannot be read: Protocol not known: swift9"):
         load_index("swift9://x")
 
 
 def test_a_protocol_whose_package_is_missing():
-    # In a process of its own: without s3fs, installed or not.
+    # In another process, where s3fs cannot be imported even if it is installed.
     code = (
         "import sys; sys.modules['s3fs'] = None\n"
         "from hpctrain.data.places.origin import load_index\n"
@@ -194,7 +194,7 @@ def test_the_kind_of_a_file_system(tmp_path, path, kind):
     assert kind_of(Path(path), mounts) == kind
 
 
-def test_a_folder_on_the_network_is_no_folder_of_the_node(source, shards, tmp_path, monkeypatch):
+def test_a_network_folder_cannot_hold_the_copies(source, shards, tmp_path, monkeypatch):
     monkeypatch.setattr("hpctrain.data.places.depot.kind_of", lambda folder: "network")
     with pytest.raises(StorageError, match="is on a network file system, not of this node"):
         Stage(source, tmp_path)

@@ -1,4 +1,4 @@
-"""Staging on a real Slurm: nodes with a folder of their own, two ranks on each, sbcast."""
+"""Staging on a real Slurm cluster: each node has its own folder, two ranks per node, sbcast."""
 
 import json
 import os
@@ -13,8 +13,8 @@ from tests import cluster
 
 pytestmark = pytest.mark.slurm
 
-# Always these: what is staged on a node does not help a job that Slurm puts on another, as it does
-# while a node still ends what ran there before.
+# Always the same nodes: Slurm may choose other ones while a node still ends its previous job, and
+# shards that are staged on one node do not help a job on another.
 NODES = ["node1", "node2", "node3"]
 ON_NODES = (f"--nodes={len(NODES)}", f"--nodelist={','.join(NODES)}")
 
@@ -57,18 +57,18 @@ RANK = """
 
 @pytest.fixture(autouse=True)
 def nothing_staged(empty_queue: None) -> None:
-    """The cluster, with empty depots."""
+    """Empty the depots of the nodes."""
     cluster.slurm("srun", *ON_NODES, "rm", "-rf", str(depot()))
 
 
 def depot() -> Path:
-    """FOLDER/scratch is another folder on each node."""
+    """Return the folder of the depot. FOLDER/scratch is a different folder on each node."""
     scratch = Path(os.environ["SLURM_CONF"]).parent / "scratch"
     return scratch / f"hpctrain-stage-{os.geteuid()}"
 
 
 def stage_on_nodes(digits: Path, out: Path, mode: str) -> dict[str, list[dict[str, object]]]:
-    """Stage on NODES nodes with two ranks each; the reports of the ranks by node."""
+    """Stage on NODES with two ranks each, and return the reports of the ranks by node."""
     out.mkdir()
     program = out / "rank.py"
     program.write_text(textwrap.dedent(RANK))
@@ -94,7 +94,7 @@ def test_each_node_copies_each_shard_once(digits: Path, tmp_path: Path) -> None:
             assert sum(int(str(rank["copied"])) for rank in ranks) == copies
             assert ranks[0]["here"] == ranks[1]["here"] == sizes
             assert ranks[0]["files"] == ranks[1]["files"]
-        # Nodes share nothing.
+        # The nodes share no files.
         files = [tuple(ranks[0]["files"]) for ranks in reports.values()]  # type: ignore[arg-type]
         assert len(set(files)) == len(NODES)
 

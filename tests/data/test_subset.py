@@ -14,7 +14,7 @@ from tests.data.samplers import check_pure, everything
 
 
 @given(st.lists(st.integers(0, 999), min_size=1, max_size=200), st.data())
-def test_it_gives_the_indices_and_no_others(indices, data):
+def test_a_subset_gives_its_indices_and_no_others(indices, data):
     subset = Subset(Order(len(indices), 1), np.array(indices), of=1000)
     assert subset.count == len(indices)
     assert sorted(everything(subset, 3).tolist()) == sorted(indices)
@@ -45,12 +45,12 @@ def test_slices_are_those_of_python(count, start, stop, step):
 
 
 @pytest.mark.parametrize("text", ["", "3", "a:b", "1:2:3:4", "::0", "1.5:", "[1:2]"])
-def test_what_is_no_slice_is_refused(text):
+def test_text_that_is_not_a_slice_is_refused(text):
     with pytest.raises(ConfigError, match="START:STOP:STEP"):
         parse_slice(text, 10)
 
 
-def test_other_samplers_go_over_a_subset():
+def test_a_subset_works_with_other_samplers():
     indices = np.arange(0, 1000, 7)
     blocks = Subset(BlockOrder(len(indices), 0, 10, 3), indices, of=1000)
     assert np.array_equal(np.sort(everything(blocks)), indices)
@@ -58,7 +58,7 @@ def test_other_samplers_go_over_a_subset():
     assert np.array_equal(np.unique(everything(twice), return_counts=True)[1], np.full(143, 2))
 
 
-def test_indices_are_kept_compactly():
+def test_indices_are_stored_compactly():
     indices = np.arange(10, dtype=np.int64)
     assert Subset(Order(10, 0), indices, of=2**31).indices.dtype == np.int32
     assert Subset(Order(10, 0), indices, of=2**31 + 1).indices.dtype == np.int64
@@ -79,7 +79,7 @@ def test_indices_are_kept_compactly():
         (np.array([[1]]), "list of integers"),
     ],
 )
-def test_indices_that_cannot_be_are_refused(indices, message):
+def test_invalid_indices_are_refused(indices, message):
     with pytest.raises(DataError, match=message):
         Subset(Order(max(len(indices), 1), 0), indices, of=10)
 
@@ -102,7 +102,7 @@ def test_select_and_column_of_real_data(digits):
 
 
 class Texts:
-    """Ten samples, one of variable length."""
+    """Ten samples with a field of variable length."""
 
     fields = {"text": Field("uint8", variable=True), "id": Field("int64")}  # noqa: RUF012
 
@@ -117,14 +117,14 @@ def test_a_predicate_sees_lengths_too():
     assert select(Texts(), lambda rows: rows["text"].lengths >= 7, 4).tolist() == [7, 8, 9]
 
 
-def test_what_is_no_predicate_is_refused():
+def test_an_invalid_predicate_is_refused():
     with pytest.raises(DataError, match=r"returned int64 \[4\] for 4 samples; it returns bool"):
         select(Texts(), lambda rows: rows["id"], 4)
     with pytest.raises(DataError, match=r"returned bool \[\]"):
         select(Texts(), lambda rows: True)
 
 
-def test_a_column_that_is_not_there_is_refused():
+def test_a_missing_column_is_refused():
     for name in ("label", "text"):
         with pytest.raises(DataError, match=f"no fixed-size field '{name}'; there are id"):
             column(Texts(), name)

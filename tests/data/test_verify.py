@@ -1,4 +1,4 @@
-"""Every way in which a shard may differ from the index, and each is named."""
+"""A shard may differ from the index in many ways, and each one is found and named."""
 
 import os
 import pickle
@@ -45,7 +45,7 @@ def edit(path, position=5000):
         file.write(bytes([byte ^ 1]))
 
 
-def test_what_is_right_passes(source, shards):
+def test_unchanged_shards_pass(source, shards):
     verify(source, shards)
     for mode in module.MODES:
         place = verified(Folder(source), mode, source, shards)
@@ -109,13 +109,13 @@ def test_first_use_reads_a_shard_once(source, shards):
     assert paths == [source / shard.path for shard in shards[:3]] * 10
     for shard in shards:
         edit(source / shard.path)
-    place.path(shards[0])  # known, as a fork and a pickle know
+    place.path(shards[0])  # was verified before, also for a fork and after unpickling
     child = os.fork()
     if child == 0:
         os._exit(place.path(shards[0]) != paths[0])
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     pickle.loads(pickle.dumps(place)).path(shards[0])
-    for _ in range(2):  # what is wrong stays wrong
+    for _ in range(2):  # the second call fails too
         with pytest.raises(DataError, match=f"{shards[3].path} is changed"):
             place.path(shards[3])
 
@@ -131,7 +131,7 @@ def test_first_use_of_a_staged_copy_that_was_edited(source, shards, tmp_path):
     place.close()
 
 
-def test_another_mode(source, shards):
+def test_an_unknown_mode(source, shards):
     with pytest.raises(ConfigError, match=r"data.verify=on: it is one of off, first_use, full"):
         verified(Folder(source), "on", source, shards)
 

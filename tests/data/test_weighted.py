@@ -33,7 +33,7 @@ def test_weighted_draws_in_proportion():
     expected = weights / weights.sum() * count
     drawn = weights > 0
     assert not observed[~drawn].any()
-    # 99.99 % of chi-square with 3 degrees of freedom.
+    # The 99.99 % quantile of chi-square with 3 degrees of freedom.
     assert ((observed - expected)[drawn] ** 2 / expected[drawn]).sum() < 21.1
 
 
@@ -41,13 +41,13 @@ def test_draws_are_independent():
     samples = everything(Weighted(np.ones(1000), 7, 100_000))
     for lag in (1, 2, 64):
         assert abs(np.corrcoef(samples[lag:], samples[:-lag])[0, 1]) < 0.015
-    # With replacement: of 1,000 draws of 1,000 samples, 1 / e do not come.
+    # With replacement, 1,000 draws from 1,000 samples leave out 1 / e of them.
     assert 330 < 1000 - len(np.unique(samples[:1000])) < 410
     assert (everything(Weighted(np.ones(1000), 7, 1000), 1) == samples[:1000]).mean() < 0.01
 
 
 @pytest.mark.parametrize("scale", [1e-320, 1e-200, 1.0, 1e300])
-def test_only_ratios_of_weights_count(scale):
+def test_only_ratios_of_weights_matter(scale):
     weights = np.array([1.0, 2.0, 4.0]) * scale
     assert np.bincount(everything(Weighted(weights, 0, 7000))).min() > 800
 
@@ -64,7 +64,7 @@ def test_only_ratios_of_weights_count(scale):
         (["a"], "one for each"),
     ],
 )
-def test_weights_that_cannot_be_are_refused(weights, message):
+def test_invalid_weights_are_refused(weights, message):
     with pytest.raises(DataError, match=message):
         Weighted(np.array(weights), 0)
     with pytest.raises(DataError, match="an epoch of 0 draws"):
@@ -82,9 +82,9 @@ def test_every_run_has_each_class_once(labels, seed, epoch, data):
 
 
 @given(LABELS, st.integers(1, 50))
-def test_within_a_class_none_comes_again_before_all_have_come(labels, rounds):
+def test_within_a_class_no_sample_repeats_before_all_have_come(labels, rounds):
     sampler = Balanced(labels, 3, count=rounds * len(np.unique(labels)))
-    epochs = -(-len(labels) // rounds) + 1  # over their ends too
+    epochs = -(-len(labels) // rounds) + 1  # also across the ends of epochs
     samples = np.concatenate([everything(sampler, epoch) for epoch in range(epochs)])
     for label in sampler.classes:
         members = np.flatnonzero(labels == label)
@@ -102,7 +102,7 @@ def test_large_classes_are_shuffled_too():
     first, second = samples[samples < 9000].reshape(2, 9000)
     assert (first == second).mean() < 0.01
     assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 0.05
-    # Classes of one size have each their own order, and runs their own.
+    # Classes of equal size have different orders, and the order of the classes differs per run.
     many = Balanced(np.arange(20_000) % 20, 1)
     runs = everything(many).reshape(-1, 20)
     places = np.take_along_axis(runs // 20, np.argsort(runs % 20, axis=1), axis=1)
@@ -120,12 +120,12 @@ def test_large_classes_are_shuffled_too():
         ([[1]], None, r"int64 \[1, 1\]"),
     ],
 )
-def test_labels_that_cannot_be_are_refused(labels, count, message):
+def test_invalid_labels_are_refused(labels, count, message):
     with pytest.raises(DataError, match=message):
         Balanced(np.array(labels), 0, count)
 
 
-def test_golden_values_are_fixed_for_ever():
+def test_stored_values_are_reproduced():
     # A change here reorders the data of every run that is resumed.
     weighted = Weighted(np.arange(10), 42, count=100)
     assert weighted(0, np.arange(12)).tolist() == [7, 9, 6, 5, 8, 8, 8, 6, 4, 8, 8, 8]

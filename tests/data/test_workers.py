@@ -4,6 +4,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -36,6 +37,10 @@ def alive(pid):
         return False
 
 
+def thread_names():
+    return {thread.name for thread in threading.enumerate()}
+
+
 def wait_for(condition, what, seconds=20):
     deadline = time.monotonic() + seconds
     while not condition():
@@ -44,7 +49,7 @@ def wait_for(condition, what, seconds=20):
 
 
 @pytest.mark.parametrize("into", [True, False])
-def test_the_result_is_that_of_a_loop(into):
+def test_the_result_is_the_same_as_that_of_a_plain_loop(into):
     random = np.random.Generator(np.random.Philox(key=[5, 2], counter=[0, 30, 0, 0]))
     expected = worker_parts.augment(
         {"image": IMAGES[33].copy(), "label": np.int64(33), "text": TEXTS[33]}, random
@@ -82,7 +87,7 @@ def test_the_same_for_every_number_of_workers_and_size_of_batch():
 def test_random_numbers_are_a_function_of_seed_epoch_and_position(one, two):
     random, other = SampleRandom(), SampleRandom()
     first = random.at(*one).random(9)
-    random.generator.integers(5, dtype=np.uint32)  # leaves half a word behind
+    random.generator.integers(5, dtype=np.uint32)  # leaves half of a random word unused
     second = random.at(*two).random(9)
     assert other.at(*two).random(9).tolist() == second.tolist()
     assert other.at(*one).random(9).tolist() == first.tolist()
@@ -107,7 +112,7 @@ def test_batches_keep_their_values_while_they_are_held():
     assert np.concatenate(held).tolist() == np.concatenate(again).tolist() == list(range(90))
 
 
-def test_memory_is_used_again_when_the_last_array_is_gone():
+def test_memory_is_reused_after_the_last_array_is_dropped():
     with Workers(FIXED, worker_parts.same, 1) as workers:
         run(workers, 0, 10).result(20)
         descriptors = len(os.listdir("/proc/self/fd"))
@@ -118,7 +123,6 @@ def test_memory_is_used_again_when_the_last_array_is_gone():
             assert part.tolist() == list(range(i + 5, i + 10))
             del part
         assert len(os.listdir("/proc/self/fd")) <= descriptors
-        assert workers._free.qsize() == 1
 
 
 def test_results_larger_than_their_samples():
@@ -129,7 +133,7 @@ def test_results_larger_than_their_samples():
             assert (batch["image"][:, ::1000] == IMAGES[:size]).all()
 
 
-def test_threads_may_share_them():
+def test_threads_may_share_workers():
     with Workers(FIXED, worker_parts.same, 2) as workers, ThreadPoolExecutor(8) as pool:
         labels = pool.map(lambda i: run(workers, i, i + 9).result(20)["label"].tolist(), range(90))
         assert list(labels) == [list(range(i, i + 9)) for i in range(90)]
@@ -152,13 +156,11 @@ def test_the_process_of_a_worker():
     assert children() == []
 
 
-def test_closing_ends_a_worker_in_mid_transform():
+def test_closing_ends_a_worker_during_a_transform():
     workers = Workers(FIXED, worker_parts.sleep_for_ever, 2)
     futures = [run(workers, 0, 2) for _ in range(5)]
     wait_for(lambda: len(children()) == 2, "the workers start")
-    start = time.monotonic()
-    workers.close()
-    assert time.monotonic() - start < 5
+    workers.close()  # the transform itself would take longer than the time limit of the test
     assert children() == []
     for future in futures:
         with pytest.raises(DataError, match="are closed"):
@@ -181,17 +183,15 @@ def test_closing_at_once():
         ("exit", "exited (7) while it transformed"),
     ],
 )
-def test_a_worker_that_dies_is_named_at_once(how, words):
+def test_an_error_names_the_worker_that_died(how, words):
     with Workers(FIXED, partial(worker_parts.end, how=how), 2) as workers:
         run(workers, 0, 2).result(20)
         futures = [run(workers, 10, 20) for _ in range(4)]
-        start = time.monotonic()
         for future in futures:
             with pytest.raises(DataError) as error:
                 future.result(20)
             assert words in str(error.value)
             assert str(error.value).startswith("worker ")
-        assert time.monotonic() - start < 5
         with pytest.raises(DataError, match=r"worker \d of the data"):
             run(workers, 0, 2)
     assert children() == []
@@ -201,7 +201,7 @@ def test_an_idle_worker_that_dies():
     with Workers(FIXED, worker_parts.same, 1) as workers:
         run(workers, 0, 2).result(20)
         os.kill(children()[0], signal.SIGKILL)
-        wait_for(lambda: workers._failure is not None, "it is noticed")
+        wait_for(lambda: "hpctrain-workers" not in thread_names(), "its end is noticed")
         with pytest.raises(DataError, match="SIGKILL while it had nothing to do"):
             run(workers, 0, 2)
 
@@ -219,7 +219,7 @@ def test_an_exception_of_the_transform_keeps_its_type(count):
         if count:
             assert 'worker_parts.py", line' in notes
             assert "In worker process" in notes
-        assert run(workers, 0, 2).result(20)["label"].tolist() == [0, 1]  # the others go on
+        assert run(workers, 0, 2).result(20)["label"].tolist() == [0, 1]  # the workers still work
 
 
 @pytest.mark.parametrize("how", ["odd", "huge"])
@@ -243,7 +243,7 @@ def test_an_exception_that_cannot_be_sent(how):
         ("none", "returned NoneType for sample 13; it must return a dict of fields"),
     ],
 )
-def test_results_that_do_not_fit(count, how, words):
+def test_results_that_differ_or_are_not_arrays_are_refused(count, how, words):
     with Workers(FIXED, partial(worker_parts.end, how=how), count) as workers:
         start = 13 if how in ("text", "nothing", "none") else 10
         with pytest.raises(DataError) as error:
@@ -257,9 +257,12 @@ def test_a_source_that_fails():
             raise DataError("shard s.h5 is gone")
 
     with Workers(Broken(), worker_parts.same, 1) as workers:
-        with pytest.raises(DataError, match=r"s\.h5 is gone"):
-            run(workers, 0, 2)
-        assert workers._free.qsize() == 1
+        descriptors = []
+        for _ in range(5):  # the memory of a failed batch is used again
+            with pytest.raises(DataError, match=r"s\.h5 is gone"):
+                run(workers, 0, 2)
+            descriptors.append(len(os.listdir("/proc/self/fd")))
+        assert len(set(descriptors)) == 1
 
 
 @pytest.mark.parametrize("transform", [lambda sample, random: sample, partial(map, lambda x: x)])
@@ -280,7 +283,7 @@ def test_a_negative_number():
         Workers(FIXED, worker_parts.same, -1)
 
 
-def test_a_transform_whose_module_is_not_there(tmp_path, monkeypatch):
+def test_a_transform_whose_module_cannot_be_imported(tmp_path, monkeypatch):
     (tmp_path / "passing.py").write_text("def transform(sample, random): return sample\n")
     monkeypatch.syspath_prepend(tmp_path)
     import passing
@@ -293,7 +296,7 @@ def test_a_transform_whose_module_is_not_there(tmp_path, monkeypatch):
         run(workers, 0, 2).result(20)
 
 
-def test_memory_that_is_not_there(monkeypatch):
+def test_too_little_memory(monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -326,7 +329,7 @@ def script(tmp_path, guard, more=""):
 
 
 def test_a_transform_of_the_script_itself(tmp_path):
-    """Which also forgets to close them."""
+    """The script also forgets to close the workers."""
     done = subprocess.run(
         script(tmp_path, "if __name__ == '__main__':"),
         capture_output=True,
@@ -346,7 +349,7 @@ def test_a_script_without_a_guard(tmp_path):
 
 
 def test_a_transform_of_a_module_that_was_run(tmp_path):
-    """python -m; and the start method of multiprocessing stays the script's to choose."""
+    """A script run by python -m, which may still choose the start method of multiprocessing."""
     more = "    import multiprocessing; multiprocessing.set_start_method('spawn')\n"
     script(tmp_path, "if __name__ == '__main__':", more)
     done = subprocess.run(
@@ -380,7 +383,7 @@ def test_a_transform_of_a_notebook():
 
 
 @pytest.mark.parametrize("transform", ["same", "sleep_for_ever"])
-def test_a_killed_trainer_leaves_nothing(tmp_path, transform):
+def test_a_killed_trainer_leaves_nothing_behind(tmp_path, transform):
     more = f"""
     busy = Workers(worker_parts.FIXED, worker_parts.{transform}, 2)
     futures = [worker_parts.run(busy, 0, 50) for _ in range(10)]

@@ -1,4 +1,4 @@
-"""What the tests of worker processes read and apply: imported by workers, so without torch."""
+"""The data and the transforms that the tests of worker processes use. Imported without torch."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ TEXTS = [np.arange(i % 5, dtype=np.uint16) for i in range(COUNT)]
 
 
 class Source:
-    """Images, labels and texts, read into what is given (or not)."""
+    """Images, labels and texts. With `into`, they are read into the given arrays."""
 
     def __init__(self, fields=("image", "label", "text"), into=True):
         everything = {
@@ -50,20 +50,20 @@ def run(workers, start, stop, key=(0, 0), shift=0):
 
 
 def children():
-    """The worker processes that this one started and that still are."""
+    """Return the pids of the worker processes of this process that still exist."""
     path = Path(f"/proc/{os.getpid()}/task")
     found = [task.joinpath("children").read_text().split() for task in path.iterdir()]
     return sorted(int(pid) for pids in found for pid in pids if _is_worker(pid))
 
 
 def _is_worker(pid):
-    # Other tests leave helpers of multiprocessing; one that has not yet called exec is ours.
+    # Other tests leave helpers of multiprocessing behind. All other processes are workers.
     line = Path(f"/proc/{pid}/cmdline").read_bytes()
     return b"multiprocessing" not in line
 
 
 def augment(sample, random):
-    """Uses its random numbers, changes dtype and shape, and writes into what it is given."""
+    """Use random numbers, change dtype and shape, and write into the given arrays."""
     image = sample["image"]
     image += 1
     if random.random() < 0.5:
@@ -84,7 +84,7 @@ def same(sample, random):
 
 
 def report(sample, random):
-    """What kind of process this is."""
+    """Return what kind of process this is."""
     import sys
 
     ignored = [signal.getsignal(number) == signal.SIG_IGN for number in range(1, 20)]
@@ -108,14 +108,14 @@ def sleep_for_ever(sample, random):
 
 
 class Odd(Exception):
-    """Cannot be unpickled."""
+    """An exception that can be pickled but not unpickled."""
 
     def __init__(self, one, two):
         super().__init__(f"{one} and {two}")
 
 
 class Kept(ValueError):
-    """Can be."""
+    """An exception that can be pickled and unpickled."""
 
 
 def end(sample, random, how):

@@ -1,13 +1,14 @@
-"""Shards to every node of a job by Slurm's `sbcast`: the file system is read once, not per node.
+"""Copy shards to every node of a job by Slurm's `sbcast`, which reads the source only once.
 
-    stage = Stage(source, folder)          # every rank: the folder exists on every node
-    if rank == 0:
-        broadcast(stage.folder, source, shards)
-    barrier()
-    stage.plan(shards)                     # what has arrived is checked and taken, the rest copied
+    stage = Stage(source, folder)          # every rank: creates the folder on every node
+    with long_work("sbcast"):              # every rank
+        if rank == 0:
+            broadcast(stage.folder, source, shards)
+    stage.plan(shards)                     # takes the shards that have arrived, copies the others
 
-The daemons of Slurm pass the bytes on in a tree. What arrives has a temporary name; a node takes
-it for a shard only when its digest is the index's, and copies the shard itself otherwise.
+The Slurm daemons pass the bytes from node to node in a tree. A file arrives under a temporary name.
+A node accepts it as a shard only if its digest is the one in the index, and otherwise copies the
+shard itself.
 """
 
 import logging
@@ -28,15 +29,17 @@ log = logging.getLogger(__name__)
 
 
 def broadcast(folder: Path, source: Path, shards: Sequence[Shard]) -> None:
-    """Send shards to all nodes of this job; one process calls it.
+    """Send shards to all nodes of this job. Only one process calls this.
 
     Args:
-        folder: Of the staged shards, the same on each node, where it exists: `Stage.folder`.
-        source: Folder of the data set.
-        shards: Together within every node's budget; each is sent, also where it lies already.
+        folder: The folder of the staged shards (`Stage.folder`). It exists on every node and has
+            the same path there.
+        source: The folder of the data set.
+        shards: The shards to send. Together they must fit into the budget of every node. A shard is
+            sent even if a node has it already.
 
     Raises:
-        LaunchError: This is no Slurm job, or sbcast fails; the message has what it said.
+        LaunchError: This process is not in a Slurm job, or sbcast fails. The message quotes sbcast.
     """
     if "SLURM_JOB_ID" not in os.environ or not shutil.which("sbcast"):
         raise LaunchError("sbcast sends files to the nodes of a Slurm job, and this is none")
@@ -55,15 +58,18 @@ def broadcast(folder: Path, source: Path, shards: Sequence[Shard]) -> None:
 
 
 def receive(depot: Depot, shard: Shard) -> bool:
-    """Take a claimed shard that a broadcast has left here; False when there is none, or a bad one.
+    """Accept a claimed shard that a broadcast has left in the depot.
+
+    Returns:
+        False if there is no such file, or if its content is wrong.
 
     Raises:
-        OSError: It cannot be renamed.
+        OSError: The file cannot be renamed.
     """
     arrived = depot.folder / f"{digest_of(shard)}{BROADCAST}"
     try:
         if arrived.stat().st_size != shard.bytes:
-            return False  # perhaps still on its way
+            return False  # perhaps it is still arriving
     except FileNotFoundError:
         return False
     try:

@@ -1,12 +1,12 @@
 """The threads of one process that copy shards from an origin into this node's depot.
 
     plan ── queue ── threads ──┐
-                               ├── one thread a shard: held? ── copy ── held
+                               ├── one thread per shard: held? ── copy ── held
     path ──────────────────────┘        │ no room, or the depot fails
                                         └── the file of the origin
 
-A shard that is planned or asked for is "held": staged, and kept from eviction by a lock of this
-process, until it is released.
+A shard that was given to `plan` or `path` is "held" until it is released: it is staged, and a lock
+of this process keeps it from eviction.
 """
 
 import logging
@@ -28,32 +28,33 @@ from hpctrain.errors import StorageError
 
 log = logging.getLogger(__name__)
 
-_NAP_S = 0.05  # between two looks at what another process copies
-_FULL_S = 5.0  # between two tries to find room
-_SAY_S = 60.0
+_NAP_S = 0.05  # pause while another process copies a shard
+_FULL_S = 5.0  # pause before looking for room again
+_WARN_S = 60.0  # pause between two warnings about a long wait
 
 _State = Literal["staged", "busy", "no room"]
 
 
 class Copier:
-    """What a `Stage` has in one process.
+    """The part of a `Stage` that belongs to one process.
 
     Args:
-        origin: Of the shards.
-        depot: Where their copies lie; closed by `stop`.
-        threads: Shards copied ahead at once.
+        origin: Where the shards come from.
+        depot: The folder for the copies. `stop` closes it.
+        threads: How many shards are copied ahead at the same time.
     """
 
     def __init__(self, origin: Origin, depot: Depot, threads: int) -> None:
         self.depot, self.copied_bytes = depot, 0
         self._origin, self._wanted_threads = origin, threads
-        self._changed = threading.Condition()  # holds for all that follows
-        self._locks: dict[str, threading.Lock] = {}  # one thread for each shard
-        self._planned: dict[str, Shard] = {}
-        self._asked: set[str] = set()  # handed out by `path`
-        self._queue: OrderedDict[str, Shard] = OrderedDict()  # planned, not begun
+        self._changed = threading.Condition()  # guards all attributes below
+        self._locks: dict[
+            str, threading.Lock
+        ] = {}  # at most one thread works on a shard       self._planned: dict[str, Shard] = {}
+        self._in_use: set[str] = set()  # given out by `path`, not yet released
+        self._queue: OrderedDict[str, Shard] = OrderedDict()  # planned, not yet started
         self._copying: set[str] = set()
-        self._held: dict[str, Shard] = {}  # staged; a lock of ours keeps them from eviction
+        self._held: dict[str, Shard] = {}  # staged, and locked against eviction
         self._threads: list[threading.Thread] = []
         self._progress = Progress("staging", 0)
         self._full = self._warned = self._stopped = False
@@ -62,7 +63,7 @@ class Copier:
     def path(self, shard: Shard) -> Path:
         """See `Stage.path`."""
         with self._changed:
-            self._asked.add(digest_of(shard))
+            self._in_use.add(digest_of(shard))
         with self._lock(shard):
             state = self._obtain(shard, ahead=False)
         if state == "staged":
@@ -84,7 +85,7 @@ class Copier:
         """See `Stage.plan`."""
         with self._changed:
             self._planned = {digest_of(shard): shard for shard in shards}
-            for digest in self._held.keys() - self._planned.keys() - self._asked:
+            for digest in self._held.keys() - self._planned.keys() - self._in_use:
                 self.depot.drop(self._held.pop(digest))
             self._queue = OrderedDict(
                 (digest, shard)
@@ -103,7 +104,7 @@ class Copier:
         """See `Stage.release`."""
         digest = digest_of(shard)
         with self._changed:
-            self._asked.discard(digest)
+            self._in_use.discard(digest)
             self._planned.pop(digest, None)
             self._queue.pop(digest, None)
             if self._held.pop(digest, None):
@@ -116,7 +117,7 @@ class Copier:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-            # A read that hangs (a dead server) must not keep the process from ending.
+            # A read that hangs because its server is dead must not stop the process from ending.
             idle = self._changed.wait_for(lambda: not self._copying, timeout=5)
         for thread in self._threads if idle else ():
             thread.join(timeout=5)
@@ -124,16 +125,16 @@ class Copier:
             self.depot.close()
 
     def _work(self) -> None:
-        """Copy what is planned, as long as there is room."""
+        """Copy planned shards for as long as there is room."""
         while (shard := self._next()) is not None:
             lock = self._lock(shard)
             if not lock.acquire(blocking=False):
-                continue  # `path` is at it
+                continue  # a call of `path` is working on it
             try:
                 state = self._obtain(shard, ahead=True)
             except _Stopped:
                 return
-            except Exception as error:  # whoever needs it meets it in `path`
+            except Exception as error:  # a later call of `path` raises it
                 log.debug("%s is not staged ahead: %s", shard.path, error)
                 continue
             finally:
@@ -143,7 +144,7 @@ class Copier:
                 if state == "staged" or digest not in self._planned:
                     continue
                 self._queue[digest] = shard
-                if state == "busy":  # others first
+                if state == "busy":  # work on other shards first
                     self._changed.wait(_NAP_S)
                 else:
                     self._queue.move_to_end(digest, last=False)
@@ -152,20 +153,29 @@ class Copier:
     def _next(self) -> Shard | None:
         with self._changed:
             while not self._stopped and (self._full or not self._queue):
-                # Until something is released or planned here, or, who knows, elsewhere.
+                # Wait until a shard is released or planned here. Another process may also
+                # have made room, so try again from time to time.
                 if not self._changed.wait(_FULL_S if self._full else None):
                     self._full = False
             return None if self._stopped else self._queue.popitem(last=False)[1]
 
     def _obtain(self, shard: Shard, *, ahead: bool) -> _State:
-        """Have a shard staged and held."""
-        digest, said = digest_of(shard), time.monotonic()
+        """Make sure that a shard is staged and held.
+
+        Args:
+            shard: The shard.
+            ahead: True for a planned shard: do not wait for another process that copies it.
+
+        Returns:
+            "busy" if another process is copying the shard; only with `ahead`.
+        """
+        digest, warned_at = digest_of(shard), time.monotonic()
         while True:
             with self._changed:
                 if self._stopped:
                     raise _Stopped("the stage is closed")
                 if ahead and digest not in self._planned:
-                    return "staged"  # and released already
+                    return "staged"  # it was released in the meantime
                 if self.depot.hold(shard):
                     if digest not in self._held:
                         self._held[digest] = shard
@@ -179,8 +189,8 @@ class Copier:
             if ahead:
                 return "busy"
             time.sleep(_NAP_S)
-            if time.monotonic() - said > _SAY_S:
-                said = time.monotonic()
+            if time.monotonic() - warned_at > _WARN_S:
+                warned_at = time.monotonic()
                 log.warning("%s: another process of this node still copies it", shard.path)
         copied = False
         try:
@@ -188,7 +198,7 @@ class Copier:
         finally:
             with self._changed:
                 self._copying.remove(digest)
-                wanted = digest in self._asked or digest in self._planned
+                wanted = digest in self._in_use or digest in self._planned
                 if copied and wanted:
                     copied = self.depot.hold(shard)
                 if copied and wanted:
@@ -199,14 +209,14 @@ class Copier:
         return "staged" if copied else "no room"
 
     def _copy(self, shard: Shard, *, ahead: bool) -> bool:
-        """Copy a claimed shard; False when there is no room, or the folder fails."""
+        """Copy a claimed shard. Return False if there is no room or the folder fails."""
         try:
             if self.depot.is_there(shard) or receive(self.depot, shard):
-                return True  # another process has just copied it, or sbcast
-            with self._changed:  # or `path` would hand out what is being evicted
-                # What was copied ahead gives way only where nothing else helps.
+                return True  # another process or sbcast has just brought it
+            with self._changed:  # otherwise `path` could return a file that is being evicted
+                # Evict shards that were copied ahead only if there is no other way.
                 spare = not ahead and self._origin.folder is None
-                keep = self._copying | (self._asked if spare else self._held.keys())
+                keep = self._copying | (self._in_use if spare else self._held.keys())
                 made = self.depot.create(shard, keep)
         except OSError as error:
             self._fail(error)
@@ -238,7 +248,7 @@ class Copier:
                     raise
                 log.warning("%s; read once more", error)
             finally:
-                # The copy is what will be read: two of them in the page cache are one too many.
+                # Only the copy will be read, so do not keep the source in the page cache too.
                 self._origin.forget(shard.path)
 
     def _write(self, descriptor: int, block: memoryview) -> None:
@@ -250,7 +260,7 @@ class Copier:
             self._progress.add(count)
 
     def _fail(self, error: OSError) -> None:
-        """End staging: the folder is full, read-only or gone."""
+        """Stop staging in this process: the folder is full, read-only or gone."""
         with self._changed:
             self._failure = self._failure or (error.strerror or str(error))
 

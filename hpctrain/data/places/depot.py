@@ -1,23 +1,28 @@
-"""The staged shards of one user on one node: a folder that all processes and jobs there share.
+"""The staged shards of one user on one node, in a folder that all their processes and jobs share.
 
-    BASE/hpctrain-stage-UID/         ours alone, mode 700
-        lock                         who copies and who uses what, see below
-        boot                         the boot of the machine that these files have seen
-        2d06…c9                      a shard, by the digest of its bytes: the same data is there
-                                     once, whatever it is called and wherever it came from
+    BASE/hpctrain-stage-UID/         private to the user, mode 700
+        lock                         carries the locks described below
+        boot                         the boot id of the machine when these files were written
+        2d06…c9                      a shard, named by the digest of its bytes: equal data is
+                                     stored once, whatever its name and its source
         2d06…c9.4711-k2s8.part       a copy that process 4711 is making
+        2d06…c9.sbcast               a file that a broadcast has brought
 
-All locks are the kernel's and end with their process, however it ends: nothing stale can remain.
+All locks are locks of the kernel. They end with their process, however it ends, so no stale lock
+can remain.
 
-- A byte range lock on `lock`, at an offset that follows from the digest: shared while a process
-  uses a shard, exclusive while it copies or evicts it. They are "open file description" locks
-  (fcntl(2)): one descriptor, whatever the number of shards, and nothing of them is lost when a
-  thread closes another descriptor of the file.
-- The first byte of `lock`, for a moment: bytes are counted, made room for and reserved.
-- flock on a `.part`: its process is alive. Others are removed by the next who comes.
+- A byte range lock on `lock`, at a byte offset that is computed from the digest: shared while a
+  process uses the shard, exclusive while a process copies or evicts it. These are "open file
+  description" locks (fcntl(2)): one descriptor is enough for any number of shards, and a lock is
+  not lost when a thread closes another descriptor of the same file.
+- A lock on the first byte of `lock`, held for a moment while a process counts bytes, makes room and
+  reserves space.
+- flock on a `.part` file: the process that writes it is alive. Other `.part` files are removed by
+  the next process that opens the depot.
 
-Locks only save work. Were they lost (someone empties /tmp), a shard would be copied twice, each
-into a name of its own, and renamed into place whole: never a wrong byte.
+The locks only save work. If they were lost (for example because someone emptied /tmp), a shard
+would be copied twice, into two different files, and each would be renamed into place when complete.
+Wrong bytes can never result.
 """
 
 import errno
@@ -47,21 +52,22 @@ _FLOCK = "hhqqi4x"  # struct flock of fcntl(2): type, whence, start, length, pid
 
 
 class Depot:
-    """See the module.
+    """The folder of staged shards, its budget and its locks.
 
     Args:
         base: An existing folder of this node, such as TMPDIR.
-        budget_bytes: What all files in it may take together. None: half of what is free, and of
-            the memory that the job may use a quarter where the folder is in memory (/dev/shm),
-            for what lies there counts as the job's.
+        budget_bytes: The limit for all files in it together. None: half of the free space. If the
+            folder is in memory (/dev/shm), also at most a quarter of the memory that the job may
+            use, because the files there count as the job's memory.
 
     Attributes:
-        folder: Of the shards.
-        budget_bytes: As above.
-        in_memory: Whether they take memory.
+        folder: The folder that holds the shards.
+        budget_bytes: The limit in bytes, as above.
+        in_memory: Whether the folder is in memory.
 
     Raises:
-        StorageError: Not a folder, not of this node, not writable, or open to other users.
+        StorageError: `base` is not a folder, is on the network, cannot be written, or other users
+            can change the files.
     """
 
     def __init__(self, base: Path, budget_bytes: int | None = None) -> None:
@@ -78,7 +84,7 @@ class Depot:
         except OSError as error:
             raise StorageError(f"{base}: {error.strerror}") from None
         try:
-            with self._accounts():
+            with self._accounting():
                 self._clean()
                 staged = sum(entry.size for entry in self._entries())
                 free = max(0, free_bytes(base))
@@ -91,54 +97,58 @@ class Depot:
         self.budget_bytes = budget_bytes
 
     def path(self, shard: Shard) -> Path:
-        """Return where a shard lies, or would."""
+        """Return the path of a shard, whether it is staged or not."""
         return self.folder / digest_of(shard)
 
     def is_there(self, shard: Shard) -> bool:
-        """Whether it is staged, whoever uses it."""
+        """Return whether a shard is staged, whoever uses it."""
         try:
             return self.path(shard).stat().st_size == shard.bytes
         except OSError:
             return False
 
     def hold(self, shard: Shard) -> bool:
-        """Keep a staged shard from eviction, until `drop`; False when it is not there."""
+        """Keep a staged shard from eviction until `drop`. Return False if it is not staged."""
         if not self.is_there(shard) or not self._flock(fcntl.F_RDLCK, _offset(digest_of(shard))):
             return False
-        if not self.is_there(shard):  # evicted in between
+        if not self.is_there(shard):  # it was evicted just before the lock
             self.drop(shard)
             return False
         with suppress(OSError):
-            # Last used: now. By a change of the other time those who have it open would take it
-            # for edited.
+            # Set the time of the last use. The modification time must stay: processes that have
+            # the file open would take it for edited.
             path = self.path(shard)
             os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
-            path.with_suffix(BROADCAST).unlink()  # sent, though it was there already
+            path.with_suffix(BROADCAST).unlink()  # sent although it was already here
         return True
 
     def claim(self, shard: Shard) -> bool:
-        """Become the one that copies a shard, until `hold` or `drop`; False when another is."""
+        """Become the only process that copies a shard, until `hold` or `drop`.
+
+        Returns:
+            False if another process uses, copies or evicts the shard.
+        """
         return self._flock(fcntl.F_WRLCK, _offset(digest_of(shard)))
 
     def drop(self, shard: Shard) -> None:
-        """Let others copy or evict a shard."""
+        """Allow other processes to copy or evict a shard."""
         self._flock(fcntl.F_UNLCK, _offset(digest_of(shard)))
 
     def create(self, shard: Shard, keep: Collection[str]) -> tuple[int, Path] | None:
-        """Make a file to copy a claimed shard into, with all its room on the disk.
+        """Create a file for the copy of a claimed shard, and reserve all its space on the disk.
 
         Args:
-            shard: A shard.
-            keep: Digests of what this process uses: never evicted.
+            shard: The shard.
+            keep: Digests of the shards that this process uses. They are never evicted.
 
         Returns:
-            An open descriptor and the path; None when there is no room, even after evicting
-            what nobody uses, the least recently used first.
+            An open descriptor and the path. None if there is no room, even after evicting the
+            shards that nobody uses, the least recently used first.
 
         Raises:
-            OSError: The folder is not writable or has vanished.
+            OSError: The folder cannot be written or has disappeared.
         """
-        with self._accounts():
+        with self._accounting():
             if not self._make_room(shard.bytes, keep):
                 return None
             part = self.folder / f"{digest_of(shard)}.{os.getpid()}-{secrets.token_hex(4)}{PART}"
@@ -152,8 +162,8 @@ class Depot:
         return descriptor, part
 
     def commit(self, shard: Shard, descriptor: int, part: Path) -> None:
-        """Let a complete copy appear."""
-        with self._accounts():  # or it could be counted under neither name
+        """Give a complete copy its final name."""
+        with self._accounting():  # otherwise it could be counted under neither name
             os.replace(part, self.path(shard))
         os.close(descriptor)
 
@@ -164,28 +174,28 @@ class Depot:
         os.close(descriptor)
 
     def close(self) -> None:
-        """Drop everything; in memory, remove what no other process uses."""
+        """Drop all locks. In memory, also remove the shards that no other process uses."""
         if self.in_memory and self._lock >= 0:
             self._flock(fcntl.F_UNLCK, 1, 0)
-            with suppress(OSError), self._accounts():
+            with suppress(OSError), self._accounting():
                 for entry in self._entries():
                     self._evict(entry)
         self.abandon()
 
     def abandon(self) -> None:
-        """Only close the descriptor: a forked child does it, and its parent keeps the locks."""
+        """Close the descriptor and nothing else. In a forked child, the parent keeps its locks."""
         if self._lock >= 0:
             os.close(self._lock)
         self._lock = -1
 
     def _clean(self) -> None:
-        """Remove what dead processes left, and all that an earlier boot may have left half."""
+        """Remove the files of dead processes. After a reboot remove all: they may be incomplete."""
         boot = _BOOT_ID.read_text()
         seen = self.folder / _BOOT
         rebooted = not seen.exists() or seen.read_text() != boot
         for entry in self._entries():
             path = self.folder / entry.name
-            if rebooted:  # a crash of the machine loses what was not on the disk yet
+            if rebooted:  # a crash of the machine loses bytes that were not yet on the disk
                 path.unlink(missing_ok=True)
             elif path.suffix == PART:
                 with suppress(OSError), open(path, "rb") as file:
@@ -202,7 +212,7 @@ class Depot:
         short = max(over, size - free_bytes(self.folder))
         unused = [e for e in entries if e.digest not in keep and not e.name.endswith(PART)]
         if short > sum(entry.size for entry in unused):
-            return False  # and nothing is evicted in vain
+            return False  # do not evict anything in vain
         for entry in sorted(unused, key=lambda entry: entry.used):
             if short <= 0:
                 break
@@ -211,7 +221,7 @@ class Depot:
         return short <= 0
 
     def _check_lock(self) -> None:
-        """Notice that somebody has emptied the folder: what we lock is another file then."""
+        """Notice that somebody has emptied the folder: then our locks are on a deleted file."""
         lock = self.folder / _LOCK
         if not lock.exists() or not os.path.samestat(os.fstat(self._lock), lock.stat()):
             raise FileNotFoundError(errno.ENOENT, "the staging folder was emptied", str(lock))
@@ -235,8 +245,8 @@ class Depot:
         return entries
 
     @contextmanager
-    def _accounts(self) -> Iterator[None]:
-        """The one moment, over all processes of the node, in which bytes are counted."""
+    def _accounting(self) -> Iterator[None]:
+        """Let one process of the node at a time count and reserve bytes."""
         with self._mutex:
             self._flock(fcntl.F_WRLCK, 0, wait=True)
             try:
@@ -248,13 +258,13 @@ class Depot:
         command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
         try:
             fcntl.fcntl(self._lock, command, struct.pack(_FLOCK, kind, 0, start, length, 0))
-        except (BlockingIOError, PermissionError):  # EAGAIN or EACCES: another has it
+        except (BlockingIOError, PermissionError):  # EAGAIN or EACCES: another process holds it
             return False
         return True
 
 
 class _Entry(NamedTuple):
-    """A file of the depot; `used` in seconds since 1970."""
+    """A file of the depot. `used` is the time of the last use, in seconds since 1970."""
 
     name: str
     digest: str
@@ -263,16 +273,16 @@ class _Entry(NamedTuple):
 
 
 def _offset(digest: str) -> int:
-    """The byte of `lock` that stands for a shard: 1 to 2^60."""
+    """Return the byte of `lock` that stands for a shard: 1 to 2^60."""
     return 1 + int(digest[:15], 16)
 
 
 def _make_private(base: Path, folder: Path) -> None:
-    """Make the folder, or check that nobody else can change what is in it.
+    """Create the folder, or check that nobody else can change its content.
 
     Raises:
-        OSError: It cannot be made.
-        StorageError: Others can change it.
+        OSError: The folder cannot be created.
+        StorageError: Other users can change it.
     """
     mode = base.stat().st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:

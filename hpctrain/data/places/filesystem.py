@@ -1,4 +1,4 @@
-"""What a folder lies on: the network, memory or a disk of this node; and how much fits there."""
+"""The kind of file system that a folder is on, and how much may be written there."""
 
 import os
 import re
@@ -8,32 +8,32 @@ from typing import Literal
 
 Kind = Literal["network", "memory", "disk"]
 
-# By the name that the kernel gives the mount. FUSE is nearly always a network behind it on a
-# cluster; `fuseblk` (a local disk) has another name.
+# The type of the mount, as the kernel names it. FUSE on a cluster is nearly always a network file
+# system; a local disk behind FUSE is called `fuseblk`.
 NETWORK = re.compile(
     r"nfs\d?|lustre|gpfs|mmfs|beegfs\w*|ceph|cifs|smb\d?|smbfs|afs|9p|panfs|wekafs|pvfs2|orangefs"
     r"|glusterfs|quobyte|virtiofs|dvs|datawarp|fuse(\..+)?"
 )
 MEMORY = re.compile(r"tmpfs|ramfs")
-# Of the node itself, though FUSE.
+# File systems of the node itself that use FUSE.
 _LOCAL = re.compile(r"fuse\.(fuse-overlayfs|squashfuse\w*|lxcfs)")
 MOUNTS = Path("/proc/self/mountinfo")
 CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def kind_of(folder: Path, mounts: Path = MOUNTS) -> Kind:
-    """Return what kind of file system `folder`, or the nearest folder above it that exists, is on.
+    """Return the kind of file system of `folder`, or of the nearest existing folder above it.
 
     Args:
-        folder: Links in it are followed.
-        mounts: What is mounted where, in the format of /proc/self/mountinfo (proc(5)).
+        folder: The folder. Symbolic links in it are followed.
+        mounts: A list of mounts in the format of /proc/self/mountinfo (proc(5)).
     """
     real, found, best = os.path.realpath(folder), "", ""
     for line in mounts.read_text(errors="surrogateescape").splitlines():
         before, _, after = line.partition(" - ")
         point = re.sub(r"\\(\d{3})", lambda m: chr(int(m[1], 8)), before.split(" ")[4])
         inside = real == point or real.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):  # the later one lies over the earlier
+        if inside and len(point) >= len(best):  # a later mount hides an earlier one
             found, best = after.split(" ")[0], point
     if NETWORK.fullmatch(found) and not _LOCAL.fullmatch(found):
         return "network"
@@ -41,7 +41,7 @@ def kind_of(folder: Path, mounts: Path = MOUNTS) -> Kind:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return what may be written there, less a fiftieth of the disk: nobody's disk is filled."""
+    """Return how many bytes may be written there: the free space less 2 % of the disk."""
     info = os.statvfs(folder)
     return (info.f_bavail - info.f_blocks // 50) * info.f_frsize
 
@@ -49,8 +49,8 @@ def free_bytes(folder: Path) -> int:
 def job_memory(environ: Mapping[str, str] = os.environ) -> int:
     """Return the bytes of memory that this process's job may use on this node.
 
-    The least of the machine's memory, the limits of the process's cgroup (version 1 or 2) and of
-    those above it, and what Slurm says that the job asked for.
+    This is the smallest of the machine's memory, the limits of the process's cgroup (version 1 or
+    2) and of the cgroups above it, and the memory that the job requested from Slurm.
     """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_cgroup_limits()]
     megabytes = int(environ.get("SLURM_MEM_PER_NODE") or 0)
@@ -72,7 +72,7 @@ def _cgroup_limits() -> list[int]:
         else:
             continue
         group = Path(top, path.lstrip("/"))
-        for folder in (group, *group.parents):  # Slurm's limit is on the job's, above the task's
+        for folder in (group, *group.parents):  # Slurm limits the job's group, above the task's
             file = folder / name
             if file.exists() and (text := file.read_text().strip()).isdigit():
                 limits.append(int(text))

@@ -1,14 +1,15 @@
-"""Where the files of a data set come from: a folder, or a URL of an object store.
+"""The files of a data set in a folder, or at a URL of an object store.
 
     >>> origin = open_origin("s3://bucket/digits")        # or a folder
     >>> index = load_index("s3://bucket/digits")
-    >>> pour(origin, index.shards[0], file.write)         # all of it, checked by its digest
+    >>> pour(origin, index.shards[0], file.write)         # reads it all and checks its digest
 
-Files are read from their beginning to their end in large pieces. A read that fails the way
-flaky file systems and networks do (EIO, ESTALE, time-outs) is repeated on a newly opened file,
-from the byte that was reached; what keeps failing is an error that names the file and the bytes.
+Files are read from beginning to end in large pieces. When a read fails in a way that is typical of
+unreliable file systems and networks (EIO, ESTALE, time-outs), the file is opened again and the read
+is repeated from the byte that was reached. If it keeps failing, the error names the file and the
+bytes.
 
-URLs are fsspec's: https://filesystem-spec.readthedocs.io. Nothing of it is imported for a folder.
+URLs are those of fsspec: https://filesystem-spec.readthedocs.io. It is not imported for a folder.
 """
 
 import errno
@@ -28,7 +29,7 @@ from hpctrain.errors import DataError
 
 log = logging.getLogger(__name__)
 
-BLOCK = 8 * 2**20  # bytes of one read: a stripe or several on Lustre, one request of a store
+BLOCK = 8 * 2**20  # bytes per read: some stripes of Lustre, or one request to an object store
 RETRY_S = (0.5, 1.0, 2.0, 4.0)  # seconds before each repetition of a read
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 DIGEST = re.compile(r"xxh3_128:([0-9a-f]{32})")
@@ -38,10 +39,10 @@ Sink = Callable[[memoryview], object]
 
 
 class WrongShard(DataError):
-    """A shard's bytes are not those that the index lists.
+    """A shard's bytes differ from those that the index lists.
 
     Attributes:
-        found: The digest of what is there; "" when the size is wrong already.
+        found: The digest of the bytes that were read; "" if already the size is wrong.
     """
 
     def __init__(self, message: str, found: str = "") -> None:
@@ -50,21 +51,21 @@ class WrongShard(DataError):
 
 
 class Origin(Protocol):
-    """Files by their name in the data set.
+    """The files of a data set, by their name in it.
 
     Attributes:
         name: The folder or URL, for messages.
-        folder: Where the files can be opened in place; None when they must be copied.
+        folder: The folder where the files can be opened in place; None if they must be copied.
     """
 
     name: str
     folder: Path | None
 
     def open(self, path: str) -> Any:
-        """Open for reading: a binary file with `seek`, `readinto` and `close`."""
+        """Open a file for reading, in binary mode, with `seek`, `readinto` and `close`."""
 
     def forget(self, path: str) -> None:
-        """Let the next read of a file be one of the storage, not of this node's page cache."""
+        """Drop a file from this node's page cache, so that the next read goes to the storage."""
 
 
 class FolderOrigin:
@@ -88,7 +89,7 @@ class FolderOrigin:
 
 
 class UrlOrigin:
-    """A folder of anything that fsspec knows.
+    """A folder that fsspec can open.
 
     Raises:
         DataError: fsspec, or the package that it needs for the protocol, is not installed.
@@ -102,14 +103,14 @@ class UrlOrigin:
 
     def open(self, path: str) -> Any:  # noqa: D102
         system, root = self._locate()
-        # No cache of its own: every byte is asked for once, in large pieces.
+        # fsspec needs no cache: every byte is read once, in large pieces.
         return system.open(f"{root}/{path}", "rb", block_size=BLOCK, cache_type="none")
 
     def forget(self, path: str) -> None:  # noqa: D102
         pass
 
     def _locate(self) -> tuple[Any, str]:
-        """The file system, which fsspec keeps for each process and thread, and the folder in it."""
+        """Return the file system (fsspec keeps one per process and thread) and the folder in it."""
         try:
             import fsspec
         except ImportError:
@@ -125,15 +126,15 @@ class UrlOrigin:
 
 
 def is_url(source: str | Path) -> bool:
-    """Whether it is PROTOCOL://…, not a path."""
+    """Return whether `source` has the form PROTOCOL://… and is not a path."""
     return URL.match(str(source)) is not None
 
 
 def open_origin(source: str | Path) -> Origin:
-    """Return where the files of the data set `source`, a folder or URL, come from.
+    """Return the origin of the data set at `source`, a folder or a URL.
 
     Raises:
-        DataError: A package for this URL is not installed.
+        DataError: A package that the URL needs is not installed.
     """
     return UrlOrigin(str(source)) if is_url(source) else FolderOrigin(Path(source))
 
@@ -142,7 +143,7 @@ def load_index(source: str | Path) -> Index:
     """Read the index of a data set in a folder or at a URL.
 
     Raises:
-        DataError: There is none, it cannot be read, or a package for the URL is not installed.
+        DataError: There is no index, it cannot be read, or a package for the URL is not installed.
     """
     if not is_url(source):
         return Index.load(Path(source))
@@ -160,10 +161,10 @@ def load_index(source: str | Path) -> Index:
 
 
 def read_blocks(origin: Origin, path: str) -> Iterator[memoryview]:
-    """Yield a file's bytes in order; each block is valid until the next is asked for.
+    """Yield the bytes of a file in order. Each block is valid until the next one is requested.
 
     Raises:
-        OSError: There is no such file, or it may not be read: nothing that time would heal.
+        OSError: The file does not exist or may not be read: a repetition would not help.
         DataError: A read keeps failing.
     """
     buffer = memoryview(bytearray(BLOCK))
@@ -179,7 +180,7 @@ def read_blocks(origin: Origin, path: str) -> Iterator[memoryview]:
                     break
                 except _PERMANENT:
                     raise
-                except Exception as error:  # stores have exceptions of their own
+                except Exception as error:  # object stores raise their own exceptions
                     where = f"{origin.name}/{path}: bytes {position} to {position + BLOCK}"
                     _close(file)
                     file = None
@@ -199,11 +200,11 @@ def read_blocks(origin: Origin, path: str) -> Iterator[memoryview]:
 
 
 def pour(origin: Origin, shard: Shard, sink: Sink) -> None:
-    """Read a whole shard, giving each block to `sink`, and check it against the index.
+    """Read a whole shard, pass each block to `sink`, and check the bytes against the index.
 
     Raises:
-        WrongShard: Its size or digest is not the index's. `sink` has seen it then.
-        DataError: It is missing or cannot be read, or the index has a digest of another kind.
+        WrongShard: Its size or digest differs from the index. `sink` has already got the bytes.
+        DataError: The shard is missing or cannot be read, or the index has another kind of digest.
     """
     digest_of(shard)
     name, size, digest = f"{origin.name}/{shard.path}", 0, xxhash.xxh3_128()
@@ -231,7 +232,7 @@ def digest_of(shard: Shard) -> str:
     """Return the 32 hexadecimal digits of a shard's digest.
 
     Raises:
-        DataError: It is of another kind.
+        DataError: The index has another kind of digest.
     """
     match = DIGEST.fullmatch(shard.digest)
     if match is None:
@@ -243,7 +244,7 @@ def digest_of(shard: Shard) -> str:
 
 
 def _shard_blocks(origin: Origin, shard: Shard, name: str) -> Iterator[memoryview]:
-    """`read_blocks`, whose errors are the shard's; those of who takes the blocks are not."""
+    """Yield `read_blocks`, whose errors name the shard. Errors of the consumer are not caught."""
     try:
         yield from read_blocks(origin, shard.path)
     except FileNotFoundError:
@@ -256,7 +257,7 @@ def _close(file: Any) -> None:
     try:
         if file is not None:
             file.close()
-    except OSError as error:  # of a file that was only read: nothing is lost
+    except OSError as error:  # the file was only read, so nothing is lost
         log.debug("%s", error)
 
 

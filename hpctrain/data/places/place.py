@@ -1,4 +1,4 @@
-"""Where the files of a data set's shards are read from."""
+"""The places from which the files of shards are opened."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,23 +8,23 @@ from hpctrain.data.index import Shard
 
 
 class Place(Protocol):
-    """Gives a shard's file. Threads may share it; a fork gets its own state."""
+    """Gives the file of a shard. Threads may share it. A forked child gets its own state."""
 
     def path(self, shard: Shard) -> Path:
-        """Where to open it now; may wait until it is there. It stays until `release`."""
+        """Return the file to open. May wait until it exists. The file stays until `release`."""
 
     def plan(self, shards: Sequence[Shard]) -> None:
-        """These are needed next, in this order: what takes time may begin."""
+        """Announce the shards that are needed next, in this order, so that copying may start."""
 
     def release(self, shard: Shard) -> None:
-        """This one is not needed for now; a file that is mapped stays readable."""
+        """Say that a shard is not needed for now. A file that is mapped stays readable."""
 
     def close(self) -> None:
-        """Nothing more is needed."""
+        """Say that no shard is needed any more."""
 
 
 class Folder:
-    """The data set's own folder: nothing is moved."""
+    """The folder of the data set itself: nothing is copied."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)

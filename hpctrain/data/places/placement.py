@@ -1,4 +1,4 @@
-"""Where shards are read: in the folder of the data set, or in copies on this node.
+"""Choose the place where shards are read: the folder of the data set, or copies on this node.
 
 mode   source on a disk of the node   on a network file system   a URL
 none   in place                       in place                   refused
@@ -6,10 +6,10 @@ auto   in place                       staged where possible      staged
 node   staged                         staged                     staged
 
 >>> place = open_place("s3://bucket/digits", "auto", shards)
->>> place.plan(shards)                   # those of this node, in the order of use
+>>> place.plan(shards)                   # the shards that this node reads, in the order of use
 >>> file = open(place.path(shards[0]), "rb")
 
-`data.verify` (see `hpctrain.data.places.verify`) makes a place that checks what it gives.
+`data.verify` adds a check to a place; see `hpctrain.data.places.verify`.
 """
 
 import logging
@@ -38,25 +38,26 @@ def open_place(
     budget_bytes: int | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Place:
-    """Choose where shards are read; see the module for the modes.
+    """Choose where shards are read. The table of the module explains the modes.
 
-    The copies lie in `folder` or else in the first that is usable of SLURM_TMPDIR, TMPDIR, /tmp
-    and /dev/shm.
+    The copies lie in `folder`. Without it, they lie in the first usable folder of SLURM_TMPDIR,
+    TMPDIR, /tmp and /dev/shm.
 
     Args:
         source: Folder or URL of the data set.
-        mode: none, node or auto.
-        shards: What this node may need; the largest must fit.
-        folder: For the copies: an existing folder of the node.
-        budget_bytes: All staged files of this user on the node together. None: half of the free
-            disk; in memory (/dev/shm, a tmpfs), whose use counts as the job's, a quarter of what
-            the job may use.
-        environ: Where the folders' names are looked up.
+        mode: "none", "node" or "auto".
+        shards: The shards that this node may need. The largest one must fit.
+        folder: An existing folder of the node for the copies.
+        budget_bytes: The limit for all staged files of this user on the node together. None: half
+            of the free space; in memory (/dev/shm, a tmpfs) also at most a quarter of the memory
+            that the job may use.
+        environ: The environment variables with the names of the folders.
 
     Raises:
-        ConfigError: The mode is unknown, or does not go with a URL.
-        StorageError: Mode node, or a URL, and no folder is usable: each with the reason.
-        DataError: A package for the URL is not installed.
+        ConfigError: The mode is unknown, or does not work with a URL.
+        StorageError: The mode is "node" or the source is a URL, and no folder is usable. The
+            message says why for each folder.
+        DataError: A package that the URL needs is not installed.
     """
     if mode not in MODES:
         raise ConfigError(f"data.stage={mode}: it is one of {', '.join(MODES)}")
@@ -95,9 +96,9 @@ def _open_stage(source: str | Path, base: Path, budget_bytes: int | None, larges
 
 
 def _bases(environ: Mapping[str, str]) -> Iterator[Path]:
-    """The folders in question, the job's own first.
+    """Yield the candidate folders, those of the job first.
 
-    Where Slurm makes the job a /tmp of its own (job_container/tmpfs), TMPDIR is often not set.
+    If Slurm gives each job its own /tmp (job_container/tmpfs), TMPDIR is often not set.
     """
     names = [environ.get("SLURM_TMPDIR"), environ.get("TMPDIR"), "/tmp", "/dev/shm"]
     yield from map(Path, dict.fromkeys(name for name in names if name))

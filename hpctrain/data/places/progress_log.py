@@ -1,4 +1,4 @@
-"""How far a long copy or check is: a log line now and then, none for a short one."""
+"""Log the progress of a long copy or check from time to time. A short one logs nothing."""
 
 import logging
 import threading
@@ -13,23 +13,23 @@ class Progress:
     """Counts bytes, from any thread.
 
     Args:
-        what: The beginning of each line.
-        total: Bytes in all.
+        what: The beginning of each log line.
+        total: Number of bytes to process.
     """
 
     def __init__(self, what: str, total: int) -> None:
         self._what, self._total, self._done = what, total, 0
-        self._started = self._said = time.monotonic()
+        self._started = self._logged_at = time.monotonic()
         self._lock = threading.Lock()
 
     def add(self, count: int) -> None:
-        """`count` more bytes are done."""
+        """Count `count` more bytes as processed."""
         with self._lock:
             self._done += count
             now = time.monotonic()
-            if now - self._said < EVERY_S:
+            if now - self._logged_at < EVERY_S:
                 return
-            self._said = now
+            self._logged_at = now
         rate = self._done / (now - self._started)
         log.info(
             "%s: %.1f of %.1f GB, %.0f MB/s, %.0f s left",

@@ -1,20 +1,21 @@
-"""Copies of shards on the node that reads them: made once per node, ahead of use, verified.
+"""Copies of shards on the node that reads them, made once per node, before they are used.
 
     source ── large reads ── xxh3 ── NAME.part ── rename ── path() ── mapped by the reader
 
     >>> stage = Stage("s3://bucket/digits", Path(os.environ["TMPDIR"]))
-    >>> stage.plan(shards)                # copying begins, in this order, in threads
+    >>> stage.plan(shards)                # starts to copy them in threads, in this order
     >>> with open(stage.path(shards[0]), "rb") as file: ...
-    >>> stage.release(shards[0])          # may give way to others
+    >>> stage.release(shards[0])          # from now on it may be evicted
 
-All ranks and jobs of a user on a node share one `Depot`: a shard is copied by one of them, and
-several of them copy several shards at once. Staging is never worth an error: where there is no
-room, or the folder fails, the shard is read from the source, with one warning. (At a URL that is
-not possible; the error says so.) Wrong bytes always are an error.
+All ranks and all jobs of a user on a node share one `Depot`. Each shard is copied by one of them,
+and several of them copy different shards at the same time. A problem with staging is not an error:
+if there is no room, or the folder fails, the shard is read from the source, and one warning is
+logged. (A data set at a URL cannot be read in place, so there the problem is an error.) Wrong bytes
+are always an error.
 
-Why not as others do: no lock files with names, no shared memory segments, no server process,
-hence nothing stale after kill -9 (see `Depot`); and a budget that counts every byte before it is
-written, so that no disk and no job's memory is filled.
+There are no lock files with names, no shared memory segments and no server process, so nothing
+stale is left after kill -9 (see `Depot`). The budget counts every byte before it is written, so
+staging fills neither a disk nor the memory of a job.
 """
 
 import os
@@ -29,26 +30,27 @@ from hpctrain.data.places.copier import Copier
 from hpctrain.data.places.depot import Depot
 from hpctrain.data.places.origin import open_origin
 
-THREADS = 4  # shards copied at once by a process: one stream does not fill a network
+THREADS = 4  # shards that a process copies at once; one stream does not fill a network
 
 
 class Stage:
-    """A `Place` whose shards are copied to this node; see the module.
+    """A `Place` whose shards are copied to this node.
 
-    Threads may share it. A fork gets its own state, and so does whoever unpickles it. A process
-    that ends, however it ends, leaves no thread, no lock and at most an unfinished copy, which
-    the next one removes. Finished copies stay for the next job, but not in memory (/dev/shm),
-    where the last who uses one removes it; after a kill -9 of all of them, the next who comes.
+    Threads may share a stage. A forked child, and a process that unpickles a stage, start with
+    their own state. A process leaves no thread and no lock behind, however it ends. It leaves at
+    most an unfinished copy, which the next process removes. Finished copies stay for the next job.
+    In memory (/dev/shm) they do not stay: the last process that uses a copy removes it, and if all
+    processes were killed, the next process that opens the depot does.
 
     Args:
         source: Folder or URL of the data set.
-        base: An existing folder of this node; the shards lie in a private one inside.
-        budget_bytes: See `Depot`.
-        threads: Shards copied ahead at once.
+        base: An existing folder of this node. The shards lie in a private folder inside it.
+        budget_bytes: The limit for all staged files together; see `Depot`.
+        threads: How many shards are copied ahead at the same time.
 
     Raises:
         StorageError: `base` cannot be used.
-        DataError: A package for the URL is not installed.
+        DataError: A package that the URL needs is not installed.
     """
 
     _copier: Copier | None
@@ -62,74 +64,74 @@ class Stage:
         budget_bytes: int | None = None,
         threads: int = THREADS,
     ) -> None:
-        self._given = source, base, budget_bytes, threads
-        self._wait_for_use()
-        self._here()
+        self._arguments = source, base, budget_bytes, threads
+        self._reset()
+        self._own_copier()
 
     @property
     def folder(self) -> Path:
-        """Where the copies lie."""
-        return self._here().depot.folder
+        """The folder that holds the copies."""
+        return self._own_copier().depot.folder
 
     @property
     def budget_bytes(self) -> int:
-        """What all files there may take together."""
-        return self._here().depot.budget_bytes
+        """The limit in bytes for all files in the folder together."""
+        return self._own_copier().depot.budget_bytes
 
     @property
     def copied_bytes(self) -> int:
         """Bytes of the shards that this process has copied from the source."""
-        return self._here().copied_bytes
+        return self._own_copier().copied_bytes
 
     def path(self, shard: Shard) -> Path:
-        """Return a file to open now, which stays until `release`; may wait for its copy.
+        """Return a file that can be opened now and stays until `release`. May wait for its copy.
 
         Raises:
-            DataError: The shard is missing, unreadable or, read twice, not what the index lists.
-            StorageError: It cannot be staged, and the source is a URL.
+            DataError: The shard is missing or unreadable, or its digest was wrong twice.
+            StorageError: The shard cannot be staged, and the source is a URL.
         """
-        return self._here().path(shard)
+        return self._own_copier().path(shard)
 
     def plan(self, shards: Sequence[Shard]) -> None:
-        """Copy these ahead, in this order, instead of those planned before; returns at once."""
-        self._here().plan(shards)
+        """Copy these shards ahead, in this order, in place of the earlier plan. Returns at once."""
+        self._own_copier().plan(shards)
 
     def release(self, shard: Shard) -> None:
-        """Let a shard give way to others; one that is still mapped stays readable."""
-        self._here().release(shard)
+        """Allow that a shard is evicted. A process that has mapped the file can still read it."""
+        self._own_copier().release(shard)
 
     def close(self) -> None:
-        """Stop copying and release everything; also at the end of the process."""
+        """Stop copying and release all shards. The end of the process does the same."""
         if self._finalizer is not None:
             self._finalizer()
 
-    def _here(self) -> Copier:
+    def _own_copier(self) -> Copier:
         with self._lock:
             if self._copier is None:
-                source, base, budget_bytes, threads = self._given
+                source, base, budget_bytes, threads = self._arguments
                 self._copier = Copier(open_origin(source), Depot(base, budget_bytes), threads)
                 self._finalizer = weakref.finalize(self, self._copier.stop)
             return self._copier
 
-    def _wait_for_use(self) -> None:
+    def _reset(self) -> None:
         self._lock = threading.Lock()
         self._copier = self._finalizer = None
         _STAGES.add(self)
 
     def _forget_parent(self) -> None:
-        """In a forked child: the threads are the parent's, and so are the locks."""
+        """Drop the state in a forked child: its threads and locks belong to the parent."""
         if self._copier is not None:
             self._copier.depot.abandon()
         if self._finalizer is not None:
             self._finalizer.detach()
-        self._wait_for_use()
+        self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_given": self._given}
+        return {"_arguments": self._arguments}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._wait_for_use()
+        self._reset()
 
 
 _STAGES: weakref.WeakSet[Stage] = weakref.WeakSet()

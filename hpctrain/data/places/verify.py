@@ -1,11 +1,11 @@
-"""Whether the shards are those that the index lists, byte by byte (`data.verify`).
+"""Check that the bytes of the shards are those that the index lists (`data.verify`).
 
     full        every shard before the first batch, divided among the ranks
-    first_use   a shard when a process first opens it
-    off         sizes, schema and staged copies only, which are always checked
+    first_use   a shard when a process opens it for the first time
+    off         only sizes, schema and staged copies, which are always checked
 
-A digest is of the whole file, so a shard that was edited, truncated, replaced or swapped with
-another is found and named.
+A digest covers the whole file, so a shard that was edited, truncated, replaced or swapped with
+another one is found and named.
 
     >>> place = verified(place, "full", "data/digits", shards, rank=0, ranks=2)
 """
@@ -26,7 +26,7 @@ from hpctrain.errors import ConfigError, DataError
 
 MODES = ("off", "first_use", "full")
 THREADS = 8
-NAMED = 20  # wrong shards in one message
+NAMED = 20  # wrong shards listed in one message
 
 
 def verified(
@@ -38,42 +38,43 @@ def verified(
     rank: int = 0,
     ranks: int = 1,
 ) -> Place:
-    """Return `place` as `mode` wants it to be verified; "full" verifies here and now.
+    """Return a place that checks shards according to `mode`. "full" checks them in this call.
 
     Args:
-        place: Where the shards are opened.
+        place: The place where the shards are opened.
         mode: One of MODES.
         source: Folder or URL of the data set.
-        shards: Those in question.
-        rank: Of `ranks` that share the work of "full"; an error on one must end all.
-        ranks: See `rank`.
+        shards: The shards that may be read.
+        rank: This rank's number, of the `ranks` that divide the work of "full". An error on one
+            rank must end all of them.
+        ranks: Number of ranks.
 
     Raises:
-        ConfigError: Another mode.
-        DataError: With "full": see `verify`.
+        ConfigError: The mode is unknown.
+        DataError: Only with "full"; see `verify`.
     """
     if mode not in MODES:
         raise ConfigError(f"data.verify={mode}: it is one of {', '.join(MODES)}")
     if mode == "full":
-        verify(source, shards[rank::ranks], known=shards)
+        verify(source, shards[rank::ranks], others=shards)
     return Verified(place) if mode == "first_use" else place
 
 
-def verify(source: str | Path, shards: Sequence[Shard], known: Sequence[Shard] = ()) -> None:
+def verify(source: str | Path, shards: Sequence[Shard], others: Sequence[Shard] = ()) -> None:
     """Read shards where the data set lies, in threads, and compare them with the index.
 
     Args:
         source: Folder or URL of the data set.
-        shards: To read.
-        known: Shards of the data set: where a file holds what is listed under another name, the
-            message says which.
+        shards: The shards to read.
+        others: Other shards of the data set. If a file holds the bytes of a shard with another name,
+            the message says which one.
 
     Raises:
         DataError: Names every shard that is missing, unreadable or wrong.
     """
     origin = open_origin(source)
     progress = Progress("verifying", sum(shard.bytes for shard in shards))
-    names = {shard.digest: shard.path for shard in (*known, *shards)}
+    names = {shard.digest: shard.path for shard in (*others, *shards)}
 
     def problem(shard: Shard) -> str | None:
         return _problem(origin, shard, names, progress)
@@ -90,9 +91,9 @@ def verify(source: str | Path, shards: Sequence[Shard], known: Sequence[Shard] =
 
 
 class Verified:
-    """A `Place` whose shards are compared with the index when this process first opens them.
+    """A `Place` that compares a shard with the index when this process first opens it.
 
-    A fork knows what its parent had verified.
+    A forked child knows which shards its parent has verified.
     """
 
     def __init__(self, place: Place) -> None:
@@ -101,16 +102,16 @@ class Verified:
         self._start()
 
     def path(self, shard: Shard) -> Path:
-        """See `Place`.
+        """Return the file of a shard, verified; see `Place`.
 
         Raises:
-            DataError: The file is not what the index lists.
-            StorageError: It cannot be had.
+            DataError: The file differs from the index.
+            StorageError: The place cannot provide the file.
         """
         path = self._place.path(shard)
         key = (shard.digest, path)
         if key not in self._right:
-            if self._pid != os.getpid():  # forked: a thread of the parent may hold a lock
+            if self._pid != os.getpid():  # in a fork, a thread of the parent may hold a lock
                 self._start()
             with self._locks.setdefault(shard.digest, threading.Lock()):
                 if key not in self._right:
@@ -129,7 +130,7 @@ class Verified:
 
     def _start(self) -> None:
         self._locks: dict[str, threading.Lock] = {}
-        self._pid = os.getpid()  # last: whoever sees it sees the rest
+        self._pid = os.getpid()  # set last: a thread that sees it also sees the new locks
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_place": self._place, "_right": self._right}
@@ -142,7 +143,7 @@ class Verified:
 def _problem(
     origin: Origin, shard: Shard, names: Mapping[str, str], progress: Progress
 ) -> str | None:
-    """What is wrong with a shard."""
+    """Return a description of what is wrong with a shard, or None."""
     try:
         pour(origin, shard, lambda block: progress.add(len(block)))
     except WrongShard as error:
@@ -155,7 +156,7 @@ def _problem(
 
 
 def _check(path: Path, shard: Shard) -> None:
-    """Compare a file, whatever its name, with the index."""
+    """Compare a file with the index. The file may have another name than the shard."""
     try:
         pour(FolderOrigin(path.parent), replace(shard, path=path.name), lambda block: None)
     except DataError as error:  # a copy has another name

@@ -1,1 +1,1 @@
-"""Which sample stands at a position: pure functions (see `order`), and what they are made of."""
+"""Samplers, which say which sample is at a position: pure functions (see `order`)."""

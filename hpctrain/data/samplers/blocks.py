@@ -1,21 +1,21 @@
-"""Shuffling by blocks: reads in runs, as file systems like them, mixed in a window of blocks.
+"""Shuffling by blocks: reads long runs, as file systems like them, and mixes a window of blocks.
 
     index space      |  block 0  |  block 1  |  block 2  |  block 3  | 4 |   count 36, block_size 8
-    permuted         |  block 3  |  block 1  | 4 |  block 0  |  block 2  |   in each epoch anew
+    permuted         |  block 3  |  block 1  | 4 |  block 0  |  block 2  |   differs per epoch
     windows          |      window 0         |   window 1    | window 2  |   window=2
-    positions        0                      16              28          36   in each, shuffled
+    positions        0                      16              28          36   shuffled per window
 
-A reader holds `window` blocks of `block_size` samples and reads each block once an epoch, as one
-run. Every epoch is an exact permutation of [0, count), a pure function of the position, in O(1)
-memory: the last block is shorter, lands anywhere, and what comes after it moves up by what it
-lacks. Blocks are of the index space, and may lie across shards.
+A reader holds `window` blocks of `block_size` samples and reads each block once per epoch, as one
+run. Every epoch is an exact permutation of [0, count). It is a pure function of the position and
+needs O(1) memory. The last block is shorter. It may land anywhere, and the positions after it move
+up by the samples that it lacks. Blocks divide the index space, so a block may span several shards.
 
-Samples of a batch come from at most `window` blocks: tests/benchmarks/test_order_speed.py measures
-what that costs beside a full shuffle. Neighbours on disk that resemble each other (sorted by
-class, frames of a video) want small blocks and many of them.
+The samples of a batch come from at most `window` blocks; tests/benchmarks/test_order_speed.py
+measures what that costs compared with a full shuffle. If neighbours on disk resemble each other
+(sorted by class, frames of a video), use small blocks and many of them.
 
-Many ranks that take consecutive slices of one batch would all read all blocks of its window.
-`Lanes` gives each a window of its own, still the same batches at any number of ranks.
+If many ranks took consecutive slices of a batch, each would read all blocks of the window. `Lanes`
+gives each rank its own windows. The batches are still the same for every number of ranks.
 
     >>> order = BlockOrder(10**9, seed=0, block_size=1024, window=64)
     >>> Lanes(order, lanes=128, run=32)         # global batch 4096 = 128 lanes x 32 samples
@@ -30,19 +30,19 @@ from hpctrain.errors import DataError
 
 
 class BlockOrder:
-    """A permutation of [0, count) for each epoch that visits blocks, and its inverse.
+    """A permutation of [0, count) per epoch that goes through blocks, and its inverse.
 
     Args:
         count: Number of samples, 1 to 2^62.
-        seed: Any integer; taken modulo 2^64.
+        seed: Any integer, taken modulo 2^64.
         block_size: Samples in a block, 1 or more.
-        window: Blocks that are mixed, 1 or more.
+        window: Number of blocks that are mixed, 1 or more.
 
     Attributes:
         blocks_per_epoch: Number of blocks.
 
     Raises:
-        DataError: One of them is out of range.
+        DataError: An argument is out of range.
     """
 
     def __init__(self, count: int, seed: int, block_size: int, window: int) -> None:
@@ -52,15 +52,17 @@ class BlockOrder:
         self._blocks = Order(self.blocks_per_epoch, seed)
         self.count, self.seed, self.block_size = count, seed, block_size
         self.window = min(window, self.blocks_per_epoch)
-        self._length = self.window * block_size  # of a window, in samples
-        self._lacks = self.blocks_per_epoch * block_size - count  # the last block, to be whole
-        self._short = (-1, -1)  # an epoch, and the slot of its short block
+        self._length = self.window * block_size  # samples of a window
+        self._lacks = (
+            self.blocks_per_epoch * block_size - count
+        )  # samples that the last block lacks
+        self._short = (-1, -1)  # last computed: an epoch and the slot of its short block
 
     def __call__(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the samples at `positions` of `epoch`; see `Sampler`."""
         windows, offsets = self._locate(epoch, check_positions(positions, self.count))
         places = self._mix(epoch, windows, offsets, inverse=False) + windows * self._length
-        if self._lacks:  # in the window of the short block, what comes after it
+        if self._lacks:  # skip the missing samples in the window of the short block
             slot = self._short_slot(epoch)
             end = (slot + 1) * self.block_size - self._lacks
             places[(windows == slot // self.window) & (places >= end)] += self._lacks
@@ -79,17 +81,18 @@ class BlockOrder:
         return positions
 
     def window_of(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the windows in which `positions` of `epoch` lie, counted from 0."""
+        """Return the windows that contain `positions` of `epoch`, counted from 0."""
         return self._locate(epoch, check_positions(positions, self.count))[0]
 
     def blocks(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return what these positions need, to be read ahead, and what comes after it.
+        """Return the blocks to read for these positions and for the window after them.
 
-        The next window is read while samples are drawn from this one: it is needed at once.
+        The next window is read while samples are taken from this one, because it is needed all at
+        once.
 
         Returns:
-            Ranges of indices [first, end), int64 (k, 2): window by window in the order of need,
-            in a window in the order of the disk.
+            Ranges of indices [first, end), int64 (k, 2). The windows are in the order in which they
+            are needed, the blocks of a window in the order on disk.
         """
         windows = _in_order(self.window_of(epoch, positions))
         last = (self.blocks_per_epoch - 1) // self.window
@@ -97,7 +100,7 @@ class BlockOrder:
 
     def ranges(self, epoch: int, windows: Int64s) -> Int64s:
         """Return the ranges of indices of these windows; see `blocks`."""
-        none = self.blocks_per_epoch  # in place of what the last window lacks
+        none = self.blocks_per_epoch  # stands for the blocks that the last window lacks
         slots = windows[:, None] * self.window + np.arange(self.window)
         found = self._blocks(epoch, np.minimum(slots, none - 1).ravel()).reshape(slots.shape)
         blocks = np.sort(np.where(slots < none, found, none), axis=1).ravel()
@@ -105,7 +108,7 @@ class BlockOrder:
         return np.stack([starts, np.minimum(starts + self.block_size, self.count)], axis=1)
 
     def _locate(self, epoch: int, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """The windows, and the offsets in them."""
+        """Return the window of each position, and its place within the window."""
         if self._lacks:
             after = (self._short_slot(epoch) // self.window + 1) * self._length
             positions = positions + self._lacks * (positions >= after - self._lacks)
@@ -113,14 +116,14 @@ class BlockOrder:
         return windows, offsets
 
     def _mix(self, epoch: int, windows: Int64s, offsets: Int64s, *, inverse: bool) -> Int64s:
-        """Each offset, by the permutation of its window."""
+        """Map each place within a window by the permutation of that window."""
         key = make_key(self.seed, epoch, self.count, self.block_size, self.window)
         sizes = np.minimum(
             self._length, self.blocks_per_epoch * self.block_size - windows * self._length
         )
         sizes[windows == self._short_slot(epoch) // self.window] -= self._lacks
         mixed = np.empty_like(offsets)
-        for size, rows in groups(sizes):  # all the same but two
+        for size, rows in groups(sizes):  # all windows but two have the same size
             mixed[rows] = permute_each(size, key, windows[rows], offsets[rows], inverse=inverse)
         return mixed
 
@@ -131,32 +134,33 @@ class BlockOrder:
         return self._blocks(epoch, np.arange(low, high + 1))[slots - low]
 
     def _short_slot(self, epoch: int) -> int:
-        """Where the epoch has the last block, which is the short one."""
-        known, slot = self._short
-        if known != epoch:
+        """Return where this epoch has the last block, which is the short one."""
+        computed_for, slot = self._short
+        if computed_for != epoch:
             slot = int(self._blocks.inverse(epoch, np.array([self.blocks_per_epoch - 1]))[0])
             self._short = (epoch, slot)
         return slot
 
 
 class Lanes:
-    """Deals the positions out to lanes, each of which goes through a part of `sampler` alone.
+    """Deals the positions out to lanes. Each lane goes through its own part of `sampler`.
 
         positions        0 1 2 3 4 5 6 7 8 9 …          lanes=2, run=3, sampler.count = 26
         of the sampler   0 1 2 12 13 14 3 4 5 15 …      lane 0: 0 to 11, lane 1: 12 to 23
                                                         at the end of the epoch: 24, 25
 
-    With global_batch_size = lanes * run, rank r of n reads lanes / n lanes and nothing else: over
-    blocks, its own windows. Other batch sizes and numbers of ranks get the same sequence, and
-    read windows together. Still each epoch is what `sampler` gives, each position once.
+    With global_batch_size = lanes * run, rank r of n reads lanes / n lanes and nothing else. Over a
+    `BlockOrder` these are windows of its own. Other batch sizes and numbers of ranks get the same
+    sequence, but several ranks read the same window. Each epoch contains each position of `sampler`
+    once.
 
     Args:
         sampler: The order whose windows are dealt out.
-        lanes: A multiple of every number of ranks that will be used; 1 or more.
-        run: Positions that a lane gets at a time, 1 or more.
+        lanes: A multiple of every number of ranks that will be used, 1 or more.
+        run: Number of consecutive positions that a lane gets, 1 or more.
 
     Raises:
-        DataError: One of them is out of range.
+        DataError: An argument is out of range.
     """
 
     def __init__(self, sampler: BlockOrder, lanes: int, run: int) -> None:
@@ -171,7 +175,7 @@ class Lanes:
         return self.sampler(epoch, self.inner(positions))
 
     def inner(self, positions: Int64s) -> Int64s:
-        """Return the positions in `sampler` of these: a permutation of [0, count)."""
+        """Return the positions in `sampler` of these positions: a permutation of [0, count)."""
         positions = check_positions(positions, self.count)
         turns, within = np.divmod(positions, self.run)
         rounds, lanes = np.divmod(turns, self.lanes)
@@ -179,11 +183,11 @@ class Lanes:
         return np.where(rounds < self._rounds, inner, positions)
 
     def blocks(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return what these positions need; see `BlockOrder.blocks`."""
+        """Return the blocks to read for these positions; see `BlockOrder.blocks`."""
         return self.sampler.blocks(epoch, self.inner(positions))
 
 
 def _in_order(values: Int64s) -> Int64s:
-    """Each value once, in the order of the first."""
+    """Return each distinct value once, in the order of its first occurrence."""
     unique, first = np.unique(values, return_index=True)
     return unique[np.argsort(first)]

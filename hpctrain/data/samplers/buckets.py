@@ -1,17 +1,18 @@
-"""Length buckets: samples of about the same length stand together, so that little is padded.
+"""Length buckets: samples of similar length come together, so that batches need little padding.
 
     of the sampler   windows of `window` positions      7 2 9 4 8 1 3 6 | 5 …     (lengths)
     in a window      sorted by length                   1 2 3 4 6 7 8 9
-                     cut in units of `size`             1 2 | 3 4 | 6 7 | 8 9
+                     cut into units of `size`           1 2 | 3 4 | 6 7 | 8 9
                      units shuffled                     6 7 | 1 2 | 8 9 | 3 4
 
-A batch should be whole units: a global batch size that is a multiple of `size`. The sequence does
-not depend on it: two runs with batches of 2 and 4 units see the same units in the same order.
+A batch should consist of whole units: use a global batch size that is a multiple of `size`. The
+sequence does not depend on the batch size: runs with batches of 2 and of 4 units see the same units
+in the same order.
 
     >>> lengths = np.diff(offsets)                               # of every sample
     >>> Buckets(Order(10**6, seed=0), lengths.__getitem__, window=6400, size=64, seed=0)
 
-A call computes the windows that it touches whole; the last used ones are kept.
+A call computes every window that it touches as a whole. The most recently used windows are kept.
 """
 
 from collections.abc import Callable
@@ -23,26 +24,27 @@ from hpctrain.data.samplers.permutation import groups, make_key, permute
 from hpctrain.data.types import Int64s
 from hpctrain.errors import ConfigError, DataError
 
-CACHE_BYTES = 32 * 2**20  # of windows kept, but two at least
+CACHE_BYTES = 32 * 2**20  # of kept windows; at least two are kept
 
 
 class Buckets:
-    """What `sampler` gives, in each window sorted by length, the units of it shuffled.
+    """The samples of `sampler`, sorted by length in each window, with the units of it shuffled.
 
-    Samples of one length stay in the order of the sampler. Where the last window does not divide
-    into units, its last samples (as the sampler has them, so of any length) are a shorter unit
-    at the end.
+    Samples of the same length keep the order of the sampler. If the last window cannot be divided
+    into whole units, its last samples in the order of the sampler (of any length) form a shorter
+    unit at the end.
 
     Args:
-        sampler: Whose order it is.
-        lengths: Gives the lengths, (n,), of the samples int64 (n,); called with a window.
-        window: Positions of the sampler that are sorted together: a multiple of `size`. A
-            hundred units pad little, and still mix.
-        size: Samples in a unit, as a rule the global batch size or a divisor of it.
-        seed: Any integer; taken modulo 2^64.
+        sampler: The order of the samples before sorting.
+        lengths: Returns the lengths, (n,), of the samples int64 (n,). It is called with a whole
+            window.
+        window: Positions of the sampler that are sorted together: a multiple of `size`. A hundred
+            units need little padding and still mix the samples.
+        size: Samples in a unit, usually the global batch size or a divisor of it.
+        seed: Any integer, taken modulo 2^64.
 
     Raises:
-        ConfigError: A size less than 1, or a window that is no multiple of it.
+        ConfigError: A size is less than 1, or the window is not a multiple of it.
     """
 
     def __init__(
@@ -61,8 +63,8 @@ class Buckets:
         self.sampler, self.lengths, self.count = sampler, lengths, sampler.count
         self.window, self.size, self.seed = window, size, seed
         self._keep = max(2, min(64, CACHE_BYTES // (8 * window)))
-        # ((epoch, window), its samples), the last used first. Replaced whole: threads that meet
-        # here lose a table at worst.
+        # ((epoch, window), its samples), the most recently used first. The tuple is replaced as a
+        # whole, so threads that do it at the same time can only lose a table.
         self._recent: tuple[tuple[tuple[int, int], Int64s], ...] = ()
 
     def __call__(self, epoch: int, positions: Int64s) -> Int64s:
@@ -78,7 +80,7 @@ class Buckets:
         return samples
 
     def _table(self, epoch: int, window: int) -> Int64s:
-        """The samples of a window, in their final order."""
+        """Return the samples of a window, in their final order."""
         recent = dict(self._recent)
         table = recent.pop((epoch, window), None)
         if table is None:

@@ -1,22 +1,23 @@
-"""Several data sets in one stream, mixed by weights.
+"""Several data sets mixed into one stream by weights.
 
     counts    web 1000, books 100, code 50          index space: web 0-999, books 1000-1099, code …
     weights   web 0.5,  books 0.25, code 0.25
     positions web code web books web code web books …        each at an even distance
 
-Every position belongs to a data set, and is a draw of it: draw k of a data set of n is position
-k % n of its own epoch k // n. Which one is a table of `period` positions that comes again and
-again, so that everything is a pure function of the position, and any run of positions holds each
-data set's share to within a few draws. A weight is rounded to a multiple of 1 / period (by
-largest remainders), and the shares of a period are exact.
+Every position belongs to a data set and is one draw from it: draw k from a data set of n samples is
+position k % n of its own epoch k // n. A table of `period` positions, which repeats, says which
+data set a position belongs to. So everything is a pure function of the position, and any range of
+positions holds each data set's share to within a few draws. A weight is rounded to a multiple of 1
+/ period (by largest remainders), and the shares of a period are exact.
 
     >>> mixture = Mixture({"web": 1000, "books": 100, "code": 50}, temperature=2.0, seed=0)
     >>> mixture.shares
     {'web': 0.649…, 'books': 0.205…, 'code': 0.145…}
-    >>> mixture.epochs(10_000)                   # of each, after so many positions
+    >>> mixture.epochs(10_000)                   # of each data set, after so many positions
     {'web': 6.49…, 'books': 20.5…, 'code': 29.0…}
 
-For exactly one epoch of each data set, shuffle them together instead: an `Order` of their sum.
+For exactly one epoch of each data set, shuffle them together instead, with one `Order` over the sum
+of their counts.
 """
 
 import math
@@ -36,30 +37,30 @@ GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
 class Mixture:
-    """Draws from each data set its share of any stretch of positions.
+    """Draws from each data set its share of every range of positions.
 
     Args:
-        counts: The number of samples of each data set, by name. They lie end to end in this
-            order in one index space, as in `Concat`.
-        weights: Of each data set, by name; only ratios count. One without a weight has 0.
-            Without `weights` they are count ** (1 / temperature).
-        seed: Any integer; each data set's order has its own, of this and its name.
-        temperature: 1: in proportion to the counts; more: nearer to equal; inf: equal.
-        samplers: Of the samples [0, count) of some of the data sets, by name; the others are
-            shuffled by an `Order`. For the weights, the count of a sampler is that of its data
-            set: a subset's is less, a repeated one's more.
-        count: Positions in an epoch of the mixture; the sum of the counts without it. Where one
-            ends, the data sets go on: their own epochs know nothing of it.
-        period: Weights are rounded to multiples of 1 / period. Memory: 8 bytes times it.
+        counts: The number of samples of each data set, by name. In one index space, the data sets
+            lie end to end in this order, as in `Concat`.
+        weights: The weight of each data set, by name. Only ratios matter, and a missing weight is
+            0. Without `weights`, they are count ** (1 / temperature).
+        seed: Any integer. Each data set's order has a seed made of this one and the name.
+        temperature: 1 mixes in proportion to the counts, a larger value more evenly, inf equally.
+        samplers: The sampler of the samples [0, count) of some of the data sets, by name. The
+            others are shuffled by an `Order`. The weights use the count of the sampler, which is
+            smaller for a subset and larger for a repeated data set.
+        count: Positions in an epoch of the mixture; by default the sum of the counts. At the end of
+            such an epoch the data sets simply go on, because their own epochs are independent of
+            it.
+        period: Weights are rounded to multiples of 1 / period. Memory: 8 * period bytes.
 
     Attributes:
-        shares: The part of the positions that each data set has, after rounding.
+        shares: The fraction of the positions that each data set has, after rounding.
 
     Raises:
-        ConfigError: Names that are not those of `counts`; a weight that is negative, not finite,
-            too small for the period or for an empty data set; all of them 0; a temperature that
-            is not above 0.
-        DataError: No data set, or a count that cannot be.
+        ConfigError: A name is not in `counts`; a weight is negative, not finite, too small for the
+            period, or for an empty data set; all weights are 0; the temperature is not above 0.
+        DataError: There is no data set, or a count is impossible.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Mixture:
 
     def __call__(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the samples at `positions` of `epoch`, in the joint index space; see `Sampler`."""
-        # Counted from the beginning of a period: an epoch far on does not overflow.
+        # Counted from the beginning of a period, so that a late epoch does not overflow.
         first, offset = divmod(epoch * self.count, len(self._sets))
         periods, slots = np.divmod(check_positions(positions, self.count) + offset, len(self._sets))
         samples = np.empty_like(periods)
@@ -104,7 +105,7 @@ class Mixture:
         return samples
 
     def epochs(self, consumed: int) -> dict[str, float]:
-        """Return how many epochs of each data set `consumed` positions hold, over all epochs."""
+        """Return how many epochs of each data set the first `consumed` positions contain."""
         whole, rest = divmod(consumed, len(self._sets))
         drawn = whole * self._quotas + np.bincount(self._sets[:rest], minlength=len(self._quotas))
         sizes = [sampler.count for sampler in self._samplers]
@@ -112,17 +113,17 @@ class Mixture:
 
 
 def temper(counts: Mapping[str, int], temperature: float) -> dict[str, float]:
-    """Return weights count ** (1 / temperature), as multilingual models use them.
+    """Return the weights count ** (1 / temperature), as multilingual models use them.
 
-    (Devlin, "Multilingual BERT", 2018; Arivazhagan et al., "Massively multilingual neural
-    machine translation in the wild", arXiv:1907.05019.)
+    (Devlin, "Multilingual BERT", 2018; Arivazhagan et al., "Massively multilingual neural machine
+    translation in the wild", arXiv:1907.05019.)
 
     Raises:
         ConfigError: The temperature is not above 0.
     """
     if not temperature > 0:  # nor NaN
         raise ConfigError(f"temperature {temperature}: it is above 0")
-    largest = max(counts.values(), default=0)  # low temperatures would overflow without it
+    largest = max(counts.values(), default=0)  # without it, low temperatures would overflow
     return {
         name: (size / largest) ** (1 / temperature) if size else 0.0
         for name, size in counts.items()
@@ -143,7 +144,7 @@ def _check_names(counts: Mapping[str, int], named: Mapping[str, object], what: s
 
 
 def _quotas(counts: Mapping[str, int], weights: Mapping[str, float], period: int) -> dict[str, int]:
-    """Whole numbers with the sum `period`, in proportion to the weights."""
+    """Return whole numbers that add up to `period`, in proportion to the weights."""
     for name, weight in weights.items():
         if not (math.isfinite(weight) and weight >= 0):
             raise ConfigError(f"the weight of {name!r} is {weight}; it is finite, 0 or more")
@@ -170,10 +171,10 @@ def _quotas(counts: Mapping[str, int], weights: Mapping[str, float], period: int
 
 
 def _interleave(quotas: Int64s) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """For each position of a period its data set, and how many of that came before.
+    """Return the data set of each position of a period, and how many of its draws came before.
 
-    Draw k of a data set with quota q is due at (k + phase) / q of the period, the phases being
-    spread, so that data sets of one quota do not come all at once.
+    Draw k of a data set with quota q belongs at (k + phase) / q of the period. The phases differ,
+    so that data sets with equal quotas do not all come at the same time.
     """
     phases = (np.arange(len(quotas)) + 0.5) * GOLDEN_RATIO % 1
     sets = np.repeat(np.arange(len(quotas)), quotas)

@@ -1,13 +1,13 @@
 """The order of samples: a pure function of (seed, epoch, position), in O(1) memory.
 
-`torch.randperm(5e8)` takes 37 s and 4 GB on every rank, so no permutation is materialised: each
-position is mapped by itself (`hpctrain.data.samplers.permutation` says how).
+`torch.randperm(5e8)` takes 37 s and 4 GB on every rank, so no permutation is stored. Each position
+is mapped on its own (`hpctrain.data.samplers.permutation` explains how).
 
     >>> order = Order(count=10**10, seed=0)
     >>> order(epoch=3, positions=np.arange(4))      # the first four samples of epoch 3
 
-The values are fixed for ever: a resumed run depends on them. tests/data/test_order.py holds
-golden ones.
+The values never change, because resumed runs depend on them. tests/data/test_order.py compares them
+with stored ones.
 """
 
 from typing import Protocol
@@ -20,16 +20,16 @@ from hpctrain.errors import DataError
 
 
 class Sampler(Protocol):
-    """Which sample stands at a position: a pure function, the same on every rank.
+    """Says which sample is at a position: a pure function, the same on every rank.
 
-    So the global batch of a step, which is that of its positions, is the same whatever the
-    ranks, workers and restarts. A call costs some tenths of a millisecond however few its
-    positions are: ask for thousands.
+    The global batch of a step consists of the samples at its positions. So it is the same for any
+    number of ranks and workers, and after a restart. A call takes some tenths of a millisecond even
+    for few positions, so pass thousands.
     """
 
     @property
     def count(self) -> int:
-        """Positions in one epoch."""
+        """Number of positions in one epoch."""
 
     def __call__(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the samples at `positions` of `epoch`.
@@ -51,7 +51,7 @@ class Order:
 
     Args:
         count: Number of samples, 1 to 2^62.
-        seed: Any integer; taken modulo 2^64.
+        seed: Any integer, taken modulo 2^64.
         shuffle: False is the identity.
 
     Raises:
@@ -79,13 +79,13 @@ class Order:
 
 
 class Repeat:
-    """Every sample `times` times an epoch: as many epochs of `sampler`, one after the other.
+    """Every sample `times` times per epoch: several epochs of `sampler`, one after the other.
 
-    Each is in another order, and ends before the next begins: between two times that a sample
-    comes, every other one comes too.
+    Each of them has another order and ends before the next one begins, so every other sample comes
+    between two repetitions of a sample.
 
     Args:
-        sampler: What to repeat.
+        sampler: The sampler to repeat.
         times: 1 or more.
 
     Raises:
@@ -104,10 +104,10 @@ class Repeat:
 
 
 def draw(sampler: Sampler, epoch: int, draws: Int64s) -> Int64s:
-    """Return the samples of `draws`, counted from the beginning of `epoch` over all that follow.
+    """Return the samples of `draws`, counted from the beginning of `epoch` through later epochs.
 
     Args:
-        sampler: Called once for each epoch that `draws` touch.
+        sampler: It is called once for each epoch that `draws` touch.
         epoch: 0 or more.
         draws: int64 (n,), 0 or more, in any order.
     """
@@ -119,10 +119,10 @@ def draw(sampler: Sampler, epoch: int, draws: Int64s) -> Int64s:
 
 
 def check_positions(positions: Int64s, count: int) -> Int64s:
-    """Return them as int64.
+    """Return the positions as int64.
 
     Raises:
-        IndexError: One is not in [0, count).
+        IndexError: A position is not in [0, count).
     """
     positions = np.asarray(positions, dtype=np.int64)
     if positions.size and not (positions.min() >= 0 and positions.max() < count):

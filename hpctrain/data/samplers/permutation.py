@@ -1,17 +1,16 @@
-"""Permutations of [0, count) named by a key of 64 bits, computed where they are asked.
+"""Permutations of [0, count), one per 64-bit key, computed value by value.
 
 A Feistel network with a keyed round function permutes [0, 2^bits) (Luby and Rackoff, "How to
-construct pseudorandom permutations from pseudorandom functions", SIAM J. Comput. 17(2), 1988),
-and cycle walking restricts it to [0, count): whatever falls outside is enciphered again (Black
-and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002). 2^bits < 2 count, so that is
-less than two rounds on average. Keys and hashes come from splitmix64 (Steele, Lea and Flood,
-"Fast splittable pseudorandom number generators", OOPSLA 2014). Up to SMALL, where a cipher over
-a handful of bits is a poor shuffle, the permutation is the order of 64-bit hashes: a table of at
-most 16 KB.
+construct pseudorandom permutations from pseudorandom functions", SIAM J. Comput. 17(2), 1988).
+Cycle walking restricts it to [0, count): a value outside is mapped again (Black and Rogaway,
+"Ciphers with arbitrary finite domains", CT-RSA 2002). Because 2^bits < 2 count, a value is mapped
+less than twice on average. Keys and hashes come from splitmix64 (Steele, Lea and Flood, "Fast
+splittable pseudorandom number generators", OOPSLA 2014). Up to SMALL, where a network over few bits
+shuffles poorly, the permutation is the order of 64-bit hashes: a table of at most 16 KB.
 
     >>> permute(10**10, make_key(0, 3), np.arange(4))      # four values in [0, 10^10)
 
-The values are fixed for ever: what is resumed depends on them.
+The values never change, because resumed runs depend on them.
 """
 
 from functools import lru_cache
@@ -26,21 +25,21 @@ UInt64s = NDArray[np.uint64]
 SMALL = 4096
 ROUNDS = 6
 MAX_COUNT = 2**62
-BLOCK = 16_384  # values enciphered at a time: the temporaries stay in the L2 cache
-TABLES = 256  # of small permutations, kept: at most 4 MB
+BLOCK = 16_384  # values mapped at a time: the temporaries stay in the L2 cache
+TABLES = 256  # kept tables of small permutations: at most 4 MB
 ROWS = 2**18  # hashes sorted at a time
 
 _MASK = 2**64 - 1
 _GAMMA = 0x9E3779B97F4A7C15
 _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-# As arrays: converting a scalar is a third of the time of a small call.
+# Arrays, because converting a scalar takes a third of the time of a small call.
 _MULTIPLY_1, _MULTIPLY_2 = np.array(_MIX_1, np.uint64), np.array(_MIX_2, np.uint64)
 _SHIFT = np.array(32, np.uint64)
 _SHIFTS = [np.array(64 - bits, np.uint64) for bits in range(64)]
 
 
 def make_key(*words: int) -> int:
-    """Return a key of 64 bits; nested, so that (seed + 1, epoch - 1) gives another one."""
+    """Return a 64-bit key. The words are hashed one after the other, so their order matters."""
     key = 0
     for word in words:
         key = _mix(key + (word & _MASK) + _GAMMA)
@@ -48,10 +47,10 @@ def make_key(*words: int) -> int:
 
 
 def hashes(key: int | UInt64s, counters: Int64s) -> UInt64s:
-    """Return the outputs number `counters` of splitmix64 begun at `key`.
+    """Return output number `counters` of the splitmix64 stream that starts at `key`.
 
     Args:
-        key: Of one stream, whose outputs are all different; or one for each counter.
+        key: One stream, whose outputs are all different, or one stream per counter.
         counters: Any shape, 0 or more.
 
     Returns:
@@ -68,13 +67,13 @@ def hashes(key: int | UInt64s, counters: Int64s) -> UInt64s:
 
 
 def permute(count: int, key: int, values: Int64s, *, inverse: bool = False) -> Int64s:
-    """Map values by the permutation of [0, count) that `key` names, or by its inverse.
+    """Map values by the permutation of [0, count) that belongs to `key`, or by its inverse.
 
     Args:
         count: 1 to 2^62.
         key: 64 bits.
-        values: int64 (n,), each in [0, count); not checked.
-        inverse: Map back.
+        values: int64 (n,), each in [0, count). This is not checked.
+        inverse: Whether to apply the inverse.
     """
     if count <= SMALL:
         return _table(count, key)[int(inverse)][values].astype(np.int64)
@@ -82,7 +81,7 @@ def permute(count: int, key: int, values: Int64s, *, inverse: bool = False) -> I
     result = _cipher(count, keys, values.view(np.uint64), inverse)
     outside = np.flatnonzero(result >= np.uint64(count))
     walking = result[outside]
-    while outside.size:  # ends: a cycle comes back to where it started, which is inside
+    while outside.size:  # ends, because a cycle returns to its start, which is inside
         walking = _cipher(count, keys, walking, inverse)
         result[outside] = walking
         still = np.flatnonzero(walking >= np.uint64(count))
@@ -93,16 +92,17 @@ def permute(count: int, key: int, values: Int64s, *, inverse: bool = False) -> I
 def permute_each(
     count: int, key: int, numbers: Int64s, values: Int64s, *, inverse: bool = False
 ) -> Int64s:
-    """Map each value by a permutation of its own: that of number `numbers[i]` under `key`.
+    """Map each value by its own permutation: number `numbers[i]` under `key`.
 
-    Fast when the numbers are few, or `count` is: small permutations are sorted together.
+    It is fast if there are few different numbers, or if `count` is small: then many permutations
+    are sorted together.
 
     Args:
         count: 1 to 2^62.
         key: 64 bits.
         numbers: int64 (n,), 0 or more.
-        values: int64 (n,), each in [0, count); not checked.
-        inverse: Map back.
+        values: int64 (n,), each in [0, count). This is not checked.
+        inverse: Whether to apply the inverse.
     """
     result = np.empty_like(values)
     if count > SMALL:
@@ -122,7 +122,7 @@ def permute_each(
 
 
 def groups(labels: Int64s) -> list[tuple[int, slice | Int64s]]:
-    """Return each distinct label, ascending, with the rows that have it, in their order."""
+    """Return each distinct label, in ascending order, with its rows in their original order."""
     if not labels.size:
         return []
     low, high = int(labels.min()), int(labels.max())
@@ -139,7 +139,7 @@ def groups(labels: Int64s) -> list[tuple[int, slice | Int64s]]:
 
 
 def _cipher(count: int, keys: list[UInt64s], values: UInt64s, inverse: bool) -> UInt64s:
-    """The Feistel network on [0, 2^bits), the smallest that holds [0, count)."""
+    """Apply the Feistel network on [0, 2^bits), the smallest such set that holds [0, count)."""
     bits = (count - 1).bit_length()
     result = np.empty_like(values)
     x, y = np.empty((2, min(BLOCK, values.size)), np.uint64)
@@ -152,10 +152,10 @@ def _cipher(count: int, keys: list[UInt64s], values: UInt64s, inverse: bool) -> 
 def _block(
     values: UInt64s, keys: list[UInt64s], bits: int, inverse: bool, x: UInt64s, y: UInt64s
 ) -> UInt64s:
-    """The network on at most BLOCK values; `x` and `y` are room for what it computes.
+    """Apply the network to at most BLOCK values. `x` and `y` are buffers for temporaries.
 
-    The halves have `a` and `b` bits, and change places each round; ROUNDS is even, so that they
-    end where they began. The round function is the top `a` bits of a 64-bit hash.
+    The halves have `a` and `b` bits and are exchanged in each round. ROUNDS is even, so they end
+    where they began. The round function is the top `a` bits of a 64-bit hash.
     """
     x, y = x[: values.size], y[: values.size]
     a, b = bits - bits // 2, bits // 2
@@ -179,7 +179,7 @@ def _block(
 
 
 def _mix(x: int) -> int:
-    """splitmix64's finaliser, a bijection of 64-bit integers."""
+    """Apply the finaliser of splitmix64, a bijection of 64-bit integers."""
     x &= _MASK
     x = ((x ^ (x >> 30)) * _MIX_1) & _MASK
     x = ((x ^ (x >> 27)) * _MIX_2) & _MASK
@@ -188,6 +188,6 @@ def _mix(x: int) -> int:
 
 @lru_cache(maxsize=TABLES)
 def _table(count: int, key: int) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
-    """A small permutation and its inverse. The hashes of one key are all different."""
+    """Return a small permutation and its inverse. The hashes of one key are all different."""
     forward = np.argsort(hashes(key, np.arange(count)))
     return forward.astype(np.uint16), np.argsort(forward).astype(np.uint16)

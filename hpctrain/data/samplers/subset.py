@@ -1,9 +1,9 @@
-"""Parts of a data set: by index, by slice, by what the samples are.
+"""Parts of a data set: chosen by indices, by a slice or by a condition on the samples.
 
 >>> labels = Reader(folder, "train", fields=["label"])          # nothing else is read
 >>> threes = select(labels, lambda rows: rows["label"] == 3)
 >>> Subset(Order(len(threes), seed=0), threes, of=len(labels))
->>> tenth = parse_slice("::10", len(labels))                    # a range: no memory
+>>> tenth = parse_slice("::10", len(labels))                    # a range: takes no memory
 >>> Subset(Order(len(tenth), seed=0), tenth, of=len(labels))
 """
 
@@ -26,17 +26,17 @@ Rows = Mapping[str, Array | Ragged]
 
 
 class Subset:
-    """The samples `indices` and no others.
+    """The samples with the given indices and no others.
 
     Args:
-        sampler: Says which of [0, len(indices)) stands at a position: an order, shuffled or not,
-            by blocks, weighted, …
-        indices: Of the samples; one that is there twice comes twice. An array is kept as int32
-            where that holds them, a range as it is.
+        sampler: Says which number of [0, len(indices)) is at a position: an order, a block order, a
+            weighted sampler, …
+        indices: The indices of the samples. An index that occurs twice is drawn twice. An array is
+            stored as int32 if possible, a range as it is.
         of: Number of samples of the data set.
 
     Raises:
-        DataError: No index, or one outside the data set.
+        DataError: There is no index, or an index lies outside the data set.
     """
 
     def __init__(self, sampler: Sampler, indices: NDArray[Any] | range, of: int) -> None:
@@ -48,7 +48,8 @@ class Subset:
         """Return the samples at `positions` of `epoch`; see `Sampler`.
 
         Raises:
-            IndexError: A position is out of range, or the sampler's is more than the indices.
+            IndexError: A position is out of range, or the sampler returns a number beyond the
+                indices.
         """
         chosen = self.sampler(epoch, positions)
         if not isinstance(self.indices, range):
@@ -59,7 +60,7 @@ class Subset:
 
 
 def check_indices(indices: NDArray[Any] | range, of: int) -> None:
-    """See that they are a list of samples, at least one, of a data set of `of`.
+    """Check that `indices` are at least one valid index of a data set of `of` samples.
 
     Raises:
         DataError: See `Subset`.
@@ -86,8 +87,8 @@ def parse_subset(text: str, count: int) -> NDArray[Any] | range:
     """Return the indices that START:STOP:STEP selects of `count` samples, or those in FILE.npy.
 
     Raises:
-        ConfigError: Neither a slice nor a readable file.
-        DataError: The file holds no indices of them.
+        ConfigError: `text` is neither a slice nor the name of a readable file.
+        DataError: The file holds no valid indices.
     """
     if not text.endswith(".npy"):
         return parse_slice(text, count)
@@ -105,7 +106,7 @@ def parse_slice(text: str, count: int) -> range:
     """Return the indices that START:STOP:STEP selects of `count` samples, as in Python.
 
     Raises:
-        ConfigError: It is not of that form, the step is 0, or no sample is left.
+        ConfigError: `text` has another form, the step is 0, or no sample is selected.
     """
     match = re.fullmatch(r"\s*(-?\d+)?\s*:\s*(-?\d+)?\s*(?::\s*(-?\d+)?\s*)?", text)
     parts = [int(part) if part else None for part in match.groups()] if match else [0]
@@ -120,17 +121,17 @@ def parse_slice(text: str, count: int) -> range:
 def select(
     source: Source, predicate: Callable[[Rows], NDArray[np.bool_]], chunk: int = CHUNK
 ) -> NDArray[Any]:
-    """Return the indices of the samples for which `predicate` is true, ascending.
+    """Return the indices of the samples for which `predicate` is true, in ascending order.
 
-    All of `source` is read once, in order: open it with the fields that the predicate needs.
+    All of `source` is read once, in order. Open it only with the fields that the predicate needs.
 
     Args:
-        source: Of the samples.
-        predicate: Given the fields of n samples, says bool (n,).
+        source: The data set.
+        predicate: Given the fields of n samples, returns bool (n,).
         chunk: Samples read at a time.
 
     Returns:
-        int32 where that holds them, else int64.
+        int32 if that holds all indices of the data set, else int64.
 
     Raises:
         DataError: The predicate returned something else.
@@ -150,14 +151,14 @@ def select(
 def column(source: Source, name: str, chunk: int = CHUNK) -> Array:
     """Return a fixed-size field of all samples, (len(source), *shape), for labels and weights.
 
-    All of `source` is read once, in order: open it with that field alone.
+    All of `source` is read once, in order. Open it only with that field.
 
     Raises:
-        DataError: There is no such field, or its length varies.
+        DataError: There is no such field, or it has a variable length.
     """
     field = source.fields.get(name)
     if field is None or field.variable:
-        fixed = [known for known, field in source.fields.items() if not field.variable]
+        fixed = [each for each, field in source.fields.items() if not field.variable]
         raise DataError(f"there is no fixed-size field {name!r}; there are {', '.join(fixed)}")
     values = np.empty((len(source), *field.shape), field.dtype)
     for start, rows in _scan(source, chunk):
@@ -166,7 +167,7 @@ def column(source: Source, name: str, chunk: int = CHUNK) -> Array:
 
 
 def _scan(source: Source, chunk: int) -> Iterator[tuple[int, Rows]]:
-    """All samples in order: the index of the first, and the fields, of each chunk."""
+    """Yield all samples in order, in chunks: the index of the first sample, and the fields."""
     for start in range(0, len(source), chunk):
         yield start, source.read(np.arange(start, min(start + chunk, len(source))))
 

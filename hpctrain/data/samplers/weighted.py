@@ -1,9 +1,9 @@
-"""Sampling by weight and by class: pure functions of the position, as an order is.
+"""Sampling by weight and by class: pure functions of the position, like an order.
 
-Weighted   each position draws, independently, sample i with probability weights[i] / sum:
-           some samples come often, some not at all
-Balanced   each run of n_classes positions (aligned: 0 to n_classes - 1, …) has one sample
-           of each class; within a class no sample comes again until all have come
+Weighted   each position draws sample i with probability weights[i] / sum, independently of the
+           others: some samples come often, some not at all
+Balanced   each aligned run of n_classes positions (0 to n_classes - 1, …) has one sample of each
+           class; within a class, no sample comes again until all have come
 
 >>> Weighted(1 / counts_of_my_class, seed=0)
 >>> Balanced(column(reader, "label"), seed=0)
@@ -23,13 +23,13 @@ from hpctrain.errors import DataError
 class Weighted:
     """Draws with replacement, in proportion to weights.
 
-    A position's hash is a uniform number, and the cumulative weights say whose it is: 8 bytes
-    for each sample. A weight below 2^-52 of the sum may round to 0.
+    The hash of a position is a uniform random number, which is looked up in the cumulative weights.
+    Memory: 8 bytes per sample. A weight below 2^-52 of the sum may be rounded to 0.
 
     Args:
-        weights: (n,), one for each sample: numbers >= 0, not all 0.
-        seed: Any integer; taken modulo 2^64.
-        count: Positions in an epoch; n without it.
+        weights: (n,), one number >= 0 for each sample. Not all are 0.
+        seed: Any integer, taken modulo 2^64.
+        count: Positions in an epoch; by default n.
 
     Raises:
         DataError: A weight is negative or not finite (the message says which), all are 0, or
@@ -38,7 +38,7 @@ class Weighted:
 
     def __init__(self, weights: NDArray[Any], seed: int, count: int | None = None) -> None:
         weights = check_weights(weights)
-        # Scaled by a power of two, which changes no ratio: the sum of the largest is finite.
+        # Scaled by a power of two, which keeps all ratios, so that the sum stays finite.
         _, exponent = np.frexp(weights.max())
         self._ends = np.cumsum(np.ldexp(weights, -int(exponent)))
         self.count, self.seed = len(weights) if count is None else count, seed
@@ -50,7 +50,7 @@ class Weighted:
         positions = check_positions(positions, self.count)
         bits = hashes(make_key(self.seed, epoch, self.count), positions) >> np.uint64(11)
         uniform = bits * 2.0**-53 * self._ends[-1]
-        # Sorted, they are found several times as fast: the searches go through the cache once.
+        # Searching in sorted order is several times faster, because it uses the cache well.
         order = np.argsort(uniform)
         samples = np.empty_like(positions)
         samples[order] = np.searchsorted(self._ends, uniform[order], side="right")
@@ -58,22 +58,23 @@ class Weighted:
 
 
 class Balanced:
-    """Each class equally often, and within a class each sample equally often.
+    """Draws each class equally often, and within a class each sample equally often.
 
-    Draw k of a class of n is position k % n of the class's own order number k // n, over all
-    epochs. Memory: 4 or 8 bytes for each sample.
+    Draw k of a class of n samples is position k % n of the class's own order number k // n, over
+    all epochs. Memory: 4 or 8 bytes per sample.
 
     Args:
-        labels: (n,), the class of each sample: any integers.
-        seed: Any integer; taken modulo 2^64.
-        count: Positions in an epoch, a multiple of the number of classes; without it the largest
-            that is not more than n.
+        labels: (n,), the class of each sample, as any integer.
+        seed: Any integer, taken modulo 2^64.
+        count: Positions in an epoch, a multiple of the number of classes; by default the largest
+            one that is not more than n.
 
     Attributes:
-        classes: The labels that there are, ascending.
+        classes: The distinct labels, in ascending order.
 
     Raises:
-        DataError: `labels` are not integers (n,) or none, or `count` is no such multiple.
+        DataError: `labels` are not integers (n,), or there are none, or `count` is not such a
+            multiple.
     """
 
     def __init__(self, labels: NDArray[Any], seed: int, count: int | None = None) -> None:
@@ -99,19 +100,21 @@ class Balanced:
         """Return the samples at `positions` of `epoch`; see `Sampler`."""
         classes = len(self.classes)
         turns, within = np.divmod(check_positions(positions, self.count), classes)
-        turns += epoch * (self.count // classes)  # over all epochs: also a class's draw
+        turns += epoch * (
+            self.count // classes
+        )  # counted over all epochs; also the draw of each class
         chosen = permute_each(classes, self._keys[0], turns, within)
         places = np.empty_like(turns)
         for size, rows in groups(self._sizes[chosen]):
             passes, draws = np.divmod(turns[rows], size)
-            orders = passes * classes + chosen[rows]  # one for each class and pass
+            orders = passes * classes + chosen[rows]  # one order per class and pass
             places[rows] = permute_each(size, self._keys[1], orders, draws)
         samples: Int64s = self._members[self._starts[chosen] + places].astype(np.int64)
         return samples
 
 
 def check_weights(weights: NDArray[Any]) -> NDArray[np.float64]:
-    """Return them as float64.
+    """Return the weights as float64.
 
     Raises:
         DataError: See `Weighted`.

@@ -1,14 +1,14 @@
-"""Files mapped side by side into one reserved range of addresses, gathered from in one call.
+"""Maps files side by side into one reserved range of addresses, to read from all in one call.
 
-    reserved, nothing behind it:  ┌── slot 0 ──┬── slot 1 ──┬── slot 2 ──┬── … ──┐
+    reserved, nothing mapped:     ┌── slot 0 ──┬── slot 1 ──┬── slot 2 ──┬── … ──┐
     mapped, read-only:            │ train-0.h5 │ train-7.h5 │            │       │
 
-A row of a file is then a number of bytes at an address, whichever file it stands in, and the rows
-of a batch, from any files, are one `torch.index_select` on a tensor whose rows overlap: row `a`
-is the n bytes from address `a` on. It copies without the GIL. Reserving costs
-nothing, in memory neither; a mapping needs no descriptor.
+A row of a file is then a number of bytes at an address, whichever file it is in. The rows of a
+batch, from any files, are one `torch.index_select` on a tensor whose rows overlap: row `a` is the n
+bytes that begin at address `a`. The copy does not hold the GIL. Reserving addresses uses no memory,
+and a mapping keeps no file descriptor open.
 
-A file that shrinks while it is mapped ends the process with SIGBUS, as with any mapping.
+If a file shrinks while it is mapped, SIGBUS ends the process, as with any memory map.
 """
 
 import ctypes
@@ -23,10 +23,10 @@ import torch
 from hpctrain.data.buffers import HUGE_PAGE
 from hpctrain.data.types import Array, Int64s
 
-# What is copied at once, by its bytes: torch takes a tenth longer for large rows of single ones.
+# The dtype of a word by its bytes. torch copies large rows of single bytes about 10 % slower.
 WORDS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 
-# Without the limit of Linux on mappings (vm.max_map_count, 65,530) in sight, and within the
+# Far below the number of mappings that Linux allows (vm.max_map_count, 65,530), and within the
 # 47 bits of an address.
 MAX_SLOTS = 16_384
 MAX_BYTES = 2**45
@@ -45,11 +45,11 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Addresses(NamedTuple):
-    """Where rows begin: the word, counted from the beginning of the arena.
+    """Where rows begin, counted in words from the beginning of the arena.
 
     Attributes:
-        words: int64 (n,).
-        size: Bytes of a word, of WORDS.
+        words: Word numbers, int64 (n,).
+        size: Bytes of a word, one of WORDS.
     """
 
     words: torch.Tensor
@@ -57,31 +57,31 @@ class Addresses(NamedTuple):
 
     @classmethod
     def of(cls, addresses: Int64s, size: int) -> Self:
-        """Of `addresses` in bytes, int64 (n,), which `size` divides."""
+        """Convert byte addresses, int64 (n,), that are multiples of `size`."""
         return cls(torch.from_numpy(addresses // size if size > 1 else addresses), size)
 
     def split(self, count: int) -> list[Self]:
-        """Return the first `count`, the next, and so on."""
+        """Return the addresses in pieces of `count`."""
         return [self._replace(words=words) for words in self.words.split(count)]
 
 
 class Arena:
-    """A reserved range of addresses, in slots that each hold one mapped file.
+    """A reserved range of addresses, divided into slots that each hold one mapped file.
 
     Args:
-        files: How many there will be.
-        largest: Bytes of the largest.
+        files: Number of files.
+        largest: Bytes of the largest file.
 
     Attributes:
-        slots: How many can be mapped at a time: all, where that is possible.
-        slot_bytes: Distance between two slots' addresses.
+        slots: How many files can be mapped at the same time: all of them, where possible.
+        slot_bytes: Distance between the addresses of two slots.
 
     Raises:
         OSError: The limit on addresses (`ulimit -v`) is too low for one file.
     """
 
     def __init__(self, files: int, largest: int) -> None:
-        # Where the kernel caches a file in huge pages, a slot can map them.
+        # Aligned, so that the kernel can map huge pages where it caches a file in them.
         self.slot_bytes = -(-largest // HUGE_PAGE) * HUGE_PAGE
         self.slots = max(1, min(files, MAX_SLOTS, MAX_BYTES // self.slot_bytes))
         self._base = 0
@@ -97,46 +97,45 @@ class Arena:
                 self.slots = max(1, self.slots // 4)
         memory = (ctypes.c_uint8 * self.bytes).from_address(self._base)
         self._memory = torch.frombuffer(memory, dtype=torch.uint8)
-        self._views: dict[tuple[int, int], torch.Tensor] = {}  # by length and word
+        self._views: dict[tuple[int, int], torch.Tensor] = {}  # by length and word size
         weakref.finalize(self, _libc.munmap, start, reserved)
 
     def map(self, slot: int, descriptor: int, size: int) -> None:
-        """Map an open file's `size` bytes into `slot`, in place of what is there.
+        """Map the `size` bytes of an open file into `slot`. It replaces the file that was there.
 
         Raises:
-            OSError: It cannot be mapped.
+            OSError: The file cannot be mapped.
         """
         start = self._base + slot * self.slot_bytes
         _map(start, self.slot_bytes, _NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED)
         _map(start, size, mmap.PROT_READ, mmap.MAP_SHARED | _FIXED, descriptor)
 
     def will_need(self, address: int, size: int) -> None:
-        """Have the kernel read `size` bytes from `address` on ahead, in the background."""
+        """Let the kernel read `size` bytes from `address` in the background."""
         start = address // mmap.PAGESIZE * mmap.PAGESIZE
         _libc.madvise(self._base + start, address + size - start, mmap.MADV_WILLNEED)
 
     def gather(self, addresses: Addresses, out: Array) -> None:
-        """Fill `out` with n rows of bytes, one from each of the `addresses` on.
-
-        Only within mapped files.
+        """Fill `out` with n rows of bytes, which begin at the n `addresses`.
 
         Args:
-            addresses: Of n rows; their words divide a row, too.
-            out: Contiguous, of any dtype and shape; its bytes are those of n rows.
+            addresses: Where the rows begin. All rows lie in mapped files, and the size of a row is
+                a multiple of the word.
+            out: A contiguous array of any dtype and shape that holds the bytes of n rows.
         """
         places, word = addresses
         count = places.shape[0]
-        # Python's time counts where a batch is copied in half a millisecond: two calls.
+        # A batch is copied in half a millisecond, so only two Python calls are made here.
         rows = torch.from_numpy(np.ndarray((count, out.nbytes // (count * word)), WORDS[word], out))
         torch.index_select(self._rows(rows.shape[1], word), 0, places, out=rows)
 
     def _rows(self, size: int, word: int) -> torch.Tensor:
-        """A view whose row `a` is the `size` words from the word `a` on: (many, size)."""
+        """Return a view (many, size) whose row `a` is the `size` words that begin at word `a`."""
         view = self._views.get((size, word))
         if view is None:
             words = self._memory.view(torch.from_numpy(np.empty(0, WORDS[word])).dtype)
             view = words.as_strided((len(words) - size + 1, size), (1, 1))
-            if len(self._views) < 64:  # padded rows come in all lengths
+            if len(self._views) < 64:  # padded rows may have any length
                 self._views[size, word] = view
         return view
 

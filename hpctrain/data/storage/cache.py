@@ -1,4 +1,4 @@
-"""The chunks that were decoded last: one cache a process, bounded in bytes."""
+"""A cache of decoded chunks, bounded in bytes. A process has one."""
 
 import os
 import threading
@@ -18,21 +18,22 @@ Load = Callable[[Bytes], None]
 
 
 class ChunkCache:
-    """Buffers by key; the least recently used one gives its memory to the next.
+    """Decoded chunks by key. The least recently used one is removed, and its buffer reused.
 
-    Fresh memory comes at about 1 GB/s, a page fault at a time, which is slower than what LZ4
-    decodes: so a buffer that leaves is filled again, and none is handed out beyond `use`.
+    Fresh memory costs a page fault per page, so it is filled at about 1 GB/s, which is slower than
+    LZ4 decodes. Therefore the buffer of a removed chunk is filled again, and no buffer is used
+    outside `use`.
 
-    Threads share it. Two that want the same chunk decode it once: the second waits for the
-    first. A fork begins with an empty one.
+    Threads may share the cache. If two threads need the same chunk, the first decodes it and the
+    second waits. A forked child starts with an empty cache.
 
     Args:
-        max_bytes: Of all buffers. What is in use at the same time may exceed it.
+        max_bytes: The limit for all buffers. Chunks that are in use at the same time may exceed it.
 
     Attributes:
-        max_bytes: May be changed; counts from the next chunk on.
-        nbytes: Of all buffers, now.
-        decoded: Chunks that were loaded, so far.
+        max_bytes: The limit. A change takes effect at the next chunk.
+        nbytes: Bytes of all buffers now.
+        decoded: Number of chunks that were loaded so far.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -45,7 +46,7 @@ class ChunkCache:
 
     @contextmanager
     def use(self, key: Hashable, nbytes: int, load: Load) -> Iterator[Bytes]:
-        """Give uint8 (nbytes,), not to be written to; filled by `load` if it is not there."""
+        """Yield the buffer of a chunk, uint8 (nbytes,), read-only; `load` fills it if necessary."""
         slot = self._take(key)
         try:
             if not slot.ready:
@@ -57,13 +58,14 @@ class ChunkCache:
             self._leave(key, slot)
 
     def start(self, key: Hashable, nbytes: int, load: Load, pool: Executor) -> None:
-        """Have `pool` load a chunk, unless it is there; `use` meets the errors."""
+        """Let `pool` load a chunk that is not in the cache. Errors are raised later, by `use`."""
 
         def work() -> None:
             slot = self._take(key)
             try:
-                # Nobody waits for the pool's queue: `use` loads what the pool has not begun, and
-                # the pool leaves what `use` has begun. So threads of the pool may call it as well.
+                # Nobody waits for the queue of the pool: `use` loads a chunk that the pool has not
+                # started, and the pool skips a chunk that `use` has started. Therefore a thread
+                # of the pool may call `use` too.
                 if not slot.ready and slot.lock.acquire(blocking=False):
                     try:
                         if not slot.ready:
@@ -79,7 +81,7 @@ class ChunkCache:
             return
         try:
             pool.submit(work)
-        except RuntimeError:  # it has been shut down
+        except RuntimeError:  # the pool has been shut down
             return
 
     def _start(self) -> None:
@@ -89,7 +91,7 @@ class ChunkCache:
         self._pid = os.getpid()
 
     def _take(self, key: Hashable) -> "_Slot":
-        if self._pid != os.getpid():  # forked: a thread of the parent may have held a lock
+        if self._pid != os.getpid():  # in a fork, a thread of the parent may hold a lock
             self._start()
         with self._lock:
             slot = self._slots.get(key)
@@ -106,7 +108,7 @@ class ChunkCache:
                 del self._slots[key]
 
     def _fill(self, slot: "_Slot", nbytes: int, load: Load) -> None:
-        """Load a slot, whose lock is held."""
+        """Load a slot. The caller holds the lock of the slot."""
         try:
             buffer = self._buffer(nbytes)
             load(buffer)
@@ -119,7 +121,7 @@ class ChunkCache:
             slot.buffer, slot.ready = buffer, True
 
     def _buffer(self, nbytes: int) -> Bytes:
-        """Take the memory of chunks that leave, or more."""
+        """Return a buffer: one of a chunk that is removed, or new memory."""
         buffer = None
         with self._lock:
             self.nbytes += nbytes
@@ -136,7 +138,7 @@ class ChunkCache:
 
 
 class _Slot:
-    """A chunk; when not `ready`, one that whoever holds the lock is loading."""
+    """A chunk. While it is not `ready`, the thread that holds the lock loads it."""
 
     __slots__ = ("buffer", "lock", "ready", "users")
 

@@ -1,21 +1,22 @@
-"""Rows of an HDF5 dataset that is stored in chunks, compressed or not, read without HDF5.
+"""Read rows of an HDF5 dataset that is stored in chunks, compressed or not, without HDF5.
 
-HDF5 decodes one chunk at a time, under one lock, and again for each row that is asked for later.
-Here the table of chunks (offset, size and filter mask of each) is taken from the file once;
-afterwards bytes come by `preadv` and are decoded by `codecs` in as many threads as ask. Decoded
-chunks stay in one cache of the process, so that an order that goes through the file in blocks
-decodes each chunk once an epoch:
+HDF5 decodes one chunk at a time, under one lock, and decodes it again for every later row. Here the
+table of chunks (byte offset, size and filter mask of each) is read from the file once. After that,
+bytes are read by `preadv` and decoded by `codecs` in as many threads as there are callers. Decoded
+chunks stay in one cache of the process, so an order that goes through the file in blocks decodes
+each chunk once per epoch:
 
     rows ──► which chunks ──► in the cache? ──► gather
-                  └── no: preadv ── codecs ──► cache       here, or in the pool by `prefetch`
+                  └── no: preadv ── codecs ──► cache       by the caller, or by the pool
+                  (`prefetch`)
 
     >>> chunked = Chunked(file["image"], path, pool=ThreadPoolExecutor(2))
     >>> chunked.prefetch(np.arange(512, 1024))
     >>> chunked.rows(np.array([600, 513, 600])).shape
     (3, 3, 64, 64)
 
-What cannot be read this way is read by h5py under a lock: chunk by chunk into the same cache with
-filters that `codecs` does not know, by selection where there are no chunks (virtual, external).
+Other datasets are read by h5py under a lock: if `codecs` does not know a filter, chunk by chunk
+into the same cache; if there are no chunks (virtual, external), by selection.
 """
 
 import itertools
@@ -43,51 +44,53 @@ from hpctrain.data.storage.table import ChunkTable, filters
 from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import DataError
 
-Visit = tuple[int, Any, Any]  # chunk, rows of the result that it fills, rows of it
+Visit = tuple[int, Any, Any]  # chunk number, rows of the result, rows of the chunk
 
-# Of an uncompressed chunk, rows of at least so many bytes are read alone when they are less than
-# this part of it.
+# Rows of an uncompressed chunk are read alone if a row has at least SINGLE_BYTES and they are less
+# than 1 / SINGLE_PART of the chunk.
 SINGLE_BYTES, SINGLE_PART = 4096, 8
 
 log = logging.getLogger(__name__)
 
 
 def decoders() -> Executor:
-    """Return this process's threads for decoding: as many as it may use cores."""
+    """Return the threads of this process for decoding: as many as the cores it may use."""
     return _decoders(os.getpid())
 
 
 @lru_cache(maxsize=1)
-def _decoders(pid: int) -> Executor:  # a fork has none of its parent's threads
+def _decoders(pid: int) -> Executor:  # a fork does not have its parent's threads
     return ThreadPoolExecutor(len(os.sched_getaffinity(0)), "hpctrain-decoder")
 
 
 class Chunked:
-    """One chunked, compressed or otherwise oddly stored dataset.
+    """One dataset that is chunked, compressed or stored in another unusual way.
 
-    The first axis is the sample, or another one is, and is moved to the front.
+    The sample axis is the first axis, or another one, which is moved to the front.
 
-    Threads may share it. In a forked child it is only to be dropped, and made again.
+    Threads may share it. A forked child must drop it and open the dataset again.
 
     Args:
-        dataset: Of a file opened for reading; when `direct`, that file may be closed afterwards.
-        path: Of the file.
-        pool: Decodes ahead; without one, chunks are decoded when asked for.
-        cache: Where decoded chunks stay.
-        axis: Which one is the sample.
+        dataset: A dataset of a file that is open for reading. If `direct`, the file may be closed
+            afterwards.
+        path: The path of the file.
+        pool: Threads that decode ahead. Without a pool, chunks are decoded when they are needed.
+        cache: The cache for decoded chunks.
+        axis: The sample axis.
 
     Attributes:
-        path: Of the file.
-        name: Of the dataset.
-        shape: Of the dataset, the samples first.
-        dtype: Of the dataset, and of what is returned.
-        direct: Whether it is read without HDF5.
-        reason: Why not.
-        chunk_rows: Samples in a chunk; 1 where there are no chunks.
-        chunk_bytes: Of so many samples, decoded.
+        path: The path of the file.
+        name: The name of the dataset.
+        shape: The shape of the dataset, with the samples first.
+        dtype: The dtype of the dataset and of the returned arrays.
+        direct: Whether the dataset is read without HDF5.
+        reason: Why it is not read without HDF5.
+        chunk_rows: Samples in a chunk; 1 if there are no chunks.
+        chunk_bytes: Bytes of that many samples, decoded.
 
     Raises:
-        DataError: A filter that nothing installed can undo, or chunks beyond the file's end.
+        DataError: Nothing that is installed can undo a filter, or a chunk lies beyond the end of
+            the file.
     """
 
     def __init__(
@@ -113,7 +116,7 @@ class Chunked:
         except Undecodable as reason:
             _check_filters(dataset, path)
             if self._chunks:
-                _say_once(f"{path.parent}: {self.name!r} is decoded by HDF5, slowly: {reason}")
+                _warn_once(f"{path.parent}: {self.name!r} is decoded by HDF5, slowly: {reason}")
             self._dataset, self.reason = dataset, str(reason)
         except Damaged as error:
             raise DataError(f"shard {path}: {self.name!r} is damaged: {error}") from None
@@ -124,28 +127,29 @@ class Chunked:
         self._row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         self._chunk_bytes = math.prod(self._chunks or (1, *self.shape[1:])) * self.dtype.itemsize
         self.chunk_bytes = len(self._tiles) * self._chunk_bytes
-        status = os.stat(path)  # another file of that name has another key
+        status = os.stat(path)  # a new file of the same name has another key
         self._key = (status.st_dev, status.st_ino, status.st_mtime_ns, self.name)
 
     def rows(self, rows: Int64s, out: Array | None = None) -> Array:
-        """Return samples in the order asked.
+        """Return samples in the given order.
 
         Args:
-            rows: int64 (n,), each in [0, shape[0]); repeats are allowed.
-            out: (n, *shape[1:]) of `dtype`, C-contiguous, filled and returned; None: a new one.
+            rows: int64 (n,), each in [0, shape[0]). Repeats are allowed.
+            out: (n, *shape[1:]) of `dtype`, C-contiguous, filled and returned. None: a new array.
 
         Returns:
             (n, *shape[1:]), which belongs to the caller.
 
         Raises:
-            DataError: They cannot be read or are damaged; it names the file and the samples.
+            DataError: The samples cannot be read or are damaged. The message names the file and the
+                samples.
         """
         if out is None:
             out = np.empty((len(rows), *self.shape[1:]), self.dtype)
         if self._chunks is None:
             if not len(rows):
                 return out
-            unique, inverse = np.unique(rows, return_inverse=True)  # h5py wants them ascending
+            unique, inverse = np.unique(rows, return_inverse=True)  # h5py requires ascending rows
             found = np.empty((len(unique), *self.shape[1:]), self.dtype)
             self._select(unique, found)
             return found.take(inverse, axis=0, out=out, mode="clip")
@@ -161,7 +165,7 @@ class Chunked:
         return out
 
     def copy(self, start: int, stop: int, out: Array) -> None:
-        """Copy samples `start` to `stop` into `out`, (stop - start, *shape[1:]).
+        """Copy the samples from `start` to `stop` into `out`, (stop - start, *shape[1:]).
 
         Raises:
             DataError: See `rows`.
@@ -181,9 +185,9 @@ class Chunked:
                 out[here, *inside] = chunk[there, *used]
 
     def prefetch(self, rows: Int64s) -> None:
-        """Have the pool decode the chunks of samples that will be asked for, and return at once.
+        """Let the pool decode the chunks of samples that will be read soon. Returns at once.
 
-        They fill at most half of the cache, so that what is in use meanwhile stays.
+        It decodes at most half a cache of chunks, so that chunks in use stay in the cache.
         """
         if self._chunks is not None:
             room = self._cache.max_bytes // 2 // max(1, self.chunk_bytes)
@@ -207,24 +211,24 @@ class Chunked:
 
     def _start(self, number: int, tile: int) -> None:
         if self._pool is not None:
-            self._cache.start(*self._wanted(number, tile), self._pool)
+            self._cache.start(*self._request(number, tile), self._pool)
 
     @contextmanager
     def _chunk(self, number: int, tile: int) -> Iterator[Array]:
-        with self._cache.use(*self._wanted(number, tile)) as buffer:
+        with self._cache.use(*self._request(number, tile)) as buffer:
             yield self._as_array(buffer)
 
     def _as_array(self, buffer: Bytes) -> Array:
-        """A decoded chunk, the samples first."""
+        """Return the array of a decoded chunk, with the samples first."""
         return np.moveaxis(buffer.view(self.dtype).reshape(self._chunks), self._axis, 0)
 
-    def _wanted(self, number: int, tile: int) -> tuple[Hashable, int, Load]:
-        """What the cache asks for."""
+    def _request(self, number: int, tile: int) -> tuple[Hashable, int, Load]:
+        """Return the key, the size and the loader of a chunk, for the cache."""
         key = (self._key, self._grid.chunk(number, tile))
         return key, self._chunk_bytes, partial(self._load, number, tile)
 
     def _load(self, number: int, tile: int, out: Bytes) -> None:
-        """Read and decode a chunk, at least that part of it which lies inside the dataset."""
+        """Read and decode a chunk, at least the part of it that lies inside the dataset."""
         start, stop = self._range(number)
         if self._stored is None:
             _, inside, used = self._tiles[tile]
@@ -238,7 +242,7 @@ class Chunked:
         return start, min(start + self.chunk_rows, self.shape[0])
 
     def _single(self, number: int, local: Int64s) -> bool:
-        """Whether rows are better read alone than with their chunk."""
+        """Return whether rows should be read alone instead of with their whole chunk."""
         return (
             self._stored is not None
             and not self._axis
@@ -259,7 +263,7 @@ class Chunked:
                 self._stored.read_part(number, row * self._row_bytes, flat[target])
 
     def _select(self, selection: Any, out: Array) -> None:
-        """Read what HDF5 has to: rows, a slice of them, or a slice for each axis."""
+        """Read through HDF5: some rows, a slice of rows, or a slice along each axis."""
         dataset, rows = self._dataset, selection[0] if isinstance(selection, tuple) else selection
         assert dataset is not None
         axis, each = self._axis, selection if isinstance(selection, tuple) else (selection,)
@@ -270,12 +274,12 @@ class Chunked:
             out[...] = np.moveaxis(patiently(lambda: dataset[where]), axis, 0)
 
     def _reading(self, first: int, last: int) -> AbstractContextManager[None]:
-        """Errors name the file and the samples."""
+        """Return a context in which errors name the file and the samples."""
         return reading(self.path, self.name, first, last)
 
 
 def undecodable(dataset: h5py.Dataset) -> Iterator[Filter]:
-    """Yield the filters of a dataset that HDF5 lacks, hdf5plugin's help included."""
+    """Yield the filters of a dataset that HDF5 cannot undo, even with hdf5plugin."""
     for each in filters(dataset):
         if not h5py.h5z.filter_avail(each.id):
             with suppress(ImportError):
@@ -293,5 +297,5 @@ def _check_filters(dataset: h5py.Dataset, path: Path) -> None:
 
 
 @lru_cache(maxsize=1024)
-def _say_once(message: str) -> None:
+def _warn_once(message: str) -> None:
     log.warning("%s", message)

@@ -1,23 +1,24 @@
-"""HDF5's filters undone outside HDF5, whose library decodes one chunk at a time under its lock.
+"""Undo the filters of HDF5 outside HDF5, whose library decodes one chunk at a time under its lock.
 
-A chunk was written through a pipeline of filters; its stored bytes go back through it in reverse:
+A chunk was written through a pipeline of filters. Its stored bytes go back through the pipeline in
+reverse order:
 
     filter          id     undone by           layout of the stored bytes
     deflate (gzip)  1      isal, or zlib       a zlib stream
     shuffle         2      blosc2, or numpy    all first bytes, all second bytes, …
-    fletcher32      3      numpy               the data, then its checksum: verified
+    fletcher32      3      numpy               the data, then its checksum, which is verified
     LZ4             32004  lz4                 size u64, block size u32, {length u32, block}
     Zstd            32015  zstandard           a Zstandard frame
     Blosc           32001  blosc2              a Blosc chunk
     Blosc2          32026  blosc2              a contiguous frame of one chunk, in n-d blocks
 
-All of them release the GIL, so that threads decode side by side; what cannot be shared between
-threads (a Zstandard context) each thread has its own. Libraries are imported when a data set
-needs them. Filters that are not in the table, or whose library is missing, are HDF5's business:
-`Undecodable` says so.
+All of these release the GIL, so threads decode at the same time. An object that threads cannot
+share (a Zstandard context) exists once per thread. A library is imported only when a data set needs
+it. Filters that are not in the table, or whose library is missing, are left to HDF5; `Undecodable`
+says so.
 
-The formats: HDF5 File Format Specification 3.0 (shuffle, Fletcher 32 as in H5checksum.c), the
-registered filter plugins of the HDF Group (LZ4's numbers are big-endian), and c-blosc2's
+The formats: HDF5 File Format Specification 3.0 (shuffle, and Fletcher 32 as in H5checksum.c), the
+registered filter plugins of the HDF Group (the numbers of LZ4 are big-endian), and c-blosc2's
 README_CHUNK_FORMAT.rst and README_CFRAME_FORMAT.rst.
 """
 
@@ -51,14 +52,14 @@ class Filter(NamedTuple):
 
 
 class Pipeline:
-    """Undoes the filters of one dataset; threads may share it.
+    """Undoes the filters of one dataset. Threads may share it.
 
     Args:
-        filters: In the order in which they were applied.
-        nbytes: Of a whole chunk, decoded.
+        filters: The filters in the order in which they were applied.
+        nbytes: Bytes of a whole decoded chunk.
 
     Raises:
-        Undecodable: A filter is unknown here or its library is missing.
+        Undecodable: A filter is unknown here, or its library is missing.
     """
 
     def __init__(self, filters: Sequence[Filter], nbytes: int) -> None:
@@ -75,15 +76,19 @@ class Pipeline:
             raise Undecodable("several compressors one after the other are decoded by HDF5 only")
 
     def applied(self, mask: int) -> list[int]:
-        """Return the numbers of the filters that a chunk went through."""
+        """Return the positions in the pipeline of the filters that a chunk went through.
+
+        Args:
+            mask: Bit i is set if filter i was left out for this chunk.
+        """
         return [i for i in range(len(self._filters)) if not mask >> i & 1]
 
     def decode(self, stored: Bytes, mask: int, out: Bytes) -> None:
         """Undo the filters of one chunk.
 
         Args:
-            stored: uint8, its bytes in the file; they may be changed.
-            mask: Bit i is set where filter i was left out for this chunk.
+            stored: The bytes of the chunk in the file, uint8. They may be changed.
+            mask: Bit i is set if filter i was left out for this chunk.
             out: uint8 (nbytes,), filled.
 
         Raises:
@@ -104,7 +109,7 @@ class Pipeline:
 
 
 def codec(filter: Filter) -> str:
-    """Return a filter's usual name, else what the file calls it."""
+    """Return a filter's usual name, or else the name that the file gives it."""
     written = filter.name.decode(errors="replace").partition("\0")[0].partition(";")[0]
     return NAMES.get(filter.id) or written or "without a name"
 
@@ -114,7 +119,8 @@ def describe(filter: Filter) -> str:
     return f"{codec(filter)} ({filter.id})"
 
 
-# Each makes the stage of a filter with the given parameters, and says what its library raises.
+# Each function below takes the parameters of a filter. It returns the stage that undoes the filter,
+# and the exceptions that the stage's library raises.
 
 
 def _deflate(_: tuple[int, ...]) -> tuple[Stage, Errors]:
@@ -125,7 +131,7 @@ def _deflate(_: tuple[int, ...]) -> tuple[Stage, Errors]:
 
     def stage(data: Bytes, size: int, out: Bytes | None) -> Bytes:
         target = out if out is not None else scratch("decoded", size)
-        # In pieces that stay in the processor's cache: one of the whole size is fresh memory.
+        # In pieces that stay in the processor's cache. The whole output would be fresh memory.
         stream, at = library.decompressobj(), 0
         for start in range(0, len(data), PIECE):
             piece = np.frombuffer(stream.decompress(data[start : start + PIECE]), np.uint8)
@@ -148,13 +154,13 @@ def _shuffle(values: tuple[int, ...]) -> tuple[Stage, Errors]:
         if width == 1:
             return data
         target = out
-        if target is None or len(target) != len(data):  # a checksum is still there
+        if target is None or len(target) != len(data):  # a checksum is still attached
             target = scratch("unshuffled", len(data))
         if fast is not None and len(data) < 2**31:
             fast(width, len(data), data.ctypes.data, target.ctypes.data)
             return target
         count = len(data) // width
-        for i in range(width):  # what is left of a last element stays in its place
+        for i in range(width):  # the bytes of an incomplete last element stay in place
             target[i : count * width : width] = data[i * count : (i + 1) * count]
         target[count * width :] = data[count * width :]
         return target
@@ -175,14 +181,14 @@ def _fletcher32(_: tuple[int, ...]) -> tuple[Stage, Errors]:
 
 
 def fletcher32(data: Bytes) -> int:
-    """Return HDF5's checksum: two sums modulo 65535 over big-endian 16-bit words.
+    """Return the checksum of HDF5: two sums modulo 65535 over big-endian 16-bit words.
 
     Fletcher, "An arithmetic checksum for serial transmissions", IEEE Trans. Commun. 30(1), 1982.
     """
     block = 2**16  # words: the products below stay exact in float64, which BLAS sums
     length = -(-len(data) // 2) * 2
     words = np.zeros(max(1, -(-length // (2 * block))) * block, ">u2")
-    # Zeros in front leave both sums as they are; an odd last byte is the high one of its word.
+    # Zeros in front change neither sum. An odd last byte is the high byte of its word.
     words.view(np.uint8)[words.nbytes - length :][: len(data)] = data
     low = high = 0
     weights = np.arange(block, 0, -1, dtype=np.float64)
@@ -190,14 +196,14 @@ def fletcher32(data: Bytes) -> int:
         values = part.astype(np.float64)
         high += block * low + int(values @ weights)
         low += int(values.sum())
-    # Ones' complement: what is not zero never folds to zero.
+    # Ones' complement: a sum that is not zero is never reduced to zero.
     first, second = (value % 65535 or (65535 if value else 0) for value in (low, high))
     return second << 16 | first
 
 
 def _lz4(_: tuple[int, ...]) -> tuple[Stage, Errors]:
     library = load("lz4.block")
-    # Into the buffer, where the package makes new bytes.
+    # It decodes into the buffer; the function of the package allocates a new `bytes`.
     fast = blosc.native("LZ4_decompress_safe", c_void_p, c_void_p, c_int32, c_int32)
 
     def stage(data: Bytes, size: int, out: Bytes | None) -> Bytes:
@@ -207,21 +213,23 @@ def _lz4(_: tuple[int, ...]) -> tuple[Stage, Errors]:
         target = out if out is not None else scratch("decoded", size)
         at = 12
         for start in range(0, size, step):
-            wanted = target[start : start + step]
+            target_block = target[start : start + step]
             (length,) = struct.unpack_from(">I", data.data, at)
             block = data[at + 4 : at + 4 + length]
             at += 4 + length
-            if len(block) == len(wanted):  # stored as it is
-                wanted[:] = block
+            if len(block) == len(target_block):  # stored without compression
+                target_block[:] = block
                 continue
             if fast is not None:
-                found = fast(block.ctypes.data, wanted.ctypes.data, len(block), len(wanted))
+                found = fast(
+                    block.ctypes.data, target_block.ctypes.data, len(block), len(target_block)
+                )
             else:
-                raw = library.decompress(block, uncompressed_size=len(wanted))
+                raw = library.decompress(block, uncompressed_size=len(target_block))
                 found = len(raw)
-                wanted[:found] = np.frombuffer(raw, np.uint8)
-            if found != len(wanted):
-                raise Damaged(f"a block holds {found} bytes, not {len(wanted)}")
+                target_block[:found] = np.frombuffer(raw, np.uint8)
+            if found != len(target_block):
+                raise Damaged(f"a block holds {found} bytes, not {len(target_block)}")
         return target
 
     return stage, (library.LZ4BlockError,)
@@ -236,7 +244,9 @@ def _zstd(_: tuple[int, ...]) -> tuple[Stage, Errors]:
         target = out if out is not None else scratch("decoded", size)
         with local.context.stream_reader(data) as frame:
             count = frame.readinto(target)
-            if count != size or frame.read(1):  # reads to the end: the frame's checksum
+            if count != size or frame.read(
+                1
+            ):  # reads to the end, so that the frame's checksum is verified
                 raise Damaged(f"it does not hold {size} bytes")
         return target
 

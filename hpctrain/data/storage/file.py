@@ -1,6 +1,7 @@
-"""A shard's file, read by `preadv`: patiently, where a file system may come back.
+"""Read a shard's file with `preadv`, and repeat a read that fails for a short time.
 
-Unlike a mapping, whose reader is killed when the file system fails, this says what went wrong.
+When a file system fails, a process that reads through a memory map is killed. A read reports what
+went wrong.
 """
 
 import errno
@@ -18,15 +19,15 @@ from hpctrain.errors import DataError
 
 T = TypeVar("T")
 
-PAUSES_S = (0.1, 0.4, 1.6)  # before reading again
-# What a file system says that is busy, or has lost its server for a moment.
+PAUSES_S = (0.1, 0.4, 1.6)  # before each repetition of a read
+# The errors of a file system that is busy, or cannot reach its server for a moment.
 PASSING = {errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.EREMOTEIO}
 
 log = logging.getLogger(__name__)
 
 
 class File:
-    """A descriptor, shared by the datasets of a file and closed with the last of them."""
+    """A file descriptor that the datasets of a file share, closed with the last of them."""
 
     _open: ClassVar[WeakValueDictionary[tuple[int, ...], "File"]] = WeakValueDictionary()
 
@@ -38,22 +39,22 @@ class File:
 
     @classmethod
     def open(cls, path: Path) -> "File":
-        """Return the one that is open, or open the file."""
+        """Return the file object of an open file, or open the file."""
         status = os.stat(path)
         key = (status.st_dev, status.st_ino, *_identity(status))
         return cls._open.get(key) or cls._open.setdefault(key, cls(path))
 
     def read(self, offset: int, out: Bytes) -> None:
-        """Fill `out` from `offset` on.
+        """Fill `out` with the bytes from `offset`.
 
         Raises:
-            Damaged: The file ends before.
-            OSError: It cannot be read, also when tried again.
+            Damaged: The file ends before `out` is full.
+            OSError: The bytes cannot be read, even after repetitions.
         """
         patiently(lambda: self._read(offset, out), self._reopen)
 
     def will_need(self, offset: int, size: int) -> None:
-        """Have the system read ahead, where it can."""
+        """Let the kernel read a range ahead, if it can."""
         os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_WILLNEED)
 
     def _read(self, offset: int, out: Bytes) -> None:
@@ -65,12 +66,14 @@ class File:
             done += count
 
     def _reopen(self) -> None:
-        """A handle that a network file system has forgotten does not come back."""
+        """Open the file again: a handle that a network file system has forgotten stays invalid."""
         descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if _identity(os.fstat(descriptor)) != self._identity:
                 raise Damaged("the file has been replaced while it was read")
-            os.dup2(descriptor, self._descriptor, inheritable=False)  # under other readers' feet
+            os.dup2(
+                descriptor, self._descriptor, inheritable=False
+            )  # also for the other readers of this object
         finally:
             os.close(descriptor)
 
@@ -84,7 +87,12 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def patiently(action: Callable[[], T], again: Callable[[], None] | None = None) -> T:
-    """Try a few times where a file system may come back; `again` is called in between."""
+    """Call `action`, and repeat it if a file system fails for a short time.
+
+    Args:
+        action: What to do. An OSError of PASSING is not raised before the last try.
+        again: Called before each repetition.
+    """
     for pause in PAUSES_S:
         try:
             return action()
@@ -101,7 +109,7 @@ def patiently(action: Callable[[], T], again: Callable[[], None] | None = None) 
 
 @contextmanager
 def reading(path: Path, name: str, first: int, last: int) -> Iterator[None]:
-    """Name the file, the dataset and the samples in what goes wrong."""
+    """Name the file, the dataset and the samples in the errors of the context."""
     try:
         yield
     except Damaged as error:

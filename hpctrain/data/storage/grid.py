@@ -1,4 +1,4 @@
-"""Which chunks of a dataset hold which samples, along whichever axis the samples are counted."""
+"""Compute which chunks of a dataset hold which samples, along any sample axis."""
 
 import math
 
@@ -14,17 +14,18 @@ def samples_first(sizes: Sizes, axis: int) -> Sizes:
 
 
 class Grid:
-    """The chunks of a dataset: runs of samples, each in one or more tiles.
+    """The chunks of a dataset: ranges of samples ("runs"), each in one or more chunks ("tiles").
 
     Args:
-        shape: Of the dataset.
-        chunk: Of a chunk.
-        axis: Which one is the sample.
+        shape: Shape of the dataset.
+        chunk: Shape of a chunk.
+        axis: The sample axis.
 
     Attributes:
         rows: Samples in a run.
-        tiles: The chunks that hold a sample: number, its part of the sample, and the part of the
-            chunk that is used, all without the axis of the samples.
+        tiles: The chunks that together hold a sample. Each has its number, the slices of the sample
+            that it holds, and the slices of the chunk that are used. Both leave out the sample
+            axis.
     """
 
     def __init__(self, shape: Sizes, chunk: Sizes, axis: int) -> None:
@@ -34,7 +35,7 @@ class Grid:
         self.tiles = _tiles(samples_first(shape, axis)[1:], samples_first(chunk, axis)[1:])
 
     def chunk(self, run: int, tile: int) -> int:
-        """Return the number, in the order of C, of the chunk that holds a tile of a run."""
+        """Return the number, in C order, of the chunk that holds one tile of a run."""
         outer, inner = divmod(tile, self._apart)
         return (outer * self._along + run) * self._apart + inner
 

@@ -1,8 +1,8 @@
-"""One shard's file, opened and checked: where its datasets lie.
+"""Open and check the file of one shard, and find where its datasets lie.
 
-A contiguous, uncompressed dataset in the machine's byte order (what `data_prep` writes) has an
-offset in the file, so its rows may be mapped, or read by `Plain`. Any other layout is read by
-`Chunked`. Who only reads by `rows` needs no torch.
+A dataset that is contiguous, uncompressed and in the machine's byte order (as `data_prep` writes
+it) has a byte offset in the file, so its rows can be mapped, or read by `Plain`. Any other layout
+is read by `Chunked`. Code that only reads through `rows` does not import torch.
 """
 
 import os
@@ -28,23 +28,23 @@ INTEGERS = (*("int8", "int16", "int32", "int64"), *("uint8", "uint16", "uint32",
 
 
 class Layout:
-    """A shard's datasets: FIELD, or FIELD/offsets and FIELD/values, wherever they lie in the file.
+    """The datasets of a shard, named FIELD, or FIELD/offsets and FIELD/values.
 
     Args:
         path: The file.
-        shard: What the index lists.
-        fields: Those that are read.
-        mapped: Whether what can be mapped shall be.
+        shard: The entry of the index.
+        fields: The fields that are read.
+        mapped: Whether datasets are mapped where that is possible.
 
     Attributes:
         path: The file.
-        size: Its bytes.
-        offsets: Of the datasets that may be mapped, in the file, in bytes.
-        rows: The others.
-        totals: Elements of each dataset.
+        size: Bytes of the file.
+        offsets: Byte offset in the file of each dataset that can be mapped.
+        rows: The readers of the other datasets.
+        totals: Number of elements of each dataset.
 
     Raises:
-        DataError: The file is missing, damaged or not what the index says.
+        DataError: The file is missing, damaged or differs from the index.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Layout:
         """Map the file into a slot.
 
         Raises:
-            DataError: It has been replaced since it was opened, or cannot be mapped.
+            DataError: The file was replaced since it was opened, or cannot be mapped.
         """
         try:
             descriptor = os.open(self.path, os.O_RDONLY)
@@ -91,11 +91,11 @@ class Layout:
             raise DataError(f"shard {self.path} was replaced while it was being opened")
 
     def check_unchanged(self) -> None:
-        """See that nobody has written into the file since it was opened.
+        """Check that nobody has written into the file since it was opened.
 
         Raises:
-            DataError: Somebody has. A file that was replaced or removed is another one: what is
-                open stays as it was.
+            DataError: Somebody has. If the file was replaced or removed, there is no error, because
+                the open file stays as it was.
         """
         try:
             stat = os.stat(self.path)
@@ -108,7 +108,7 @@ class Layout:
             )
 
     def _check_version(self) -> None:
-        """A shard of ours says so; HDF5 files of others have no such attribute."""
+        """Check the version of a shard in our format. Other HDF5 files have no such attribute."""
         if self._file.attrs.get("format") == shard_format.FORMAT.encode():
             found = self._file.attrs.get("version")
             if found != shard_format.VERSION:
@@ -120,7 +120,7 @@ class Layout:
     def _add_ragged(self, name: str, field: Field, count: int) -> None:
         offsets, values = f"{name}/offsets", f"{name}/values"
         values_place, offsets_place = field.datasets(name)
-        # Others count in what they like; ours are int64, and mapped.
+        # Other programs use any integer type. Ours are int64, which can be mapped.
         ends = self._add(offsets, offsets_place, ("int64", *INTEGERS), (count + 1,))
         self._add(values, values_place, (field.dtype,), (None, *field.shape))
         total = self.totals[values]
@@ -139,11 +139,11 @@ class Layout:
         shape: tuple[int | None, ...],
         axis: int = 0,
     ) -> h5py.Dataset:
-        """Take in a dataset of one of these dtypes; `shape` begins with the samples."""
+        """Add a dataset of one of these dtypes. `shape` begins with the number of samples."""
         dataset = self._file.get(place)
         if not isinstance(dataset, h5py.Dataset):
             raise DataError(f"shard {self.path} has no dataset {place!r}; the index lists it")
-        if dataset.file.filename != self._file.filename:  # its offset is one in that file
+        if dataset.file.filename != self._file.filename:  # its byte offset is in that other file
             raise DataError(
                 f"shard {self.path}: {place!r} is a link into {dataset.file.filename}; the samples "
                 "must lie in the shard, whose digest the index has"
@@ -179,23 +179,23 @@ class Layout:
 
 
 def _open(path: Path) -> h5py.File:
-    """No lock: thousands of readers, often on file systems that have none."""
+    """Open without locks: there may be thousands of readers, on file systems without locks."""
     try:
         return h5py.File(path, "r", locking=False)
     except OSError as error:
         if "file locking flag" not in str(error):
             raise
-        return h5py.File(path, "r")  # as somebody else in this process has it open
+        return h5py.File(path, "r")  # with the lock setting of whoever has it open in this process
 
 
 def dtype_of(dataset: h5py.Dataset) -> str:
-    """Name of what a dataset is read as, in native byte order; HDF5's bool is uint8, 0 or 1."""
+    """Return the dtype that a dataset is read as, in native byte order. A bool is read as uint8."""
     dtype: np.dtype[np.generic] = dataset.dtype
     return "uint8" if dtype.kind == "b" else dtype.newbyteorder("=").name
 
 
 def is_plain(dataset: h5py.Dataset) -> bool:
-    """Whether the bytes in the file are those of an array: in the machine's order, no odd bits."""
+    """Return whether the stored bytes are those of a numpy array of the dataset's dtype."""
     if dataset.id.get_offset() is None or dataset.external:
         return False
     dtype = dataset.dtype

@@ -1,9 +1,9 @@
-"""The shards that a process has open: mapped side by side, and read together.
+"""The open shards of a process: mapped side by side, and read together.
 
-Everything that is read is a *span*: `length` elements of a dataset from element `start` on. A
-sample of a fixed-size field is a span of 1, its place in a variable-length one a span of 2 of the
-offsets, a window of tokens a span of the values. The spans of a batch, from any shards, are one
-gather (see `hpctrain.data.storage.arena`), but for those of datasets that cannot be mapped.
+Every read is a *span*: `length` elements of a dataset, beginning at element `start`. A sample of a
+fixed-size field is a span of 1, its place in a variable-length field is a span of 2 of the offsets,
+and a window of tokens is a span of the values. The spans of a batch, from any shards, are read by
+one gather (see `hpctrain.data.storage.arena`), except those of datasets that cannot be mapped.
 """
 
 import resource
@@ -29,18 +29,18 @@ from hpctrain.data.types import Array, Int64s
 
 IO = Literal["auto", "mmap", "read"]
 
-SHORT = 16  # elements: shorter spans of what cannot be mapped are asked for one by one
+SHORT = 16  # elements; shorter spans of an unmapped dataset are read row by row, in one call
 
 
 class OpenShards:
-    """Shards, each opened when it is first needed; threads may share them, processes may not.
+    """Shards that are opened when they are first needed. Threads may share them, processes not.
 
     Args:
-        shards: All that may be needed; they are known by their place here.
+        shards: All shards that may be needed. A shard is identified by its position in this list.
         place: Where their files are.
         fields: The fields that are read.
-        io: How what is stored plainly is read: "mmap", "read" or "auto", which reads on network
-            file systems.
+        io: How uncompressed, contiguous data is read: "mmap", "read", or "auto", which is "read" on
+            network file systems.
     """
 
     def __init__(
@@ -59,35 +59,35 @@ class OpenShards:
         }
         self._types = elements
         files = len(shards)
-        # Of each dataset and shard: the address of element 0 (-1: it is not mapped), and how
-        # many elements there are.
+        # For each dataset and shard: the address of element 0 (-1: not mapped), and the number of
+        # elements.
         self._bases = {name: np.full(files, -1, np.int64) for name in self._elements}
         self._totals = {name: np.zeros(files, np.int64) for name in self._elements}
-        # What the elements of each mapped dataset, and where they begin, are multiples of.
+        # Word size per dataset: it divides the size and the address of every mapped element.
         self._words = {name: gcd(size, max(WORDS)) or 1 for name, size in self._elements.items()}
         self._open = np.zeros(files, np.bool_)
         self._layouts: dict[int, Layout] = {}
         self._slots: dict[int, int] = {}
-        # Who may give way to others: whoever is held by nobody, the one not used longest first.
+        # A shard that nobody holds may be closed; the least recently used one is closed first.
         self._users = np.zeros(files, np.int64)
         self._used = np.zeros(files, np.int64)
         self._clock = self._checked = 0
         self._changed = threading.Condition()
         self._arena = Arena(files, max(shard.bytes for shard in shards))
         self._free = list(range(self._arena.slots - 1, -1, -1))
-        # What is not mapped keeps a descriptor, of which a process has few.
+        # A shard that is not mapped keeps a file descriptor, and a process has few of them.
         self._unmapped: set[int] = set()
         self._max_files = _max_files()
-        self._all_mapped = True  # of those that were opened so far
+        self._all_mapped = True  # among the shards opened so far
 
     @contextmanager
     def held(self, shards: Int64s) -> Iterator[None]:
-        """Open `shards`, int64 (n,), and keep them open for a while.
+        """Open `shards`, int64 (n,), and keep them open until the context ends.
 
         Raises:
-            DataError: One is missing, damaged or not what the index says.
+            DataError: A shard is missing, damaged or differs from the index.
         """
-        # Where none gives way to another. A mapped one does so for want of slots only.
+        # If all shards fit, none is ever closed, and nothing has to be counted.
         if self._limit >= len(self._shards) and self._open[shards].all():
             yield
             return
@@ -99,7 +99,7 @@ class OpenShards:
             self._used[needed] = self._clock
         try:
             missing = needed[~self._open[needed]].tolist()
-            # Outside the lock: it may wait for a copy.
+            # Outside the lock, because it may wait for a copy.
             paths = [self._place.path(self._shards[shard]) for shard in missing]
             with self._changed:
                 for shard, path in zip(missing, paths, strict=True):
@@ -113,39 +113,40 @@ class OpenShards:
 
     @property
     def at_once(self) -> int:
-        """Spans, each in another shard, that one of several threads may hold at a time."""
+        """How many spans of different shards one of several threads may hold at the same time."""
         return 2**62 if self._limit >= len(self._shards) else max(1, self._limit // 8)
 
     @property
     def _limit(self) -> int:
-        """Shards that may be open at a time."""
+        """How many shards may be open at the same time."""
         slots = self._arena.slots
-        # Before the first is open, nobody knows how they are stored.
+        # Before the first shard is open, it is unknown how they are stored.
         mapped = self._all_mapped and self._layouts
         return slots if mapped else min(slots, self._max_files)
 
     def path(self, shard: int) -> Path:
-        """The file of a held shard, for messages."""
+        """Return the file of a held shard, for messages."""
         return self._layouts[shard].path
 
     def chunk_rows(self, shard: int) -> int:
-        """Samples that a held shard stores, and reads, together."""
+        """Return how many samples a held shard stores, and reads, together."""
         return max((rows.chunk_rows for rows in self._layouts[shard].rows.values()), default=1)
 
     def totals(self, name: str, shards: Int64s) -> Int64s:
-        """Elements of the dataset in each of the held `shards`, int64 (n,)."""
+        """Return the number of elements of a dataset in each of the held `shards`, int64 (n,)."""
         found: Int64s = self._totals[name][shards]
         return found
 
     def spans(self, name: str, shards: Int64s, starts: Int64s, length: int, out: Array) -> None:
-        """Read spans of the dataset `name` that lie within it; their shards are held.
+        """Read n spans of the same length. Their shards are held.
 
         Args:
-            name: FIELD, FIELD/offsets or FIELD/values.
-            shards: Of each span, int64 (n,).
-            starts: First element of each in its shard, int64 (n,).
+            name: The dataset: FIELD, FIELD/offsets or FIELD/values.
+            shards: The shard of each span, int64 (n,).
+            starts: First element of each span in its shard, int64 (n,). The span ends within the
+                dataset.
             length: Elements of every span.
-            out: Filled: n spans' bytes, contiguous, of any dtype and shape.
+            out: Filled with the bytes of the n spans. Contiguous, of any dtype and shape.
         """
         if not out.nbytes:
             return
@@ -167,27 +168,27 @@ class OpenShards:
             rows[torch.from_numpy(here)] = flat.view(len(here), -1)
 
     def addresses(self, name: str, shards: Int64s, starts: Int64s) -> Addresses:
-        """Return where n spans begin, for `gather`; their shards are held, and mapped."""
+        """Return where n spans begin, for `gather`. Their shards are held and mapped."""
         found: Int64s = starts * self._elements[name]
         found += self._bases[name][shards]
         return Addresses.of(found, self._words[name])
 
     def gather(self, addresses: Addresses, out: Array) -> None:
-        """Read mapped spans, as `spans` does, from where they begin."""
+        """Read mapped spans, as `spans` does, given their addresses."""
         self._arena.gather(addresses, out)
 
     def stays(self) -> bool:
-        """Whether what is open is mapped, and is not closed to make room: addresses are kept."""
+        """Return whether all open shards are mapped and stay open, so that addresses are kept."""
         return self._all_mapped and bool(self._layouts) and self._limit >= len(self._shards)
 
     def runs(self, name: str, shards: Int64s, starts: Int64s, ends: Int64s, out: Array) -> None:
-        """Read runs of different lengths, end to end; otherwise as `spans`.
+        """Read spans of different lengths, end to end. Otherwise like `spans`.
 
         Args:
-            name: FIELD/values.
-            shards: Of each run, int64 (n,).
-            starts: First element of each in its shard, int64 (n,).
-            ends: Where each ends in `out`, int64 (n,).
+            name: The dataset: FIELD/values.
+            shards: The shard of each span, int64 (n,).
+            starts: First element of each span in its shard, int64 (n,).
+            ends: Where each span ends in `out`, int64 (n,).
             out: (total, *shape).
         """
         lengths = np.diff(ends, prepend=0)
@@ -205,7 +206,7 @@ class OpenShards:
                 self.spans(name, shards[i : i + 1], starts[i : i + 1], len(run), run)
 
     def will_need(self, name: str, shard: int, start: int, stop: int) -> None:
-        """Have the elements `start` to `stop` of a dataset read ahead; the shard is held."""
+        """Start to read the elements from `start` to `stop` of a dataset. The shard is held."""
         base, element = int(self._bases[name][shard]), self._elements[name]
         if base >= 0:
             self._arena.will_need(base + start * element, (stop - start) * element)
@@ -213,7 +214,7 @@ class OpenShards:
             self._layouts[shard].rows[name].prefetch(np.arange(start, stop))
 
     def check_unchanged(self, limit: int = 64) -> None:
-        """See that nobody has written into open shards: `limit` of them, others the next time.
+        """Check that nobody has written into open shards: `limit` per call, in turn.
 
         Raises:
             DataError: Somebody has.
@@ -224,7 +225,7 @@ class OpenShards:
             layouts[(self._checked + i) % len(layouts)].check_unchanged()
         self._checked += limit
 
-    # Opening and closing: under the lock.
+    # Opening and closing. The caller holds the lock.
 
     def _maps(self, path: Path) -> bool:
         if self._io != "auto":
@@ -260,7 +261,7 @@ class OpenShards:
         self._open[shard] = True
 
     def _close_one_of(self, shards: Int64s) -> None:
-        """Close the one that has not been used for the longest time, of those held by nobody."""
+        """Close the least recently used of these shards that nobody holds."""
         idle = shards[self._users[shards] == 0]
         if len(idle):
             self._close(int(idle[np.argmin(self._used[idle])]))
@@ -277,7 +278,7 @@ class OpenShards:
 
 
 def _elements(fields: Mapping[str, Field]) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
-    """The datasets of the fields, with dtype and shape of one element."""
+    """Yield the datasets of the fields, with dtype and shape of one element."""
     for name, field in fields.items():
         if field.variable:
             yield f"{name}/offsets", ("int64", ())

@@ -1,7 +1,8 @@
-"""Rows of a contiguous dataset by large reads: on network file systems, where mappings are poor.
+"""Read rows of a contiguous dataset in large reads, for network file systems.
 
-A page fault reads little at a time, and one that fails ends the process; a read can be tried
-again. Rows that follow one another in the file, as those of a block, are one read.
+A memory map is poor there: a page fault reads little at a time, and a fault that fails ends the
+process, while a read can be repeated. Rows that follow each other in the file, as those of a block
+do, are one read.
 """
 
 from math import prod
@@ -12,18 +13,18 @@ import numpy as np
 from hpctrain.data.storage.file import File, reading
 from hpctrain.data.types import Array, Int64s
 
-RUN_BYTES = 8 * 2**20  # read at once
+RUN_BYTES = 8 * 2**20  # the largest read
 
 
 class Plain:
-    """A contiguous, uncompressed dataset; the first axis is the sample.
+    """A contiguous, uncompressed dataset whose first axis is the sample.
 
     Args:
-        path: Of the file.
-        name: Of the dataset, for messages.
-        offset: Of its first byte in the file.
-        dtype: In native byte order.
-        shape: Of a row.
+        path: The path of the file.
+        name: The name of the dataset, for messages.
+        offset: Byte offset of the first row in the file.
+        dtype: The dtype, in native byte order.
+        shape: Shape of a row.
 
     Attributes:
         chunk_rows: Rows that are stored together: 1.
@@ -40,10 +41,11 @@ class Plain:
         self._file = File.open(path)
 
     def rows(self, rows: Int64s) -> Array:
-        """Return rows in the order asked, repeats allowed: (n, *shape).
+        """Return rows in the given order, with repeats allowed: (n, *shape).
 
         Raises:
-            DataError: They cannot be read, also when tried again; it names file and samples.
+            DataError: Rows cannot be read, even after repetitions. The message names the file and
+                the samples.
         """
         out = np.empty((len(rows), *self._shape), self._dtype)
         order = np.argsort(rows, kind="stable")
@@ -62,7 +64,7 @@ class Plain:
         return out
 
     def copy(self, start: int, stop: int, out: Array) -> None:
-        """Copy rows `start` to `stop` into `out`, (stop - start, *shape), contiguous.
+        """Copy the rows from `start` to `stop` into `out`, (stop - start, *shape), contiguous.
 
         Raises:
             DataError: See `rows`.
@@ -72,6 +74,6 @@ class Plain:
             self._file.read(self._offset + start * self._row, flat)
 
     def prefetch(self, rows: Int64s) -> None:
-        """Have consecutive rows read ahead."""
+        """Let the kernel read consecutive rows ahead."""
         size = len(rows) * self._row
         self._file.will_need(self._offset + int(rows[0]) * self._row, size)

@@ -1,4 +1,7 @@
-"""What the decoders of HDF5's filters have in common; see `hpctrain.data.storage.codecs`."""
+"""Types, errors and buffers that the decoders of HDF5's filters share.
+
+See `hpctrain.data.storage.codecs`.
+"""
 
 import importlib
 import threading
@@ -9,17 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
-# (stored bytes, size of what comes out, where to write it if there) -> what comes out
+# (stored bytes, bytes of the result, buffer for the result or None) -> result
 Stage = Callable[[Bytes, int, Bytes | None], Bytes]
-Errors = tuple[type[Exception], ...]  # what a library raises on bytes that it cannot decode
+Errors = tuple[type[Exception], ...]  # what a library raises for bytes that it cannot decode
 
 
 class Undecodable(Exception):
-    """Only HDF5 itself can decode this; the message says why."""
+    """Only HDF5 itself can decode a dataset; the message says why."""
 
 
 class Damaged(Exception):
-    """The stored bytes are not what was written; the message says how."""
+    """The stored bytes are not those that were written; the message says in which way."""
 
 
 def load(name: str) -> Any:
@@ -35,13 +38,13 @@ def load(name: str) -> Any:
 
 
 class _Scratch(threading.local):
-    """This thread's buffers, by use. New memory for each chunk costs more than to decode LZ4."""
+    """The buffers of a thread, by use. New memory per chunk would cost more than decoding LZ4."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, Bytes] = {}
 
     def __call__(self, use: str, nbytes: int) -> Bytes:
-        """Return uint8 (nbytes,), whose content lasts until the next call for this use."""
+        """Return uint8 (nbytes,). Its content is valid until the next call for the same use."""
         buffer = self._buffers.get(use)
         if buffer is None or len(buffer) < nbytes:
             buffer = self._buffers[use] = np.empty(nbytes, np.uint8)

@@ -1,4 +1,4 @@
-"""Where the chunks of an HDF5 dataset lie in the file, and how their bytes become an array."""
+"""The table of a dataset's chunks: where they lie in the file, and how they are decoded."""
 
 import math
 from pathlib import Path
@@ -11,15 +11,15 @@ from hpctrain.data.storage.codecs import Filter, Pipeline
 from hpctrain.data.storage.file import File
 from hpctrain.data.storage.scratch import Bytes, Damaged, Undecodable, scratch
 
-MOST = 2**28  # chunks: their table has 5 GB
+MOST = 2**28  # chunks; their table takes 5 GB
 
 
 class ChunkTable:
-    """The chunks of a dataset as they lie in the file: their table, and what decodes them.
+    """The chunks of a dataset as they are stored.
 
     Raises:
-        Undecodable: The dataset has to be read by HDF5.
-        Damaged: A chunk reaches beyond the end of the file, or there are absurdly many.
+        Undecodable: Only HDF5 can read the dataset.
+        Damaged: A chunk reaches beyond the end of the file, or the number of chunks is absurd.
     """
 
     def __init__(self, dataset: h5py.Dataset, path: Path) -> None:
@@ -32,7 +32,7 @@ class ChunkTable:
         found: list[Any] = []
         if dataset.id.get_num_chunks():
             dataset.id.chunk_iter(found.append)
-        # 20 bytes a chunk. Those that were never written are not listed.
+        # 20 bytes per chunk. Chunks that were never written are not listed.
         self._offsets = np.full(math.prod(grid), -1, np.int64)
         self._sizes = np.zeros(len(self._offsets), np.int64)
         self._masks = np.zeros(len(self._offsets), np.uint32)
@@ -47,7 +47,7 @@ class ChunkTable:
             raise Damaged(f"its chunks reach to byte {end}, the file ends at {self._file.size}")
 
     def read(self, chunk: int, out: Bytes) -> None:
-        """Fill `out` with a whole chunk; one that was never written is the fill value."""
+        """Fill `out` with a whole chunk. A chunk that was never written holds the fill value."""
         if self._offsets[chunk] < 0:
             out.view(self._dtype)[:] = self._fill
         elif self.is_plain(chunk):
@@ -58,23 +58,23 @@ class ChunkTable:
             self._pipeline.decode(stored, int(self._masks[chunk]), out)
 
     def is_plain(self, chunk: int) -> bool:
-        """Whether a chunk lies in the file, and as it is."""
+        """Return whether a chunk is stored in the file without any filter."""
         return bool(self._offsets[chunk] >= 0) and not self._pipeline.applied(
             int(self._masks[chunk])
         )
 
     def read_part(self, chunk: int, start: int, out: Bytes) -> None:
-        """Fill `out` with bytes of a plain chunk."""
+        """Fill `out` with the bytes from `start` of a plain chunk."""
         if self._sizes[chunk] != self._pipeline.nbytes:
             raise Damaged(f"it has {self._sizes[chunk]} bytes, not {self._pipeline.nbytes}")
         self._file.read(int(self._offsets[chunk]) + start, out)
 
 
 def _pipeline(dataset: h5py.Dataset) -> Pipeline:
-    """What decodes the chunks of a dataset.
+    """Return the decoder of a dataset's chunks.
 
     Raises:
-        Undecodable: HDF5 has to.
+        Undecodable: Only HDF5 can decode them.
     """
     if dataset.chunks is None:
         raise Undecodable("it has no chunks")
@@ -89,6 +89,6 @@ def _pipeline(dataset: h5py.Dataset) -> Pipeline:
 
 
 def filters(dataset: h5py.Dataset) -> list[Filter]:
-    """Return the filters of a dataset, in the order in which they are applied."""
+    """Return the filters of a dataset, in the order in which they were applied."""
     properties = dataset.id.get_create_plist()
     return [Filter(*properties.get_filter(i)) for i in range(properties.get_nfilters())]

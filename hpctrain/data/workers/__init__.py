@@ -1,1 +1,1 @@
-"""Python transforms of single samples, in processes that return whole batches."""
+"""Worker processes that apply Python transforms to single samples and return whole batches."""

@@ -1,4 +1,4 @@
-"""A worker process as the trainer sees it: its connection, its tasks, its beginning and end."""
+"""A worker process as the trainer sees it: start, connection, tasks and end."""
 
 import os
 import pickle
@@ -19,12 +19,12 @@ from hpctrain.errors import ConfigError
 
 Rows = dict[str, Array]
 
-# One thread in each: the workers are the parallelism.
+# One thread per process, because there are many processes.
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 class PendingBatch(NamedTuple):
-    """What the trainer knows of a task in flight."""
+    """What the trainer stores about a task that a worker is processing."""
 
     segment: Segment
     future: "Future[Rows]"
@@ -32,17 +32,17 @@ class PendingBatch(NamedTuple):
 
 
 class Child:
-    """One process, its end of the connection, and what it has to do, oldest first."""
+    """One worker process, the trainer's end of its connection, and its tasks, the oldest first."""
 
     def __init__(self, number: int) -> None:
         self.number, self.tasks = number, dict[int, PendingBatch]()
-        # Messages, with descriptors: neither split nor joined on the way.
+        # This kind of socket keeps messages, and the descriptors sent with them, whole.
         self.socket, self._far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process: subprocess.Popen[bytes] | None = None
         self._known: weakref.WeakSet[Segment] = weakref.WeakSet()
 
     def start(self, payload: int) -> None:
-        """Start the process; `payload` is a descriptor of its transform."""
+        """Start the process. `payload` is a descriptor of the file with the transform."""
         descriptors = (self._far_end.fileno(), payload)
         code = "from hpctrain.data.workers.process import main; main({}, {}, {})"
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
@@ -55,27 +55,30 @@ class Child:
         self._far_end.close()
 
     def send(self, task: Task, segment: Segment) -> None:
-        """Give it a task, and the segment's memory if it has not seen it."""
+        """Send a task, with the descriptor of its segment if the process does not have it yet."""
         new = [] if segment in self._known else [segment.descriptor]
         self._known.add(segment)
-        with suppress(OSError):  # it has died: whoever listens to it says so
+        with suppress(OSError):  # it has died; the thread that reads from it reports that
             socket.send_fds(self.socket, [pickle.dumps(task)], new)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         if self._process is not None:
             self._process.kill()
 
     def end(self) -> None:
-        """Leave nothing of it."""
+        """Kill the process, wait for it and close the connection."""
         self.kill()
         if self._process is not None:
             self._process.wait()
         self._far_end.close()
         self.socket.close()
 
-    def obituary(self) -> str:
-        """Say how it ended, and over which samples; it has closed its end."""
+    def describe_end(self) -> str:
+        """Describe how the process ended and which samples it was transforming.
+
+        Called after the process has closed its end of the connection.
+        """
         assert self._process is not None
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
@@ -84,7 +87,7 @@ class Child:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited ({code})"
         what = "had nothing to do"
         if self.tasks:
-            what = f"transformed samples {_some(next(iter(self.tasks.values())).indices)}"
+            what = f"transformed samples {_listed(next(iter(self.tasks.values())).indices)}"
         hint = "; was there too little memory for so many?" if code == -signal.SIGKILL else ""
         return (
             f"worker {self.number} of the data (process {self._process.pid}) {how} while it "
@@ -93,21 +96,21 @@ class Child:
 
 
 def pickled(transform: Transform) -> BinaryIO:
-    """A file in memory with the transform, and what a fresh process needs to import it.
+    """Return a file in memory with the transform and what a fresh process needs to import it.
 
     Raises:
-        ConfigError: It cannot be pickled.
+        ConfigError: The transform cannot be pickled.
     """
     try:
         content = pickle.dumps(transform)
-    except Exception as error:  # PicklingError, AttributeError, TypeError, the object's own
+    except Exception as error:  # PicklingError, AttributeError, TypeError or any other
         raise ConfigError(
             f"the transform {transform!r} cannot be sent to worker processes: {error}. Define it "
             "by name at the top of a module (no lambda, no function within a function); "
             "functools.partial of one, and objects of a class, are fine"
         ) from None
     preparation: dict[str, Any] = {"sys_path": sys.path, "sys_argv": sys.argv}
-    if b"__main__" in content:  # the script is imported only when the transform lies in it
+    if b"__main__" in content:  # import the script only if it defines the transform
         preparation |= _main()
     file = os.fdopen(os.memfd_create("hpctrain-transform"), "w+b")
     file.write(pickle.dumps((preparation, content)))
@@ -116,7 +119,7 @@ def pickled(transform: Transform) -> BinaryIO:
 
 
 def _main() -> dict[str, str]:
-    """How a fresh process imports this one's script, for `multiprocessing.spawn.prepare`."""
+    """Return how a fresh process imports the main script, for `multiprocessing.spawn.prepare`."""
     main = sys.modules["__main__"]
     if main.__spec__ is not None:  # python -m
         return {"init_main_from_name": main.__spec__.name}
@@ -124,6 +127,6 @@ def _main() -> dict[str, str]:
     return {} if path is None else {"init_main_from_path": os.path.abspath(path)}
 
 
-def _some(indices: Int64s) -> str:
+def _listed(indices: Int64s) -> str:
     shown = ", ".join(map(str, indices[:5].tolist()))
     return shown + ", ..." * (len(indices) > 5)

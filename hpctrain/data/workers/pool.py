@@ -1,24 +1,24 @@
-"""Python transforms of single samples, in worker processes that return whole batches.
+"""Apply Python transforms to single samples, in worker processes that return whole batches.
 
     submit ── source.read ── shared memory ── worker ── the same memory ── arrays
-              (caller's thread)               transform                    given back when dropped
+              (caller's thread)               transform                    freed when dropped
 
-The trainer reads, at the speed of memory and with the shards opened once, and workers only
-transform: they hold no files and start in a tenth of a second. A message is a few hundred bytes
-each way. A batch lies in a segment of shared memory (see `shared`) which is used again when the
-last array on it is gone; there are as many as the caller holds and has in flight.
+The trainer reads the samples, at memory speed and with every shard opened once. Workers only
+transform: they open no shards and start in a tenth of a second. A message has a few hundred bytes
+in each direction. A batch lies in a segment of shared memory (see `shared`), which is reused when
+the last array in it is dropped. There are as many segments as batches that are kept or in flight.
 
     >>> with Workers(Reader(folder, "train"), transform, count=4) as workers:
     ...     future = workers.submit((seed, epoch), positions, order(epoch, positions))
     ...     batch = future.result()                     # {field: array (n, *shape)}
 
-What `transform` is, and its random numbers, are in `samples`: the result is the same for every
-number of workers. Keep two or three batches in flight for each worker. Very small
-samples go better several batches at a time: submit their rows together and slice the result.
+`samples` describes `transform` and its random numbers. The result is the same for every number of
+workers. Keep two or three batches in flight per worker. For very small samples, submit the rows of
+several batches together and slice the result.
 
-Workers are fresh processes (never forks of one with threads or CUDA). They ignore the signals of
-the job and never outlive the trainer, whatever it dies of. The transform is pickled: define it in
-a module, or in a script below whose `if __name__ == "__main__":` the training starts.
+Workers are fresh processes, never forks of a process with threads or CUDA. They ignore the signals
+of the job and never outlive the trainer, however it ends. The transform is pickled: define it in a
+module, or in a script that starts the training below `if __name__ == "__main__":`.
 """
 
 import itertools
@@ -48,18 +48,18 @@ from hpctrain.errors import ConfigError, DataError
 class Workers:
     """`count` processes that apply `transform` to the samples of `source`.
 
-    Threads may share it. Close it: until then its processes live.
+    Threads may share it. Its processes live until `close`.
 
     Args:
         source: Read in the threads that call `submit`.
         transform: See `hpctrain.data.workers.samples`.
-        count: Processes; 0 transforms in `submit` itself, where a debugger works.
+        count: Number of processes. 0 transforms in `submit` itself, so that a debugger works.
 
     Attributes:
-        count: Processes.
+        count: Number of processes.
 
     Raises:
-        ConfigError: A negative count, or a transform that cannot be pickled.
+        ConfigError: The count is negative, or the transform cannot be pickled.
         DataError: The processes cannot be started.
     """
 
@@ -81,9 +81,9 @@ class Workers:
         if count:
             payload = pickled(transform)
             self._workers = [Child(number) for number in range(count)]
-            # The kernel kills a worker when the thread that started it ends: this one serves
-            # until `close`. It is waited for, as a fork by this thread in the meantime would keep
-            # the pipes open by which `subprocess` hears that a process has started.
+            # The kernel kills a worker when the thread that started it ends, so this thread runs
+            # until `close`. Wait until it has started the workers: `subprocess` learns through a
+            # pipe that a process has started, and a fork in the meantime would keep it open.
             started = threading.Event()
             self._thread = threading.Thread(
                 target=self._serve, args=(payload, started), name="hpctrain-workers", daemon=True
@@ -94,24 +94,24 @@ class Workers:
                 raise DataError(self._failure)
 
     def submit(self, key: tuple[int, int], positions: Int64s, indices: Int64s) -> "Future[Rows]":
-        """Read samples and have them transformed.
+        """Read samples and let a worker transform them.
 
         Args:
-            key: (seed, epoch): with the position, what a sample's random numbers depend on.
-            positions: int64 (n,), n >= 1: where the samples stand in the epoch.
-            indices: int64 (n,): which samples of the source these are.
+            key: (seed, epoch). A sample's random numbers depend on the key and the position.
+            positions: int64 (n,), n >= 1: the positions of the samples in the epoch.
+            indices: int64 (n,): the indices of the samples in the source.
 
         Returns:
-            A future of {field: array (n, *shape)}. Drop the arrays, and the future, to have
-            their memory used again. Its exception is that of the transform, with the sample and
-            the worker's traceback as notes, or a DataError: the results of a batch are not
-            alike, or a worker process was killed.
+            A future of {field: array (n, *shape)}. The memory is reused after the arrays and the
+            future have been dropped. The future's exception is that of the transform, with the
+            sample and the worker's traceback as notes, or a DataError if the results of a batch
+            differ in shape or a worker was killed.
 
         Raises:
-            DataError: The source cannot be read, or there is no memory.
+            DataError: The source cannot be read, or there is not enough memory.
         """
         future: Future[Rows] = Future()
-        future.set_running_or_notify_cancel()  # it cannot be taken back
+        future.set_running_or_notify_cancel()  # it cannot be cancelled
         if not self._workers:
             return self._transform_here(future, key, positions, indices)
         segment = self._take_segment()
@@ -129,7 +129,7 @@ class Workers:
         return future
 
     def close(self) -> None:
-        """End the processes; batches that were handed out stay valid."""
+        """End the processes. Batches that were returned stay valid."""
         self._fail("the workers of the data are closed")
         if self._workers:
             self._thread.join()
@@ -149,7 +149,7 @@ class Workers:
     def _read(
         self, segment: Segment, key: tuple[int, int], positions: Int64s, indices: Int64s
     ) -> Task:
-        """Read samples into a segment: fields of fixed size to where they stay."""
+        """Read samples into a segment. Fields of fixed size go directly to their final place."""
         size = 0
 
         def add(dtype: str, shape: tuple[int, ...]) -> Block:
@@ -213,10 +213,10 @@ class Workers:
             future.set_exception(error)
         return future
 
-    # The thread: starts the processes and hears from them.
+    # The thread starts the processes and receives their messages.
 
     def _serve(self, payload: BinaryIO, started: threading.Event) -> None:
-        # The processes inherit the mask, so that no signal meets them before they ignore it.
+        # The processes inherit the mask, so no signal arrives before they ignore it.
         signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)
         try:
             with payload:
@@ -228,22 +228,22 @@ class Workers:
                     selector.register(worker.socket, EVENT_READ, worker)
                 while self._failure is None:
                     for key, _ in selector.select():
-                        self._hear(key.data)
-        except Exception as error:  # whatever it is, nobody may wait for ever
+                        self._receive(key.data)
+        except Exception as error:  # any error, because nobody may wait for ever
             self._fail(f"the worker processes of the data cannot be started or heard: {error!r}")
         finally:
             started.set()
             for worker in self._workers:
                 worker.end()
 
-    def _hear(self, worker: "Child") -> None:
-        """One message of a worker, or its end."""
+    def _receive(self, worker: "Child") -> None:
+        """Handle one message of a worker, or its end."""
         try:
             message = worker.socket.recv(MESSAGE)
-        except ConnectionResetError:  # it was killed with messages unread
+        except ConnectionResetError:  # it was killed before it read all messages
             message = b""
         if not message:
-            self._fail(worker.obituary())
+            self._fail(worker.describe_end())
             return
         reply: Reply = pickle.loads(message)
         with self._lock:
@@ -262,12 +262,12 @@ class Workers:
             batch.future.set_exception(DataError(f"a batch cannot be mapped: {error.strerror}"))
             return
         memory = batch.segment.bytes()
-        # Views of views keep `memory` itself alive, so that its end is that of all of them.
+        # Every view keeps `memory` alive, so the segment is free when the last view is dropped.
         weakref.finalize(memory, self._free.put, batch.segment).atexit = False
         batch.future.set_result({name: view(memory, at) for name, at in reply.fields.items()})
 
     def _fail(self, reason: str) -> None:
-        """End everything, the first reason counts; who waits, and who comes later, hears it."""
+        """End all workers. All pending and later batches fail with the first `reason`."""
         with self._lock:
             if self._failure is not None:
                 return
@@ -280,10 +280,10 @@ class Workers:
 
 
 def _exception(error: bytes, text: str) -> BaseException:
-    """What a transform raised; a RuntimeError where its class cannot be had here."""
+    """Return what a transform raised; a RuntimeError if its class cannot be imported here."""
     try:
         found = pickle.loads(error)
-    except Exception:  # as many things as there are exceptions
+    except Exception:  # unpickling can raise anything
         found = None
     if isinstance(found, BaseException):
         return found

@@ -1,8 +1,9 @@
-"""One worker process: takes a batch in shared memory, transforms it, answers where the result is.
+"""One worker process: it takes a batch in shared memory, transforms it and answers where it lies.
 
 `hpctrain.data.workers.pool` starts it, with a socket and a file in memory that holds the transform.
-It imports numpy and what the transform needs, not torch. It ignores the signals of the job, and
-ends when its parent does: with the socket when idle, by the kernel in mid-transform.
+It imports numpy and what the transform needs, not torch. It ignores the signals of the job. It ends
+with its parent: when idle, because the socket closes; during a transform, because the kernel kills
+it.
 """
 
 import ctypes
@@ -22,14 +23,14 @@ from hpctrain.data.workers.samples import SampleRandom, Transform, apply
 from hpctrain.data.workers.shared import Block, Segment, place, view
 from hpctrain.errors import ConfigError, DataError
 
-# What Slurm, a terminal or a user sends to every process of a job; the trainer decides.
+# Slurm, a terminal or a user sends these to every process of a job; the trainer handles them.
 JOB_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-MESSAGE = 64 * 1024  # bytes, the longest
+MESSAGE = 64 * 1024  # bytes of the longest message
 VARIABLE = "HPCTRAIN_DATA_WORKER"  # in the environment of a worker
 
 
 class Task(NamedTuple):
-    """A batch to transform. `segment` numbers its memory, `size` is that in bytes."""
+    """A batch to transform, in segment number `segment`, of which it uses `size` bytes."""
 
     number: int
     segment: int
@@ -37,7 +38,7 @@ class Task(NamedTuple):
     key: tuple[int, int]
     positions: Block
     indices: Block
-    fields: dict[str, Block | tuple[Block, Block]]  # a variable-length one: values, offsets
+    fields: dict[str, Block | tuple[Block, Block]]  # a variable-length field: values, offsets
 
 
 class Reply(NamedTuple):
@@ -53,7 +54,7 @@ def main(connection: int, payload: int, parent: int) -> None:
     """Serve until the parent closes the connection."""
     for number in JOB_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)  # inherited blocked: none was lost
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)  # they were inherited blocked
     _die_with(parent)
     channel = socket.socket(fileno=connection)
     segments: dict[int, Segment] = {}
@@ -109,7 +110,7 @@ def _transform(task: Task, segment: Segment, transform: Transform, random: Sampl
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends."""
+    """Let the kernel kill this process when the thread that started it ends."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL))
     if os.getppid() != parent:  # it has ended already
@@ -117,7 +118,7 @@ def _die_with(parent: int) -> None:
 
 
 def _load(payload: int) -> Transform:
-    """Unpickle the transform, with the modules of the trainer at hand."""
+    """Unpickle the transform, after importing the trainer's main script if it is needed."""
     size = os.fstat(payload).st_size
     with mmap.mmap(payload, size, access=mmap.ACCESS_READ) as content:
         os.close(payload)
@@ -133,12 +134,12 @@ def _load(payload: int) -> Transform:
 
 
 def _pickled(error: Exception) -> tuple[bytes, str]:
-    """The exception, empty where it cannot be sent, and its traceback (the end of a long one)."""
+    """Return the pickled exception (empty if that fails) and the end of its traceback."""
     text = "".join(traceback.format_exception(error))[-MESSAGE // 16 :]
     if not isinstance(error, ConfigError | DataError):
         error.add_note(f"\nIn worker process {os.getpid()}:\n{text}")
     try:
         content = pickle.dumps(error)
-    except Exception:  # as many things as there are exceptions
+    except Exception:  # pickling can raise anything
         content = b""
     return content if len(content) < MESSAGE // 2 else b"", text

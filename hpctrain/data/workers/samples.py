@@ -1,17 +1,18 @@
-"""A Python transform of single samples, applied to a batch.
+"""Apply a Python transform of single samples to a batch.
 
     def transform(sample: dict[str, Any], random: numpy.random.Generator) -> dict[str, Any]:
         image = sample["image"][:, :, ::-1] if random.random() < 0.5 else sample["image"]
         return {"image": image.astype(np.float32) / 255, "label": sample["label"]}
 
-It is given one sample: an array for each field (a variable-length one as long as it is), a numpy
-scalar for a field of shape (). It returns the same or other fields, of any dtype and shape, but
-alike for every sample of a batch. The arrays and the generator are its own until it returns; it
-may write into them.
+A transform gets one sample: an array per field (a variable-length one with its own length), or a
+numpy scalar for a field of shape (). It returns the same or other fields, of any dtype and shape,
+but all samples of a batch must agree. The arrays and the generator belong to the transform until it
+returns, so it may write into them.
 
-The generator is a pure function of (seed, epoch, position): Philox, whose streams are as many
-and as independent as its keys and counters (Salmon et al., "Parallel random numbers: as easy as
-1, 2, 3", SC 2011). So a sample gets the same numbers in whichever process, rank or restart.
+The generator is a pure function of (seed, epoch, position). It is Philox, which has a separate,
+independent stream for each key and counter (Salmon et al., "Parallel random numbers: as easy as 1,
+2, 3", SC 2011). So a sample gets the same random numbers in every process, on every rank and after
+every restart.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,14 +26,14 @@ from hpctrain.errors import DataError
 
 Sample = dict[str, Any]
 Transform = Callable[[Sample, np.random.Generator], Mapping[str, Any]]
-# Makes room for a batch: from the arrays of its first sample to arrays (n, *shape).
+# Maps the arrays of a batch's first sample to new arrays (n, *shape).
 Allocate = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
 _MASK = 2**64 - 1
 
 
 class SampleRandom:
-    """One generator that is set to the stream of a sample: 0.7 us, a new one is 6 us."""
+    """One generator that is set to the stream of a sample. That takes 0.7 us, a new one 6 us."""
 
     def __init__(self) -> None:
         self._bits = np.random.Philox(0)
@@ -61,15 +62,16 @@ def apply(
 
     Args:
         transform: See the module.
-        rows: The batch, n samples.
+        rows: The batch of n samples.
         key: (seed, epoch).
-        positions: int64 (n,): where the samples stand in the epoch.
-        indices: int64 (n,): which they are, for messages.
-        allocate: Makes the arrays that are filled.
-        random: The process's.
+        positions: int64 (n,): the positions of the samples in the epoch.
+        indices: int64 (n,): the indices of the samples, for messages.
+        allocate: Returns the arrays that are filled, given the arrays of the first sample.
+        random: The generator of this process.
 
     Raises:
-        DataError: The results are not alike, or not arrays; the message names the sample.
+        DataError: The results are not arrays, or differ in dtype or shape. The message names the
+            sample.
         Exception: What the transform raises, with a note that names the sample.
     """
     seed, epoch = key

@@ -1,8 +1,8 @@
-"""Memory that two processes share and that has no name: whoever dies, nothing is left behind.
+"""Shared memory of two processes that has no name, so nothing is left behind when they die.
 
 A segment is a file in memory (memfd_create) whose descriptor is sent over a socket. Unlike
-/dev/shm it needs no clean-up and is not bound by the 64 MB that containers give /dev/shm by
-default; it counts as the memory of the process, as any other.
+/dev/shm, it needs no clean-up and is not limited to the 64 MB that containers give /dev/shm by
+default. It counts as memory of the process.
 
     >>> block = place("uint8", (4, 3), start=0)
     >>> segment = Segment()
@@ -24,7 +24,7 @@ ALIGNMENT = 64  # bytes: a cache line, and what torch asks of memory for its vec
 
 
 class Block(NamedTuple):
-    """Where an array lies in a segment: `offset` in bytes, `dtype`, `shape`."""
+    """Where an array lies in a segment: `offset` is in bytes."""
 
     offset: int
     dtype: str
@@ -32,26 +32,26 @@ class Block(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The first byte behind it."""
+        """The first byte behind the array."""
         return self.offset + np.dtype(self.dtype).itemsize * math.prod(self.shape)
 
 
 def place(dtype: str, shape: tuple[int, ...], start: int) -> Block:
-    """Return the first aligned block at or behind byte `start`."""
+    """Return the first aligned block that starts at byte `start` or later."""
     return Block(-(-start // ALIGNMENT) * ALIGNMENT, dtype, shape)
 
 
 def view(memory: NDArray[np.uint8], block: Block) -> Array:
-    """Return the array at `block`; it keeps `memory` alive."""
+    """Return the array at `block`. It keeps `memory` alive."""
     return memory[block.offset : block.end].view(block.dtype).reshape(block.shape)
 
 
 class Segment:
-    """A piece of shared memory that grows.
+    """A piece of shared memory that can grow.
 
     Args:
-        descriptor: Of a segment that another process made; it is closed with this object. None
-            makes a new one.
+        descriptor: The descriptor of a segment that another process made. It is closed with this
+            object. None makes a new segment.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
@@ -59,10 +59,10 @@ class Segment:
         self._map: mmap.mmap | None = None
 
     def reserve(self, size: int) -> None:
-        """Make at least `size` bytes usable; what is there stays. Arrays of it stay valid.
+        """Make at least `size` bytes usable. The content stays, and existing arrays stay valid.
 
         Raises:
-            OSError: There is not so much memory. (Without asking first, the write would end the
+            OSError: There is not enough memory. (Without this check, a later write would end the
                 process with SIGBUS.)
         """
         if self._map is None or len(self._map) < size:
@@ -71,7 +71,7 @@ class Segment:
             self._map = mmap.mmap(self.descriptor, size)
 
     def bytes(self) -> NDArray[np.uint8]:
-        """Return all of it, a new array each time: when that dies, nothing of it is in use."""
+        """Return the whole segment as a new array. When it is dropped, the segment is unused."""
         assert self._map is not None, "reserve first"
         return np.frombuffer(self._map, np.uint8)
 

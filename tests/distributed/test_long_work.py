@@ -1,0 +1,125 @@
+"""Work that takes longer than a collective may: two ranks, each in a process of its own."""
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Completed
+
+# The ranks import torch at different speeds: both wait for the other before the group is formed,
+# because its timeout holds for the forming as well.
+START = """
+    import os, signal, sys, time
+    from pathlib import Path
+    import torch
+    from hpctrain.config.schema import ParallelConfig
+    from hpctrain.distributed.group import process_group
+    from hpctrain.distributed.long_work import long_work
+    from hpctrain.distributed.ranks import RankInfo
+    from hpctrain.job.build import DataBuilder, _make
+
+    rank, port, folder, timeout_s = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), 2
+    ranks = RankInfo("test", rank, rank, 0, 2, 2, 1, "127.0.0.1", port)
+
+    def group():
+        (folder / f"started.{rank}").touch()
+        while not (folder / f"started.{1 - rank}").exists():
+            time.sleep(0.01)
+        return process_group(ranks, ParallelConfig(device="cpu", timeout_s=timeout_s))
+"""
+
+
+def two_ranks(folder: Path, program: str, **env: str) -> list[Completed]:
+    """Run START and `program` as rank 0 and rank 1."""
+    folder.mkdir(exist_ok=True)
+    file = folder / "rank.py"
+    file.write_text(textwrap.dedent(START) + textwrap.dedent(program))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(file), str(rank), port, str(folder)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | env,
+        )
+        for rank in range(2)
+    ]
+    done = []
+    for process in processes:
+        out, err = process.communicate(timeout=120)
+        done.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
+    return done
+
+
+def test_sbcast_may_take_longer_than_a_collective(digits: Path, tmp_path: Path) -> None:
+    # `sbcast` is a slow stand-in here; tests/data/test_stage_cluster.py runs the one of Slurm.
+    tools, staged = tmp_path / "bin", tmp_path / "staged"
+    for folder in (tools, staged):
+        folder.mkdir()
+    sbcast = tools / "sbcast"
+    sbcast.write_text('#!/bin/sh\nsleep 5\nexec cp "$2" "$3"\n')
+    sbcast.chmod(0o755)
+    program = f"""
+    from hpctrain.config.compose import compose
+    config = compose(["experiment=digits", "data.path={digits}", "data.stage=sbcast",
+                      "data.stage_dir={staged}", "output_dir={tmp_path}/runs", "tracking=off"])
+    with group() as device:
+        feed = DataBuilder(config, ranks, device, _make).training()
+        print(len(next(iter(feed))["label"]))
+        feed.close()
+    """
+    path = f"{tools}:{os.environ['PATH']}"
+    done = two_ranks(tmp_path / "ranks", program, PATH=path, SLURM_JOB_ID="1")
+    for rank in done:
+        assert rank.returncode == 0, rank.stderr
+        assert int(rank.stdout) > 0
+
+
+def test_either_rank_may_take_longer_than_a_collective(tmp_path: Path) -> None:
+    program = """
+    with group():
+        for slow in (0, 1):
+            with long_work("slow"):
+                if rank == slow:
+                    time.sleep(2 * timeout_s)
+                    (folder / f"{rank} is done").touch()
+            assert (folder / f"{slow} is done").exists()
+    """
+    for rank in two_ranks(tmp_path, program):
+        assert rank.returncode == 0, rank.stderr
+
+
+@pytest.mark.parametrize(
+    ("victim", "message"),
+    [(0, "verifying: rank 0 is gone"), (1, "verifying: rank 1 has given no sign of life for 2 s")],
+)
+def test_a_dead_rank_is_noticed(tmp_path: Path, victim: int, message: str) -> None:
+    program = f"""
+    with group(), long_work("verifying"):
+        if rank == {victim}:
+            time.sleep(1)
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = two_ranks(tmp_path, program)
+    assert done[victim].returncode == -9
+    assert done[1 - victim].returncode == 1
+    assert f"DistributedError: {message}" in done[1 - victim].stderr
+
+
+def test_the_other_ranks_know_why_one_failed(tmp_path: Path) -> None:
+    program = """
+    with group(), long_work("verifying"):
+        if rank == 1:
+            raise ValueError("shard 7 is changed")
+    """
+    first, second = two_ranks(tmp_path, program)
+    message = "DistributedError: verifying: rank 1 failed: ValueError: shard 7 is changed"
+    assert message in first.stderr
+    assert "ValueError: shard 7 is changed" in second.stderr

@@ -31,7 +31,7 @@ class Buffers:
     """
 
     def __init__(self, pin: bool = False) -> None:
-        self._pin = pin
+        self.pin = pin and torch.cuda.is_available()
         self._idle: defaultdict[int, list[Array]] = defaultdict(list)
         self._lent: dict[int, weakref.ref[Any]] = {}
 
@@ -39,7 +39,7 @@ class Buffers:
         """Return an array with any content. It and all its views end the loan when they go."""
         kind = np.dtype(dtype)
         size = kind.itemsize * prod(shape)
-        if size < PAGE and not self._pin:  # malloc has it at hand: a loan takes longer than that
+        if size < PAGE and not self.pin:  # malloc has it at hand: a loan takes longer than that
             return np.empty(shape, kind)
         idle = self._idle[size]
         try:
@@ -60,7 +60,7 @@ class Buffers:
         return array.reshape(shape)
 
     def _new(self, size: int) -> Array:
-        if self._pin:
+        if self.pin:
             array: Array = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
             return array
         if size < HUGE_PAGE:

@@ -24,7 +24,6 @@ from hpctrain.data.types import Array, Batch
 from hpctrain.errors import ConfigError, DataError
 
 Layout = Literal["pad", "pack"]
-Masks = Sequence[torch.Tensor]  # of steps: bool (b,) each
 
 MASK = "mask"
 LENGTH, OFFSETS = "_length", "_offsets"
@@ -46,36 +45,30 @@ class Collate:
         DataError: A field has a name that the batch needs.
     """
 
-    def __init__(
-        self, fields: Mapping[str, Field], layout: Layout, buffers: Buffers, *, pin: bool
-    ) -> None:
+    def __init__(self, fields: Mapping[str, Field], layout: Layout, buffers: Buffers) -> None:
         if layout not in ("pad", "pack"):
             raise ConfigError(f"collate {layout!r}: it is 'pad' or 'pack'")
-        self._packs, self._buffers, self._pin = layout == "pack", buffers, pin
+        self._packs, self._buffers = layout == "pack", buffers
         more = OFFSETS if self._packs else LENGTH
         needed = {name + more for name, field in fields.items() if field.variable}
         taken = sorted(set(fields) & (needed | {MASK}))
         if taken:
             raise DataError(f"the loader needs the name {taken[0]!r} itself; rename that field")
 
-    def masks(self, mask: NDArray[np.bool_]) -> Masks:
-        """Return each step's own mask, (b,), of those of many steps, (steps, b)."""
-        return self._tensor(mask).unbind()
-
-    def __call__(self, rows: Mapping[str, Array | Ragged], masks: Masks) -> deque[Batch]:
+    def __call__(self, rows: Mapping[str, Array | Ragged], mask: NDArray[np.bool_]) -> deque[Batch]:
         """Return one batch for each step.
 
         Few of torch's operations: each gives way to other threads, and waits for its turn.
 
         Args:
             rows: Each field of steps * b samples.
-            masks: Of the steps.
+            mask: bool (steps, b).
 
         Raises:
             DataError: A field has more or fewer rows, or the name of the mask.
         """
-        steps, size = len(masks), masks[0].shape[0]
-        columns: dict[str, Sequence[torch.Tensor]] = {MASK: masks}
+        steps, size = mask.shape
+        columns: dict[str, Sequence[torch.Tensor]] = {MASK: self._tensor(mask).unbind()}
         for name, value in rows.items():
             if name == MASK:  # of a transform: the fields of the data have been looked at
                 raise DataError(f"a transform returned {MASK!r}, which the loader adds itself")
@@ -102,4 +95,4 @@ class Collate:
         if array.dtype in WIDER:
             wide = self._buffers.take(array.shape, WIDER[array.dtype])
             tensor = torch.from_numpy(wide).copy_(tensor)
-        return tensor.pin_memory() if self._pin and not tensor.is_pinned() else tensor
+        return tensor.pin_memory() if self._buffers.pin and not tensor.is_pinned() else tensor

@@ -16,13 +16,16 @@ The evaluation loader, which gives each sample exactly once over all ranks, is
 """
 
 import operator
+import os
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 
-from hpctrain.data.collate import Layout
-from hpctrain.data.plan import Group
-from hpctrain.data.prefetch import Reading
+from hpctrain.data.batch_reader import BatchReader
+from hpctrain.data.buffers import Buffers
+from hpctrain.data.collate import Collate, Layout
+from hpctrain.data.plan import Group, Planner
+from hpctrain.data.prefetcher import Prefetcher
 from hpctrain.data.samplers.order import Order, Sampler
 from hpctrain.data.source import Source
 from hpctrain.data.steps import Steps, Tail
@@ -85,9 +88,9 @@ class Loader:
         pin_memory: bool = False,
         workers: Workers | None = None,
     ) -> None:
-        self._sampler = sampler or Order(len(source), seed, shuffle)
+        sampler = sampler or Order(len(source), seed, shuffle)
         self._steps = Steps(
-            self._sampler.count,
+            sampler.count,
             global_batch_size,
             dp_rank=dp_rank,
             dp_size=dp_size,
@@ -98,26 +101,33 @@ class Loader:
             raise ConfigError(
                 f"threads {threads} and prefetch_bytes {prefetch_bytes} cannot be negative"
             )
-        self._reading = Reading(
-            source,
-            self._sampler,
-            self._steps,
-            seed=seed,
+        if threads and workers is not None:  # a thread waits while its batches are transformed
+            threads = max(threads, 2 * workers.count)
+        elif threads:  # one core is the consumer's
+            threads = min(threads, max(1, len(os.sched_getaffinity(0)) - 1))
+        buffers = Buffers(pin_memory)
+        self._prefetcher = Prefetcher(
+            Planner(self._steps, sampler, source),
+            BatchReader(
+                source,
+                self._steps.share,
+                Collate(source.fields, collate, buffers),
+                buffers,
+                workers=workers,
+                seed=seed,
+            ),
             threads=threads,
             prefetch_bytes=prefetch_bytes,
-            collate=collate,
-            pin_memory=pin_memory,
-            workers=workers,
         )
         self._consumed = self._iteration = 0
-        self._here: deque[Batch] = deque()
-        self._last: tuple[Group | None, int] = (None, 0)
+        self._here: deque[Batch] = deque()  # the batches of the current group that are left
+        self._last: tuple[Group, int] | None = None  # the batch handed out last: its step there
         self.steps_per_epoch = self._steps.steps_per_epoch
 
     @property
     def wait_s(self) -> float:
         """Seconds that the consumer has waited for batches."""
-        return self._reading.wait_s
+        return self._prefetcher.wait_s
 
     @property
     def count(self) -> int:
@@ -136,15 +146,15 @@ class Loader:
         Raises:
             RuntimeError: There was none.
         """
-        group, step = self._last
-        if group is None:
+        if self._last is None:
             raise RuntimeError("the loader has not handed out a batch yet")
+        group, step = self._last
         return group.epoch, group.plan.positions[step]
 
     @property
     def ready(self) -> bool:
         """Whether the next batch is there: `next()` would not wait."""
-        return bool(self._here) or self._reading.ready
+        return bool(self._here) or self._prefetcher.ready
 
     def state_dict(self) -> dict[str, int]:
         """The samples handed out (not those read ahead), over all ranks and epochs."""
@@ -172,11 +182,11 @@ class Loader:
     def _batches(self, iteration: int) -> Iterator[Batch]:
         self._check_current(iteration)
         self._here = deque()
-        with closing(self._reading.parts(self._consumed)) as parts:
-            for group, first, self._here in parts:
-                for step in range(first, first + len(self._here)):
-                    self._consumed, self._last = group.consumed[step], (group, step)
-                    # A deque's, for nothing here is to keep a batch that its consumer has dropped.
+        with closing(self._prefetcher.read(self._consumed)) as groups:
+            for group, self._here in groups:
+                for step, consumed in enumerate(group.consumed):
+                    self._consumed, self._last = consumed, (group, step)
+                    # Taken out: a batch that the consumer has dropped shall not live on here.
                     yield self._here.popleft()
                     self._check_current(iteration)
 

@@ -1,14 +1,11 @@
 """What a loader reads from, and what it may tell it beforehand."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 from hpctrain.data.field import Field
 from hpctrain.data.ragged import Ragged
 from hpctrain.data.types import Array, Int64s
-
-ReadPart = Callable[[int, Mapping[str, Array]], Mapping[str, Array | Ragged]]
-"""Reads a part, by its number, as `Source.read` would; `out` has all fixed-size fields."""
 
 
 class Source(Protocol):
@@ -46,23 +43,6 @@ class ReadsAhead(Protocol):
 
         Each is begun once, though it comes again in the next call.
         """
-
-
-@runtime_checkable
-class Locates(Protocol):
-    """A source that finds many samples for little more than what a few take."""
-
-    @property
-    def mapped(self) -> bool:
-        """Whether what it has found is only copied: what was read so far lies in mapped files."""
-
-    def located(self, indices: Int64s, count: int) -> ReadPart:
-        """Return what reads `indices`, int64 (n,), in parts of `count`; the last may be shorter."""
-
-
-def part_by_part(source: Source, indices: Int64s, count: int) -> ReadPart:
-    """Return what reads `indices` in parts, each by itself; see `Locates`."""
-    return lambda part, out: source.read(indices[part * count : (part + 1) * count], out)
 
 
 @runtime_checkable

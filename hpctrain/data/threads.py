@@ -1,6 +1,5 @@
 """Threads that work ahead, or nobody: the same interface."""
 
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -45,22 +44,6 @@ def intra_op(threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def team(threads: int) -> int:
-    """How many of `threads` torch may use: in a fork one, for OpenMP would wait for the others."""
-    return 1 if _forked else threads
-
-
-_forked = False
-
-
-def _after_fork() -> None:
-    global _forked
-    _forked = True
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 def _begin(all_here: Barrier) -> None:

@@ -1,18 +1,18 @@
-"""Batches for one data-parallel rank: exact, elastic, read ahead by threads.
+"""Batches for one data-parallel rank, which threads read ahead.
 
-The data state is one integer, the samples that the training has been given, over all ranks and
-epochs; `hpctrain.data.steps` has what follows from it. A sampler (`hpctrain.data.samplers`) says
-which sample stands at a position. So the global batch of a step is the same, in the same order,
-for every number of ranks, and a run resumed with other ranks or another batch size continues the
+The state is one integer: how many samples the training has been given, over all ranks and epochs
+(`hpctrain.data.steps` explains it). A sampler (`hpctrain.data.samplers`) says which sample stands
+at a position. So the global batch of a step is the same, in the same order, for every number of
+ranks, and a run that is resumed with another number of ranks or another batch size continues the
 same sequence.
 
     >>> loader = Loader(Reader(folder, "train"), global_batch_size=64, dp_rank=0, dp_size=2)
-    >>> for batch in loader:                 # for ever, or max_epochs
+    >>> for batch in loader:                 # without end, or max_epochs
     ...     step(batch)
     ...     save(loader.state_dict())        # after step k: resumes with batch k + 1
 
-The evaluation loader, which gives each sample exactly once over all ranks, is
-`Loader(…, shuffle=False, tail="pad", max_epochs=1)`, with the loss of masked samples left out.
+For an evaluation, `Loader(…, shuffle=False, tail="pad", max_epochs=1)` gives each sample exactly
+once over all ranks; the loss leaves masked samples out.
 """
 
 import operator
@@ -35,39 +35,44 @@ from hpctrain.errors import ConfigError, DataError
 
 
 class Loader:
-    """Iterates over this rank's batches, continuing from the state.
+    """Iterates over this rank's batches, from the loader's state on.
 
     A batch has b = global_batch_size / dp_size samples of each field, and a mask: see
     `hpctrain.data.collate`. Its dtypes are those of the fields, but uint16 becomes int32 and
-    uint32 int64.
+    uint32 becomes int64.
 
-    A batch is the consumer's as long as it is kept. One iterator at a time: a new one, or
-    `load_state_dict`, ends the one before.
+    The memory of a batch is used again only after the consumer has dropped the batch. There is
+    one iterator at a time: a new one, or `load_state_dict`, ends the one before.
 
     Args:
         source: Where the samples come from.
         global_batch_size: Samples of one step, over all ranks.
         dp_rank: This rank among the `dp_size` that divide the data.
         dp_size: Data-parallel ranks.
-        sampler: Which sample stands at a position; without it all, by `shuffle` and `seed`.
-        shuffle: In another order each epoch; False: in the order of the shards.
-        seed: Of the order; the same on every rank.
-        tail: What becomes of an incomplete last batch of an epoch.
-        max_epochs: After these the iterator ends, also when it was resumed; None: never.
-        threads: That read ahead, at most one less than there are cores, whose last is the
-            consumer's; 0 reads when asked.
-        prefetch_bytes: Read ahead about so many, and at least one group for each thread.
-        collate: What becomes of variable-length fields: "pad" or "pack".
-        pin_memory: In page-locked memory, for asynchronous copies to the GPU; nothing without
-            CUDA.
-        workers: Transform the samples; a batch then has the fields that they return.
+        sampler: Says which sample stands at a position. Without it each epoch has all samples, in
+            the order that `shuffle` and `seed` say.
+        shuffle: True: each epoch has another order; False: the order of the shards.
+        seed: Seed of the order; the same on every rank.
+        tail: An incomplete last batch of an epoch is left out ("drop") or filled up ("pad").
+        max_epochs: The iterator ends after so many epochs, counted from the state 0; None: it
+            never ends.
+        threads: Threads that read ahead. One core is left to the consumer, so there are at most
+            as many as there are other cores. 0: the consumer reads when it needs a batch.
+        prefetch_bytes: How many bytes are read ahead, about; at least one group of batches for
+            each thread.
+        collate: Variable-length fields are padded ("pad") or joined end to end ("pack").
+        pin_memory: Whether batches are in page-locked memory, for asynchronous copies to the GPU;
+            without CUDA it has no effect.
+        workers: Processes that transform the samples; a batch then has the fields that the
+            transforms return.
 
     Attributes:
         steps_per_epoch: Batches of a whole epoch.
 
     Raises:
-        ConfigError: Sizes or ranks that do not fit together.
-        DataError: Fewer samples than one batch (tail "drop"), or a field named "mask".
+        ConfigError: Sizes or ranks do not fit together.
+        DataError: There are fewer samples than one batch has (tail "drop"), or a field has a name
+            that the batch needs, such as "mask".
     """
 
     def __init__(
@@ -131,20 +136,20 @@ class Loader:
 
     @property
     def count(self) -> int:
-        """Positions in an epoch: samples, unless the sampler repeats or leaves out some."""
+        """The number of positions in an epoch: of samples, if the sampler takes each once."""
         return self._steps.count
 
     @property
     def epoch(self) -> int:
-        """Whole epochs consumed: after the last batch of the first one it is 1."""
+        """The number of whole epochs consumed: after the last batch of the first epoch it is 1."""
         return self._consumed // self._steps.count
 
     @property
     def where(self) -> tuple[int, Int64s]:
-        """Epoch, and positions in it, int64 (b,), of the batch handed out last.
+        """The epoch of the batch handed out last, and its positions there, int64 (b,).
 
         Raises:
-            RuntimeError: There was none.
+            RuntimeError: No batch has been handed out.
         """
         if self._last is None:
             raise RuntimeError("the loader has not handed out a batch yet")
@@ -153,18 +158,21 @@ class Loader:
 
     @property
     def ready(self) -> bool:
-        """Whether the next batch is there: `next()` would not wait."""
+        """Whether the next batch has been read, so that `next()` would not wait."""
         return bool(self._here) or self._prefetcher.ready
 
     def state_dict(self) -> dict[str, int]:
-        """The samples handed out (not those read ahead), over all ranks and epochs."""
+        """Return the number of samples handed out, over all ranks and epochs.
+
+        What was read ahead does not count.
+        """
         return {"consumed": self._consumed}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue from `state`; the next `iter()` does.
+        """Let the next `iter()` continue from `state`.
 
         Raises:
-            DataError: It is not a state of this class.
+            DataError: `state` is not the state of a loader.
         """
         try:
             consumed = operator.index(state["consumed"])

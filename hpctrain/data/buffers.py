@@ -1,8 +1,8 @@
-"""Buffers for batches that are used again as soon as nobody holds a batch in them.
+"""Buffers for batches, used again as soon as nobody holds a batch in them.
 
-Fresh memory costs a page fault for every 4 KB, as much as the copy into it; page-locked memory
-costs far more. So a buffer goes round: it is lent as an array, and comes back when the last
-view of it is gone, tensors too. Whoever keeps batches keeps them: new buffers are made instead.
+New memory costs a page fault for every 4 KB, as much time as the copy into it; page-locked memory
+costs far more. So a buffer is lent as an array, and comes back when the last view of the array is
+gone, torch's views included. While a consumer keeps its batches, new buffers are made.
 """
 
 import mmap
@@ -16,30 +16,34 @@ import torch
 
 from hpctrain.data.types import Array
 
-IDLE = 8  # buffers of one size kept for later
+IDLE = 8  # free buffers of one size that are kept
 PAGE, HUGE_PAGE = 2**12, 2**21  # bytes
-# Shards' data begins at a page: a copy to the same place in a page takes a sixth longer, for the
-# processor takes its loads and stores for neighbours.
+# The data of a shard begins at a page. A copy between two addresses that are equal but for a
+# multiple of the page size takes a sixth longer: the processor takes loads to depend on stores.
 BESIDE = 16
 
 
 class Buffers:
-    """Lends memory.
+    """Lends arrays, whose memory it uses again.
 
     Args:
-        pin: Page-locked, for asynchronous copies to a GPU.
+        pin: Whether the memory is page-locked, for asynchronous copies to a GPU; without CUDA it
+            has no effect.
+
+    Attributes:
+        pin: Whether the memory is page-locked.
     """
 
     def __init__(self, pin: bool = False) -> None:
-        self._pin = pin
+        self.pin = pin and torch.cuda.is_available()
         self._idle: defaultdict[int, list[Array]] = defaultdict(list)
         self._lent: dict[int, weakref.ref[Any]] = {}
 
     def take(self, shape: tuple[int, ...], dtype: str) -> Array:
-        """Return an array with any content. It and all its views end the loan when they go."""
+        """Return an array with any content; the loan ends when its last view is gone."""
         kind = np.dtype(dtype)
         size = kind.itemsize * prod(shape)
-        if size < PAGE and not self._pin:  # malloc has it at hand: a loan takes longer than that
+        if size < PAGE and not self.pin:  # malloc is faster than a loan
             return np.empty(shape, kind)
         idle = self._idle[size]
         try:
@@ -47,8 +51,8 @@ class Buffers:
         except IndexError:
             memory = self._new(size)
         array = np.frombuffer(memory.data, kind)
-        # All views of this array, torch's too, hold what it is based on: a memoryview of its
-        # own. So that one's end is the end of the loan.
+        # All views of this array, torch's too, refer to its base, a memoryview that nothing else
+        # refers to. So the loan ends when the memoryview does.
 
         def end(reference: "weakref.ref[Any]") -> None:
             del self._lent[id(reference)]
@@ -60,12 +64,12 @@ class Buffers:
         return array.reshape(shape)
 
     def _new(self, size: int) -> Array:
-        if self._pin:
+        if self.pin:
             array: Array = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
             return array
         if size < HUGE_PAGE:
             return np.empty(size, np.uint8)
-        # Large pages: fewer misses of the TLB, a tenth of the time where batches are large.
+        # Large pages cause fewer misses of the TLB: a tenth of the time where batches are large.
         memory = mmap.mmap(-1, size + HUGE_PAGE + BESIDE)
         memory.madvise(mmap.MADV_HUGEPAGE)
         whole = np.frombuffer(memory, np.uint8)

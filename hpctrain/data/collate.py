@@ -1,10 +1,10 @@
-"""From the rows of several steps to their batches.
+"""The making of batches from the rows of several steps.
 
-A fixed-size field becomes (b, *shape). A variable-length one is, by choice,
+A fixed-size field becomes (b, *shape). A variable-length field becomes, by choice,
 
     pad    FIELD (b, longest, *shape), filled up with zeros, and FIELD_length int64 (b,)
     pack   FIELD (total, *shape), the samples end to end, and FIELD_offsets int64 (b + 1,):
-           sample i is FIELD[offsets[i]:offsets[i + 1]], as attention over packed sequences wants
+           sample i is FIELD[offsets[i]:offsets[i + 1]], as packed attention needs it
 
 "mask" is bool (b,): False for a repeated sample that only fills up the tail.
 """
@@ -24,11 +24,10 @@ from hpctrain.data.types import Array, Batch
 from hpctrain.errors import ConfigError, DataError
 
 Layout = Literal["pad", "pack"]
-Masks = Sequence[torch.Tensor]  # of steps: bool (b,) each
 
 MASK = "mask"
 LENGTH, OFFSETS = "_length", "_offsets"
-# torch stores these, but hardly computes with them.
+# torch stores these dtypes, but computes little with them.
 WIDER = {np.dtype("uint16"): "int32", np.dtype("uint32"): "int64"}
 
 
@@ -36,48 +35,41 @@ class Collate:
     """Makes batches.
 
     Args:
-        fields: That the samples have; where they are transformed, others may come.
-        layout: Of variable-length fields.
-        buffers: For what is not there yet.
-        pin: Into page-locked memory.
+        fields: The fields of the data set; transforms may return others.
+        layout: How variable-length fields are laid out.
+        buffers: Memory for values that become wider; says whether batches are page-locked.
 
     Raises:
-        ConfigError: Another layout.
+        ConfigError: There is no such layout.
         DataError: A field has a name that the batch needs.
     """
 
-    def __init__(
-        self, fields: Mapping[str, Field], layout: Layout, buffers: Buffers, *, pin: bool
-    ) -> None:
+    def __init__(self, fields: Mapping[str, Field], layout: Layout, buffers: Buffers) -> None:
         if layout not in ("pad", "pack"):
             raise ConfigError(f"collate {layout!r}: it is 'pad' or 'pack'")
-        self._packs, self._buffers, self._pin = layout == "pack", buffers, pin
+        self._packs, self._buffers = layout == "pack", buffers
         more = OFFSETS if self._packs else LENGTH
         needed = {name + more for name, field in fields.items() if field.variable}
         taken = sorted(set(fields) & (needed | {MASK}))
         if taken:
             raise DataError(f"the loader needs the name {taken[0]!r} itself; rename that field")
 
-    def masks(self, mask: NDArray[np.bool_]) -> Masks:
-        """Return each step's own mask, (b,), of those of many steps, (steps, b)."""
-        return self._tensor(mask).unbind()
-
-    def __call__(self, rows: Mapping[str, Array | Ragged], masks: Masks) -> deque[Batch]:
+    def __call__(self, rows: Mapping[str, Array | Ragged], mask: NDArray[np.bool_]) -> deque[Batch]:
         """Return one batch for each step.
 
-        Few of torch's operations: each gives way to other threads, and waits for its turn.
+        It calls few of torch's operations: each releases the GIL, and has to wait to get it back.
 
         Args:
             rows: Each field of steps * b samples.
-            masks: Of the steps.
+            mask: bool (steps, b); False for a repeated sample.
 
         Raises:
-            DataError: A field has more or fewer rows, or the name of the mask.
+            DataError: A field has another number of rows, or is named "mask".
         """
-        steps, size = len(masks), masks[0].shape[0]
-        columns: dict[str, Sequence[torch.Tensor]] = {MASK: masks}
+        steps, size = mask.shape
+        columns: dict[str, Sequence[torch.Tensor]] = {MASK: self._tensor(mask).unbind()}
         for name, value in rows.items():
-            if name == MASK:  # of a transform: the fields of the data have been looked at
+            if name == MASK:  # from a transform: __init__ has checked the data set's
                 raise DataError(f"a transform returned {MASK!r}, which the loader adds itself")
             if len(value) != steps * size:
                 raise DataError(f"{name}: {len(value)} rows for {steps} batches of {size}")
@@ -97,9 +89,9 @@ class Collate:
         return deque(dict(zip(columns, batch, strict=True)) for batch in batches)
 
     def _tensor(self, array: Array) -> torch.Tensor:
-        """In the dtype and memory that the consumer gets."""
+        """Return a tensor with the dtype, and in the memory, that the consumer gets."""
         tensor = torch.from_numpy(array)
         if array.dtype in WIDER:
             wide = self._buffers.take(array.shape, WIDER[array.dtype])
             tensor = torch.from_numpy(wide).copy_(tensor)
-        return tensor.pin_memory() if self._pin and not tensor.is_pinned() else tensor
+        return tensor.pin_memory() if self._buffers.pin and not tensor.is_pinned() else tensor

@@ -59,8 +59,8 @@ class Samples(Sequence[Sample]):
 
     def batch(self) -> Batch:
         """Return all of them, as a `Loader` does: lengths that vary are padded, with a length."""
-        collate = Collate({}, "pad", Buffers(), pin=False)
-        (batch,) = collate(self._rows, collate.masks(np.ones((1, len(self)), np.bool_)))
+        collate = Collate({}, "pad", Buffers())
+        (batch,) = collate(self._rows, np.ones((1, len(self)), np.bool_))
         del batch[MASK]  # all of them count
         return batch
 

@@ -1,8 +1,8 @@
 """Random choices for the samples of a batch: pure functions of (seed, epoch, position, draw).
 
-A sample gets the same crop and the same flip on every device, at every number of ranks, and after
-every restart: each number is the hash of where the sample stands and of how many draws came
-before in the batch. Hashes are splitmix64's finaliser over Weyl sequences (Steele, Lea and
+A sample gets the same crop and the same flip on every device, with every number of ranks, and
+after every restart: each number is a hash of the sample's position and of the number of draws
+before it in the batch. Hashes are splitmix64's finaliser over Weyl sequences (Steele, Lea and
 Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014); they take some
 microseconds, on the CPU.
 
@@ -19,16 +19,16 @@ from hpctrain.data.types import Int64s
 
 _MASK = 2**64 - 1
 _GAMMA = 0x9E3779B97F4A7C15
-_DRAWS = 0x6472617773  # "draws": these are not the keys of the order of the same seed
+_DRAWS = 0x6472617773  # "draws": so that the keys differ from those of the order with the same seed
 
 
 class Draws:
-    """The source of choices for one batch; each call draws anew.
+    """The random numbers of one batch; each call draws other numbers.
 
     Args:
         seed: Any integer.
         epoch: 0 or more.
-        positions: int64 (b,): where the samples stand in the epoch.
+        positions: Positions of the samples in the epoch, int64 (b,).
     """
 
     def __init__(self, seed: int, epoch: int, positions: Int64s) -> None:
@@ -41,7 +41,7 @@ class Draws:
 
     def uniform(self) -> torch.Tensor:
         """Return float32 (b,) in [0, 1), on the CPU."""
-        bits = (self._next() >> np.uint64(40)).astype(np.float32)  # 24: all that it holds
+        bits = (self._next() >> np.uint64(40)).astype(np.float32)  # a float32 holds 24 bits
         return torch.from_numpy(bits * np.float32(2**-24))
 
     def integers(self, high: int) -> torch.Tensor:
@@ -50,7 +50,7 @@ class Draws:
         return torch.from_numpy(bits.view(np.int64))
 
     def _next(self) -> NDArray[np.uint64]:
-        """64 bits for each sample."""
+        """Return 64 random bits for each sample."""
         key = np.zeros(1, np.uint64)
         for word in (*self._key, self._drawn):
             key = _mix(key + np.array([word, _GAMMA], np.uint64).sum(keepdims=True))

@@ -1,4 +1,4 @@
-"""The last step of a batch: onto the device, transformed, there before the training asks for it.
+"""The device prefetcher: batches are transformed on the device before the training needs them.
 
     loader ── pinned buffers ── copy ── transform ─┐   on a stream of its own
                                                    ├── event ── the step
@@ -6,10 +6,10 @@
 
 On a GPU the copies and transforms of the next batches run beside the step, as many as fit in
 `ahead_bytes`; the host never waits for them. A pinned buffer goes back to the loader when its copy
-is done, and the memory of a batch on the device when the training's stream is past it. On the CPU
-there is nothing to copy: a batch is transformed when it is asked for.
+is done. The memory of a batch on the device is free when the training's stream has passed the step.
+On the CPU nothing is copied: a batch is transformed when the training needs it.
 
-The state counts what the training has been given, not what is on its way.
+The state counts the batches that the training has been given, not those that are prefetched.
 """
 
 from collections import deque
@@ -28,16 +28,18 @@ class Feed:
     """Iterates over a loader's batches on a device.
 
     Args:
-        loader: Of this rank, with pinned memory for a GPU.
+        loader: The loader of this rank; for a GPU it pins memory.
         device: Where the batches go.
-        transform: Applied to each batch there.
-        seed: Of the random choices of transforms.
-        ahead_bytes: Of batches on their way to a GPU, as they come from the loader; at least one.
-        closes: What `close` calls: ends what the loader reads from.
+        transform: Applied to each batch on the device.
+        seed: Seed of the transforms' random choices.
+        ahead_bytes: Size of the batches that are prefetched to a GPU, as they come from the loader;
+            at least one batch is.
+        closes: Functions that `close` calls, to close what the loader reads from.
 
     Attributes:
-        wait_s: Seconds that the training has waited for data: on the CPU in `next()`; on a GPU
-            those for which its stream stood still, or had nothing to do because the host waited.
+        wait_s: Seconds that the training has waited for data. On the CPU this is the time in
+            `next()`; on a GPU it is the time in which the training's stream had nothing to do
+            because a batch was not there.
     """
 
     def __init__(
@@ -59,17 +61,17 @@ class Feed:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of a whole epoch."""
+        """The number of batches of a whole epoch."""
         return self.loader.steps_per_epoch
 
     @property
     def epoch(self) -> int:
-        """Whole epochs given to the training."""
+        """The number of whole epochs given to the training."""
         return self._epoch
 
     @property
     def wait_s(self) -> float:
-        """See the class; on a GPU of those steps that are over."""
+        """See the class; on a GPU only steps that are over count."""
         while self._waits and all(event.query() for event in self._waits[0]):
             asked, there = self._waits.popleft()
             self._waited_s += max(0.0, asked.elapsed_time(there) / 1000)
@@ -85,12 +87,12 @@ class Feed:
         self._state, self._epoch = self.loader.state_dict(), self.loader.epoch
 
     def close(self) -> None:
-        """End worker processes, and let staged shards give way."""
+        """End worker processes, and release staged shards."""
         for close in self._closes:
             close()
 
     def __iter__(self) -> Iterator[Batch]:
-        # What was on its way when the iterator before was left is read again.
+        # Batches that the iterator before had prefetched, but not given, are read again.
         self.loader.load_state_dict(self._state)
         return self._on_gpu() if self._device.type == "cuda" else self._here()
 
@@ -106,16 +108,16 @@ class Feed:
         current = torch.cuda.current_stream(self._device)
         batches = iter(self.loader)
         ahead: deque[_Sent] = deque()
-        copying: deque[_Sent] = deque()  # their pinned buffers are still read
+        copying: deque[_Sent] = deque()  # the copies still read their pinned buffers
         on_the_way, size = 0, 1
         try:
             while True:
                 while copying and copying[0].copied.query():
                     copying.popleft().host.clear()
-                # Before the host waits for the loader: if it does, the stream runs dry meanwhile.
+                # Recorded before the host waits for the loader: the stream may run empty meanwhile.
                 asked = torch.cuda.Event(enable_timing=True)
                 asked.record(current)
-                # Only the first is waited for; the others are taken when they are there.
+                # The host waits for the first batch only; others are sent if they have been read.
                 while not ahead or (on_the_way + size <= self._ahead_bytes and self.loader.ready):
                     batch = next(batches, None)
                     if batch is None:
@@ -136,7 +138,7 @@ class Feed:
                     value.record_stream(current)
                 self._state, self._epoch = sent.state, sent.epoch
                 yield sent.batch
-        finally:  # left in the middle: what is being copied stays until it has been
+        finally:  # the consumer may leave early: pinned buffers must outlive their copies
             stream.synchronize()
 
     def _send(self, host: Batch, stream: torch.cuda.Stream) -> "_Sent":
@@ -153,7 +155,7 @@ class Feed:
 
 
 class _Sent(NamedTuple):
-    """A batch on its way to the device."""
+    """A batch that is prefetched to the device."""
 
     batch: Batch
     host: Batch

@@ -1,14 +1,15 @@
 """Encoded images: a variable-length uint8 field that holds JPEG, PNG or WebP files.
 
-Pillow decodes them in threads; its decoders run outside the GIL. What comes out is what any
-other image field is, uint8 (n, channels, height, width):
+Pillow decodes them in threads; its decoders run without the GIL. The result is like any other
+image field, uint8 (n, channels, height, width):
 
     >>> source = Decoded(Reader(folder, "train"), "image", size=(224, 224))
     >>> source.fields["image"]
     Field(dtype='uint8', shape=(3, 224, 224), variable=False)
 
-The EXIF orientation is applied; apart from that pixels are taken as they are stored: an alpha
-channel is dropped, a palette looked up, grey repeated (or colour weighted) to what `channels` asks.
+The EXIF orientation is applied. An alpha channel is dropped, and colours of a palette are looked
+up. With `channels` 3 grey is repeated; with 1 colours become grey by weights. Otherwise pixels
+stay as they are stored.
 """
 
 import io
@@ -31,7 +32,7 @@ Size = tuple[int, int]  # height, width
 Fit = Literal["exact", "crop", "stretch"]
 
 FORMATS = ("JPEG", "PNG", "WEBP")
-MAX_PIXELS = 2**26  # of one image: 8,192 x 8,192. A few KB may decode to many GB
+MAX_PIXELS = 2**26  # of one image: 8,192 x 8,192; a file of a few KB may decode to many GB
 _MODES = {1: "L", 3: "RGB"}
 _ORIENTATION = 0x0112  # EXIF's tag
 
@@ -52,14 +53,14 @@ def decode(
     Args:
         images: n files, uint8; n >= 1.
         size: Height and width of the result; None: those of the first image.
-        fit: What becomes of images of another size. "exact": an error; "crop": the shorter side
-            is scaled and the middle kept; "stretch": both sides are scaled. Scaling is Pillow's
-            bilinear filter, which smooths when it shrinks.
+        fit: How images of another size are treated. "exact": they are an error; "crop": the shorter
+            side is scaled, and the middle is kept; "stretch": both sides are scaled. Images are
+            scaled by Pillow's bilinear filter, which smooths when it shrinks.
         channels: 1 (grey) or 3 (RGB).
         max_pixels: Larger images are refused before they are decoded.
         samples: Indices of the images in the data set, for messages; 0 to n - 1 by default.
-        pool: Threads that share the work; None decodes in this one.
-        out: Is filled and returned, if given.
+        pool: Threads that share the work; None: this thread decodes.
+        out: Array to fill and return; None: a new one is made.
 
     Returns:
         uint8 (n, channels, height, width).
@@ -67,7 +68,7 @@ def decode(
     Raises:
         DataError: An image is damaged, truncated, too large, of 16 bits or of another size; the
             message names the sample.
-        ConfigError: Pillow is not installed, or other channels or fit.
+        ConfigError: Pillow is not installed, or there is no such `channels` or `fit`.
     """
     _check(fit, channels)
     names = range(len(images)) if samples is None else samples
@@ -80,25 +81,25 @@ def decode(
             planes(fitted, pixels[i])
 
     run: Any = map if pool is None else pool.map
-    for _ in run(one, range(len(images))):  # raises what they raise
+    for _ in run(one, range(len(images))):  # raises their exceptions
         pass
     return pixels
 
 
 class Decoded:
-    """A source whose field of encoded images reads as decoded ones.
+    """A source that decodes a field of encoded images.
 
     Args:
-        source: Where they come from.
-        field: Its name: uint8 of variable length.
-        size: See `decode`; None: that of sample 0, for all.
+        source: The source of the encoded images.
+        field: Name of the field, uint8 of variable length.
+        size: See `decode`; None: all images have the size of sample 0.
         fit: See `decode`.
         channels: See `decode`.
         max_pixels: See `decode`.
-        threads: That decode a batch together, at least 1.
+        threads: How many threads decode a batch together, at least 1.
 
     Attributes:
-        fields: The source's, with `field` as it is after decoding.
+        fields: The schema of the decoded samples.
 
     Raises:
         ConfigError: See `decode`.
@@ -162,7 +163,7 @@ class Decoded:
             self._source.read_ahead(blocks)
 
     def _threads_here(self) -> ThreadPoolExecutor | None:
-        """The pool of this process: a fork has none of its parent's threads."""
+        """Return the pool of this process: a fork has none of its parent's threads."""
         if self._threads < 2:
             return None
         if self._pool is None or self._pool[0] != os.getpid():
@@ -193,11 +194,11 @@ def _pillow() -> ModuleType:
 
 
 def _open(content: Array, sample: int, max_pixels: int) -> Any:
-    """An image whose header has been read and found good."""
+    """Return an image whose header has been read and checked."""
     pillow = _pillow()
     try:
         image = pillow.open(io.BytesIO(content.tobytes()), formats=FORMATS)
-    except Exception as error:  # Pillow raises half a dozen kinds over damaged files
+    except Exception as error:  # Pillow raises several types for damaged files
         reason = "not a JPEG, PNG or WebP file" if "cannot identify" in str(error) else error
         raise DataError(
             f"the image of sample {sample}, {len(content)} bytes, cannot be read: {reason}"
@@ -226,19 +227,19 @@ def planes(image: Any, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8
     if out is None:
         out = np.empty((len(bands), image.height, image.width), np.uint8)
     for plane, band in zip(out, bands, strict=True):
-        # Half the time of all channels at once and a transposed copy.
+        # It takes half the time of reading all channels at once and transposing a copy.
         plane[...] = np.frombuffer(image.tobytes("raw", band), np.uint8).reshape(plane.shape)
     return out
 
 
 def orientation(image: Any) -> int:
-    """The EXIF orientation of a Pillow image, 1 to 8; anything else in the file counts as 1."""
+    """Return the EXIF orientation of a Pillow image, 1 to 8; other values in the file become 1."""
     found = image.getexif().get(_ORIENTATION, 1)
     return found if found in range(1, 9) else 1
 
 
 def upright(image: Any, orientation: int) -> Any:
-    """The Pillow image as it is to be looked at; its pixels are stored in this orientation."""
+    """Return the Pillow image turned upright; its pixels are stored in this orientation."""
     if orientation == 1:
         return image
     transpose = _pillow().Transpose
@@ -257,7 +258,7 @@ def upright(image: Any, orientation: int) -> Any:
 def _orientation(image: Any, sample: int) -> int:
     try:
         return orientation(image)
-    except Exception as error:  # of a PNG it may stand behind the pixels, which may be damaged
+    except Exception as error:  # in a PNG it may stand behind damaged pixels
         raise DataError(f"the image of sample {sample} cannot be decoded: {error}") from None
 
 
@@ -267,7 +268,7 @@ def _upright_size(image: Any, orientation: int) -> Size:
 
 
 def _fitted(image: Any, size: Size, fit: Fit, mode: str, sample: int) -> Any:
-    """The decoded image, in `mode` and of `size`."""
+    """Return the decoded image, in `mode` and of `size`."""
     turn = _orientation(image, sample)
     found = _upright_size(image, turn)
     if fit == "exact" and found != size:
@@ -276,7 +277,9 @@ def _fitted(image: Any, size: Size, fit: Fit, mode: str, sample: int) -> Any:
             "give a size, and fit 'crop' or 'stretch'"
         )
     try:
-        if fit != "exact":  # JPEG at 1/2, 1/4 or 1/8, where that is enough: twice the speed
+        if (
+            fit != "exact"
+        ):  # a JPEG is decoded at 1/2, 1/4 or 1/8 of its size if possible: twice as fast
             image.draft(mode, size if turn > 4 else size[::-1])
         image = upright(image.convert(mode), turn)
     except Exception as error:

@@ -1,28 +1,31 @@
-"""Batches for one data-parallel rank: exact, elastic, read ahead by threads.
+"""Batches for one data-parallel rank, which threads read ahead.
 
-The data state is one integer, the samples that the training has been given, over all ranks and
-epochs; `hpctrain.data.steps` has what follows from it. A sampler (`hpctrain.data.samplers`) says
-which sample stands at a position. So the global batch of a step is the same, in the same order,
-for every number of ranks, and a run resumed with other ranks or another batch size continues the
+The state is one integer: how many samples the training has been given, over all ranks and epochs
+(`hpctrain.data.steps` explains it). A sampler (`hpctrain.data.samplers`) says which sample stands
+at a position. So the global batch of a step is the same, in the same order, for every number of
+ranks, and a run that is resumed with another number of ranks or another batch size continues the
 same sequence.
 
     >>> loader = Loader(Reader(folder, "train"), global_batch_size=64, dp_rank=0, dp_size=2)
-    >>> for batch in loader:                 # for ever, or max_epochs
+    >>> for batch in loader:                 # without end, or max_epochs
     ...     step(batch)
     ...     save(loader.state_dict())        # after step k: resumes with batch k + 1
 
-The evaluation loader, which gives each sample exactly once over all ranks, is
-`Loader(…, shuffle=False, tail="pad", max_epochs=1)`, with the loss of masked samples left out.
+For an evaluation, `Loader(…, shuffle=False, tail="pad", max_epochs=1)` gives each sample exactly
+once over all ranks; the loss leaves masked samples out.
 """
 
 import operator
+import os
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 
-from hpctrain.data.collate import Layout
-from hpctrain.data.plan import Group
-from hpctrain.data.prefetch import Reading
+from hpctrain.data.batch_reader import BatchReader
+from hpctrain.data.buffers import Buffers
+from hpctrain.data.collate import Collate, Layout
+from hpctrain.data.plan import Group, Planner
+from hpctrain.data.prefetcher import Prefetcher
 from hpctrain.data.samplers.order import Order, Sampler
 from hpctrain.data.source import Source
 from hpctrain.data.steps import Steps, Tail
@@ -32,39 +35,44 @@ from hpctrain.errors import ConfigError, DataError
 
 
 class Loader:
-    """Iterates over this rank's batches, continuing from the state.
+    """Iterates over this rank's batches, from the loader's state on.
 
     A batch has b = global_batch_size / dp_size samples of each field, and a mask: see
     `hpctrain.data.collate`. Its dtypes are those of the fields, but uint16 becomes int32 and
-    uint32 int64.
+    uint32 becomes int64.
 
-    A batch is the consumer's as long as it is kept. One iterator at a time: a new one, or
-    `load_state_dict`, ends the one before.
+    The memory of a batch is used again only after the consumer has dropped the batch. There is
+    one iterator at a time: a new one, or `load_state_dict`, ends the one before.
 
     Args:
         source: Where the samples come from.
         global_batch_size: Samples of one step, over all ranks.
         dp_rank: This rank among the `dp_size` that divide the data.
         dp_size: Data-parallel ranks.
-        sampler: Which sample stands at a position; without it all, by `shuffle` and `seed`.
-        shuffle: In another order each epoch; False: in the order of the shards.
-        seed: Of the order; the same on every rank.
-        tail: What becomes of an incomplete last batch of an epoch.
-        max_epochs: After these the iterator ends, also when it was resumed; None: never.
-        threads: That read ahead, at most one less than there are cores, whose last is the
-            consumer's; 0 reads when asked.
-        prefetch_bytes: Read ahead about so many, and at least one group for each thread.
-        collate: What becomes of variable-length fields: "pad" or "pack".
-        pin_memory: In page-locked memory, for asynchronous copies to the GPU; nothing without
-            CUDA.
-        workers: Transform the samples; a batch then has the fields that they return.
+        sampler: Says which sample stands at a position. Without it each epoch has all samples, in
+            the order that `shuffle` and `seed` say.
+        shuffle: True: each epoch has another order; False: the order of the shards.
+        seed: Seed of the order; the same on every rank.
+        tail: An incomplete last batch of an epoch is left out ("drop") or filled up ("pad").
+        max_epochs: The iterator ends after so many epochs, counted from the state 0; None: it
+            never ends.
+        threads: Threads that read ahead. One core is left to the consumer, so there are at most
+            as many as there are other cores. 0: the consumer reads when it needs a batch.
+        prefetch_bytes: How many bytes are read ahead, about; at least one group of batches for
+            each thread.
+        collate: Variable-length fields are padded ("pad") or joined end to end ("pack").
+        pin_memory: Whether batches are in page-locked memory, for asynchronous copies to the GPU;
+            without CUDA it has no effect.
+        workers: Processes that transform the samples; a batch then has the fields that the
+            transforms return.
 
     Attributes:
         steps_per_epoch: Batches of a whole epoch.
 
     Raises:
-        ConfigError: Sizes or ranks that do not fit together.
-        DataError: Fewer samples than one batch (tail "drop"), or a field named "mask".
+        ConfigError: Sizes or ranks do not fit together.
+        DataError: There are fewer samples than one batch has (tail "drop"), or a field has a name
+            that the batch needs, such as "mask".
     """
 
     def __init__(
@@ -85,9 +93,9 @@ class Loader:
         pin_memory: bool = False,
         workers: Workers | None = None,
     ) -> None:
-        self._sampler = sampler or Order(len(source), seed, shuffle)
+        sampler = sampler or Order(len(source), seed, shuffle)
         self._steps = Steps(
-            self._sampler.count,
+            sampler.count,
             global_batch_size,
             dp_rank=dp_rank,
             dp_size=dp_size,
@@ -98,63 +106,73 @@ class Loader:
             raise ConfigError(
                 f"threads {threads} and prefetch_bytes {prefetch_bytes} cannot be negative"
             )
-        self._reading = Reading(
-            source,
-            self._sampler,
-            self._steps,
-            seed=seed,
+        if threads and workers is not None:  # a thread waits while its batches are transformed
+            threads = max(threads, 2 * workers.count)
+        elif threads:  # one core is the consumer's
+            threads = min(threads, max(1, len(os.sched_getaffinity(0)) - 1))
+        buffers = Buffers(pin_memory)
+        self._prefetcher = Prefetcher(
+            Planner(self._steps, sampler, source),
+            BatchReader(
+                source,
+                self._steps.share,
+                Collate(source.fields, collate, buffers),
+                buffers,
+                workers=workers,
+                seed=seed,
+            ),
             threads=threads,
             prefetch_bytes=prefetch_bytes,
-            collate=collate,
-            pin_memory=pin_memory,
-            workers=workers,
         )
         self._consumed = self._iteration = 0
-        self._here: deque[Batch] = deque()
-        self._last: tuple[Group | None, int] = (None, 0)
+        self._here: deque[Batch] = deque()  # the batches of the current group that are left
+        self._last: tuple[Group, int] | None = None  # the batch handed out last: its step there
         self.steps_per_epoch = self._steps.steps_per_epoch
 
     @property
     def wait_s(self) -> float:
         """Seconds that the consumer has waited for batches."""
-        return self._reading.wait_s
+        return self._prefetcher.wait_s
 
     @property
     def count(self) -> int:
-        """Positions in an epoch: samples, unless the sampler repeats or leaves out some."""
+        """The number of positions in an epoch: of samples, if the sampler takes each once."""
         return self._steps.count
 
     @property
     def epoch(self) -> int:
-        """Whole epochs consumed: after the last batch of the first one it is 1."""
+        """The number of whole epochs consumed: after the last batch of the first epoch it is 1."""
         return self._consumed // self._steps.count
 
     @property
     def where(self) -> tuple[int, Int64s]:
-        """Epoch, and positions in it, int64 (b,), of the batch handed out last.
+        """The epoch of the batch handed out last, and its positions there, int64 (b,).
 
         Raises:
-            RuntimeError: There was none.
+            RuntimeError: No batch has been handed out.
         """
-        group, step = self._last
-        if group is None:
+        if self._last is None:
             raise RuntimeError("the loader has not handed out a batch yet")
+        group, step = self._last
         return group.epoch, group.plan.positions[step]
 
     @property
     def ready(self) -> bool:
-        """Whether the next batch is there: `next()` would not wait."""
-        return bool(self._here) or self._reading.ready
+        """Whether the next batch has been read, so that `next()` would not wait."""
+        return bool(self._here) or self._prefetcher.ready
 
     def state_dict(self) -> dict[str, int]:
-        """The samples handed out (not those read ahead), over all ranks and epochs."""
+        """Return the number of samples handed out, over all ranks and epochs.
+
+        What was read ahead does not count.
+        """
         return {"consumed": self._consumed}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue from `state`; the next `iter()` does.
+        """Let the next `iter()` continue from `state`.
 
         Raises:
-            DataError: It is not a state of this class.
+            DataError: `state` is not the state of a loader.
         """
         try:
             consumed = operator.index(state["consumed"])
@@ -172,11 +190,11 @@ class Loader:
     def _batches(self, iteration: int) -> Iterator[Batch]:
         self._check_current(iteration)
         self._here = deque()
-        with closing(self._reading.parts(self._consumed)) as parts:
-            for group, first, self._here in parts:
-                for step in range(first, first + len(self._here)):
-                    self._consumed, self._last = group.consumed[step], (group, step)
-                    # A deque's, for nothing here is to keep a batch that its consumer has dropped.
+        with closing(self._prefetcher.read(self._consumed)) as groups:
+            for group, self._here in groups:
+                for step, consumed in enumerate(group.consumed):
+                    self._consumed, self._last = consumed, (group, step)
+                    # Taken out: a batch that the consumer has dropped shall not live on here.
                     yield self._here.popleft()
                     self._check_current(iteration)
 

@@ -1,13 +1,16 @@
-"""What each step reads, found out a stretch ahead: which samples, and which of them count."""
+"""Plans of what each step reads, made before it is read: which samples, and which of them count.
 
-from collections.abc import Callable, Iterator
+A stretch of many steps is planned at once, and read in groups of steps.
+"""
+
+from collections.abc import Iterator
 from concurrent.futures import Executor, Future
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data.collate import Masks
 from hpctrain.data.samplers.order import Sampler
 from hpctrain.data.source import InBlocks, Prepares, ReadsAhead, Source
 from hpctrain.data.steps import Steps, Stretch
@@ -15,15 +18,28 @@ from hpctrain.data.types import Int64s
 
 
 class Plan(NamedTuple):
-    """The steps of a stretch on this rank: (steps, share), and (share,) for each."""
+    """What this rank reads in some steps; each array is (steps, share).
+
+    Attributes:
+        positions: Positions in the epoch.
+        samples: Indices of the samples at these positions.
+        mask: False for a repeated sample that only fills up the last batch.
+    """
 
     positions: Int64s
     samples: Int64s
-    masks: Masks
+    mask: NDArray[np.bool_]
 
 
 class Group(NamedTuple):
-    """Steps of a stretch that are read together, and the state `consumed` after each."""
+    """Successive steps of a stretch.
+
+    Attributes:
+        epoch: Their epoch.
+        planned: The plan of the whole stretch.
+        first: Place of the first step in the stretch.
+        consumed: The loader's state after each step.
+    """
 
     epoch: int
     planned: Future[Plan]
@@ -32,80 +48,55 @@ class Group(NamedTuple):
 
     @property
     def plan(self) -> Plan:
-        """Of these steps alone."""
+        """The plan of these steps; it waits for the planning thread."""
         chosen = slice(self.first, self.first + len(self.consumed))
-        positions, samples, masks = self.planned.result()
-        return Plan(positions[chosen], samples[chosen], masks[chosen])
+        return Plan(*(array[chosen] for array in self.planned.result()))
+
+    def part(self, start: int, stop: int) -> "Group":
+        """Return the steps `start` to `stop`, counted from the first one here."""
+        return self._replace(first=self.first + start, consumed=self.consumed[start:stop])
 
 
 class Planner:
-    """Plans the steps of a loader.
+    """Plans the steps of a loader, and tells the source what will be read.
 
     Args:
-        steps: Which positions each step has.
-        sampler: Which sample stands at a position.
-        source: Told what is read next, if it likes to know.
-        masks: From bool (steps, share) to what the consumer gets.
+        steps: Says which positions each step has.
+        sampler: Says which sample stands at a position.
+        source: What the samples are read from.
     """
 
-    def __init__(
-        self,
-        steps: Steps,
-        sampler: Sampler,
-        source: Source,
-        masks: Callable[[NDArray[np.bool_]], Masks],
-    ) -> None:
-        self._steps, self._sampler, self._source, self._masks = steps, sampler, source, masks
+    def __init__(self, steps: Steps, sampler: Sampler, source: Source) -> None:
+        self._steps, self._sampler, self._source = steps, sampler, source
 
-    def groups(
-        self, consumed: int, thread: Executor, ahead: bool, size: Callable[[], int]
-    ) -> Iterator[Group]:
-        """Steps from the state `consumed` on, with the next stretch's samples on their way.
+    def stretches(self, consumed: int, planning: Executor) -> Iterator[Group]:
+        """Yield the stretches after the state `consumed`, while `planning` plans the next one."""
+        groups = (self._planned(stretch, planning) for stretch in self._steps.stretches(consumed))
+        for group, _ in pairwise(chain(groups, (None,))):
+            assert group is not None
+            yield group
 
-        Args:
-            consumed: Samples, over all ranks and epochs.
-            thread: Where it is done.
-            ahead: The source is told what is read next.
-            size: Steps of the next group, at most; the first ones are smaller, for the first
-                batch is not to wait for others.
+    def read_ahead(self, group: Group, planning: Executor) -> None:
+        """Let `planning` ask the source to read the group's blocks ahead, where there are blocks.
+
+        It does so for one group only: what is read much earlier than needed leaves the page cache.
         """
-        stretches = self._steps.stretches(consumed)
-        planned = ((stretch, self._planned(stretch, thread, ahead)) for stretch in stretches)
-        current = next(planned, None)
-        limit = 1
-        while current is not None:
-            stretch, plan = current
-            current = None
-            first = 0
-            while first < len(stretch.consumed):
-                most = size()
-                last = first + min(limit, most)
-                group = Group(stretch.epoch, plan, first, stretch.consumed[first:last])
-                if ahead:
-                    self._read_ahead(group, thread)
-                if not first:  # the first group goes ahead
-                    current = next(planned, None)
-                yield group
-                first, limit = last, min(2 * limit, most)
-
-    def _planned(self, stretch: Stretch, thread: Executor, ahead: bool) -> Future[Plan]:
-        plan = thread.submit(self._plan, stretch)
-        if ahead and isinstance(source := self._source, Prepares):
-            thread.submit(lambda: source.prepare(plan.result().samples.reshape(-1)))
-        return plan
-
-    def _read_ahead(self, group: Group, thread: Executor) -> None:
-        """Have the blocks of a group read, and no more: what is not used soon would be lost."""
         if isinstance(sampler := self._sampler, InBlocks) and isinstance(
             source := self._source, ReadsAhead
         ):
-            thread.submit(
+            planning.submit(
                 lambda: source.read_ahead(
                     sampler.blocks(group.epoch, group.plan.positions.reshape(-1))
                 )
             )
 
+    def _planned(self, stretch: Stretch, planning: Executor) -> Group:
+        plan = planning.submit(self._plan, stretch)
+        if isinstance(source := self._source, Prepares):
+            planning.submit(lambda: source.prepare(plan.result().samples.reshape(-1)))
+        return Group(stretch.epoch, plan, 0, stretch.consumed)
+
     def _plan(self, stretch: Stretch) -> Plan:
         positions, mask = self._steps.positions(stretch)
         samples = self._sampler(stretch.epoch, positions.reshape(-1))
-        return Plan(positions, samples.reshape(positions.shape), self._masks(mask))
+        return Plan(positions, samples.reshape(positions.shape), mask)

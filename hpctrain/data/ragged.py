@@ -1,9 +1,8 @@
-"""Samples of different lengths, end to end in one array: what a variable-length field reads as.
+"""Samples of different lengths, end to end in one array: the values of a variable-length field.
 
-    values   a a a b b c c c c        (total, *shape)
-    offsets  0     3   5       9      int64 (n + 1,); sample i is values[offsets[i]:offsets[i+1]]
+values   a a a b b c c c c        (total, *shape)
+offsets  0     3   5       9      int64 (n + 1,); sample i is values[offsets[i]:offsets[i+1]]
 
-Padding and packing both start from here: the values are packed already.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from hpctrain.data.types import Array, Int64s
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ragged:
-    """A batch of `len(self)` samples of different lengths; see the module's picture."""
+    """`len(self)` samples of different lengths; see the module's picture."""
 
     values: Array
     offsets: Int64s
@@ -39,7 +38,7 @@ class Ragged:
 
     @property
     def lengths(self) -> Int64s:
-        """int64 (n,)."""
+        """The length of each sample, int64 (n,)."""
         return np.diff(self.offsets)
 
     def rows(self, start: int, stop: int) -> Self:
@@ -48,7 +47,7 @@ class Ragged:
         return type(self)(self.values[offsets[0] : offsets[-1]], offsets - offsets[0])
 
     def pad(self) -> Array:
-        """Return (n, longest, *shape), filled up with zeros."""
+        """Return the samples as (n, longest, *shape), filled up with zeros."""
         lengths = self.lengths
         longest = int(lengths.max(initial=0))
         padded = np.zeros((len(self), longest, *self.values.shape[1:]), self.values.dtype)
@@ -57,7 +56,7 @@ class Ragged:
 
 
 def offsets_of(lengths: Sequence[int] | Int64s) -> Int64s:
-    """Return where samples of these lengths begin, and the end: int64 (n + 1,)."""
+    """Return where samples of these lengths begin, and where the last one ends: int64 (n + 1,)."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets

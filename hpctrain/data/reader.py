@@ -28,7 +28,6 @@ from hpctrain.data.places.origin import is_url, load_index
 from hpctrain.data.places.place import Place
 from hpctrain.data.places.placement import open_place
 from hpctrain.data.ragged import Ragged, offsets_of
-from hpctrain.data.source import ReadPart, part_by_part
 from hpctrain.data.storage.opened import IO, OpenShards
 from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import DataError
@@ -128,32 +127,6 @@ class Reader:
         return {
             name: found[name] if name in found else _joined(ragged[name]) for name in self.fields
         }
-
-    @property
-    def mapped(self) -> bool:
-        """See `hpctrain.data.source.Locates`."""
-        return self.opened.stays() and not any(field.variable for field in self.fields.values())
-
-    def located(self, indices: Int64s, count: int) -> ReadPart:
-        """See `hpctrain.data.source.Locates`."""
-        shards, rows = self.locate(indices)
-        self._check_unchanged()
-        opened = self.opened
-        if not self.mapped:
-            return part_by_part(self, indices, count)
-        with opened.held(shards):
-            found = {
-                name: opened.addresses(name, shards, rows).split(count) for name in self.fields
-            }
-        if not opened.stays():  # a shard that was opened only now is not mapped
-            return part_by_part(self, indices, count)
-
-        def read(part: int, out: Mapping[str, Array]) -> Mapping[str, Array | Ragged]:
-            for name, addresses in found.items():
-                opened.gather(addresses[part], out[name])
-            return out
-
-        return read
 
     def lengths(self, name: str, indices: Int64s) -> Int64s:
         """Return the lengths of samples of a variable-length field, int64 (n,); see `read`."""

@@ -1,18 +1,15 @@
-"""What a loader reads from, and what it may tell it beforehand."""
+"""The interfaces between a loader and the source that it reads from."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 from hpctrain.data.field import Field
 from hpctrain.data.ragged import Ragged
 from hpctrain.data.types import Array, Int64s
 
-ReadPart = Callable[[int, Mapping[str, Array]], Mapping[str, Array | Ragged]]
-"""Reads a part, by its number, as `Source.read` would; `out` has all fixed-size fields."""
-
 
 class Source(Protocol):
-    """Samples by index: a `Reader`, or anything with the same three."""
+    """Samples by index: a `Reader`, or anything else with these three members."""
 
     @property
     def fields(self) -> Mapping[str, Field]:
@@ -25,44 +22,29 @@ class Source(Protocol):
     ) -> Mapping[str, Array | Ragged]:
         """Return the samples `indices`, in that order, in arrays that belong to the caller.
 
-        `out` may have arrays (n, *shape) to fill, for some of the fixed-size fields.
+        Args:
+            indices: int64 (n,).
+            out: Arrays (n, *shape) to fill, for some of the fixed-size fields.
         """
 
 
 @runtime_checkable
 class Prepares(Protocol):
-    """A source that can use to know what will be read."""
+    """A source that makes preparations when it knows which samples will be read."""
 
     def prepare(self, indices: Int64s) -> None:
-        """The samples `indices`, int64 (n,), are read soon; return without waiting for them."""
+        """Prepare for reading the samples `indices`, int64 (n,), soon; return without waiting."""
 
 
 @runtime_checkable
 class ReadsAhead(Protocol):
-    """A source whose blocks the system can read ahead."""
+    """A source whose blocks the operating system can read ahead."""
 
     def read_ahead(self, blocks: Int64s) -> None:
-        """Have the ranges [first, end), int64 (k, 2), read in this order; do not wait for them.
+        """Start to read the ranges [first, end), int64 (k, 2), in this order; do not wait.
 
-        Each is begun once, though it comes again in the next call.
+        A range that comes again in the next call is not started again.
         """
-
-
-@runtime_checkable
-class Locates(Protocol):
-    """A source that finds many samples for little more than what a few take."""
-
-    @property
-    def mapped(self) -> bool:
-        """Whether what it has found is only copied: what was read so far lies in mapped files."""
-
-    def located(self, indices: Int64s, count: int) -> ReadPart:
-        """Return what reads `indices`, int64 (n,), in parts of `count`; the last may be shorter."""
-
-
-def part_by_part(source: Source, indices: Int64s, count: int) -> ReadPart:
-    """Return what reads `indices` in parts, each by itself; see `Locates`."""
-    return lambda part, out: source.read(indices[part * count : (part + 1) * count], out)
 
 
 @runtime_checkable
@@ -70,4 +52,4 @@ class InBlocks(Protocol):
     """A sampler that goes through the index space in blocks."""
 
     def blocks(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the ranges [first, end) that positions need, int64 (k, 2), in order of need."""
+        """Return the ranges [first, end) that the positions need, int64 (k, 2), in their order."""

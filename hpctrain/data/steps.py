@@ -1,4 +1,4 @@
-"""Which positions a step has, and this rank's share of them: arithmetic, without data.
+"""Which positions each step has, and which of them this rank takes: arithmetic, without data.
 
     count 10, global batch 4, 2 ranks          epoch 0              epoch 1
     positions                                  0 1 2 3 4 5 6 7 8 9  0 1 2 3 …
@@ -7,8 +7,8 @@
     tail "drop": 8 9 are left out, consumed becomes 10: the next epoch begins
     tail "pad":  a third step 8 9 8' 8', whose last two are masked, then the next epoch
 
-`consumed` counts samples over all ranks and epochs. It is the whole state: any number of ranks
-and any batch size can go on from it. Every rank makes the same steps.
+`consumed` counts samples over all ranks and epochs. It is the whole state: a run can continue from
+it with any number of ranks and any batch size. Every rank makes the same number of steps.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ STRETCH = 16_384  # positions of a rank that are planned at once
 
 
 class Stretch(NamedTuple):
-    """Steps of one epoch: the position at which they begin, and `consumed` after each."""
+    """Successive steps of one epoch: where they begin in it, and `consumed` after each."""
 
     epoch: int
     offset: int
@@ -41,16 +41,16 @@ class Steps:
         global_batch_size: Samples of one step, over all ranks.
         dp_rank: This rank among the `dp_size` that divide the data.
         dp_size: Data-parallel ranks.
-        tail: What becomes of an incomplete last batch of an epoch.
-        max_epochs: After these there are no more steps, also when resumed; None: they never end.
+        tail: An incomplete last batch of an epoch is left out ("drop") or filled up ("pad").
+        max_epochs: There are steps for so many epochs, counted from the state 0; None: for all.
 
     Attributes:
         share: Samples of one step on this rank.
         steps_per_epoch: Steps of a whole epoch.
 
     Raises:
-        ConfigError: Sizes or ranks that do not fit together.
-        DataError: Fewer samples than one batch (tail "drop").
+        ConfigError: Sizes or ranks do not fit together.
+        DataError: There are fewer samples than one batch has (tail "drop").
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Steps:
         self.steps_per_epoch = whole + (rest > 0 and tail == "pad")
 
     def stretches(self, consumed: int) -> Iterator[Stretch]:
-        """The steps from `consumed` on, at most STRETCH positions of this rank at a time."""
+        """Yield the steps from `consumed` on, at most STRETCH positions of this rank at a time."""
         while True:
             consumed = self._settle(consumed)
             epoch, offset = divmod(consumed, self.count)
@@ -87,9 +87,9 @@ class Steps:
             consumed = stretch.consumed[-1]
 
     def positions(self, stretch: Stretch) -> tuple[Int64s, NDArray[np.bool_]]:
-        """This rank's positions, and whether they count: (steps, share) each.
+        """Return this rank's positions, int64, and whether they count: (steps, share) each.
 
-        Those that do not count fill up the tail: they repeat the last position.
+        A position that does not count repeats the last one, to fill up the tail.
         """
         first = stretch.offset + self._rank * self.share
         steps = np.arange(len(stretch.consumed))[:, None] * self.batch_size
@@ -97,7 +97,7 @@ class Steps:
         return np.minimum(positions, self.count - 1), positions < self.count
 
     def _settle(self, consumed: int) -> int:
-        """Leave out a tail that is too short for a batch."""
+        """Return the state after a tail that is too short for a batch, if `consumed` is in one."""
         left = self.count - consumed % self.count
         return consumed + left if self._drops and left < self.batch_size else consumed
 

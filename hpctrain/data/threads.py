@@ -1,6 +1,5 @@
-"""Threads that work ahead, or nobody: the same interface."""
+"""Executors: threads that work ahead, or none, with the same interface."""
 
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,9 +13,9 @@ T = TypeVar("T")
 
 
 def pool(threads: int) -> Executor:
-    """Return an executor of so many threads; 0: what is submitted runs when it is asked for.
+    """Return an executor with so many threads; with 0, a call runs when its result is needed.
 
-    Each thread is one for torch, too: it copies while the cores are busy with the training.
+    In each thread torch uses that thread only: the other cores are busy with the training.
     """
     if not threads:
         return WhenAsked()
@@ -29,13 +28,13 @@ def pool(threads: int) -> Executor:
     except BaseException:
         all_here.abort()
         raise
-    torch.set_num_threads(intra_op)  # what threads to come start with
+    torch.set_num_threads(intra_op)  # threads that start later begin with this number
     return executor
 
 
 @contextmanager
 def intra_op(threads: int) -> Iterator[None]:
-    """Have torch use so many threads for what is called here."""
+    """Let torch use so many threads inside the `with` block."""
     before = torch.get_num_threads()
     if before == threads:
         yield
@@ -47,29 +46,13 @@ def intra_op(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def team(threads: int) -> int:
-    """How many of `threads` torch may use: in a fork one, for OpenMP would wait for the others."""
-    return 1 if _forked else threads
-
-
-_forked = False
-
-
-def _after_fork() -> None:
-    global _forked
-    _forked = True
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
 def _begin(all_here: Barrier) -> None:
-    torch.set_num_threads(1)  # of this thread, but also of those that come after it
+    torch.set_num_threads(1)  # for this thread, but also for threads that start later
     all_here.wait()
 
 
 class WhenAsked(Executor):
-    """Runs a call when its result is asked for, in the asking thread."""
+    """Runs a call when, and in the thread in which, its result is needed; otherwise never."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """See `Executor`."""

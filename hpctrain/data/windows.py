@@ -1,11 +1,11 @@
-"""Windows of equal length cut from a variable-length field: a stream of tokens as samples.
+"""Windows of equal length, cut from a variable-length field such as texts of tokens.
 
     values     a a a a b b c c c c c c d d          of one shard, documents end to end
     windows    └──0──┘ └──1──┘ └──2──┘              length 4, stride 4: the last 2 are left out
     documents  0 0 0 0 0 0 1 1 0 0 0 0
 
-A window goes over the ends of documents, not over those of shards: what is left at the end of a
-shard is shorter than a window. For language models take length = context + 1 and stride =
+A window may contain the end of a document, but not the end of a shard: elements at the end of a
+shard that do not fill a window are left out. For language models take length = context + 1 and stride =
 context: every token but the first of a shard is predicted once.
 
     >>> windows = Windows(Reader(Path("data/text"), "train"), "text", length=1025)
@@ -30,16 +30,16 @@ class Windows:
     """A source (see `hpctrain.data.loader`) of windows of one field.
 
     Args:
-        reader: Of the split.
-        field: Its variable-length field.
+        reader: Reader of the split.
+        field: The variable-length field.
         length: Elements of a window.
-        stride: From one window's start to the next; `length` by default.
-        documents: Give FIELD_document as well: int32 (length,), for each element which of the
-            window's documents it belongs to, counted from 0. For attention that stays inside a
-            document, and positions that begin with it.
+        stride: Elements from the start of a window to the start of the next; `length` by default.
+        documents: Whether samples also have FIELD_document, int32 (length,): the number of the
+            document that an element belongs to, counted from 0 in each window. Attention masks
+            and positions that begin anew in each document need it.
 
     Attributes:
-        fields: FIELD, (length, *shape), and perhaps FIELD_document.
+        fields: FIELD, (length, *shape), and FIELD_document if `documents`.
 
     Raises:
         DataError: There is no such field, it is of fixed size, or no shard has a whole window.
@@ -83,7 +83,7 @@ class Windows:
         return int(self._ends[-1])
 
     def read(self, indices: Int64s, out: Mapping[str, Array] | None = None) -> dict[str, Array]:
-        """Return windows, in the order asked; see `Reader.read`."""
+        """Return the windows `indices`, in that order; see `Reader.read`."""
         indices = np.asarray(indices, dtype=np.int64)
         if indices.size and indices.view(np.uint64).max() >= len(self):
             raise IndexError(f"indices {indices.min()} to {indices.max()} of {len(self)} windows")
@@ -100,7 +100,7 @@ class Windows:
         return found
 
     def block_size(self) -> int:
-        """Return how many windows make a good run, of about BLOCK_BYTES."""
+        """Return how many windows make about BLOCK_BYTES."""
         return max(1, BLOCK_BYTES // self.fields[self._field].nbytes)
 
     def prepare(self, indices: Int64s) -> None:
@@ -108,7 +108,7 @@ class Windows:
         self._reader.prepare_shards(np.searchsorted(self._ends, indices, side="right"))
 
     def _number(self, shards: Int64s, starts: Int64s, out: Array) -> None:
-        """Count the documents of each window: where one begins, one more."""
+        """Number the documents of each window, into `out`: 1 where one begins, then the sums."""
         out[:] = 0
         for shard in np.unique(shards).tolist():
             rows = np.flatnonzero(shards == shard)

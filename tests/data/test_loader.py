@@ -3,7 +3,7 @@ import subprocess
 import sys
 import threading
 import time
-from itertools import chain, islice
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -11,14 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import hpctrain.data.prefetch
+from hpctrain.data import batch_reader, prefetcher
 from hpctrain.data.field import Field
 from hpctrain.data.format import write_shards
 from hpctrain.data.loader import Loader
-from hpctrain.data.prefetch import GROUP
 from hpctrain.data.reader import Reader
 from hpctrain.data.samplers.order import Order
-from hpctrain.data.workers.pool import Workers
 from hpctrain.errors import ConfigError, DataError
 
 
@@ -45,7 +43,7 @@ class Numbers:
 @pytest.fixture
 def one_by_one(monkeypatch):
     """Groups of one step."""
-    monkeypatch.setattr(hpctrain.data.prefetch, "MAX_GROUP", 1)
+    monkeypatch.setattr(batch_reader, "MAX_STEPS", 1)
 
 
 def joined(lists):
@@ -131,7 +129,7 @@ def test_a_resume_continues_the_sequence(shape, done, later, later_dp):
     first = Loader(Numbers(count), global_batch_size=batch_size, seed=1, **options)
     before = take(first, done)
     state = first.state_dict()
-    assert state == {"consumed": first._consumed}
+    assert list(state) == ["consumed"]
 
     new_size = later * later_dp
     if options["tail"] == "drop" and new_size > count:
@@ -167,7 +165,7 @@ def test_a_resume_continues_the_sequence(shape, done, later, later_dp):
 @pytest.mark.parametrize("threads", [0, 1, 2, 7])
 @pytest.mark.parametrize("steps", [1, 5, 64])
 def test_the_state_counts_what_was_handed_out(threads, steps, monkeypatch):
-    monkeypatch.setattr(hpctrain.data.prefetch, "MAX_GROUP", steps)
+    monkeypatch.setattr(batch_reader, "MAX_STEPS", steps)
     loader = Loader(Numbers(100), global_batch_size=8, threads=threads)
     whole = take(Loader(Numbers(100), global_batch_size=8), 30)
     for step, batch in enumerate(loader):
@@ -288,7 +286,7 @@ def test_the_thread_ends_with_the_iterator():
 @pytest.mark.usefixtures("one_by_one")
 def test_the_thread_reads_no_more_than_it_may():
     reader = Numbers(1000)
-    iterator = iter(Loader(reader, global_batch_size=10, prefetch_bytes=3 * GROUP))
+    iterator = iter(Loader(reader, global_batch_size=10, prefetch_bytes=3 * prefetcher.GROUP))
     next(iterator)
     deadline = time.monotonic() + 10
     while reader.reads < 3 and time.monotonic() < deadline:
@@ -329,16 +327,13 @@ def test_an_iterator_ends_when_the_loader_moves(other, begun):
     assert threads() == []
 
 
-@pytest.mark.parametrize("number", [0, 1])
-@pytest.mark.usefixtures("one_by_one")
-def test_the_wait_is_the_consumers(number):
-    loader = Loader(Numbers(100, slow=0.02), global_batch_size=10, threads=number, max_epochs=1)
-    for _ in loader:
-        time.sleep(0.04)
-    if number:
-        assert 0.02 <= loader.wait_s < 0.2  # the first batch, and then hardly any
-    else:
-        assert loader.wait_s >= 0.2
+def test_the_wait_is_the_time_that_reading_takes_the_consumer(monkeypatch):
+    clock = iter(range(10**6))
+    monkeypatch.setattr(prefetcher.time, "perf_counter", lambda: next(clock))
+    loader = Loader(Numbers(100), global_batch_size=10, threads=0, max_epochs=1)
+    waits = [loader.wait_s for _ in loader]
+    # Two looks at the clock for each group: of 1, 2, 4 and 3 steps.
+    assert waits == [1, 2, 2, 3, 3, 3, 3, 4, 4, 4]
 
 
 @pytest.mark.parametrize(
@@ -385,190 +380,41 @@ def test_pinning_without_cuda_changes_nothing():
 def test_ten_billion_samples_from_the_middle():
     count = 10**10
     loader = Loader(Numbers(count), global_batch_size=1024, dp_rank=1023, dp_size=1024)
-    start = time.perf_counter()
     loader.load_state_dict({"consumed": 3 * count + count // 2})
     (batch,) = take(loader, 1)
-    assert time.perf_counter() - start < 1
     position = np.array([count // 2 + 1023])
     assert batch == Order(count, 0)(3, position).tolist()
 
 
-@pytest.mark.usefixtures("one_by_one")
-def test_a_consumer_that_waits_reads_what_is_behind(monkeypatch):
-    monkeypatch.setattr("hpctrain.data.prefetch.os.sched_getaffinity", lambda _: {0, 1})
-    helped = threading.Event()
-
-    class Stuck(Numbers):
-        def read(self, indices, out=None):
-            if threading.current_thread() is threading.main_thread():
-                helped.set()
-            else:
-                assert helped.wait(10)
-            return super().read(indices, out)
-
-    loader = Loader(Stuck(100), global_batch_size=10, shuffle=False, max_epochs=1)
-    assert joined(batch["x"].tolist() for batch in loader) == list(range(100))
-
-
-def test_without_threads_parts_are_read_when_asked(tmp_path, monkeypatch):
-    """Of groups that are found at once: in order, resumed after any of them."""
-    rows = np.arange(300 * 60, dtype=np.int64).reshape(300, 60)
-    parts = ({"x": rows[i : i + 50]} for i in range(0, 300, 50))
-    write_shards(tmp_path, (("train", part) for part in parts), max_bytes=50_000)
-    reader = Reader(tmp_path, "train")
-
-    def loader(threads):
-        return Loader(reader, global_batch_size=7, max_epochs=2, threads=threads)
-
-    expected = [batch["x"].tolist() for batch in loader(1)]
-    monkeypatch.setattr("hpctrain.data.prefetch.PART", 3 * 7 * 480 + 1)  # steps of a part
-    asked = []
-    located = Reader.located
-    monkeypatch.setattr(
-        Reader,
-        "located",
-        lambda self, samples, count: (
-            asked.append((len(samples), count)) or located(self, samples, count)
-        ),
-    )
-    first = loader(0)
-    batches = iter(first)
-    held, ready = [], []
-    for _ in range(30):  # kept, and not written over
-        held.append(next(batches))
-        ready.append(first.ready)
-    resumed = loader(0)
-    resumed.load_state_dict(first.state_dict())
-    seen = [batch["x"].tolist() for batch in held]
-    assert seen + [batch["x"].tolist() for batch in resumed] == expected
-    assert {count for _, count in asked} == {3 * 7}
-    steps = [samples // 7 for samples, _ in asked]
-    assert steps[:4] == [1, 2, 4, 8]  # the first batch does not wait for others
-    assert max(steps) > 8
-    # Groups of 1, 2, 4 and 8 steps, in parts of at most 3.
-    left = [1, 2, 3, 1, 3, 3, 2]
-    assert ready[:15] == [behind > 0 for part in left for behind in reversed(range(part))]
-    places = {batch["x"].data_ptr() for batch in islice(batches, 40)}
-    # Dropped, their memory is the next ones': two buffers for parts of 1, of 2 and of 3 steps.
-    assert len(places) <= 2 * (1 + 2 + 3)
-    with pytest.raises(RuntimeError, match="iterator"):
-        _ = [iter(first), next(batches)]
-
-
-def rows_of(tmp_path, count=300, width=60):
-    rows = np.arange(count * width, dtype=np.int64).reshape(count, width)
-    parts = ({"x": rows[i : i + 50]} for i in range(0, count, 50))
-    write_shards(tmp_path, (("train", part) for part in parts), max_bytes=50_000)
-    return Reader(tmp_path, "train")
-
-
-@pytest.mark.parametrize("changes", [[2, 9], [1, 3, 5, 6, 7, 20], [4]])
-def test_a_consumer_that_only_waits_reads_by_itself(tmp_path, monkeypatch, changes):
-    """With torch's threads, and the same batches, however often that changes."""
-    reader = rows_of(tmp_path)
-    monkeypatch.setattr("hpctrain.data.prefetch.GROUP", 3 * 7 * 480)
-    monkeypatch.setattr("hpctrain.data.prefetch.os.sched_getaffinity", lambda _: {0, 1, 2})
-    expected = [b["x"].tolist() for b in Loader(reader, global_batch_size=7, max_epochs=3)]
-    seen = []
-
-    class Given:
-        def saw(self, waited_s, busy_s, nbytes):
-            seen.append((waited_s, busy_s, nbytes))
-
-        @property
-        def of_memory(self):
-            return sum(len(seen) >= change for change in changes) % 2 == 1
-
-    monkeypatch.setattr("hpctrain.data.prefetch.Pace", Given)
-    threads_of_torch = []
-    located = Reader.located
-
-    def noted(self, samples, count):
-        read = located(self, samples, count)
-
-        def read_noted(part, out):
-            threads_of_torch.append(torch.get_num_threads())
-            return read(part, out)
-
-        return read_noted
-
-    monkeypatch.setattr(Reader, "located", noted)
-    before = torch.get_num_threads()
-    options = {"global_batch_size": 7, "threads": 2, "max_epochs": 3, "prefetch_bytes": 0}
-    loader = Loader(reader, **options)
-    found, states = [], []
+def test_without_threads_groups_are_read_when_asked(monkeypatch):
+    """Small groups first; each is read when the one before it is used up."""
+    monkeypatch.setattr(prefetcher, "GROUP_WHEN_ASKED", 3 * 10 * 8)  # bytes of three batches
+    source = Numbers(1000)
+    loader = Loader(source, global_batch_size=10, shuffle=False, max_epochs=1, threads=0)
+    reads, ready, seen = [], [], []
     for batch in loader:
-        found.append(batch["x"].tolist())
-        states.append(loader.state_dict())
-    assert found == expected
-    assert torch.get_num_threads() == before
-    assert set(threads_of_torch) == {3}
-    assert sum(nbytes for *_, nbytes in seen) == len(expected) * 7 * 480
-    assert all(waited_s > 0 and busy_s > 0 for waited_s, busy_s, _ in seen)
-    seen.clear()
-    resumed = Loader(reader, **options)
-    resumed.load_state_dict(states[60])
-    assert [batch["x"].tolist() for batch in resumed] == expected[61:]
+        reads.append(source.reads)
+        ready.append(loader.ready)
+        seen += batch["x"].tolist()
+    assert seen == list(range(1000))
+    assert reads[:9] == [1, 2, 2, 3, 3, 3, 4, 4, 4]
+    assert ready[:9] == [False, True, False, True, True, False, True, True, False]
+    assert threads() == []
 
 
-def test_when_a_consumer_reads_by_itself(tmp_path, monkeypatch):
-    """If it does nothing else, and what it reads is mapped; not if it is busy."""
-    monkeypatch.setattr("hpctrain.data.prefetch.os.sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr("hpctrain.data.pace.MEMORY", 10**7)  # however busy the machine is
-    reader = rows_of(tmp_path, width=20_000)  # 160 kB each
-    loader = Loader(reader, global_batch_size=10)
-    deadline = time.monotonic() + 30
-    batches = iter(loader)
-    assert not loader._reading._when_asked()  # at the beginning it reads ahead
-    for _ in batches:
-        if loader._reading._when_asked() or time.monotonic() > deadline:
-            break
-    assert loader._reading._when_asked()
-    while loader._reading._when_asked() and time.monotonic() < deadline:
-        next(batches)
-        time.sleep(0.01)
-    assert not loader._reading._when_asked()
-    batches.close()
-
-    loader = Loader(Numbers(100_000), global_batch_size=10_000, max_epochs=20)
-    assert len([1 for _ in loader if loader._reading._when_asked()]) == 0
-
-
-def test_torch_reads_alone_in_a_fork(tmp_path):
-    """OpenMP's threads are not there; to ask for them would be to wait for ever."""
-    rows_of(tmp_path, width=20_000)
-    code = (
-        "import os, signal, sys, torch\n"
-        "from hpctrain.data.loader import Loader\n"
-        "from hpctrain.data.pace import Pace\n"
-        "from hpctrain.data.reader import Reader\n"
-        "Pace.of_memory = True\n"
-        "os.sched_getaffinity = lambda _: {0, 1}\n"
-        "def run():\n"
-        "    loader = Loader(Reader(sys.argv[1], 'train'), global_batch_size=10, max_epochs=3)\n"
-        "    return sum(len(batch['x']) for batch in loader), loader._reading._team\n"
-        "assert run() == (900, 2), run()\n"
-        "if (child := os.fork()) == 0:\n"
-        "    signal.alarm(30)\n"
-        "    assert run() == (900, 1), run()\n"
-        "    os._exit(0)\n"
-        "sys.exit(os.waitpid(child, 0)[1])\n"
-    )
-    subprocess.run([sys.executable, "-c", code, tmp_path], check=True, timeout=60)
-
-
-def negative(sample, random):
-    return {"x": -sample["x"]}
-
-
-def test_a_consumer_with_workers_leaves_it_to_them(tmp_path, monkeypatch):
-    monkeypatch.setattr("hpctrain.data.prefetch.Pace.of_memory", True)
-    reader = rows_of(tmp_path)
-    expected = [b["x"] for b in Loader(reader, global_batch_size=30, max_epochs=1, threads=0)]
-    with Workers(reader, negative, 2) as workers:
-        loader = Loader(reader, global_batch_size=30, max_epochs=1, workers=workers)
-        for batch, rows in zip(loader, expected, strict=True):
-            assert torch.equal(batch["x"], -rows)
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.usefixtures("one_by_one")
+def test_the_memory_of_dropped_batches_is_used_again(number):
+    source = Numbers(6000)
+    source.fields = {"x": Field("int64", (600,))}
+    source.read = lambda indices, out: out
+    options = {"global_batch_size": 10, "prefetch_bytes": 0, "threads": number}
+    batches = iter(Loader(source, **options))
+    places = {next(batches)["x"].data_ptr() for _ in range(100)}
+    # The one in use, the next ones (two with a thread), and one that is made before that is gone.
+    assert len(places) <= 2 + 2 * number
+    held = [next(batches) for _ in range(20)]
+    assert len({batch["x"].data_ptr() for batch in held}) == 20
 
 
 def test_the_first_batch_waits_for_nothing_else():

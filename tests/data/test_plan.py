@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-import hpctrain.data.prefetch
+from hpctrain.data import batch_reader
 from hpctrain.data.field import Field
 from hpctrain.data.format import write_shards
 from hpctrain.data.loader import Loader
@@ -52,7 +52,7 @@ class Told:
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Groups of two steps."""
-    monkeypatch.setattr(hpctrain.data.prefetch, "MAX_GROUP", 2)
+    monkeypatch.setattr(batch_reader, "MAX_STEPS", 2)
 
 
 @pytest.mark.parametrize("lanes", [0, 2])

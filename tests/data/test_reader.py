@@ -525,31 +525,6 @@ def test_numbers_at_odd_places(tmp_path):
         assert reader.read(np.array(rows))["score"].tolist() == SCORES[rows].tolist()
 
 
-@pytest.mark.parametrize("kept", ["mapped", "in chunks", "a few at a time"])
-@pytest.mark.parametrize("fields", [["image", "score"], ["score", "text"]])
-def test_parts_located_at_once(own, kept, fields, monkeypatch):
-    if kept == "in chunks":
-        rewrite(own, {})
-    if kept == "a few at a time":
-        monkeypatch.setattr(arena, "MAX_SLOTS", 2)
-    reader = Reader(own, "train", fields)
-    steps = np.array([[3, 49, 3], [20, 0, 11], [49, 48, 47]])
-    for _ in range(2):  # with nothing open yet, and with all of it
-        read = reader.located(steps.reshape(-1), 3)
-        for i in (0, 2, 1, 1):
-            given = {"image": np.zeros((3, 3, 2), np.uint8), "score": np.zeros(3)}
-            given = {name: given[name] for name in fields if name != "text"}
-            rows, expected = read(i, given), reader.read(steps[i])
-            assert set(rows) == set(fields)
-            for name, value in given.items():
-                assert rows[name] is value
-                assert value.tolist() == expected[name].tolist()
-            if "text" in fields:
-                assert [t.tolist() for t in rows["text"]] == [TEXTS[j].tolist() for j in steps[i]]
-    with pytest.raises(IndexError, match="50 samples"):
-        reader.located(np.array([0, 50]), 1)
-
-
 @pytest.mark.parametrize("kind", ["int64", "int32", ">u2", "uint64"])
 def test_a_variable_length_field_that_lies_elsewhere(tmp_path, kind):
     def write(file, start, stop):

@@ -1,8 +1,7 @@
-"""What needs no peer: the limit, h5py, np.memmap, torch's DataLoader itself, and ours."""
+"""The bare loops, h5py, np.memmap, torch's DataLoader itself, and ours."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -41,44 +40,36 @@ class NumpyGather(Competitor):
 
 
 class IndexSelect(NumpyGather):
-    """A bare loop: torch.index_select on the mapped file, into buffers that are used again."""
+    """A bare loop: torch.index_select on the mapped file, into a buffer that is used again."""
 
-    live = 1  # batches that are not written over yet
+    threads = torch.get_num_threads()  # of torch, for the copy
 
     def __init__(self, work: Work, folder: Path, workers: int = 0, state: Any = None) -> None:
         super().__init__(work, folder, workers, state)
+        torch.set_num_threads(self.threads)
         self.mapped = {name: torch.from_numpy(array) for name, array in self.arrays.items()}
-        self.buffers = cycle([self.buffer(work) for _ in range(self.live)])
-
-    def buffer(self, work: Work) -> tuple[Batch, Batch]:
-        """Room for a batch, and for what has to become wider."""
-        out = {
+        self.out = {
             name: torch.empty((work.batch, *whole.shape[1:]), dtype=whole.dtype)
             for name, whole in self.mapped.items()
         }
-        wide = {
+        self.wide = {  # what has to become wider
             name: torch.empty(room.shape, dtype=torch.int32)
-            for name, room in out.items()
+            for name, room in self.out.items()
             if room.dtype == torch.uint16
         }
-        return out, wide
 
     def gather(self, rows: torch.Tensor) -> Batch:
-        out, wide = next(self.buffers)
         for name, whole in self.mapped.items():
-            torch.index_select(whole, 0, rows, out=out[name])
-        for name, room in wide.items():
-            room.copy_(out[name])
-        return out | wide
+            torch.index_select(whole, 0, rows, out=self.out[name])
+        for name, room in self.wide.items():
+            room.copy_(self.out[name])
+        return self.out | self.wide
 
 
-class IndexSelectLive(IndexSelect):
-    """The same loop where four batches live at once, as for a loader that reads ahead.
+class IndexSelectAlone(IndexSelect):
+    """The same loop with one thread of torch's."""
 
-    Where a batch is large, it is the memory that is slower: one buffer stays in the cache.
-    """
-
-    live = 4
+    threads = 1
 
 
 class Idle(MapStyle):
@@ -180,9 +171,9 @@ class _H5pyBatches(_H5pySamples):
 
 
 class Hpctrain(Competitor):
-    """Ours, by its public interface: a thread ahead, or, as the consumer only waits, one beside it.
+    """Ours, by its public interface, with one thread that reads ahead.
 
-    For two processes it has two threads, where there are cores for both and the consumer.
+    Instead of two processes it has two threads, where there are cores for both and the consumer.
     """
 
     threads = 1
@@ -220,7 +211,7 @@ class Hpctrain(Competitor):
 
 
 class HpctrainAlone(Hpctrain):
-    """Ours without a thread: the consumer reads all."""
+    """Ours without a thread: the consumer reads each batch when it needs it."""
 
     threads = 0
     parallel = False

@@ -11,7 +11,6 @@ import sys
 import time
 import traceback
 import warnings
-from collections import deque
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,7 @@ from tests.benchmarks.loaders.competitor import Competitor
 from tests.benchmarks.loaders.competitors import COMPETITORS
 from tests.benchmarks.loaders.works import COLD, WORKS, Batch, tensor
 
-BLOCK = 16  # batches between two looks at the clock
 STARTS = 2
-WARM = 0.5  # of the time that is measured
 
 
 class Child:
@@ -94,38 +91,19 @@ class Child:
         _close(loader, batches)
         return took * 1e3
 
-    def speed(self, seconds: float, workers: int = 0) -> float:
-        """MB/s of sample bytes, over `seconds` and several epochs if they are short.
+    def speed(self, epochs: int, workers: int = 0) -> float:
+        """Return MB/s of sample bytes in a user's loop, from opening to the end of the last epoch.
 
-        A run reads for hours: everybody's buffers, caches and processes are warm when the clock
-        starts. What it costs until then is in `start`.
+        Nothing else is in the loop, so the consumer is never busy.
         """
+        start = time.perf_counter()
         loader = self.kind(self.work, self.folder, workers)
         batches = loader.batches()
-        next(batches)
-        _pass(batches, WARM * seconds)
-        count, took = _pass(batches, seconds)
-        _close(loader, batches)
-        return count * self.work.batch * self.work.sample_bytes / took / 1e6
-
-    def epoch(self) -> float:
-        """MB/s of one epoch, opening included."""
-        start = time.perf_counter()
-        loader = self.kind(self.work, self.folder)
-        batches = loader.batches()
-        deque(islice(batches, self.work.steps), maxlen=0)
+        for batch in islice(batches, epochs * self.work.steps):  # noqa: B007
+            pass
         took = time.perf_counter() - start
         _close(loader, batches)
-        return self.work.steps * self.work.batch * self.work.sample_bytes / took / 1e6
-
-
-def _pass(batches: Any, seconds: float) -> tuple[int, float]:
-    """Take batches for some time; how many, in how many seconds."""
-    count, start = 0, time.perf_counter()
-    while (took := time.perf_counter() - start) < seconds:
-        deque(islice(batches, BLOCK), maxlen=0)
-        count += BLOCK
-    return count, took
+        return epochs * self.work.steps * self.work.batch * self.work.sample_bytes / took / 1e6
 
 
 def _close(loader: Competitor, batches: Any) -> None:
@@ -139,7 +117,6 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
     child = Child(COMPETITORS[sys.argv[1]])
     for line in sys.stdin:
         request = json.loads(line)

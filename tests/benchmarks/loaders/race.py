@@ -1,7 +1,7 @@
-"""Everybody side by side: a process each, and rounds in which each runs in turn.
+"""All loaders side by side: a process for each, and rounds in which they run in turn.
 
-The machine is never quiet: a round sees the same neighbours for all, and the best of the rounds
-counts.
+Other programs run on the machine too: in a round they disturb all loaders alike, so that the
+median of the rounds' ratios says more than any speed.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.benchmarks.loaders.competitors import AHEAD, ALONE, BLOCK, COMPETITORS, LIMITS, OURS
+from tests.benchmarks.loaders.competitors import BLOCK, COMPETITORS
 from tests.benchmarks.loaders.disk import limited
 from tests.benchmarks.loaders.environments import python_with
 from tests.benchmarks.loaders.works import COLD, WORKS, Work
@@ -56,7 +56,7 @@ class Entrant:
         python = python_with(self.kind.package)
         # Their caches and locks are not left in the home folder, and nobody asks the network.
         home = log.with_suffix("")
-        own = {"HOME": home, "TMPDIR": home, "HF_HUB_OFFLINE": 1, "OMP_NUM_THREADS": 1}
+        own = {"HOME": home, "TMPDIR": home, "HF_HUB_OFFLINE": 1}
         own |= {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
         home.mkdir()
         with log.open("w") as errors:
@@ -103,13 +103,13 @@ class Entrant:
             self.process.communicate()
 
 
-def race(root: Path, rounds: int, seconds: float) -> tuple[Rows, dict[str, str]]:
+def race(root: Path, rounds: int, epochs: int) -> tuple[Rows, dict[str, str]]:
     """Measure everybody.
 
     Args:
         root: For the data; everything there is removed again, but for the logs.
-        rounds: Each measures everybody once.
-        seconds: How long a speed is measured.
+        rounds: How many times each loader is measured.
+        epochs: Length of a loop whose speed is measured.
 
     Returns:
         The rows, and the versions of the peers.
@@ -133,7 +133,7 @@ def race(root: Path, rounds: int, seconds: float) -> tuple[Rows, dict[str, str]]
             run = _Run(work, folder, entrants, rows[work.name])
             run.prepare()
             for number in range(rounds):
-                run.round(number, seconds)
+                run.round(number, epochs)
             run.cold(rounds)
             shutil.rmtree(folder)
     return rows, versions
@@ -172,23 +172,19 @@ class _Run:
                 _forget([path])
             _dd(path)
 
-    def round(self, number: int, seconds: float) -> None:
-        """Everybody once; the limits and ours, whose ratio is tight, also in between."""
-        close = [*LIMITS, AHEAD, OURS, ALONE]
-        others = [name for name in self.entrants if name not in close]
-        half = len(others) // 2
-        for name in [*close, *others[:half], *close, *others[half:], *close]:
-            row, entrant = self.rows[name], self.entrants.get(name)
-            if row.error or entrant is None:
+    def round(self, number: int, epochs: int) -> None:
+        """Measure each loader once."""
+        for name in self.entrants:
+            row, entrant = self.rows[name], self.entrants[name]
+            if row.error:
                 continue
             try:
-                row.mb_s.append(entrant.ask("speed", seconds=seconds))
+                row.mb_s.append(entrant.ask("speed", epochs=epochs))
                 row.first_ms.append(entrant.ask("start"))
                 if row.check:
                     row.resume_ms.append(entrant.ask("start", resume=True))
-                # Processes take long to start, and nobody gains by them here.
-                if entrant.kind.parallel and (name == OURS or number % 3 == 0):
-                    row.mb_s_2.append(entrant.ask("speed", seconds=seconds, workers=2))
+                if entrant.kind.parallel and not number:  # processes take long to start
+                    row.mb_s_2.append(entrant.ask("speed", epochs=epochs, workers=2))
             except Failed as error:
                 row.error = str(error)
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats.array_files import ArrayFile, Where, open_array
+from data_prep.formats.array_base import ArrayFile, Where
+from data_prep.formats.array_files import open_array
 from data_prep.formats.packing import Packing, cast
 from hpctrain.data.field import Field
 from hpctrain.data.types import Array

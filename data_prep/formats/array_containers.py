@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats.array_files import ArrayFile, Where, choose, unreadable
+from data_prep.formats.array_base import ArrayFile, Where, choose, unreadable
 from data_prep.formats.netcdf_classic import check_whole
 from data_prep.formats.packing import ATTRIBUTES
 from hpctrain.data.compression import plugins

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from data_prep.formats.array_files import (
+from data_prep.formats.array_base import (
     FORMS,
     SLAB_BYTES,
     ArrayFile,

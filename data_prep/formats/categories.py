@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from data_prep.formats import tables
-from data_prep.formats.column_choice import Wanted
+from data_prep.formats.column_choice import ColumnChoice
 from data_prep.formats.columns import Column, plain
 from data_prep.formats.csv_files import Csv
 from data_prep.formats.tables import without
@@ -17,7 +17,7 @@ NAMES = b"categories"  # in a column's metadata, a JSON list: what `export` writ
 
 
 def categorical(
-    sources: Sequence[SourceFile], wanted: Wanted, csv: Csv, schema: Any
+    sources: Sequence[SourceFile], choice: ColumnChoice, csv: Csv, schema: Any
 ) -> dict[str, list[Any]]:
     """Return the values of the columns that are --categorical, sorted.
 
@@ -27,12 +27,12 @@ def categorical(
     """
     import pyarrow.types as types
 
-    names = list(dict.fromkeys(wanted.categorical))
+    names = list(dict.fromkeys(choice.categorical))
     for name in names:
         kind = plain(schema.field(name).type)
         if not (types.is_integer(kind) or types.is_boolean(kind) or _is_string(kind)):
             raise ConfigError(f"--categorical {name}: it is {kind}, not text or whole numbers")
-        if name in wanted.cast and wanted.cast[name] != "text":
+        if name in choice.cast and choice.cast[name] != "text":
             raise ConfigError(f"--categorical {name}: its codes are int32, there is no --cast")
     found: dict[str, set[Any]] = {name: set() for name in names}
     for file in sources if names else ():
@@ -49,8 +49,8 @@ def categorical(
     for name, values in found.items():
         if None in values:
             values.remove(None)
-            if name in wanted.null:  # what stands for the nulls
-                null = Column.of(name, schema.field(name).type, null=wanted.null[name]).null
+            if name in choice.null:  # what stands for the nulls
+                null = Column.of(name, schema.field(name).type, null=choice.null[name]).null
                 values.add(null.as_py())
     return {name: sorted(values) for name, values in found.items()}
 

@@ -9,7 +9,7 @@ from hpctrain.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ColumnChoice:
     """Which columns, and how; see the options of the same names."""
 
     columns: Sequence[str] = ()

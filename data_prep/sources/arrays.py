@@ -34,8 +34,9 @@ from typing import Any
 
 import numpy as np
 
+from data_prep.formats.array_base import FORMS, Where
 from data_prep.formats.array_columns import Column, OpenColumn, Part, open_parts
-from data_prep.formats.array_files import FORMS, Where, named_by_files, parse_where
+from data_prep.formats.array_files import named_by_files, parse_where
 from data_prep.options import Options, add_arguments
 from data_prep.source import BLOCK_BYTES, Block, Piece, Reading, Source, SourceFile
 from hpctrain.data.field import DTYPES, check_name
@@ -44,7 +45,7 @@ from hpctrain.errors import ConfigError, DataError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
+    """Add the arguments of this command."""
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".npy or .npz")
     add = parser.add_argument
     again = "(may be repeated)"
@@ -85,7 +86,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it; see `convert`."""
+    """Convert the source that the command line names."""
     from data_prep.convert import convert
 
     options = Options.of(args)

@@ -42,7 +42,7 @@ SPLIT = "split"  # the column that stands for the names of a DatasetDict
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
+    """Add the arguments of this command."""
     parser.epilog = pixels.__doc__
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="of save_to_disk")
     group = parser.add_argument_group("huggingface")
@@ -57,7 +57,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it; see `convert`."""
+    """Convert the source that the command line names."""
     from data_prep.convert import convert
 
     saved = load(args.folder)

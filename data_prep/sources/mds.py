@@ -43,7 +43,7 @@ TAKEN = ("bytes", "str", "int", "str_int", "str_float", "ndarray", "json", *IMAG
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
+    """Add the arguments of this command."""
     parser.epilog = pixels.__doc__
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument(
@@ -65,7 +65,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it; see `convert`."""
+    """Convert the source that the command line names."""
     from data_prep.convert import convert
 
     given, args.split = args.split, args.split or "train=1"

@@ -46,7 +46,7 @@ SHOWN = 3  # places of a traceback
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
+    """Add the arguments of this command."""
     parser.add_argument("function", metavar="FILE.py:FUNCTION")
     parser.add_argument(
         "--arg",
@@ -87,7 +87,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it; see `convert`."""
+    """Convert the source that the command line names."""
     from data_prep.convert import convert
 
     given, args.split = args.split, args.split or "train=1"

@@ -40,7 +40,7 @@ FULL = 15 / 16  # of a shard, where the samples' lengths are only known on avera
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
+    """Add the arguments of this command."""
     parser.add_argument("src", type=Path, metavar="SRC", help="folder of a data set")
     parser.add_argument(
         "--shuffle", type=int, metavar="SEED", help="put the samples in a random order"
@@ -50,7 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it; see `convert`."""
+    """Convert the source that the command line names."""
     from data_prep.convert import convert
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # the workers inherit it

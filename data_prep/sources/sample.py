@@ -47,7 +47,7 @@ FLOW = (
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
+    """Add the arguments of this command."""
     parser.add_argument("name", choices=tuple(SPLITS))
     add_arguments(parser, split="")
     group = parser.add_argument_group("flow")
@@ -56,7 +56,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it; see `convert`."""
+    """Convert the source that the command line names."""
     from data_prep.convert import convert
 
     args.split = args.split or SPLITS[args.name]

@@ -32,7 +32,7 @@ import numpy as np
 
 from data_prep.formats import files, tables
 from data_prep.formats.categories import categorical, names_of
-from data_prep.formats.column_choice import Wanted, listed, pairs
+from data_prep.formats.column_choice import ColumnChoice, listed, pairs
 from data_prep.formats.columns import Column, plain, shown
 from data_prep.formats.csv_files import Csv, Rows
 from data_prep.formats.files import Part
@@ -46,7 +46,7 @@ from hpctrain.errors import ConfigError, DataError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
+    """Add the arguments of this command."""
     parser.add_argument("sources", nargs="+", type=Path, metavar="SRC", help="files or folders")
     group = parser.add_argument_group("table")
 
@@ -67,13 +67,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it; see `convert`."""
+    """Convert the source that the command line names."""
     from data_prep.convert import convert
 
     options = Options.of(args)
     if len(args.delimiter.encode()) > 1:
         raise ConfigError(f"--delimiter {args.delimiter!r}: it is one ASCII character")
-    wanted = Wanted(
+    choice = ColumnChoice(
         columns=listed(args.columns),
         drop=listed(args.drop),
         rename=pairs("--rename", args.rename),
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
     )
     names = tuple(listed([args.header] if args.header else []))
     csv = Csv(args.delimiter, names, not args.no_quotes)
-    convert(table(args.sources, wanted, options, csv), args.out, options)
+    convert(table(args.sources, choice, options, csv), args.out, options)
 
 
 @dataclass(frozen=True)
@@ -137,13 +137,13 @@ class Table(Source):
 
 
 def table(
-    sources: Sequence[Path], wanted: Wanted, options: Options, csv: Csv | None = None
+    sources: Sequence[Path], choice: ColumnChoice, options: Options, csv: Csv | None = None
 ) -> Source:
     """A source of the rows of tables.
 
     Args:
         sources: Files or folders.
-        wanted: Which columns, and how.
+        choice: Which columns, and how.
         options: How much makes a piece, and the column that a split goes by.
         csv: How CSV is written.
 
@@ -154,28 +154,28 @@ def table(
     """
     found = files.find(sources, tables.PATTERNS)
     first, *others = (file.path for file in found.files)
-    schema, csv = _schema(first, wanted, csv or Csv())
+    schema, csv = _schema(first, choice, csv or Csv())
     column = options.split.column if isinstance(options.split, ByColumn) else ""
-    chosen = wanted.choose(schema.names)
-    outputs = wanted.outputs(chosen)
+    chosen = choice.choose(schema.names)
+    outputs = choice.outputs(chosen)
     needed = [*chosen, *([column] if column in schema.names else [])]
     for path in others:
-        _check_same(first, schema, path, csv, needed if wanted.columns or wanted.drop else None)
-    categories = categorical(found.files, wanted, csv, schema)
+        _check_same(first, schema, path, csv, needed if choice.columns or choice.drop else None)
+    categories = categorical(found.files, choice, csv, schema)
     fields_of = {
         target: [
             Column.of(
                 name,
                 schema.field(name).type,
-                _cast(wanted.cast_of(name, target)),
-                wanted.null.get(name),
+                _cast(choice.cast_of(name, target)),
+                choice.null.get(name),
                 categories.get(name),
             )
             for name in names
         ]
         for target, names in outputs.items()
     }
-    fields = {name: _field(name, group, name in wanted.stack) for name, group in fields_of.items()}
+    fields = {name: _field(name, group, name in choice.stack) for name, group in fields_of.items()}
     _check_names(fields)
     parts = (
         (part, file, size)
@@ -189,8 +189,8 @@ def table(
         identity={
             "columns": {target: [c.name for c in group] for target, group in fields_of.items()},
             "types": {name: str(schema.field(name).type) for name in needed},
-            "cast": dict(wanted.cast),
-            "null": dict(wanted.null),
+            "cast": dict(choice.cast),
+            "null": dict(choice.null),
             "categorical": {name: list(map(str, values)) for name, values in categories.items()},
             "csv": [csv.delimiter, csv.names, csv.quotes],
         },
@@ -203,7 +203,7 @@ def table(
         categories={
             target: names
             for target, group in fields_of.items()
-            if target not in wanted.stack and (names := names_of(group[0], schema))
+            if target not in choice.stack and (names := names_of(group[0], schema))
         },
         columns=schema.names,
         fields_of=fields_of,
@@ -212,20 +212,20 @@ def table(
     )
 
 
-def _schema(path: str, wanted: Wanted, csv: Csv) -> tuple[Any, Csv]:
+def _schema(path: str, choice: ColumnChoice, csv: Csv) -> tuple[Any, Csv]:
     """The schema of the first file, by which all are read."""
     import pyarrow as pa
 
     schema, first = tables.schema_of(path, csv)
     if tables.format_of(path) != "csv":
-        if "text" in wanted.cast.values():
+        if "text" in choice.cast.values():
             raise ConfigError(f"--cast …=text is for CSV; {path} has types of its own")
         return schema, csv
-    chosen = wanted.choose(schema.names)
-    outputs = {name: target for target, names in wanted.outputs(chosen).items() for name in names}
+    chosen = choice.choose(schema.names)
+    outputs = {name: target for target, names in choice.outputs(chosen).items() for name in names}
     types = {}
     for name, kind in zip(schema.names, schema.types, strict=True):
-        cast = wanted.cast_of(name, outputs.get(name, ""))
+        cast = choice.cast_of(name, outputs.get(name, ""))
         kind = _csv_type(cast, kind)
         if pa.types.is_null(kind) or pa.types.is_binary(kind):
             why = "is not UTF-8" if pa.types.is_binary(kind) else "has no value in its first rows"

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from data_prep.formats import mapped
-from data_prep.formats.array_files import Where, open_array
+from data_prep.formats.array_base import Where
+from data_prep.formats.array_files import open_array
 from data_prep.formats.mapped import LEAST_BYTES, Mapped
 from hpctrain.data import format as shards
 

@@ -25,16 +25,16 @@ FORMS = (
     "FILE.npy, FILE.npz:KEY, FILE.h5:/PATH, FILE.nc:VARIABLE, FILE.zarr:PATH, or for raw numbers "
     "FILE:DTYPE:SHAPE such as u.bin:float32:3x64x64"
 )
-SLAB_BYTES = 128 * 2**20  # rows that are stored together are read together, up to so much
+SLAB_BYTES = 128 * 2**20  # rows that are stored together are read together, up to this size
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """An array in a file.
+    """The address of an array: a file, and the array in it.
 
     Attributes:
-        path: Of the file, or the folder of a Zarr store.
-        key: What is behind the colon: the array in the file, or "DTYPE:SHAPE:SKIP".
+        path: Path of the file, or of the folder of a Zarr store.
+        key: The text after the colon: the array's name in the file, or "DTYPE:SHAPE:SKIP".
     """
 
     path: str
@@ -45,7 +45,7 @@ class Where:
 
     @property
     def kind(self) -> str:
-        """npy, npz, hdf5, netcdf, zarr or raw, as the name ends."""
+        """The format by the file's ending: npy, npz, hdf5, netcdf, zarr or raw."""
         name = self.path.rstrip("/").lower()
         for kind, endings in (("hdf5", HDF5), ("netcdf", NETCDF), ("zarr", ZARR)):
             if name.endswith(endings):
@@ -54,23 +54,23 @@ class Where:
 
 
 class ArrayFile(ABC):
-    """An open array. Use it in a `with`.
+    """An open array. It is a context manager that closes the file.
 
     Args:
-        where: For messages.
-        dtype: As stored.
-        shape: As stored.
-        axis: That is the sample.
-        chunk: Rows that are stored together, so that one costs as much to read as all.
+        where: Its address, for messages.
+        dtype: The stored dtype.
+        shape: The stored shape.
+        axis: The axis that counts the samples.
+        chunk: Number of rows that are stored together: reading one costs as much as reading all.
 
     Attributes:
-        dtype: As stored.
+        dtype: The stored dtype.
         shape: (samples, *sample).
-        attributes: What the file says of it.
+        attributes: The array's attributes in the file.
 
     Raises:
-        DataError: A dtype or shape that has no rows of numbers.
-        ConfigError: It has no such axis.
+        DataError: The dtype or the shape does not give rows of numbers.
+        ConfigError: The array does not have this axis.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class ArrayFile(ABC):
         self._slab: tuple[int, Array] | None = None
 
     def rows(self, start: int, stop: int) -> Array:
-        """Return (stop - start, *sample); do not change it.
+        """Return these rows as (stop - start, *sample). The caller must not change them.
 
         Raises:
-            DataError: They cannot be read.
+            DataError: The rows cannot be read.
         """
         if self._chunk == 1:
             return self._rows(start, stop)
@@ -110,11 +110,11 @@ class ArrayFile(ABC):
     def _rows(self, start: int, stop: int) -> Array: ...
 
     def files(self, start: int, stop: int) -> Iterable[str]:
-        """The files that these rows are read from."""
+        """Return the files that these rows are read from."""
         return (self.where.path,)
 
     def close(self) -> None:  # noqa: B027
-        """Let go of the file, if it is held."""
+        """Close the file if it is open."""
 
     def __enter__(self) -> "ArrayFile":
         return self
@@ -124,9 +124,9 @@ class ArrayFile(ABC):
 
 
 def unreadable(where: Where, error: Exception) -> DataError:
-    """What to tell of a file that a library cannot read."""
+    """Return the error to raise for a file that a library cannot read."""
     if isinstance(error, OSError) and error.strerror and error.errno:
-        # The libraries put the path in strerror; NetCDF's own errors are below 0.
+        # The libraries put the path into strerror. NetCDF's own error numbers are negative.
         known = error.errno > 0
         why = os.strerror(error.errno) if known else error.strerror
         return DataError(f"{where.path} cannot be read: {why}")
@@ -136,14 +136,16 @@ def unreadable(where: Where, error: Exception) -> DataError:
 
 
 def choose(where: Where, names: Mapping[str, str]) -> str:
-    """The array's name in a file; without a key it must be the only one.
+    """Return the name of the array in a file. Without a key the file must have only one.
 
     Args:
-        where: What was asked for.
-        names: The arrays that are there, and what each is, such as "float32 (10, 3)".
+        where: The address that the user gave.
+        names: The names of all arrays, each with a description such as "float32 (10, 3)".
 
     Raises:
-        ConfigError: With all names, and an example.
+        ConfigError: There is no such array, or several without a key. The message has all names
+            and an example.
+        DataError: The file has no arrays.
     """
     if where.key in names:
         return where.key
@@ -163,10 +165,10 @@ def choose(where: Where, names: Mapping[str, str]) -> str:
 
 
 def check_dtype(where: Where, dtype: Any) -> None:
-    """Refuse what are not numbers.
+    """Refuse a dtype that is not real numbers.
 
     Raises:
-        DataError: With what to do instead.
+        DataError: The message says what to do instead.
     """
     kind = dtype.kind if isinstance(dtype, np.dtype) else "T"
     if kind in "biuf":

@@ -15,13 +15,13 @@ from hpctrain.errors import ConfigError, DataError
 
 
 def parse_where(text: str) -> list[Where]:
-    """Read FILE or FILE:KEY; FILE may be a pattern, whose files come in natural order.
+    """Parse FILE or FILE:KEY. FILE may be a pattern; its files are returned in natural order.
 
     Raises:
-        ConfigError: A pattern without files.
+        ConfigError: No file matches the pattern.
     """
     cuts = [len(text), *(i for i in reversed(range(len(text))) if text[i] == ":")]
-    for cut in cuts:  # the longest that is there: names may have colons
+    for cut in cuts:  # the longest path that exists: file names may contain colons
         if cut and os.path.exists(text[:cut]):
             return [Where(text[:cut], text[cut + 1 :])]
     for cut in cuts:
@@ -34,7 +34,7 @@ def parse_where(text: str) -> list[Where]:
 
 
 def natural(text: str) -> tuple[Any, ...]:
-    """A key that sorts t2 before t10."""
+    """Return a sort key that puts t2 before t10."""
     parts = re.findall(r"([0-9]+)|([^0-9]+)", text)
     return *((int(number or -1), other) for number, other in parts), text
 
@@ -43,13 +43,13 @@ def open_array(where: Where, axis: int = 0, *, external: bool = False) -> ArrayF
     """Open an array.
 
     Args:
-        where: It.
-        axis: That is the sample.
-        external: Links of an HDF5 file may lead to other files.
+        where: The address of the array.
+        axis: The axis that counts the samples.
+        external: Whether links of an HDF5 file may lead to other files.
 
     Raises:
-        DataError: It is missing, damaged, or not an array of numbers.
-        ConfigError: `where` does not say which array, or the axis is not there.
+        DataError: The array is missing, damaged, or does not hold numbers.
+        ConfigError: `where` does not say which array, or the array does not have this axis.
     """
     _check_file(where)
     try:
@@ -63,10 +63,10 @@ def open_array(where: Where, axis: int = 0, *, external: bool = False) -> ArrayF
 
 
 def _check_file(where: Where) -> None:
-    """See that it is there, and no folder, pipe or device.
+    """Check that the file exists and is not a folder, pipe or device.
 
     Raises:
-        DataError: It is not.
+        DataError: It does not exist or is something else.
     """
     try:
         mode = os.stat(where.path).st_mode
@@ -78,11 +78,11 @@ def _check_file(where: Where) -> None:
 
 
 def named_by_files(files: Iterable[Path]) -> Iterator[tuple[str, Where]]:
-    """The fields of files without `--field`: each .npy by its stem, each .npz by its keys.
+    """Yield the fields of files given without `--field`: an .npy by its stem, an .npz by its keys.
 
     Raises:
         DataError: An .npz cannot be read.
-        ConfigError: Another format, with the arrays that are in it.
+        ConfigError: A file has another format. The message lists the arrays in it.
     """
     for path in map(str, files):
         where = Where(path)
@@ -92,5 +92,5 @@ def named_by_files(files: Iterable[Path]) -> Iterator[tuple[str, Where]]:
             for key in array_numpy.npz_names(path):
                 yield key, Where(path, key)
         else:
-            open_array(where).close()  # says what is in it
+            open_array(where).close()  # raises an error that lists the arrays
             raise ConfigError(f"{path}: say which field it is: --field NAME={path}")

@@ -1,4 +1,4 @@
-"""The names of a column's values: found in the data (--categorical), or in a Parquet file."""
+"""Category names of a column: found in the data (--categorical) or in a Parquet file's metadata."""
 
 import json
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ from data_prep.source import SourceFile
 from hpctrain.errors import ConfigError, DataError
 
 MAX_CATEGORIES = 1_000_000
-NAMES = b"categories"  # in a column's metadata, a JSON list: what `export` writes
+NAMES = b"categories"  # key in a column's metadata, with a JSON list; `export` writes it
 
 
 def categorical(
     sources: Sequence[SourceFile], choice: ColumnChoice, csv: Csv, schema: Any
 ) -> dict[str, list[Any]]:
-    """Return the values of the columns that are --categorical, sorted.
+    """Return the sorted values of each column in --categorical.
 
     Raises:
-        ConfigError: A column is of another kind.
-        DataError: It has too many values, or cannot be read.
+        ConfigError: A column holds neither text nor whole numbers.
+        DataError: A column has too many values or cannot be read.
     """
     import pyarrow.types as types
 
@@ -49,14 +49,14 @@ def categorical(
     for name, values in found.items():
         if None in values:
             values.remove(None)
-            if name in choice.null:  # what stands for the nulls
+            if name in choice.null:  # the value that replaces nulls
                 null = Column.of(name, schema.field(name).type, null=choice.null[name]).null
                 values.add(null.as_py())
     return {name: sorted(values) for name, values in found.items()}
 
 
 def names_of(column: Column, schema: Any) -> list[str]:
-    """Return the names of a field's values 0, 1, …: its categories, or those that Parquet has."""
+    """Return the names of a field's values 0, 1, …: its categories, or those in the metadata."""
     if column.categories is not None:
         return list(map(str, column.categories))
     if column.field.variable or column.field.shape or "int" not in column.field.dtype:

@@ -1,11 +1,12 @@
-"""A folder of mosaicml-streaming: its columns as fields. The library itself is not needed.
+"""A folder of mosaicml-streaming (MDS): each column is a field. The library is not needed.
 
 FOLDER/index.json, *.mds         shards, raw or compressed (gz, bz2, zstd)
 FOLDER/train/index.json, …       each folder is a split, unless --split says something else
 
-Numbers keep their dtype, int is int64, str_int int64, str_float float64; str (UTF-8) and bytes are
-uint8 of variable length, ndarrays arrays; jpeg, png and pil are images. Of a json column
---column COLUMN:KEY takes a key as a field. pkl is never read: pickles run code.
+Numbers keep their dtype; int and str_int become int64, str_float becomes float64. str (UTF-8) and
+bytes become variable-length uint8. ndarray columns become arrays; jpeg, png and pil become images.
+--column COLUMN:KEY makes a key of a json column a field. pkl columns are never read, because
+pickles can run code.
 """
 
 import argparse
@@ -37,7 +38,7 @@ from data_prep.split import ByColumn
 from hpctrain.data.field import Field, check_name
 from hpctrain.errors import ConfigError, DataError
 
-FOLDER = "folder"  # the column of the folders with an index each
+FOLDER = "folder"  # the name of the column that holds the names of the folders
 IMAGES = ("jpeg", "png", "pil")
 TAKEN = ("bytes", "str", "int", "str_int", "str_float", "ndarray", "json", *IMAGES)
 
@@ -51,14 +52,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="COLUMN[:KEY]",
-        help="take only these columns; COLUMN:KEY is a key of a json one (may be repeated)",
+        help="take only this column; COLUMN:KEY takes a key of a json column (may be repeated)",
     )
     parser.add_argument(
         "--variable",
         action="append",
         default=[],
         metavar="FIELD",
-        help="arrays of this field have different lengths (may be repeated)",
+        help="the first axis of this field's arrays varies in length (may be repeated)",
     )
     pixels.add_arguments(parser)
     add_arguments(parser, split="")
@@ -110,17 +111,17 @@ def mds(
     wanted: Sequence[str] = (),
     variable: Sequence[str] = (),
 ) -> Source:
-    """A source of MDS shards; each is a piece.
+    """Make a source of MDS shards; each shard is a piece.
 
     Args:
-        folder: With an index.json, or folders that have one each.
-        options: What becomes of records that cannot be used.
-        pixels: What becomes of images.
-        wanted: "COLUMN" or "COLUMN:KEY"; empty: all columns.
-        variable: Fields whose first axis varies.
+        folder: A folder with an index.json, or with folders that have one each.
+        options: The options of the conversion; `on_error` is used.
+        pixels: How images become samples.
+        wanted: "COLUMN" or "COLUMN:KEY"; empty takes all columns.
+        variable: Fields whose first axis varies in length.
 
     Raises:
-        ConfigError: A column that is not there or cannot be stored.
+        ConfigError: A column does not exist or cannot be stored.
         DataError: The index or a shard is missing or damaged.
     """
     pixels = pixels or Pixels()
@@ -166,10 +167,10 @@ def mds(
 
 
 def _chosen(layout: Sequence[Column], wanted: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """For each field the column, and the key of a json one.
+    """Return each field's column, and its key if it is a json column.
 
     Raises:
-        ConfigError: A column that is not there or cannot be stored.
+        ConfigError: A column does not exist or cannot be stored.
     """
     kinds = {column.name: column.kind for column in layout}
     chosen: dict[str, tuple[str, str]] = {}
@@ -203,7 +204,7 @@ def _first(
     problems: Problems,
     variable: Sequence[str],
 ) -> dict[str, Field]:
-    """The schema, by the first sample that can be used."""
+    """Return the schema of the first sample that can be used."""
     kinds = {column.name: column.kind for column in layout}
     images = {name for name, (column, _) in wanted.items() if kinds[column] in IMAGES}
     for shard in shards:
@@ -225,10 +226,10 @@ def _values(
     pixels: Pixels,
     fields: Mapping[str, Field],
 ) -> dict[str, Any]:
-    """The decoded values of a sample.
+    """Decode the chosen values of a sample.
 
     Raises:
-        Unusable: It is damaged.
+        Unusable: The sample is damaged.
     """
     columns = {column.name: column for column in layout}
     parts, values = columns_of(sample, layout), {}
@@ -259,7 +260,7 @@ def _key(part: bytes, key: str) -> Any:
 
 
 def _pil(part: bytes, pixels: Pixels) -> Any:
-    """Width, height, length of the mode, mode, pixels."""
+    """Decode a pil value: width, height, length of the mode (uint32 each), mode, pixels."""
     from PIL import Image
 
     try:

@@ -22,7 +22,7 @@ from hpctrain.data.ragged import Ragged, offsets_of
 from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import ConfigError, DataError
 
-CODES = "int32"  # of categories
+CODES = "int32"  # dtype of the codes of categories
 SHOWN = 60  # characters of a value in a message
 
 

@@ -25,10 +25,8 @@ from hpctrain.data.storage.plain import Plain
 from hpctrain.data.storage.table import filters
 from hpctrain.errors import DataError
 
-LARGE, SMALL = (
-    8 * 2**20,
-    16 * 2**10,
-)  # bytes of a chunk: too many for one sample; too few for a read
+# Bytes of a chunk: too many to decode for one sample, too few for a read.
+LARGE, SMALL = 8 * 2**20, 16 * 2**10
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,13 @@ class _Header(tarfile.TarInfo):
 
 
 def samples(
-    path: str, wanted: frozenset[str] | None, reading: Reading
+    path: str, extensions: frozenset[str] | None, reading: Reading
 ) -> Iterator[tuple[str, dict[str, bytes]]]:
     """Yield the samples of a tar: consecutive members with the same key.
 
     Args:
         path: The tar, compressed or not.
-        wanted: The extensions to read, in lower case; None reads all.
+        extensions: The extensions to read, in lower case; None reads all.
         reading: Takes the records that cannot be used. Behind a damaged place, the rest of the tar
             is one such record.
 
@@ -62,7 +62,7 @@ def samples(
                 if reason := _refused(member, extension in parts):
                     good = good and name is None  # a member without a key belongs to no sample
                     reading.bad(path, f"member {member.name!r}", reason)
-                elif good and (wanted is None or extension in wanted):
+                elif good and (extensions is None or extension in extensions):
                     file = tar.extractfile(member)
                     parts[extension] = file.read() if file else b""
             if good:

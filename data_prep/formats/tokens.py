@@ -23,9 +23,7 @@ BYTES = 256
 EOD = "<|endoftext|>"
 # The end-of-document tokens of well-known tokenizers.
 EODS = (EOD, "</s>", "<eos>", "<|end_of_text|>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
-SMALLEST = (
-    BYTES + 1
-)  # least vocabulary of a trained tokenizer: all bytes, and the end-of-document token
+SMALLEST = BYTES + 1  # the least vocabulary: all bytes, and the end-of-document token
 
 
 @dataclass(frozen=True)

@@ -97,8 +97,8 @@ class Saved:
 class HuggingFace(Source):
     """See `huggingface`."""
 
-    by_name: Mapping[str, Column | None] = field(default_factory=dict)  # None: an image
-    shapes: Mapping[str, Sequence[int | None]] = field(default_factory=dict)  # of arrays
+    by_name: Mapping[str, Column | None] = field(default_factory=dict)  # None for images
+    shapes: Mapping[str, Sequence[int | None]] = field(default_factory=dict)  # of array features
     images: Pixels = field(default_factory=Pixels)
     column: str = ""
 
@@ -138,9 +138,9 @@ class HuggingFace(Source):
                 yield Block(values, column=self._column(split, batch, kept), file=path)
 
     def _image(self, name: str, item: Mapping[str, Any] | None) -> Array | str:
-        wanted = self.fields[name]
+        spec = self.fields[name]
         try:
-            return _sample(self.images, item, None if wanted.variable else wanted)
+            return _sample(self.images, item, None if spec.variable else spec)
         except Unusable as error:
             return f"column {name!r}: the image cannot be used: {error}"
 

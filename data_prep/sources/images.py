@@ -160,9 +160,9 @@ def images(
             path, SUFFIXES, problems, ignored, fixed, labels=labels, split=bool(split)
         )
     else:
-        wanted = [columns[0], *([columns[1]] if labels else []), *([split] if split else [])]
+        list_columns = [columns[0], *([columns[1]] if labels else []), *([split] if split else [])]
         found = by_list(
-            path, wanted, problems, fixed, labels=labels, split=bool(split), outside=outside
+            path, list_columns, problems, fixed, labels=labels, split=bool(split), outside=outside
         )
     if not found.files:
         why = f": {problems.found[0]}" if problems.found else ""

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
 
     given, args.split = args.split, args.split or "train=1"
     options = Options.of(args)
-    source = mds(args.folder, options, Pixels.of(args), wanted=args.column, variable=args.variable)
+    source = mds(args.folder, options, Pixels.of(args), named=args.column, variable=args.variable)
     if not given and source.columns:
         options = replace(options, split=ByColumn(FOLDER))
     convert(source, args.out, options)
@@ -82,7 +82,7 @@ class Mds(Source):
     """See `mds`."""
 
     layout: tuple[Column, ...] = ()
-    wanted: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # field: column, key
+    chosen: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # (column, key) by field
     pixels: Pixels = field(default_factory=Pixels)
 
     def read(self, what: Shard, reading: Reading) -> Iterator[Block]:
@@ -91,7 +91,7 @@ class Mds(Source):
         for number, content in enumerate(samples(what)):
             record = f"sample {number}"
             try:
-                values = _values(content, self.layout, self.wanted, self.pixels, self.fields)
+                values = _values(content, self.layout, self.chosen, self.pixels, self.fields)
                 sample = fit_all(values, self.fields)
             except Unusable as error:
                 reading.bad(what.file.path, record, str(error))
@@ -108,7 +108,7 @@ def mds(
     options: Options,
     pixels: Pixels | None = None,
     *,
-    wanted: Sequence[str] = (),
+    named: Sequence[str] = (),
     variable: Sequence[str] = (),
 ) -> Source:
     """Make a source of MDS shards; each shard is a piece.
@@ -117,7 +117,7 @@ def mds(
         folder: A folder with an index.json, or with folders that have one each.
         options: The options of the conversion; `on_error` is used.
         pixels: How images become samples.
-        wanted: "COLUMN" or "COLUMN:KEY"; empty takes all columns.
+        named: "COLUMN" or "COLUMN:KEY"; empty takes all columns.
         variable: Fields whose first axis varies in length.
 
     Raises:
@@ -144,7 +144,7 @@ def mds(
     shards = [shard for shard in shards if shard.samples]
     if not shards:
         raise DataError(f"{folder} has no samples")
-    chosen = _chosen(layout, wanted)
+    chosen = _chosen(layout, named)
     fields = _first(shards, layout, chosen, pixels, Problems(options.on_error), variable)
     if unknown := sorted(set(variable) - set(fields)):
         raise ConfigError(f"--variable {unknown[0]}: the fields are {', '.join(fields)}")
@@ -161,12 +161,12 @@ def mds(
         about={"from": str(folder.absolute()), "columns": {c.name: c.encoding for c in layout}},
         columns=(FOLDER,) if "" not in folders else (),
         layout=layout,
-        wanted=chosen,
+        chosen=chosen,
         pixels=pixels,
     )
 
 
-def _chosen(layout: Sequence[Column], wanted: Sequence[str]) -> dict[str, tuple[str, str]]:
+def _chosen(layout: Sequence[Column], named: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Return each field's column, and its key if it is a json column.
 
     Raises:
@@ -174,7 +174,7 @@ def _chosen(layout: Sequence[Column], wanted: Sequence[str]) -> dict[str, tuple[
     """
     kinds = {column.name: column.kind for column in layout}
     chosen: dict[str, tuple[str, str]] = {}
-    for text in wanted or list(kinds):
+    for text in named or list(kinds):
         column, _, key = (text, "", "") if text in kinds else text.partition(":")
         if column not in kinds:
             raise ConfigError(f"--column {text}: there are {', '.join(kinds)}")
@@ -199,18 +199,18 @@ def _chosen(layout: Sequence[Column], wanted: Sequence[str]) -> dict[str, tuple[
 def _first(
     shards: Sequence[Shard],
     layout: Sequence[Column],
-    wanted: Mapping[str, tuple[str, str]],
+    chosen: Mapping[str, tuple[str, str]],
     pixels: Pixels,
     problems: Problems,
     variable: Sequence[str],
 ) -> dict[str, Field]:
     """Return the schema of the first sample that can be used."""
     kinds = {column.name: column.kind for column in layout}
-    images = {name for name, (column, _) in wanted.items() if kinds[column] in IMAGES}
+    images = {name for name, (column, _) in chosen.items() if kinds[column] in IMAGES}
     for shard in shards:
         for number, content in enumerate(samples(shard)):
             try:
-                values = _values(content, layout, wanted, pixels, {})
+                values = _values(content, layout, chosen, pixels, {})
                 fields = fields_of(values, variable)
             except Unusable as error:
                 problems.bad(shard.file.path, f"sample {number}", str(error))
@@ -222,7 +222,7 @@ def _first(
 def _values(
     sample: bytes,
     layout: Sequence[Column],
-    wanted: Mapping[str, tuple[str, str]],
+    chosen: Mapping[str, tuple[str, str]],
     pixels: Pixels,
     fields: Mapping[str, Field],
 ) -> dict[str, Any]:
@@ -233,7 +233,7 @@ def _values(
     """
     columns = {column.name: column for column in layout}
     parts, values = columns_of(sample, layout), {}
-    for name, (column, key) in wanted.items():
+    for name, (column, key) in chosen.items():
         kind, part = columns[column].kind, parts[column]
         try:
             if kind == "pil":

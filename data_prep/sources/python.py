@@ -48,7 +48,9 @@ SHOWN = 3  # lines of a traceback that a message has
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument("function", metavar="FILE.py:FUNCTION")
+    parser.add_argument(
+        "function", metavar="FILE.py:FUNCTION", help="a function that returns an iterable of dicts"
+    )
     parser.add_argument(
         "--arg",
         action="append",

@@ -91,7 +91,7 @@ class WebDataset(Source):
     def read(self, what: str, reading: Reading) -> Iterator[Block]:
         """See `Source`."""
         block = Samples(self.fields, what)
-        for key, parts in samples(what, _wanted(self.members), reading):
+        for key, parts in samples(what, _extensions(self.members), reading):
             try:
                 values = _values(parts, self.members, self.pixels, self.fields)
                 sample = fit_all(values, self.fields)
@@ -133,7 +133,7 @@ def webdataset(
     fields: dict[str, Field] = {}
     problems = Problems(options.on_error)
     for tar in tars:
-        for key, parts in samples(str(tar), _wanted(members), problems):
+        for key, parts in samples(str(tar), _extensions(members), problems):
             try:
                 chosen = members or _by_default(parts)
                 values = _values(parts, chosen, pixels, {})
@@ -239,7 +239,7 @@ def _by_default(parts: Mapping[str, bytes]) -> dict[str, Member]:
     return members
 
 
-def _wanted(members: Mapping[str, Member]) -> frozenset[str] | None:
+def _extensions(members: Mapping[str, Member]) -> frozenset[str] | None:
     """Return the extensions to read; None means all."""
     return frozenset(e for m in members.values() for e in m.extensions) if members else None
 

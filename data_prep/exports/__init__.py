@@ -1,1 +1,1 @@
-"""What a data set can be exported to: a class with `fields` and `write`, for each kind of file."""
+"""Export of data sets: for each format a class with `fields` and `write`."""

@@ -1,4 +1,7 @@
-"""Image files in a folder for each class; written by threads: Pillow encodes outside the GIL."""
+"""Export to image files, in a folder for each class.
+
+Threads write the files, because Pillow releases the GIL while it encodes.
+"""
 
 import os
 import re
@@ -23,15 +26,16 @@ WHAT = "uint8 (C, H, W) with 1, 3 or 4 channels, (H, W), or encoded files"
 
 
 class Images:
-    """SPLIT/CLASS/0000012.png, and classes.txt.
+    """Writes SPLIT/CLASS/0000012.png, and classes.txt.
 
     Args:
         data: The data set.
-        image: The only field with images is taken where none is named.
-        label: So is one with categories, or the only whole number.
+        image: The field with the images; if empty, the only field that has images.
+        label: The field with the labels; None takes the first one with categories, or the only
+            one with whole numbers.
 
     Raises:
-        ConfigError: There are no such fields, or several, or Pillow is not installed.
+        ConfigError: There is no such field, or several, or Pillow is not installed.
     """
 
     def __init__(self, data: DataSet, image: Sequence[str] = (), label: str | None = None) -> None:
@@ -57,7 +61,7 @@ class Images:
         """Write the first `count` samples of a split.
 
         Raises:
-            DataError: A shard is damaged, or an encoded image is none.
+            DataError: A shard is damaged, or an encoded image is not an image file.
             OSError: The folder cannot be written.
         """
         if self._names:
@@ -96,9 +100,9 @@ class Images:
 
 
 def folder_names(values: Sequence[int], categories: Sequence[str]) -> dict[int, str]:
-    """A folder for each label: its category, made safe, or the number.
+    """Return a folder name for each label: its category in safe characters, or the number.
 
-    Numbers are filled up with zeros, and names are unique even where case does not count.
+    Numbers are padded with zeros. Names are unique also if upper and lower case are the same.
 
     >>> folder_names([0, 1, 2], ["cat", "../dog", "Cat"])
     {0: 'cat', 1: '___dog', 2: 'Cat-2'}

@@ -1,4 +1,4 @@
-"""NumPy's .npz, member by member, so that no field has to fit into memory."""
+"""Export to NumPy's .npz, block by block, so that no field has to fit into memory."""
 
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,11 +14,11 @@ from hpctrain.data.types import Array
 
 
 class Npz:
-    """SPLIT.npz.
+    """Writes SPLIT.npz.
 
     Args:
         data: The data set.
-        fields: To write.
+        fields: The fields to write.
     """
 
     def __init__(self, data: DataSet, fields: Mapping[str, Field]) -> None:
@@ -58,7 +58,7 @@ def _member(
 ) -> None:
     descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
     header = {"descr": descr, "fortran_order": False, "shape": tuple(shape)}
-    member = zipfile.ZipInfo(f"{name}.npy")  # of 1980: the same bytes each time
+    member = zipfile.ZipInfo(f"{name}.npy")  # dated 1980, so the file's bytes are always the same
     with file.open(member, "w", force_zip64=True) as target:
         np.lib.format.write_array_header_1_0(target, header)
         for array in arrays:

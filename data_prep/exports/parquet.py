@@ -1,4 +1,4 @@
-"""Parquet by pyarrow: a column for each field, a row group for each few MB."""
+"""Export to Parquet by pyarrow: a column for each field, row groups of a few MB."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -18,15 +18,15 @@ from hpctrain.errors import ConfigError, DataError
 
 
 class Parquet:
-    """SPLIT.parquet.
+    """Writes SPLIT.parquet.
 
     Args:
         data: The data set.
-        fields: To write.
-        text: Those of UTF-8 bytes that become strings.
+        fields: The fields to write.
+        text: Names of fields with UTF-8 bytes that become strings.
 
     Raises:
-        ConfigError: A field of `text` is none of bytes, or pyarrow is not installed.
+        ConfigError: A field of `text` does not hold bytes, or pyarrow is not installed.
     """
 
     def __init__(self, data: DataSet, fields: Mapping[str, Field], text: Sequence[str]) -> None:
@@ -77,7 +77,7 @@ class Parquet:
         return self._pa.field(name, kind, nullable=False, metadata=metadata)
 
     def _element(self, field: Field) -> Any:
-        """The type of an array: with more than one axis, a list that has its shape in its type."""
+        """Return the Arrow type of an array: a list, or a tensor if it has several axes."""
         kind = self._pa.from_numpy_dtype(np.dtype(field.dtype))
         if len(field.shape) > 1:
             return self._pa.fixed_shape_tensor(kind, field.shape)

@@ -1,4 +1,4 @@
-"""A field of several arrays, one behind the other, and their values as they are to be stored."""
+"""A field made of several arrays one after the other, and their values as they will be stored."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats.array_files import ArrayFile, Where, open_array
+from data_prep.formats.array_base import ArrayFile, Where
+from data_prep.formats.array_files import open_array
 from data_prep.formats.packing import Packing, cast
 from hpctrain.data.field import Field
 from hpctrain.data.types import Array
@@ -17,7 +18,7 @@ from hpctrain.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One array of a field: `rows` samples."""
+    """One array of a field, with `rows` samples."""
 
     where: Where
     rows: int
@@ -26,7 +27,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Column:
-    """A field's arrays, one behind the other."""
+    """The arrays of a field, one after the other."""
 
     name: str
     parts: tuple[Part, ...]
@@ -36,16 +37,16 @@ class Column:
     ends: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Note where each part ends."""
+        """Compute where each part ends."""
         object.__setattr__(self, "ends", list(accumulate(part.rows for part in self.parts)))
 
     def place(self, row: int) -> tuple[Part, int]:
-        """The part that a row is in, and its number there."""
+        """Return the part that contains a row, and the row's number in it."""
         number = bisect_right(self.ends, row)
         return self.parts[number], row - (self.ends[number - 1] if number else 0)
 
     def spans(self, start: int, stop: int) -> Iterator[tuple[Part, int, int]]:
-        """Each part's share of these rows: the part, and the rows' numbers there."""
+        """Yield each part that contains some of these rows, with their first and last number."""
         while start < stop:
             part, first = self.place(start)
             last = min(part.rows, first + stop - start)
@@ -54,7 +55,7 @@ class Column:
 
 
 class OpenColumn:
-    """A column, and the file of it that is being read; `close` it."""
+    """A column and the one of its files that is open. The user calls `close`."""
 
     def __init__(self, column: Column) -> None:
         self.column = column
@@ -62,7 +63,7 @@ class OpenColumn:
         self._file: ArrayFile | None = None
 
     def file(self, part: Part) -> ArrayFile:
-        """Open a part, and close the one before."""
+        """Return the open file of a part; close the part that was open before."""
         if part is not self._part or self._file is None:
             self.close()
             self._file = open_array(part.where, self.column.axis, external=self.column.external)
@@ -72,7 +73,7 @@ class OpenColumn:
         return self._file
 
     def rows(self, start: int, stop: int) -> tuple[Array, dict[int, str]]:
-        """The values, and why rows (from 0) cannot be used."""
+        """Return the values, and for each row that cannot be used (from 0) the reason."""
         found = [self._span(*span) for span in self.column.spans(start, stop)]
         if len(found) == 1:
             return found[0]
@@ -91,7 +92,7 @@ class OpenColumn:
             _note(problems, values > 1, lambda row, at: f"{values[row][at]} is no bool")
         to, before = self.column.cast, values
         if missing is not None and to.startswith("float"):
-            # Whole numbers with gaps, as the floats that were asked for: what is missing is NaN.
+            # Integers with missing values are cast to floats: a missing value becomes NaN.
             values, lost = cast(np.where(missing, np.zeros_like(values), values), to)
             values = np.where(missing, np.array(np.nan, to), values)
         else:
@@ -111,14 +112,14 @@ class OpenColumn:
         return values, problems
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the open file."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 def _note(problems: dict[int, str], bad: Array, why: Any) -> None:
-    """Note `why(row, where in it)` for each row with something bad."""
+    """Add `why(row, place of its first bad value)` for each row with a bad value."""
     for row in np.flatnonzero(bad.reshape(len(bad), -1).any(1)).tolist():
         problems.setdefault(row, why(row, np.unravel_index(bad[row].argmax(), bad[row].shape)))
 
@@ -126,18 +127,19 @@ def _note(problems: dict[int, str], bad: Array, why: Any) -> None:
 def open_parts(
     name: str, wheres: list[Where], axis: int, to: str, *, unpack: bool, external: bool
 ) -> tuple[Column, Field]:
-    """Look at a field's arrays, each of which is opened for a moment.
+    """Open each of a field's arrays once, and return the column and its field.
 
     Args:
-        name: Of the field.
+        name: Name of the field.
         wheres: Its arrays, in their order.
-        axis: That is the sample.
-        to: The dtype to cast to; "": as it is.
-        unpack: Go by scale_factor and the like.
-        external: HDF5 files may lead to others.
+        axis: The axis that counts the samples.
+        to: The dtype to cast to; "" keeps the stored one.
+        unpack: Whether attributes such as scale_factor are applied.
+        external: Whether HDF5 files may lead to other files.
 
     Raises:
-        DataError: One cannot be read or stored, or is not like the first; or none has samples.
+        DataError: An array cannot be read or stored, or differs from the first; or no array has
+            samples.
     """
     parts: list[Part] = []
     schema: Field | None = None

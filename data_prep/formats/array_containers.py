@@ -1,4 +1,4 @@
-"""Arrays in HDF5, NetCDF and Zarr, read through their own libraries; see `array_files`."""
+"""Readers of arrays in HDF5, NetCDF and Zarr, each through its own library; see `array_base`."""
 
 import importlib
 import os
@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats.array_files import ArrayFile, Where, choose, unreadable
+from data_prep.formats.array_base import ArrayFile, Where, choose, unreadable
 from data_prep.formats.netcdf_classic import check_whole
 from data_prep.formats.packing import ATTRIBUTES
 from hpctrain.data.compression import plugins
 from hpctrain.data.types import Array
 from hpctrain.errors import DataError
 
-HOPS = 64  # links that lead to links
+HOPS = 64  # links followed one after the other; more are taken for a circle
 
 
 def open_container(kind: str, where: Where, axis: int, external: bool) -> ArrayFile:
-    """Open an array of a file of this kind; see `open_array`."""
+    """Open an array of the kind hdf5, netcdf or zarr; see `open_array`."""
     match kind:
         case "hdf5":
             return _HDF5(where, axis, external)
@@ -50,7 +50,7 @@ class _HDF5(ArrayFile):
         self._file = h5py.File(where.path, "r", locking=False)
         try:
             links = _Links(where, external)
-            # A name that is asked for is walked to; the list would not show what links lead to.
+            # Walk to the given name: the list of names does not show what links lead to.
             key = where.key or choose(where, _hdf5_names(self._file))
             if (found := links.find(self._file, key)) is None:
                 key = choose(where, _hdf5_names(self._file))
@@ -77,7 +77,7 @@ class _HDF5(ArrayFile):
         return np.moveaxis(array, self.axis, 0)
 
     def files(self, start: int, stop: int) -> Iterable[str]:
-        """Also those that links led to."""
+        """Return the file and the other files that links lead to."""
         return self.where.path, *self._others
 
     def close(self) -> None:
@@ -86,10 +86,10 @@ class _HDF5(ArrayFile):
 
 
 class _Links:
-    """Finds datasets link by link, so that none leads to another file unseen.
+    """Finds a dataset link by link, so that every link to another file is noticed.
 
     Attributes:
-        files: The other files, which were allowed.
+        files: The other files that allowed links lead to.
     """
 
     def __init__(self, where: Where, external: bool) -> None:
@@ -97,7 +97,7 @@ class _Links:
         self.files: list[str] = []
 
     def find(self, root: Any, key: str, hops: int = 0) -> Any:
-        """The object at a path; None: there is none."""
+        """Return the object at a path, or None if there is none."""
         import h5py
 
         here, names = root, [name for name in key.split("/") if name not in ("", ".")]
@@ -127,7 +127,7 @@ class _Links:
         return here
 
     def dataset(self, found: Any) -> Any:
-        """See that it is a dataset, with its data where they may be."""
+        """Check that an object is a dataset whose values are in files that may be read."""
         import h5py
 
         if not isinstance(found, h5py.Dataset):
@@ -157,7 +157,7 @@ class _Links:
         if not self._external:
             raise DataError(f"{self._where} is {what}; --external allows other files")
         path = os.path.join(os.path.dirname(base), file)
-        if not os.path.isfile(path):  # HDF5 would give fill values
+        if not os.path.isfile(path):  # HDF5 would return fill values
             raise DataError(f"{self._where} is {what}, and {path} is not there")
         self.files.append(path)
 
@@ -187,7 +187,7 @@ class _NetCDF(ArrayFile):
             key = choose(Where(where.path, key), texts)
             self._others = _links_of_netcdf(where, key, external)
             self._variable = names[key]
-            self._variable.set_auto_maskandscale(False)  # `packing` does that
+            self._variable.set_auto_maskandscale(False)  # our `packing` does this
             self._variable.set_auto_chartostring(False)
             chunks = self._variable.chunking()
             known = isinstance(chunks, list) and -len(chunks) <= axis < len(chunks)
@@ -197,7 +197,7 @@ class _NetCDF(ArrayFile):
             self.attributes = {
                 name: self._variable.getncattr(name) for name in ATTRIBUTES if name in found
             }
-            # What was never written reads as this; single bytes have no such value.
+            # Values that were never written are read as this. Single bytes have no such value.
             if "_FillValue" not in found and dtype.itemsize > 1:
                 self.attributes["_FillValue"] = netcdf.default_fillvals[dtype.str[1:]]
         except BaseException:
@@ -212,7 +212,7 @@ class _NetCDF(ArrayFile):
         return np.moveaxis(np.asarray(array), self.axis, 0)
 
     def files(self, start: int, stop: int) -> Iterable[str]:
-        """Also those that links led to."""
+        """Return the file and the other files that links lead to."""
         return self.where.path, *self._others
 
     def close(self) -> None:
@@ -221,7 +221,10 @@ class _NetCDF(ArrayFile):
 
 
 def _links_of_netcdf(where: Where, key: str, external: bool) -> list[str]:
-    """The other files that a variable is in: NetCDF4 is HDF5, and its library follows any link."""
+    """Return the other files that hold a variable's values.
+
+    A NetCDF4 file is an HDF5 file, and its library follows every link.
+    """
     import h5py
 
     if not h5py.is_hdf5(where.path):
@@ -229,7 +232,7 @@ def _links_of_netcdf(where: Where, key: str, external: bool) -> list[str]:
     group, _, name = key.rpartition("/")
     with h5py.File(where.path, "r", locking=False) as file:
         links = _Links(Where(where.path, key), external)
-        # A variable with the name of a dimension that is not its own is stored under another.
+        # A variable named like a dimension that is not its own is stored under another name.
         for stored in (key, f"{group}/_nc4_non_coord_{name}"):
             if (found := links.find(file, stored)) is not None:
                 links.dataset(found)
@@ -273,7 +276,7 @@ class _Zarr(ArrayFile):
             elif where.key.strip("/"):
                 raise DataError(f"{where.path} is itself an array and holds no {where.key!r}")
             self._array = found
-            self._chunks = found.shards or found.chunks  # what is a file
+            self._chunks = found.shards or found.chunks  # each of them is a file
             known = -len(self._chunks) <= axis < len(self._chunks)
             super().__init__(
                 where, found.dtype, found.shape, axis, self._chunks[axis] if known else 1
@@ -281,7 +284,7 @@ class _Zarr(ArrayFile):
             self.attributes = {
                 name: found.attrs[name] for name in ATTRIBUTES if name in found.attrs
             }
-            # Written by xarray in the second version, that is what is missing.
+            # In version 2, xarray stores the value for missing numbers as the fill value.
             fill = found.metadata.fill_value
             if found.metadata.zarr_format == 2 and "_ARRAY_DIMENSIONS" in found.attrs:
                 self.attributes |= {} if fill is None else {"_FillValue": fill}
@@ -292,12 +295,12 @@ class _Zarr(ArrayFile):
     def _rows(self, start: int, stop: int) -> Array:
         try:
             array = self._array[(slice(None),) * self.axis + (slice(start, stop),)]
-        except Exception as error:  # codecs raise what they like
+        except Exception as error:  # codecs may raise anything
             raise unreadable(self.where, error) from None
         return np.moveaxis(np.asarray(array), self.axis, 0)
 
     def files(self, start: int, stop: int) -> Iterator[str]:
-        """The metadata, and the chunks of these rows that are there."""
+        """Yield the metadata files, and the chunks of these rows that exist."""
         if self._zip is not None:
             yield self.where.path
             return
@@ -319,5 +322,5 @@ class _Zarr(ArrayFile):
 
     def close(self) -> None:
         """See `ArrayFile`."""
-        if self._zip is not None and hasattr(self._zip, "_zf"):  # else it could not be opened
+        if self._zip is not None and hasattr(self._zip, "_zf"):  # otherwise opening it failed
             self._zip.close()

@@ -1,69 +1,27 @@
-"""An array in a file, read by ranges of rows: memory for what is asked, whatever the file's size.
-
-Here is what an array file is; .npy, .npz and raw numbers are in `array_numpy`, HDF5, NetCDF and
-Zarr in `array_containers`.
-"""
+"""Find and open arrays in files, whatever their format; see `array_base`."""
 
 import glob
-import math
 import os
 import re
 import stat
 import zipfile
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from hpctrain.data.types import Array
+from data_prep.formats import array_containers, array_numpy
+from data_prep.formats.array_base import FORMS, ArrayFile, Where, unreadable
 from hpctrain.errors import ConfigError, DataError
-
-HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".h5ad", ".mat")
-NETCDF = (".nc", ".nc4", ".cdf", ".netcdf")
-ZARR = (".zarr", ".zarr.zip")
-FORMS = (
-    "FILE.npy, FILE.npz:KEY, FILE.h5:/PATH, FILE.nc:VARIABLE, FILE.zarr:PATH, or for raw numbers "
-    "FILE:DTYPE:SHAPE such as u.bin:float32:3x64x64"
-)
-SLAB_BYTES = 128 * 2**20  # rows that are stored together are read together, up to so much
-
-
-@dataclass(frozen=True, slots=True)
-class Where:
-    """An array in a file.
-
-    Attributes:
-        path: Of the file, or the folder of a Zarr store.
-        key: What is behind the colon: the array in the file, or "DTYPE:SHAPE:SKIP".
-    """
-
-    path: str
-    key: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.key}" if self.key else self.path
-
-    @property
-    def kind(self) -> str:
-        """npy, npz, hdf5, netcdf, zarr or raw, as the name ends."""
-        name = self.path.rstrip("/").lower()
-        for kind, endings in (("hdf5", HDF5), ("netcdf", NETCDF), ("zarr", ZARR)):
-            if name.endswith(endings):
-                return kind
-        return name[-3:] if name.endswith((".npy", ".npz")) else "raw"
 
 
 def parse_where(text: str) -> list[Where]:
-    """Read FILE or FILE:KEY; FILE may be a pattern, whose files come in natural order.
+    """Parse FILE or FILE:KEY. FILE may be a pattern; its files are returned in natural order.
 
     Raises:
-        ConfigError: A pattern without files.
+        ConfigError: No file matches the pattern.
     """
     cuts = [len(text), *(i for i in reversed(range(len(text))) if text[i] == ":")]
-    for cut in cuts:  # the longest that is there: names may have colons
+    for cut in cuts:  # the longest path that exists: file names may contain colons
         if cut and os.path.exists(text[:cut]):
             return [Where(text[:cut], text[cut + 1 :])]
     for cut in cuts:
@@ -76,95 +34,23 @@ def parse_where(text: str) -> list[Where]:
 
 
 def natural(text: str) -> tuple[Any, ...]:
-    """A key that sorts t2 before t10."""
+    """Return a sort key that puts t2 before t10."""
     parts = re.findall(r"([0-9]+)|([^0-9]+)", text)
     return *((int(number or -1), other) for number, other in parts), text
-
-
-class ArrayFile(ABC):
-    """An open array. Use it in a `with`.
-
-    Args:
-        where: For messages.
-        dtype: As stored.
-        shape: As stored.
-        axis: That is the sample.
-        chunk: Rows that are stored together, so that one costs as much to read as all.
-
-    Attributes:
-        dtype: As stored.
-        shape: (samples, *sample).
-        attributes: What the file says of it.
-
-    Raises:
-        DataError: A dtype or shape that has no rows of numbers.
-        ConfigError: It has no such axis.
-    """
-
-    def __init__(
-        self, where: Where, dtype: Any, shape: Sequence[int], axis: int, chunk: int = 1
-    ) -> None:
-        check_dtype(where, dtype)
-        if not shape:
-            raise DataError(f"{where} is a single number; an axis has to be the sample")
-        if not -len(shape) <= axis < len(shape):
-            raise ConfigError(f"--axis {axis}: {where} has {len(shape)} axes, {tuple(shape)}")
-        axis %= len(shape)
-        self.where, self.dtype, self.axis = where, np.dtype(dtype), axis
-        self.shape = (shape[axis], *shape[:axis], *shape[axis + 1 :])
-        self.attributes: Mapping[str, Any] = {}
-        row = max(1, self.dtype.itemsize * math.prod(self.shape[1:]))
-        self._chunk = chunk if chunk * row <= SLAB_BYTES else 1
-        self._slab: tuple[int, Array] | None = None
-
-    def rows(self, start: int, stop: int) -> Array:
-        """Return (stop - start, *sample); do not change it.
-
-        Raises:
-            DataError: They cannot be read.
-        """
-        if self._chunk == 1:
-            return self._rows(start, stop)
-        if self._slab is not None:
-            first, slab = self._slab
-            if first <= start and stop <= first + len(slab):
-                return slab[start - first : stop - first]
-        first = start - start % self._chunk
-        slab = self._rows(first, min(self.shape[0], -(-stop // self._chunk) * self._chunk))
-        self._slab = first, slab
-        return slab[start - first : stop - first]
-
-    @abstractmethod
-    def _rows(self, start: int, stop: int) -> Array: ...
-
-    def files(self, start: int, stop: int) -> Iterable[str]:
-        """The files that these rows are read from."""
-        return (self.where.path,)
-
-    def close(self) -> None:  # noqa: B027
-        """Let go of the file, if it is held."""
-
-    def __enter__(self) -> "ArrayFile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def open_array(where: Where, axis: int = 0, *, external: bool = False) -> ArrayFile:
     """Open an array.
 
     Args:
-        where: It.
-        axis: That is the sample.
-        external: Links of an HDF5 file may lead to other files.
+        where: The address of the array.
+        axis: The axis that counts the samples.
+        external: Whether links of an HDF5 file may lead to other files.
 
     Raises:
-        DataError: It is missing, damaged, or not an array of numbers.
-        ConfigError: `where` does not say which array, or the axis is not there.
+        DataError: The array is missing, damaged, or does not hold numbers.
+        ConfigError: `where` does not say which array, or the array does not have this axis.
     """
-    from data_prep.formats import array_containers, array_numpy
-
     _check_file(where)
     try:
         match where.kind:
@@ -177,10 +63,10 @@ def open_array(where: Where, axis: int = 0, *, external: bool = False) -> ArrayF
 
 
 def _check_file(where: Where) -> None:
-    """See that it is there, and no folder, pipe or device.
+    """Check that the file exists and is not a folder, pipe or device.
 
     Raises:
-        DataError: It is not.
+        DataError: It does not exist or is something else.
     """
     try:
         mode = os.stat(where.path).st_mode
@@ -191,85 +77,20 @@ def _check_file(where: Where) -> None:
         raise DataError(f"{where.path} is {what}; a field is {FORMS}")
 
 
-def unreadable(where: Where, error: Exception) -> DataError:
-    """What to tell of a file that a library cannot read."""
-    if isinstance(error, OSError) and error.strerror and error.errno:
-        # The libraries put the path in strerror; NetCDF's own errors are below 0.
-        known = error.errno > 0
-        why = os.strerror(error.errno) if known else error.strerror
-        return DataError(f"{where.path} cannot be read: {why}")
-    text = " ".join(str(error).split()) or type(error).__name__
-    what = {"npy": "NumPy", "npz": "NumPy", "hdf5": "HDF5", "netcdf": "NetCDF", "zarr": "Zarr"}
-    return DataError(f"{where} is not readable as {what.get(where.kind, 'raw')}: {text}")
-
-
-def choose(where: Where, names: Mapping[str, str]) -> str:
-    """The array's name in a file; without a key it must be the only one.
-
-    Args:
-        where: What was asked for.
-        names: The arrays that are there, and what each is, such as "float32 (10, 3)".
-
-    Raises:
-        ConfigError: With all names, and an example.
-    """
-    if where.key in names:
-        return where.key
-    if not names:
-        raise DataError(f"{where.path} holds no arrays")
-    if not where.key and len(names) == 1:
-        return next(iter(names))
-    shown = [f"{name} {what}".rstrip() for name, what in names.items()]
-    more = f"; and {len(shown) - 20} more" if len(shown) > 20 else ""
-    problem = f"has no array {where.key!r}" if where.key else "holds several arrays"
-    name = next(iter(names))
-    field = re.sub(r"[^A-Za-z0-9_.-]", "_", name.rpartition("/")[2]) or "x"
-    raise ConfigError(
-        f"{where.path} {problem}; there are: {'; '.join(shown[:20])}{more}. For example: "
-        f"--field {field}={where.path}:{name}"
-    )
-
-
-def check_dtype(where: Where, dtype: Any) -> None:
-    """Refuse what are not numbers.
-
-    Raises:
-        DataError: With what to do instead.
-    """
-    kind = dtype.kind if isinstance(dtype, np.dtype) else "T"
-    if kind in "biuf":
-        return
-    if kind == "V" and dtype.names:
-        what = f"structured ({', '.join(dtype.names)}): save each of them as an array"
-    else:
-        what = {
-            "c": f"{dtype}: store the real and the imaginary part as two fields",
-            "O": "dtype object (text, lists or Python objects): save arrays of numbers",
-            "S": "text: `python -m data_prep table` or `text` takes it",
-            "U": "text: `python -m data_prep table` or `text` takes it",
-            "T": "text: `python -m data_prep table` or `text` takes it",
-            "M": f"{dtype}: save it as int64",
-            "m": f"{dtype}: save it as int64",
-        }.get(kind, f"dtype {dtype}: save arrays of numbers")
-    raise DataError(f"{where} is {what}")
-
-
 def named_by_files(files: Iterable[Path]) -> Iterator[tuple[str, Where]]:
-    """The fields of files without `--field`: each .npy by its stem, each .npz by its keys.
+    """Yield the fields of files given without `--field`: an .npy by its stem, an .npz by its keys.
 
     Raises:
         DataError: An .npz cannot be read.
-        ConfigError: Another format, with the arrays that are in it.
+        ConfigError: A file has another format. The message lists the arrays in it.
     """
-    from data_prep.formats.array_numpy import npz_names
-
     for path in map(str, files):
         where = Where(path)
         if where.kind == "npy":
             yield Path(path).stem, where
         elif where.kind == "npz":
-            for key in npz_names(path):
+            for key in array_numpy.npz_names(path):
                 yield key, Where(path, key)
         else:
-            open_array(where).close()  # says what is in it
+            open_array(where).close()  # raises an error that lists the arrays
             raise ConfigError(f"{path}: say which field it is: --field NAME={path}")

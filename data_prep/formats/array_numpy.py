@@ -1,4 +1,4 @@
-"""Arrays in .npy and .npz files, and raw numbers; see `array_files`."""
+"""Readers of arrays in .npy files, .npz files and files of raw numbers; see `array_base`."""
 
 import atexit
 import math
@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from data_prep.formats.array_files import (
+from data_prep.formats.array_base import (
     FORMS,
     SLAB_BYTES,
     ArrayFile,
@@ -24,12 +24,12 @@ from data_prep.formats.mapped import Mapped
 from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
 
-STRIDE = 2**14  # bytes: runs closer to each other are read with what is between them
-STRIP_BYTES = 8 * 2**20
+STRIDE = 2**14  # bytes: runs closer together than this are read with the bytes between them
+STRIP_BYTES = 8 * 2**20  # size of such a read
 
 
 def open_numpy(where: Where, axis: int) -> ArrayFile:
-    """Open an array of these kinds; see `open_array`."""
+    """Open an array of the kind npy, npz or raw; see `open_array`."""
     if where.kind == "npz":
         return _npz(where, axis)
     if where.kind == "raw":
@@ -41,7 +41,7 @@ def open_numpy(where: Where, axis: int) -> ArrayFile:
 
 
 class Flat(ArrayFile):
-    """Numbers end to end in a file: .npy, an uncompressed member of .npz, raw."""
+    """Numbers without gaps in a file: .npy, an uncompressed member of .npz, or raw numbers."""
 
     def __init__(
         self,
@@ -53,14 +53,15 @@ class Flat(ArrayFile):
         fortran: bool = False,
     ) -> None:
         super().__init__(where, dtype, shape, axis)
-        # As rows of the file's own order: `outer` runs, in each the samples, `inner` of each.
+        # In the file's order: (outer, samples, inner). Each of the `outer` runs has `inner` values
+        # of every sample.
         self._reversed = fortran
         self._shape = shape[::-1] if fortran else shape
         self._axis = len(shape) - 1 - self.axis if fortran else self.axis
         self._outer = math.prod(self._shape[: self._axis])
         self._inner = math.prod(self._shape[self._axis + 1 :])
         self._offset = offset
-        if self._outer > 1:  # many short reads: so few times as memory allows
+        if self._outer > 1:  # needs many short reads: read as many rows at once as memory allows
             row = max(1, self.dtype.itemsize * math.prod(self.shape[1:]))
             self._chunk = max(1, SLAB_BYTES // 2 // row)
         self._file = os.open(where.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -69,7 +70,7 @@ class Flat(ArrayFile):
     def _rows(self, start: int, stop: int) -> Array:
         size = self.dtype.itemsize * self._inner
         if self._outer == 1:
-            found = self._lying(self._offset + start * size, (stop - start) * size)
+            found = self._map(self._offset + start * size, (stop - start) * size)
             if found is not None:
                 before, after = self._shape[: self._axis], self._shape[self._axis + 1 :]
                 found = found.reshape(*before, stop - start, *after)
@@ -90,8 +91,8 @@ class Flat(ArrayFile):
         array = array.reshape(*before, stop - start, *after)
         return np.moveaxis(array.T if self._reversed else array, self.axis, 0)
 
-    def _lying(self, offset: int, size: int) -> Array | None:
-        """Values as they lie in the file, if they may be used there."""
+    def _map(self, offset: int, size: int) -> Array | None:
+        """Return values in the memory map, or None if they have to be read."""
         if offset % self.dtype.itemsize:
             return None
         try:
@@ -121,7 +122,7 @@ class Flat(ArrayFile):
 
 
 class Member(ArrayFile):
-    """A compressed member of an .npz: a stream that goes forward, kept open between pieces."""
+    """A compressed member of an .npz: a stream that is read forward and stays open."""
 
     def __init__(self, where: Where, axis: int, member: "_Stream") -> None:
         super().__init__(where, member.dtype, member.shape, axis)
@@ -152,7 +153,7 @@ class _Stream:
         return array
 
     def whole(self) -> Array:
-        """Of another order than the rows': it has to be in memory."""
+        """Return the whole array: if the file's order is not that of the rows, all is needed."""
         if self._whole is None:
             order = self.shape[::-1] if self.fortran else self.shape
             array = np.empty(order, self.dtype)
@@ -180,14 +181,14 @@ def _stream(path: str, name: str, size: int, mtime_ns: int) -> _Stream:
     return _Stream(path, name)
 
 
-atexit.register(_stream.cache_clear)  # closes them
+atexit.register(_stream.cache_clear)  # closes the files
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether in Fortran's order, dtype.
+    """Return the shape, whether the array is in Fortran order, and the dtype.
 
     Raises:
-        ValueError: It is not that of a .npy file.
+        ValueError: It is not the header of a .npy file.
     """
     try:
         version = np.lib.format.read_magic(file)
@@ -198,7 +199,7 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         read = np.lib.format.read_array_header_2_0
     try:
         shape, fortran, dtype = read(file)
-    except Exception as error:  # it is evaluated as Python, with Python's errors
+    except Exception as error:  # NumPy evaluates the header as Python, which may raise anything
         raise ValueError(f"its header is damaged: {error}") from None
     if any(size < 0 for size in shape):
         raise ValueError(f"its header says shape {shape}")
@@ -206,7 +207,7 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def _npy(where: Where, file: IO[bytes], axis: int, offset: int, size: int) -> Flat:
-    """The .npy file of `size` bytes at `offset`."""
+    """Open the .npy content of `size` bytes at a byte offset of a file."""
     file.seek(offset)
     shape, fortran, dtype = _header(file)
     begin = file.tell()
@@ -227,10 +228,10 @@ def _check_size(where: Where, needed: int, found: int) -> None:
 
 
 def npz_names(path: str) -> list[str]:
-    """The keys of an .npz.
+    """Return the keys of an .npz.
 
     Raises:
-        DataError: It cannot be read.
+        DataError: The file cannot be read, or has members that are not arrays.
     """
     try:
         with zipfile.ZipFile(path) as archive:

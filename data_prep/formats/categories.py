@@ -1,11 +1,11 @@
-"""The names of a column's values: found in the data (--categorical), or in a Parquet file."""
+"""Category names of a column: found in the data (--categorical) or in a Parquet file's metadata."""
 
 import json
 from collections.abc import Sequence
 from typing import Any
 
 from data_prep.formats import tables
-from data_prep.formats.column_choice import Wanted
+from data_prep.formats.column_choice import ColumnChoice
 from data_prep.formats.columns import Column, plain
 from data_prep.formats.csv_files import Csv
 from data_prep.formats.tables import without
@@ -13,26 +13,26 @@ from data_prep.source import SourceFile
 from hpctrain.errors import ConfigError, DataError
 
 MAX_CATEGORIES = 1_000_000
-NAMES = b"categories"  # in a column's metadata, a JSON list: what `export` writes
+NAMES = b"categories"  # key in a column's metadata, with a JSON list; `export` writes it
 
 
 def categorical(
-    sources: Sequence[SourceFile], wanted: Wanted, csv: Csv, schema: Any
+    sources: Sequence[SourceFile], choice: ColumnChoice, csv: Csv, schema: Any
 ) -> dict[str, list[Any]]:
-    """Return the values of the columns that are --categorical, sorted.
+    """Return the sorted values of each column in --categorical.
 
     Raises:
-        ConfigError: A column is of another kind.
-        DataError: It has too many values, or cannot be read.
+        ConfigError: A column holds neither text nor whole numbers.
+        DataError: A column has too many values or cannot be read.
     """
     import pyarrow.types as types
 
-    names = list(dict.fromkeys(wanted.categorical))
+    names = list(dict.fromkeys(choice.categorical))
     for name in names:
         kind = plain(schema.field(name).type)
         if not (types.is_integer(kind) or types.is_boolean(kind) or _is_string(kind)):
             raise ConfigError(f"--categorical {name}: it is {kind}, not text or whole numbers")
-        if name in wanted.cast and wanted.cast[name] != "text":
+        if name in choice.cast and choice.cast[name] != "text":
             raise ConfigError(f"--categorical {name}: its codes are int32, there is no --cast")
     found: dict[str, set[Any]] = {name: set() for name in names}
     for file in sources if names else ():
@@ -49,14 +49,14 @@ def categorical(
     for name, values in found.items():
         if None in values:
             values.remove(None)
-            if name in wanted.null:  # what stands for the nulls
-                null = Column.of(name, schema.field(name).type, null=wanted.null[name]).null
+            if name in choice.null:  # the value that replaces nulls
+                null = Column.of(name, schema.field(name).type, null=choice.null[name]).null
                 values.add(null.as_py())
     return {name: sorted(values) for name, values in found.items()}
 
 
 def names_of(column: Column, schema: Any) -> list[str]:
-    """Return the names of a field's values 0, 1, …: its categories, or those that Parquet has."""
+    """Return the names of a field's values 0, 1, …: its categories, or those in the metadata."""
     if column.categories is not None:
         return list(map(str, column.categories))
     if column.field.variable or column.field.shape or "int" not in column.field.dtype:

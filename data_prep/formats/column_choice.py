@@ -1,4 +1,4 @@
-"""Which columns of a source become fields, and how: what the command line says of them."""
+"""The command line's choice of columns: which ones become fields, and how."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,8 +9,8 @@ from hpctrain.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which columns, and how; see the options of the same names."""
+class ColumnChoice:
+    """The columns that become fields, and how; see the options of the same names."""
 
     columns: Sequence[str] = ()
     drop: Sequence[str] = ()
@@ -21,10 +21,10 @@ class Wanted:
     stack: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def choose(self, names: Sequence[str]) -> list[str]:
-        """The columns of these that are asked for.
+        """Return those of these columns that become fields.
 
         Raises:
-            ConfigError: An option names a column that is not there.
+            ConfigError: An option names a column that does not exist.
         """
         options = {
             "--columns": self.columns,
@@ -48,10 +48,10 @@ class Wanted:
         return chosen
 
     def outputs(self, names: Sequence[str]) -> dict[str, list[str]]:
-        """The fields, each with its column, or the columns that are stacked.
+        """Return the fields, each with its column, or with the columns that are stacked in it.
 
         Raises:
-            ConfigError: Two fields of one name, or nothing to stack.
+            ConfigError: Two fields have the same name, or a pattern of --stack matches no column.
         """
         stacked: dict[str, str] = {}
         for target, patterns in self.stack.items():
@@ -69,20 +69,20 @@ class Wanted:
         return outputs
 
     def cast_of(self, name: str, target: str) -> str:
-        """The dtype that is asked for a column, or for the field that it goes into."""
+        """Return the dtype that --cast gives for a column or for its stacked field, or ""."""
         return self.cast.get(name) or (self.cast.get(target, "") if target in self.stack else "")
 
 
 def listed(given: Sequence[str]) -> list[str]:
-    """The names of an option that may be repeated: NAME,… each time."""
+    """Return the names of a repeatable option whose values are lists such as NAME,NAME."""
     return [name.strip() for text in given for name in text.split(",") if name.strip()]
 
 
 def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
-    """The values of an option that may be repeated: NAME=VALUE each time.
+    """Return the names and values of a repeatable option whose values are NAME=VALUE.
 
     Raises:
-        ConfigError: It is none, or a name is there twice.
+        ConfigError: A value is not NAME=VALUE, or a name occurs twice.
     """
     found: dict[str, str] = {}
     for text in given:

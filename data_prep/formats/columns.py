@@ -1,12 +1,13 @@
-"""Columns of Arrow data as fields: what type becomes what, and which values cannot be stored.
+"""Columns of Arrow data as fields: the field of each type, and values that cannot be stored.
 
-ints, floats                       themselves; uint64 as int64, where it fits
-bool                               uint8
-dates, times, durations            int64, in the unit of the type
-string, binary                     uint8, variable-length: UTF-8
-fixed-size lists, tensors of them  (k, …)
-lists of those                     variable-length
-dictionary-encoded                 what they stand for
+Arrow type                field
+ints, floats              the same dtype; uint64 is stored as int64 if all values fit
+bool                      uint8
+dates, times, durations   int64, in the unit of the type
+string, binary            variable-length uint8; strings as UTF-8
+fixed-size list, tensor   shape (k, …)
+list of any of these      variable-length
+dictionary-encoded        the field of the values
 """
 
 from collections.abc import Sequence
@@ -21,21 +22,21 @@ from hpctrain.data.ragged import Ragged, offsets_of
 from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import ConfigError, DataError
 
-CODES = "int32"  # of categories
+CODES = "int32"  # dtype of the codes of categories
 SHOWN = 60  # characters of a value in a message
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column, and the field that it becomes; picklable.
+    """A column and the field that it becomes; picklable.
 
     Attributes:
-        name: In the source.
-        type: Of Arrow.
-        field: What it becomes.
-        cast: The dtype that was asked for, or "".
-        null: What stands for a null, of `type`; None: a null cannot be used.
-        categories: Its values, where codes are stored.
+        name: Name in the source.
+        type: Arrow type.
+        field: The field that stores it.
+        cast: The dtype of --cast, or "".
+        null: The value that replaces nulls, of `type`; None if rows with nulls cannot be used.
+        categories: The values, if the field stores their codes.
     """
 
     name: str
@@ -57,15 +58,15 @@ class Column:
         """Decide what a column of the Arrow type `kind` becomes.
 
         Args:
-            name: Of the column.
+            name: Name of the column.
             kind: A `pyarrow.DataType`.
-            cast: A dtype of the format, for a column of numbers.
-            null: The text of the value that stands for a null.
-            categories: Its values, in the order of their codes.
+            cast: A dtype that fields can have, for a column of numbers.
+            null: The text of the value that replaces nulls.
+            categories: The values, in the order of their codes.
 
         Raises:
-            ConfigError: A cast or null that the type cannot have.
-            DataError: A type that no field can hold.
+            ConfigError: The type does not allow this cast or this value for nulls.
+            DataError: No field can hold the type.
         """
         import pyarrow as pa
 
@@ -94,7 +95,7 @@ class Column:
         return cls(name, kind, field, cast, value, categories)
 
     def problems(self, array: Any) -> dict[int, str]:
-        """Which rows of an array of this column cannot be stored, and why."""
+        """Return the rows of an array that cannot be stored, each with the reason."""
         array = self._plain(array)
         found: dict[int, str] = {}
         rows = np.arange(len(array))
@@ -129,7 +130,7 @@ class Column:
         return found
 
     def values(self, array: Any) -> Array | Ragged:
-        """Of an array without problems: (n, *shape), or a `Ragged`."""
+        """Convert an array without problems to (n, *shape) or to a `Ragged`."""
         array = self._plain(array)
         if self.categories is not None:
             return self._codes(array)
@@ -141,7 +142,7 @@ class Column:
         return Ragged(values, offsets_of(lengths)) if self.field.variable else values
 
     def _plain(self, array: Any) -> Any:
-        """Without dictionaries and extensions, nulls replaced where that was asked for."""
+        """Return the array without dictionaries and extensions; replace nulls if `null` is set."""
         import pyarrow as pa
 
         if isinstance(array, pa.ExtensionArray):
@@ -168,14 +169,14 @@ class Column:
 
 
 def plain(kind: Any) -> Any:
-    """A type without dictionaries; tensors stay."""
+    """Return the value type of a dictionary type; return other types unchanged."""
     import pyarrow as pa
 
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def shown(value: Any) -> str:
-    """A value of a column in a message."""
+    """Return a value of a column as text for a message."""
     text = repr(value.as_py() if hasattr(value, "as_py") else value)
     return text if len(text) <= SHOWN else text[:SHOWN] + "…"
 
@@ -194,7 +195,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _layout(name: str, kind: Any) -> tuple[Any, tuple[int, ...], bool]:
-    """The type of the numbers, the shape, whether the length varies."""
+    """Return the type of the numbers, the shape, and whether the length varies."""
     import pyarrow as pa
 
     variable = pa.types.is_list(kind) or pa.types.is_large_list(kind)
@@ -232,7 +233,7 @@ def _dtypes() -> str:
 
 
 def _ends(array: Any, outer: bool = False) -> Int64s:
-    """Where the numbers of each row end among all; `outer`: the elements of a list."""
+    """Return where each row ends, counted in numbers, or with `outer` in elements of its list."""
     from pyarrow import compute, types
 
     lengths = np.ones(len(array), np.int64)
@@ -247,7 +248,7 @@ def _ends(array: Any, outer: bool = False) -> Int64s:
 
 
 def _flat(array: Any) -> Any:
-    """The numbers of all rows, none of which is null."""
+    """Return the numbers of all rows as one flat array; no row may be null."""
     import pyarrow as pa
 
     while True:
@@ -264,7 +265,7 @@ def _flat(array: Any) -> Any:
 
 
 def _numbers(array: Any) -> Array:
-    """As NumPy; nulls, which are told of elsewhere, as zeros."""
+    """Return a flat array as NumPy. Nulls become zeros; `problems` reports them."""
     import pyarrow as pa
 
     kind = array.type
@@ -280,7 +281,7 @@ def _numbers(array: Any) -> Array:
 
 
 def _lost(values: Array, to: np.dtype[Any]) -> Array:
-    """Which numbers `to` cannot hold: too large, or whole ones that it would round; bool."""
+    """Return a mask of the numbers that `to` cannot hold: too large, or it would round them."""
     if values.dtype == to:
         return np.zeros(len(values), bool)
     bad: Array

@@ -1,7 +1,7 @@
-"""The rows of CSV files, and those that cannot be used, by their numbers.
+"""The rows of CSV files, and the numbers of those that cannot be used.
 
-CSV has the types that its first rows have, for all rows: a later value of another type cannot be
-used, and is named.
+The first rows of a CSV file decide the types of its columns. A row with a later value of another
+type cannot be used and is reported.
 """
 
 import io
@@ -17,17 +17,17 @@ from data_prep.formats.opening import one_line, opened, pyarrow
 from hpctrain.errors import DataError
 
 BLOCK = 4 * 2**20
-FIRST = 2**20  # bytes whose values decide the types
+FIRST = 2**20  # bytes at the beginning of a file; their values decide the types
 
 
 class Rows(NamedTuple):
-    """A batch of rows, and those among them, or between them, that cannot be used.
+    """A batch of rows, and the rows in it or between them that cannot be used.
 
     Attributes:
         batch: A `pyarrow.RecordBatch`.
-        bad: Row in the batch -> why it cannot be used.
-        missing: Rows that are not in it: their number and why.
-        number: Of a row in the batch: its number in the file, from 1.
+        bad: For each row of the batch that cannot be used, the reason.
+        missing: The rows of the file that are not in the batch: number in the file and reason.
+        number: Returns the number in the file (from 1) of a row of the batch (from 0).
     """
 
     batch: Any
@@ -41,10 +41,10 @@ class Csv:
     """How CSV is read.
 
     Attributes:
-        delimiter: "" is a comma, and a tabulator in .tsv.
-        names: Of the columns, where the first row does not have them.
-        quotes: Whether a value may stand in quotes; otherwise they are characters like others.
-        types: Of the columns, once they are known.
+        delimiter: The character between values; "" is a comma, or a tab in .tsv files.
+        names: Names of the columns, if the first row does not have them.
+        quotes: Whether a value may be in quotes; otherwise quotes are ordinary characters.
+        types: Types of the columns, once they are known.
     """
 
     delimiter: str = ""
@@ -54,22 +54,22 @@ class Csv:
 
 
 def first_rows(path: str, csv: Csv) -> tuple[Any, Any]:
-    """Return the schema that the first rows have, and these; None: there are none.
+    """Return the schema of the first rows, and these rows, or None if there are no rows.
 
     Raises:
-        DataError: It cannot be read as CSV.
+        DataError: The file cannot be read as CSV.
     """
     with _csv(Part(path), csv, {}, None, FIRST) as reader:
         return reader.schema, next(iter(reader), None)
 
 
 def csv_rows(part: Part, names: Sequence[str], csv: Csv) -> Iterator[Rows]:
-    """Yield the rows of a part with the columns `names`, by the types of `csv`.
+    """Yield the rows of a part with the columns `names`, converted to the types of `csv`.
 
     Raises:
         DataError: The file cannot be read.
     """
-    # All values at once; where that fails, from there on value by value.
+    # Convert whole batches. From the first one that fails, read bytes and convert them by value.
     types = {name: csv.types[name] for name in names}
     invalid = _Invalid(part, csv)
     done = 0
@@ -94,14 +94,17 @@ def csv_rows(part: Part, names: Sequence[str], csv: Csv) -> Iterator[Rows]:
 
 
 class _OtherType(Exception):
-    """A value is not of its column's type."""
+    """A value does not have the type of its column."""
 
 
 class _Invalid:
-    """Rows with too few or too many values, and the numbers of the others."""
+    """The rows with too few or too many values, and the numbers in the file of all others.
+
+    It is pyarrow's handler for invalid rows. `told` counts those that were reported already.
+    """
 
     def __init__(self, part: Part, csv: Csv, told: int = 0) -> None:
-        # pyarrow counts the header as a row, where it reads it.
+        # pyarrow counts the header as a row if it reads the header.
         self._header = 0 if csv.names or part.start else 1
         self._skipped = 0 if csv.names else 1
         self._part, self._reasons, self.told = part, dict[int, str](), told
@@ -114,14 +117,14 @@ class _Invalid:
         return "skip"
 
     def rows(self, batch: Any, bad: Mapping[int, str], first: int) -> Iterator[Rows]:
-        """The rows of a batch that begins after `first` rows, and the invalid among them."""
+        """Yield a batch that begins after `first` valid rows, and invalid rows before its end."""
         if batch.num_rows:
             last = self._physical(first + batch.num_rows - 1)
             missing = self._untold(last)
             yield Rows(batch, bad, missing, lambda row: self._number(self._physical(first + row)))
 
     def rest(self) -> Iterator[Rows]:
-        """The invalid rows after the last batch."""
+        """Yield the invalid rows after the last batch."""
         missing = self._untold(None)
         if missing:
             batch = pyarrow().RecordBatch.from_pydict({})
@@ -133,7 +136,7 @@ class _Invalid:
         return [(self._number(row), self._reasons[row]) for row in rows]
 
     def _physical(self, row: int) -> int:
-        """The number that pyarrow has for the valid row `row`."""
+        """Return pyarrow's number of the valid row `row`: it counts the invalid ones too."""
         number = row + 1 + self._header
         for invalid in sorted(self._reasons):
             if invalid > number:
@@ -146,7 +149,7 @@ class _Invalid:
 
 
 def _rows_before(part: Part, headers: int) -> int:
-    """The rows of a CSV file before a part: its lines, less the header; for messages only."""
+    """Count the rows of a CSV file before a part: its lines without the header; for messages."""
     if not part.start:
         return 0
     with io.BufferedReader(LinesOf(part.path, 0, part.start)) as file:
@@ -154,7 +157,7 @@ def _rows_before(part: Part, headers: int) -> int:
 
 
 def _converted(batch: Any, types: Mapping[str, Any]) -> tuple[Any, dict[int, str]]:
-    """The values of a batch of bytes by their types, and the rows where one is not of it."""
+    """Convert a batch of bytes to types; also return the rows with a value of another type."""
     pa = pyarrow()
     columns, bad = [], dict[int, str]()
     for name, kind in types.items():
@@ -171,7 +174,7 @@ def _converted(batch: Any, types: Mapping[str, Any]) -> tuple[Any, dict[int, str
 
 
 def _wrong(values: Sequence[bytes], first: int, kind: Any) -> Iterator[int]:
-    """Halve what fails until the single values are found."""
+    """Yield the places of the values that cannot be converted, found by halving."""
     try:
         _parsed(values, kind)
     except pyarrow().ArrowInvalid:
@@ -184,7 +187,7 @@ def _wrong(values: Sequence[bytes], first: int, kind: Any) -> Iterator[int]:
 
 
 def _parsed(values: Sequence[bytes], kind: Any) -> Any:
-    """Values by the same rules as in a file."""
+    """Convert values by the rules that hold for a whole file."""
     from pyarrow import csv
 
     quoted = b"".join(b'"' + value.replace(b'"', b'""') + b'"\n' for value in values)
@@ -200,17 +203,17 @@ def _parsed(values: Sequence[bytes], kind: Any) -> Any:
 
 
 class _Quotes(io.RawIOBase):
-    """A stream whose quotes are counted: Arrow takes an open one for closed at the end."""
+    """A stream that counts quotes: Arrow accepts a quote that is still open at the end."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self.count = stream, 0
 
     def readable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer`; return how much."""
+        """Fill `buffer` and return the number of bytes read."""
         content = self._stream.read(len(buffer))
         self.count += content.count(b'"')
         buffer[: len(content)] = content
@@ -241,7 +244,7 @@ def _csv(
                     delimiter=csv.delimiter or ("\t" if tabs else ","),
                     quote_char='"' if csv.quotes else False,
                     newlines_in_values=csv.quotes,
-                    # None: only the types are asked for; `csv_rows` tells of such rows.
+                    # Without a handler only the types are needed; `csv_rows` reports such rows.
                     invalid_row_handler=invalid or (lambda _: "skip"),
                 ),
                 library.ConvertOptions(column_types=types, include_columns=list(types) or None),
@@ -260,6 +263,6 @@ def _csv(
 
 
 def has_quotes(path: str) -> bool:
-    """Whether there is any, so that a line may be half a row."""
+    """Return whether a file has quotes: then a line may be only a part of a row."""
     with open(path, "rb") as file:
         return any(b'"' in block for block in iter(lambda: file.read(BLOCK), b""))

@@ -1,6 +1,6 @@
-"""Documents from files: whole text files or their lines, JSON Lines, Parquet; gzip and Zstandard.
+"""Documents from text files (whole or by line), JSON Lines and Parquet; gzip and Zstandard too.
 
-One document is in memory at a time, of at most MAX_DOCUMENT.
+One document at a time is in memory. It has at most MAX_DOCUMENT bytes.
 """
 
 import json
@@ -17,12 +17,12 @@ from hpctrain.errors import ConfigError, DataError
 
 PATTERNS = ("*.txt", "*.txt.gz", "*.txt.zst", "*.jsonl", "*.jsonl.gz", "*.jsonl.zst", "*.parquet")
 MAX_DOCUMENT = 2**30
-ROWS = 256  # of Parquet, at once
+ROWS = 256  # rows of Parquet that are read at once
 BOM = b"\xef\xbb\xbf"
 
 
 class Document(NamedTuple):
-    """A text, and the value of the column that a split goes by."""
+    """A text, and the value of the column that decides its split."""
 
     text: str
     column: str
@@ -33,9 +33,9 @@ class Reader:
     """Reads documents.
 
     Attributes:
-        lines: Each line of a text file is a document; otherwise the file is one.
+        lines: Whether each line of a text file is a document; otherwise the file is one.
         key: The column with the text, in JSON Lines and Parquet.
-        column: Another one, for the split, or "".
+        column: The column that decides the split, or "".
     """
 
     lines: bool = False
@@ -43,10 +43,10 @@ class Reader:
     column: str = ""
 
     def parts(self, file: SourceFile, nbytes: int) -> Iterator[tuple[Part, int]]:
-        """Cut a file; yield the parts with the bytes of their text, about.
+        """Cut a file into parts; yield each with the approximate bytes of its text.
 
         Raises:
-            DataError: Parquet that cannot be read, or has no such column of text.
+            DataError: A Parquet file cannot be read, or has no such column of text.
         """
         kind, packing = kind_of(file.path)
         if self.column and kind == "text":
@@ -67,7 +67,7 @@ class Reader:
             yield Part(file.path), file.size
 
     def columns(self, file: SourceFile) -> list[str]:
-        """What a split can go by: the columns of Parquet, the keys of the first JSON object."""
+        """Return the columns that can decide the split: of the first object, for JSON Lines."""
         kind, _ = kind_of(file.path)
         if kind == "parquet":
             with open_parquet(file.path) as table:
@@ -82,7 +82,7 @@ class Reader:
         return []
 
     def read(self, part: Part, reading: Reading) -> Iterator[Document]:
-        """Yield the documents of a part that are not empty, in their order.
+        """Yield the documents of a part in their order, without the empty ones.
 
         Raises:
             DataError: The file cannot be read.
@@ -147,12 +147,12 @@ class Reader:
         return self._of_row(row)
 
     def _of_row(self, row: Mapping[str, Any]) -> Document | str:
-        """The document of an object or row, or why there is none."""
+        """Return the document of an object or row, or the reason why it has none."""
         for key in (self.key, *([self.column] if self.column else [])):
             if key not in row:
                 return f"it has no {key!r}; it has {', '.join(map(repr, row)) or 'nothing'}"
         text, column = row[self.key], row[self.column] if self.column else ""
-        if isinstance(text, bytes):  # of Parquet, which may hold what is no text
+        if isinstance(text, bytes):  # from Parquet, where bytes need not be text
             decoded = _decoded(text)
             if isinstance(decoded, str):
                 return decoded
@@ -181,7 +181,7 @@ class Reader:
                     yield from _usable(document, part.path, lambda r=record: r, reading)
 
     def _place(self, table: Any, path: str) -> int:
-        """The column with the text among the leaves of a Parquet file."""
+        """Return the number of the text column among the leaf columns of a Parquet file."""
         from pyarrow import types
 
         schema = table.schema_arrow
@@ -200,7 +200,7 @@ class Reader:
 
 
 def kind_of(path: str) -> tuple[str, str]:
-    """("text", "jsonl" or "parquet", ".gz", ".zst" or "") of a file's name."""
+    """Return a file's format ("text", "jsonl", "parquet") and packing (".gz", ".zst", "")."""
     name = PurePath(path)
     packing = name.suffix if name.suffix in GROWTH else ""
     suffix = PurePath(name.stem).suffix if packing else name.suffix
@@ -219,7 +219,7 @@ def _usable(
     elif not document.text:
         reading.skip("empty")
     elif (place := _surrogate(document.text)) >= 0:
-        # JSON can spell halves of characters, which are no text in any encoding.
+        # JSON can contain halves of characters (surrogates), which no encoding can store.
         half = f"U+{ord(document.text[place]):04X}"
         reading.bad(path, record(), f"character {place} is {half}, half of a surrogate pair")
     else:
@@ -227,7 +227,7 @@ def _usable(
 
 
 def _values(array: Any) -> list[Any]:
-    """Of a column of Parquet; text as its bytes."""
+    """Return the values of a Parquet column; text as bytes."""
     from pyarrow import binary, types
 
     if types.is_dictionary(array.type):

@@ -1,7 +1,7 @@
-"""The files of a source that is named by files and folders, and how they are cut into pieces.
+"""Find the files of a source, and cut them into pieces.
 
-A part is a range of one file, in the unit of its format: bytes of lines, row groups of Parquet,
-batches of Arrow. Parts next to each other make a piece.
+A part is a range of one file, in the unit of its format: bytes of a text file, row groups of
+Parquet, batches of Arrow. A piece is one part or several consecutive ones.
 """
 
 import io
@@ -15,11 +15,11 @@ from typing import NamedTuple
 from data_prep.source import Piece, SourceFile
 from hpctrain.errors import ConfigError, DataError
 
-COUNTED = 2**20  # bytes read at once when lines are counted
+COUNTED = 2**20  # bytes that are read at once to count lines
 
 
 class Part(NamedTuple):
-    """`start` to `stop` of a file; the last part of a format without a range has `stop` 0."""
+    """The range `start` to `stop` of a file; `stop` 0 is the whole file."""
 
     path: str
     start: int = 0
@@ -28,24 +28,23 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Found:
-    """Files in the order of the sources; how many others lay in the folders."""
+    """The files in the order of the sources, and the number of other files in the folders."""
 
     files: tuple[SourceFile, ...]
     ignored: int
 
 
 def find(sources: Sequence[Path], patterns: Sequence[str]) -> Found:
-    """Look for files.
+    """Find the files of a source.
 
     Args:
-        sources: Files, taken whatever they are called, and folders, searched at any depth in the
-            order of the names. Hidden files and folders are left out; links to folders are not
-            followed.
-        patterns: Of the names that are taken from a folder, such as "*.txt".
+        sources: Files with any name, and folders, which are searched at any depth in the order of
+            the names. Hidden files and folders are left out; links to folders are not followed.
+        patterns: Patterns of the file names that are taken from a folder, such as "*.txt".
 
     Raises:
-        ConfigError: A file twice.
-        DataError: A source is not there, a folder has no such file, or cannot be read.
+        ConfigError: A file occurs twice.
+        DataError: A source does not exist, or a folder has no such file or cannot be read.
     """
     files: list[SourceFile] = []
     ignored = 0
@@ -95,7 +94,7 @@ def _walk(folder: str) -> Iterator[str]:
 
 
 def pieces(parts: Iterable[tuple[Part, SourceFile, int]], nbytes: int) -> list[Piece]:
-    """Join parts (each with its file, and the bytes of data that it becomes) to pieces."""
+    """Join parts into pieces of about `nbytes`; each comes with its file and its bytes of data."""
     joined: list[Piece] = []
     group: list[Part] = []
     files: dict[str, SourceFile] = {}
@@ -113,29 +112,29 @@ def pieces(parts: Iterable[tuple[Part, SourceFile, int]], nbytes: int) -> list[P
 
 
 def ranges(total: int, step: int) -> Iterator[tuple[int, int]]:
-    """Cut 0 … total into ranges of at most `step`; none of nothing."""
+    """Yield consecutive ranges of at most `step` that cover 0 to `total`."""
     for start in range(0, total, step):
         yield start, min(start + step, total)
 
 
 class LinesOf(io.RawIOBase):
-    """The lines of a file that begin in `start` … `stop`, as a file of their own.
+    """The lines of a file that begin at a byte from `start` to `stop`, as a file of their own.
 
-    So that each line is in one part, wherever a file is cut; the cuts need no look at it.
+    A file may be cut at any bytes: each of its lines is in exactly one part.
     """
 
     def __init__(self, path: str, start: int, stop: int) -> None:
-        # Lines are found in buffers of their own: this file is only read on.
+        # Not buffered here: the user of this stream has a buffer.
         self._file = io.FileIO(path)
         self._at, self._stop = (_line_after(self._file, at) for at in (start, stop))
         self._file.seek(self._at)
 
     def readable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: object) -> int:
-        """Fill `buffer`; return how much."""
+        """Fill `buffer` and return the number of bytes read."""
         view = memoryview(buffer)  # type: ignore[arg-type]
         count: int = self._file.readinto(view[: max(0, self._stop - self._at)])
         self._at += count
@@ -143,7 +142,7 @@ class LinesOf(io.RawIOBase):
 
     @property
     def first(self) -> int:
-        """Where in the file the next byte is read."""
+        """The byte offset in the file of the next byte to be read."""
         return self._at
 
     def close(self) -> None:
@@ -153,7 +152,7 @@ class LinesOf(io.RawIOBase):
 
 
 def _line_after(file: io.FileIO, at: int) -> int:
-    """Where the first line begins that begins at `at` or after it; the end, when none does."""
+    """Return where the first line at or after byte `at` begins, or the end if there is none."""
     if at == 0:
         return 0
     file.seek(at - 1)
@@ -165,7 +164,7 @@ def _line_after(file: io.FileIO, at: int) -> int:
 
 
 def line_at(path: str, offset: int) -> int:
-    """The number of the line at a byte, from 1: counted when it is needed, for messages."""
+    """Return the number (from 1) of the line at a byte offset. It is counted; for messages only."""
     with open(path, "rb") as file:
         count = 1
         while offset > 0 and (block := file.read(min(COUNTED, offset))):

@@ -1,4 +1,4 @@
-"""An HDF5 file that others wrote: whether its datasets can be fields."""
+"""Check whether the datasets of an HDF5 file that another program wrote can be fields."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -12,15 +12,18 @@ from hpctrain.data.field import Field
 from hpctrain.data.storage.layout import dtype_of
 from hpctrain.errors import DataError
 
-LISTED = 8  # datasets, in a message
+LISTED = 8  # datasets that a message lists
 CONVERT = "`python -m data_prep python FILE.py:function OUT` can convert it"
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What shall be a field: `dataset` and, of a variable-length one, `offsets` are paths.
+    """The datasets that shall be a field.
 
-    `axis` counts the samples, from the end when it is negative.
+    Attributes:
+        dataset: Path of the values in the file.
+        offsets: Path of the offsets of a variable-length field, or "".
+        axis: The axis that counts the samples; negative ones count from the end.
     """
 
     dataset: str
@@ -29,10 +32,10 @@ class Wanted:
 
 
 def open_file(path: Path | str) -> h5py.File:
-    """Open for reading, and see that nobody writes, where the file system has locks.
+    """Open a file for reading. If the file system has locks, also check that no process writes it.
 
     Raises:
-        DataError: It cannot be opened; the message says why.
+        DataError: The file cannot be opened; the message says why.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         raise DataError(f"{path} is not a file")
@@ -59,10 +62,10 @@ def open_file(path: Path | str) -> h5py.File:
 
 
 def look(path: Path | str, wanted: Mapping[str, Wanted]) -> tuple[dict[str, Field], int]:
-    """Return the schema and the number of samples of a file; no data is read.
+    """Return the schema and the number of samples of a file without reading its data.
 
     Raises:
-        DataError: A dataset is missing, or cannot be a field; the message says why.
+        DataError: A dataset is missing or cannot be a field; the message says why.
     """
     with open_file(path) as file:
         try:
@@ -116,7 +119,7 @@ def _look_at(file: h5py.File, name: str, wanted: Wanted) -> tuple[Field, int]:
 
 
 def _dataset(file: h5py.File, path: str) -> h5py.Dataset:
-    """A dataset whose samples lie in this file, and have a dtype of the format."""
+    """Return a dataset after checking that its values are in this file and have a valid dtype."""
     dataset = file.get(path)
     if dataset is None:
         raise DataError(_missing(file, path))
@@ -142,7 +145,7 @@ def _dataset(file: h5py.File, path: str) -> h5py.Dataset:
 
 
 def _no_dtype(dataset: h5py.Dataset) -> str:
-    """Why a dataset's type is none of the format's, or ""."""
+    """Return why no field can have a dataset's type, or ""."""
     try:
         dtype = dataset.dtype
     except TypeError as error:
@@ -171,7 +174,7 @@ def _no_dtype(dataset: h5py.Dataset) -> str:
 
 
 def _missing(file: h5py.File, path: str) -> str:
-    """Why there is no such dataset."""
+    """Return the message for a dataset that does not exist or cannot be reached."""
     parts = path.strip("/").split("/")
     for i in range(len(parts)):
         part = "/".join(parts[: i + 1])
@@ -211,7 +214,7 @@ def _datasets(file: h5py.File, most: int) -> list[str]:
 
 
 def datasets(path: Path | str, most: int = 100) -> list[str]:
-    """Name the datasets of a file, with types and shapes.
+    """List at most `most` datasets of a file, with dtypes and shapes.
 
     Raises:
         DataError: See `open_file`.
@@ -221,7 +224,7 @@ def datasets(path: Path | str, most: int = 100) -> list[str]:
 
 
 def same(first: Mapping[str, Field], other: Mapping[str, Field]) -> Iterable[str]:
-    """Yield what is different in two schemas with the same names."""
+    """Yield the differences between two schemas that have the same names."""
     for name, field in first.items():
         if (field, field.axis) != (other[name], other[name].axis):
             yield f"field {name!r} is {other[name]}, there {field}"

@@ -1,4 +1,4 @@
-"""Image files as Pillow opens them: what they are, whether they are whole, what they hold."""
+"""Image files opened by Pillow: checks of their format, completeness, depth and transparency."""
 
 import io
 import warnings
@@ -14,14 +14,14 @@ FORMATS = (*LOADED, "TIFF", "BMP")
 SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".tif", ".tiff", ".webp", ".bmp", ".dib")
 )
-BITS = 0x0102  # TIFF's tag
+BITS = 0x0102  # the TIFF tag of the bits per channel
 
 
 def pillow() -> Any:
-    """Return Pillow's `Image`.
+    """Return Pillow's module `Image`.
 
     Raises:
-        ConfigError: It is not installed.
+        ConfigError: Pillow is not installed.
     """
     try:
         from PIL import Image
@@ -34,10 +34,11 @@ def pillow() -> Any:
 
 @contextmanager
 def reasons() -> Iterator[None]:
-    """Pillow raises half a dozen kinds over damaged files; they all mean the same."""
+    """Turn the many kinds of errors that Pillow raises for damaged files into `Unusable`."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of metadata; what spoils the pixels is raised
+            # Pillow warns about metadata; it raises an error if the pixels are affected.
+            warnings.simplefilter("ignore")
             yield
     except (Unusable, ConfigError, MemoryError):
         raise
@@ -47,13 +48,14 @@ def reasons() -> Iterator[None]:
 
 
 def opened(content: bytes, max_pixels: int) -> Any:
-    """Return an image whose header is good.
+    """Open an image and check its header.
 
     Raises:
-        Unusable: It is not, or of another format, or has more pixels.
+        Unusable: The header is damaged, the format is not supported, or the image has more than
+            `max_pixels` pixels or several frames.
     """
     library = pillow()
-    limit, library.MAX_IMAGE_PIXELS = library.MAX_IMAGE_PIXELS, None  # ours comes below
+    limit, library.MAX_IMAGE_PIXELS = library.MAX_IMAGE_PIXELS, None  # our own check is below
     try:
         image = library.open(io.BytesIO(content), formats=FORMATS)
     except library.UnidentifiedImageError:
@@ -72,20 +74,20 @@ def opened(content: bytes, max_pixels: int) -> Any:
 
 
 def is_deep(image: Any) -> bool:
-    """Return whether it has more than 8 bits a channel; Pillow would cut colour down to 8."""
+    """Return whether an image has more than 8 bits a channel: Pillow would cut colours to 8."""
     if image.mode in ("I", "F") or image.mode.startswith("I;"):
         return True
     if image.format == "TIFF":
         return bool(max(image.tag_v2.get(BITS, (1,))) > 8)
-    # Ask before the pixels are loaded: a PNG forgets its tiles then.
+    # This must be called before the pixels are loaded: loading a PNG clears its tiles.
     return image.format == "PNG" and ";16" in str(image.tile)
 
 
 def grey16(image: Any) -> Any:
-    """Return it in mode I, whose values are those of the file.
+    """Convert an image to mode I, which keeps the values of the file.
 
     Raises:
-        Unusable: It has colours, or values beyond 16 bits.
+        Unusable: The image has colours, or values beyond 16 bits.
     """
     if image.mode not in ("I", "I;16", "I;16B", "I;16L", "I;16N"):
         raise Unusable(f"it is not grey of 16 bits (Pillow's mode {image.mode}); store it as array")
@@ -97,14 +99,14 @@ def grey16(image: Any) -> Any:
 
 
 def check_end(image: Any, kind: str, content: bytes) -> None:
-    """See that a JPEG or WebP is not cut off, without decoding it.
+    """Check that a JPEG or WebP is not cut off, without decoding it.
 
     Raises:
-        Unusable: It is.
+        Unusable: It is cut off.
     """
     if kind == "JPEG":
-        # No tile: it ends before the pixels. In the pixels neither marker can be, so the end has
-        # to follow the last scan.
+        # Without a tile, the file ends before the pixels. Neither marker can occur in the pixels,
+        # so the end marker has to be behind the last start-of-scan marker.
         if not image.tile or content.rfind(b"\xff\xd9") < content.rfind(b"\xff\xda"):
             raise Unusable("it is cut off: the end of the JPEG is missing")
     elif kind == "WEBP" and len(content) < int.from_bytes(content[4:8], "little") + 8:
@@ -112,7 +114,7 @@ def check_end(image: Any, kind: str, content: bytes) -> None:
 
 
 def has_alpha(image: Any) -> bool:
-    """Return whether it may have transparent pixels."""
+    """Return whether an image may have transparent pixels."""
     return image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info
 
 
@@ -126,5 +128,5 @@ def is_opaque(image: Any, content: bytes, max_pixels: int) -> bool:
     """Return whether nothing is lost when the loader drops the alpha channel."""
     if not has_alpha(image):
         return True
-    with opened(content, max_pixels) as decoded:  # of `image` nothing may be read before
+    with opened(content, max_pixels) as decoded:  # not `image`: its pixels must stay unread
         return least_alpha(decoded.convert("RGBA")) == 255

@@ -1,4 +1,4 @@
-"""Files with a label each, found in folders or named by a list; whatever the files hold."""
+"""Files with labels, found in folders or named by a list, whatever the files contain."""
 
 import os
 import sys
@@ -17,22 +17,22 @@ from hpctrain.data.commit import PARTIAL
 from hpctrain.data.index import FILE
 from hpctrain.errors import ConfigError, DataError
 
-FOLDER = "folder"  # the column of the folders below a root
+FOLDER = "folder"  # the name of the column that holds the folders below a root
 SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))
 WHOLE = range(-(2**63), 2**63)
 
 
 @dataclass(slots=True)
 class Labelled:
-    """Files that were found, with what is known of each; a piece has a part of them.
+    """Files with their labels, splits and problems; each piece has a part of them.
 
     Attributes:
-        files: In their order.
-        texts: The label of each as it was found; a piece needs the number only.
-        labels: The label of each as a number, or empty.
-        column: What `--split column:…` goes by, of each, or empty.
-        records: The line of each in a list, or empty.
-        problems: Of those that cannot be used, (file, record, reason).
+        files: The files, in their order.
+        texts: The label of each file as it was found; a piece needs only the number.
+        labels: The label of each file as a number; empty without labels.
+        column: The value of each file for `--split column:…`; empty without such a split.
+        records: The line of each file in the list; empty without a list.
+        problems: The files that cannot be used: (file, record, reason).
     """
 
     files: Files
@@ -43,7 +43,7 @@ class Labelled:
     problems: list[tuple[str, str, str]] = field(default_factory=list)
 
     def part(self, start: int, stop: int) -> "Labelled":
-        """Some of them; the problems go with the first."""
+        """Return the files from `start` to `stop`; the first part gets all problems."""
         some = slice(start, stop)
         return Labelled(
             self.files[some],
@@ -55,7 +55,7 @@ class Labelled:
         )
 
     def digest(self) -> str:
-        """Of the names and what belongs to them."""
+        """Return a digest of the names, labels and splits."""
         digest = xxhash.xxh3_128()
         for part in (self.files.names, self.column):
             digest.update("\0".join([*part, ""]).encode("utf-8", "surrogateescape"))
@@ -73,19 +73,19 @@ def by_folder(
     labels: bool,
     split: bool,
 ) -> Labelled:
-    """Find files; the folders that they are in are their labels, and splits.
+    """Find files in folders; the names of the folders are the labels and splits of the files.
 
     Args:
-        root: The folder of the classes, or of the splits, which have the classes.
-        suffixes: Of the files.
-        problems: Takes those that cannot be used.
-        ignored: Takes what is no such file.
-        fixed: The classes, if they are given.
-        labels: There are classes.
-        split: There are splits.
+        root: The folder with the classes, or with the splits, which then have the classes.
+        suffixes: Endings of the files to find.
+        problems: Takes the files that cannot be used.
+        ignored: Takes all other files.
+        fixed: The classes, if the user lists them.
+        labels: Whether the folders are classes.
+        split: Whether the folders directly below `root` are splits.
 
     Raises:
-        ConfigError: The folders are splits, it seems.
+        ConfigError: The folders seem to be splits, but are taken for classes.
         DataError: A file is in no class, or a class has no file.
     """
     found = Labelled(Files(str(root)))
@@ -116,7 +116,7 @@ def by_folder(
             folders = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
         for name in folders:
             ours = any((root / name / file).exists() for file in (FILE, PARTIAL))
-            if name not in names and not ours:  # OUT may be below SRC
+            if name not in names and not ours:  # the output folder may be below the root
                 raise DataError(
                     f"{root / name} has no files of this kind, so it is no class; remove it, or "
                     "list the classes in a file for --classes"
@@ -134,16 +134,17 @@ def by_list(
     split: bool,
     outside: bool,
 ) -> Labelled:
-    """Take files from a list; see `data_prep.formats.listing.rows`.
+    """Take the files that a list names; see `data_prep.formats.listing.rows`.
 
     Args:
         path: The list.
-        columns: Of the path, the label and the split, as far as there are.
-        problems: Takes those that cannot be used.
-        fixed: The classes, if they are given.
-        labels: There are labels.
-        split: There are splits.
-        outside: Files need not be below the list's folder.
+        columns: Names of the columns with the path, then the label (with `labels`), then the split
+            (with `split`).
+        problems: Takes the files that cannot be used.
+        fixed: The classes, if the user lists them.
+        labels: Whether the list has labels.
+        split: Whether the list has splits.
+        outside: Whether files may be outside of the list's folder.
 
     Raises:
         ConfigError: A column is missing.
@@ -183,10 +184,10 @@ def by_list(
 
 
 def _label(value: Any, column: str, known: frozenset[str] | None) -> str | int:
-    """What is in a list's column of labels.
+    """Check a label from a list, and return it.
 
     Raises:
-        Unusable: It is missing, of another kind, or not in --classes.
+        Unusable: It is missing, neither text nor an integer, or not in --classes.
     """
     if value is None or value == "":
         raise Unusable(f"it has no {column!r}")
@@ -202,17 +203,17 @@ def _label(value: Any, column: str, known: frozenset[str] | None) -> str | int:
 def numbers(
     path: Path, found: Labelled, fixed: Sequence[str] | None
 ) -> tuple[list[str] | None, "array[int]"]:
-    """The names of the classes, if they have, and the label of each image.
+    """Return the names of the classes (None if labels are numbers), and each file's number.
 
     Raises:
-        DataError: Text and numbers are mixed.
+        DataError: Some labels are text and some are numbers.
     """
     texts = found.texts
     if fixed is None:
         kinds = {type(text) for text in texts}
         if len(kinds) > 1:
             raise DataError(f"{path}: some labels are text, some are numbers")
-        # A folder's name is a name, whatever it looks like.
+        # The name of a folder is always text, also if it looks like a number.
         if found.records and all(_is_whole(text) for text in set(texts)):
             return None, array("q", map(int, texts))
         fixed = sorted(set(texts), key=os.fsencode)
@@ -234,10 +235,10 @@ def _is_whole(text: str | int) -> bool:
 
 
 def classes(path: Path) -> list[str]:
-    """Read the names of the classes, one a line.
+    """Read a file with the name of one class in each line.
 
     Raises:
-        ConfigError: There is none, or one twice.
+        ConfigError: The file has no name, or one twice, or cannot be read.
     """
     try:
         lines = path.read_text("utf-8-sig").splitlines()

@@ -1,4 +1,4 @@
-"""Many small files: which there are, in an order that never changes, and lists that name them.
+"""Many small files: find them in an order that never changes, and read lists that name them.
 
 A million files take little more memory than their paths.
 """
@@ -22,13 +22,13 @@ LISTS = (".csv", ".tsv", ".jsonl", ".parquet")
 
 @dataclass(slots=True)
 class Files(Sequence[SourceFile]):
-    """Files with their sizes and times, as compact as paths allow.
+    """A compact sequence of files with their sizes and times.
 
     Attributes:
         root: The folder that the names are relative to.
-        names: Paths below it, or absolute.
-        sizes: In bytes.
-        times: Of the last change, in ns.
+        names: Paths below the root, or absolute paths.
+        sizes: Sizes in bytes.
+        times: Times of the last change, in ns.
     """
 
     root: str
@@ -57,13 +57,13 @@ class Files(Sequence[SourceFile]):
 
 @dataclass
 class Ignored:
-    """What a folder has besides: how many, and the first one's path."""
+    """The files that are not taken: their number, and the path of the first."""
 
     count: int = 0
     first: str = ""
 
     def add(self, path: str) -> None:
-        """One more."""
+        """Count a file."""
         self.first = self.first or path
         self.count += 1
 
@@ -71,13 +71,13 @@ class Ignored:
 def scan(
     root: Path, suffixes: frozenset[str], ignored: Ignored
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the files with one of these suffixes, at any depth: the path below `root`, its stat.
+    """Yield the files with one of these suffixes at any depth: path below `root`, and its stat.
 
-    Folder by folder, each in the order of the names' bytes. Links are followed. Hidden files and
-    folders, other suffixes, and what is no regular file go to `ignored`.
+    The order in each folder is that of the names' bytes. Links are followed. Hidden files and
+    folders, files with other suffixes and non-regular files are counted in `ignored`.
 
     Raises:
-        DataError: A folder cannot be read, or a link leads back into a folder that it is in.
+        DataError: A folder cannot be read, or a link leads back to a folder above it.
     """
 
     def walk(below: str, above: tuple[tuple[int, int], ...]) -> Iterator[Any]:
@@ -96,7 +96,7 @@ def scan(
                 yield from walk(name, inside)
             elif os.path.splitext(name)[1].lower() not in suffixes:
                 ignored.add(name)
-            elif stat.S_ISREG((status := entry.stat()).st_mode):  # raises for a link to nothing
+            elif stat.S_ISREG((status := entry.stat()).st_mode):  # raises if a link is broken
                 yield name, status
             else:
                 ignored.add(name)
@@ -109,10 +109,10 @@ def scan(
 
 
 def look(path: str) -> os.stat_result:
-    """Look at a file that a list names.
+    """Return the stat of a file that a list names.
 
     Raises:
-        DataError: Why it cannot be read; without its path.
+        DataError: It cannot be read. The message says why, without the path.
     """
     try:
         found = os.stat(path)
@@ -125,15 +125,15 @@ def look(path: str) -> os.stat_result:
 
 
 def rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the rows of a list: what each is called, and its values of `columns`.
+    """Yield the rows of a list: a name for messages such as "line 3", and the values.
 
     Args:
-        path: CSV or TSV with a header, JSONL, or Parquet.
-        columns: Their names.
+        path: A list: CSV or TSV with a header, JSONL, or Parquet.
+        columns: Names of the columns whose values are returned.
 
     Raises:
-        ConfigError: There is no such column.
-        DataError: The file is damaged or of another kind.
+        ConfigError: The list has no such column.
+        DataError: The file is damaged or has another format.
     """
     reader = {".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}.get(path.suffix)
     if reader is None:

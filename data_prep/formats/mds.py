@@ -1,11 +1,16 @@
-"""The format of mosaicml-streaming, MDS version 2, read without the library.
+"""A reader of MDS version 2, the format of mosaicml-streaming.
 
-index.json lists the shards, with names and encodings of the columns. A shard, raw or compressed:
+The library itself is not used: importing it loads torch and torchvision in every worker process
+(4 s and 320 MB each), it needs numpy below 2.2, and it reads compressed shards only by writing
+decompressed copies beside them.
+
+index.json lists the shards, with the names and encodings of the columns. A shard, raw or
+compressed, is:
 
     count           uint32
-    begins          uint32 (count + 1,): where each sample begins, and where the last ends
+    begins          uint32 (count + 1,): byte offset of each sample, and of the end of the last
     …               a header that index.json repeats
-    samples         uint32 sizes of the values that have no fixed one, then all values
+    samples         each: uint32 sizes of the values without a fixed size, then all values
 """
 
 import bz2
@@ -31,7 +36,7 @@ SCALARS = frozenset(
     )
 )
 
-# How a value of an ndarray without a fixed dtype says it; and the sizes of its shape.
+# The codes of the dtypes in the values of an ndarray column that has no fixed dtype.
 DTYPES = dict(
     zip(
         (8, 9, 16, 17, 18, 32, 33, 34, 64, 65, 66),
@@ -43,7 +48,7 @@ DTYPES = dict(
 
 @dataclass(frozen=True)
 class Column:
-    """Of a shard: its encoding, and its size if all values have the same."""
+    """A column of a shard: its encoding, and the bytes of a value (0 if they vary)."""
 
     name: str
     encoding: str
@@ -60,11 +65,11 @@ class Shard:
     """An .mds file.
 
     Attributes:
-        file: Raw or compressed.
-        compression: "", or as its writer was told, such as "zstd:3".
-        samples: How many.
-        bytes: Of the raw file.
-        folder: That it is in, when each is a split.
+        file: The file, raw or compressed.
+        compression: "" for a raw file, otherwise the name in the index, such as "zstd:3".
+        samples: Number of samples.
+        bytes: Size of the raw file.
+        folder: Name of its folder if each folder is a split, otherwise "".
     """
 
     file: SourceFile
@@ -75,10 +80,10 @@ class Shard:
 
 
 def shards_of(folder: Path, name: str) -> Iterator[tuple[Shard, tuple[Column, ...]]]:
-    """Yield the shards that an index lists.
+    """Yield the shards that an index lists, each with its columns.
 
     Raises:
-        DataError: It is damaged, or a shard is missing.
+        DataError: The index is damaged, or a shard is missing.
     """
     path = folder / INDEX
     try:
@@ -117,10 +122,10 @@ def shards_of(folder: Path, name: str) -> Iterator[tuple[Shard, tuple[Column, ..
 
 
 def samples(shard: Shard) -> Iterator[bytes]:
-    """Yield a shard's samples, encoded.
+    """Yield the encoded samples of a shard.
 
     Raises:
-        DataError: It is damaged.
+        DataError: The shard is damaged.
     """
     path = shard.file.path
     try:
@@ -132,7 +137,7 @@ def samples(shard: Shard) -> Iterator[bytes]:
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
-    head = 4 * (shard.samples + 2)  # the count, and where each sample begins, and the end
+    head = 4 * (shard.samples + 2)  # bytes of the count and of all byte offsets
     ends = np.frombuffer(content[:head], "<u4", count=min(head, len(content)) // 4).astype(int)
     if (
         len(content) != shard.bytes
@@ -151,13 +156,13 @@ def samples(shard: Shard) -> Iterator[bytes]:
 
 
 def _decompressed(content: bytes, shard: Shard) -> bytes:
-    """The raw file.
+    """Return the decompressed content of a shard.
 
     Raises:
-        DataError: It is damaged, or compressed otherwise.
+        DataError: It is damaged, or its compression is not supported.
     """
     kind = shard.compression.partition(":")[0]
-    limit = shard.bytes + 1  # whoever says less than there is shall not fill the memory
+    limit = shard.bytes + 1  # a file that expands to more than the index says is damaged
     try:
         if kind in ("gz", "bz2"):
             stream: Any = zlib.decompressobj(31) if kind == "gz" else bz2.BZ2Decompressor()
@@ -182,10 +187,10 @@ def _decompressed(content: bytes, shard: Shard) -> bytes:
 
 
 def columns_of(sample: bytes, layout: Sequence[Column]) -> dict[str, bytes]:
-    """Cut a sample into its values, encoded.
+    """Cut a sample into its encoded values.
 
     Raises:
-        Unusable: It is damaged.
+        Unusable: The sample is damaged.
     """
     varying = sum(not column.size for column in layout)
     head = np.frombuffer(sample[: 4 * varying], "<u4", count=min(varying, len(sample) // 4))
@@ -200,10 +205,10 @@ def columns_of(sample: bytes, layout: Sequence[Column]) -> dict[str, bytes]:
 
 
 def decode(column: Column, part: bytes) -> Any:
-    """Return a value that is neither image nor JSON; text and bytes as bytes.
+    """Decode a value that is neither an image nor JSON. Text and bytes are returned as bytes.
 
     Raises:
-        Unusable: It is damaged.
+        Unusable: The value is damaged.
     """
     kind = column.kind
     try:
@@ -222,7 +227,7 @@ def decode(column: Column, part: bytes) -> Any:
 
 
 def _array(parameters: Sequence[str], part: bytes) -> Any:
-    """An ndarray; what the encoding does not fix, the value itself says first."""
+    """Decode an ndarray. A dtype or shape that the encoding does not fix is stored before it."""
     start = 0
     if parameters:
         dtype = np.dtype(parameters[0])

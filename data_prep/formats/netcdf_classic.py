@@ -1,7 +1,8 @@
-"""Whether a NetCDF file of the classic format is all there.
+"""A check that a NetCDF file of the classic format is complete.
 
-Its library reads zeros behind the end of a file that was cut off. The layout is that of "The
-NetCDF Classic Format Specification": a header of big-endian numbers, then the variables.
+The NetCDF library (4.10) returns zeros for values behind the end of a file that was cut off, and
+has no function that says how long a file should be. The layout is that of "The NetCDF Classic
+Format Specification": a header of big-endian numbers, then the variables.
 """
 
 import math
@@ -10,16 +11,16 @@ from typing import IO
 
 from hpctrain.errors import DataError
 
-SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 4, 6: 8, 7: 1, 8: 2, 9: 4, 10: 8, 11: 8}  # by type
-MOST = 2**24  # bytes of a name or of an attribute's values
+SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 4, 6: 8, 7: 1, 8: 2, 9: 4, 10: 8, 11: 8}  # bytes, by type
+MOST = 2**24  # bytes of a name or of an attribute's values; more is taken for damage
 
 
 def check_whole(path: str) -> None:
-    """See that a file is as long as its header says; another format is none of our matter.
+    """Check that a file is as long as its header says. A file of another format passes.
 
     Raises:
-        DataError: It is shorter, or the header is damaged.
-        OSError: It cannot be read.
+        DataError: The file is shorter, or its header is damaged.
+        OSError: The file cannot be read.
     """
     with open(path, "rb") as file:
         magic = file.read(4)
@@ -40,12 +41,12 @@ class _Header:
     def __init__(self, file: IO[bytes], version: int) -> None:
         self._file = file
         self._count = 8 if version == 5 else 4  # bytes of a count
-        self._offset = 4 if version == 1 else 8
+        self._offset = 4 if version == 1 else 8  # bytes of a byte offset
 
     def end(self) -> int:
-        """Where the last variable ends."""
+        """Return the byte offset at which the last variable ends."""
         records = self._number(self._count)
-        if records == 256**self._count - 1:  # written as a stream: as many as there are
+        if records == 256**self._count - 1:  # written as a stream: the number is not known
             records = 0
         dims = []
         for _ in range(self._list()):
@@ -58,15 +59,15 @@ class _Header:
             shape = [dims[self._number(self._count)] for _ in range(self._number(self._count))]
             self._attributes()
             size = SIZES[self._number(4)]
-            self._number(self._count)  # vsize: wrong for large variables
+            self._number(self._count)  # vsize, which is wrong for large variables
             begin = self._number(self._offset)
-            if shape and shape[0] == 0:  # the dimension that grows
+            if shape and shape[0] == 0:  # the record dimension
                 one = size * math.prod(shape[1:])
                 per_record.append(one)
                 lasts.append(begin + one)
             else:
                 ends.append(begin + size * math.prod(shape))
-        # Records are padded to 4 bytes, unless there is a single variable.
+        # Each variable of a record is padded to 4 bytes, unless it is the only one.
         step = (
             per_record[0] if len(per_record) == 1 else sum(-(-one // 4) * 4 for one in per_record)
         )

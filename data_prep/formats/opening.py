@@ -1,4 +1,4 @@
-"""Files are opened here: plain, packed, Parquet; what is wrong with one is told in a sentence."""
+"""Open files, plain or compressed or Parquet, with errors that say in a sentence what is wrong."""
 
 import gzip
 import io
@@ -12,16 +12,16 @@ from data_prep.formats.files import LinesOf, Part
 from hpctrain.errors import DataError
 
 BUFFER = 2**20
-# How much larger text is than its compressed file, about: for the size of the shards only.
+# Size of text relative to its compressed file: an estimate, only used for the size of the shards.
 GROWTH = {".gz": 3.0, ".zst": 3.5}
 
 
 @contextmanager
 def opened(part: Part) -> Iterator[BinaryIO]:
-    """A part's bytes, unpacked.
+    """Open a part and yield a stream of its decompressed bytes.
 
     Raises:
-        DataError: It cannot be read or unpacked.
+        DataError: The part cannot be read or decompressed.
     """
     packing = PurePath(part.path).suffix
     try:
@@ -30,7 +30,7 @@ def opened(part: Part) -> Iterator[BinaryIO]:
                 yield cast(BinaryIO, stream)
         elif packing == ".zst":
             pa = pyarrow()
-            # Not the library zstandard, which takes a truncated stream for a whole one.
+            # The library zstandard is not used: it reads a truncated stream without an error.
             with (
                 pa.CompressedInputStream(pa.OSFile(part.path), "zstd") as packed,
                 io.BufferedReader(packed, BUFFER) as stream,
@@ -49,10 +49,10 @@ def opened(part: Part) -> Iterator[BinaryIO]:
 
 @contextmanager
 def open_parquet(path: str) -> Iterator[Any]:
-    """A `ParquetFile` that reads no more than it has to.
+    """Open a `ParquetFile` that reads no more than it has to.
 
     Raises:
-        DataError: It cannot be read.
+        DataError: The file cannot be read.
     """
     pa = pyarrow()
     from pyarrow import parquet
@@ -65,12 +65,12 @@ def open_parquet(path: str) -> Iterator[Any]:
 
 
 def one_line(error: Exception) -> str:
-    """What a library says, in one line."""
+    """Return an error's message in one line."""
     return " ".join(str(error).split())
 
 
 def pyarrow() -> Any:
-    """The library.
+    """Return the library pyarrow.
 
     Raises:
         DataError: It is not installed.

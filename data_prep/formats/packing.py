@@ -1,8 +1,9 @@
-"""Numbers that are not what they seem: scaled, with values for "missing", or of another dtype.
+"""Packed numbers: scaled ones, values that mean "missing", and casts to another dtype.
 
-NetCDF's conventions (CF, section 8.1 and 2.5.1), wherever the attributes are found: a value is
-stored * scale_factor + add_offset, in the attributes' dtype (whole ones: float64); what equals
-_FillValue or missing_value is missing. valid_range is left alone, as xarray does.
+The CF conventions of NetCDF (sections 8.1 and 2.5.1) are applied wherever the attributes are found:
+a value is stored * scale_factor + add_offset, computed in the attributes' dtype (float64 if that
+is an integer). A stored value that equals _FillValue or missing_value is missing. valid_range is
+ignored, as in xarray.
 """
 
 import base64
@@ -26,12 +27,12 @@ class Packing:
     """How stored numbers are read.
 
     Attributes:
-        stored: Their dtype.
-        dtype: Of what they mean.
-        scale: None: as they are.
-        offset: Added to it.
-        missing: Stored values that mean that there is none.
-        unsigned: The stored bits are unsigned.
+        stored: The stored dtype.
+        dtype: The dtype of the unpacked values.
+        scale: Factor of the stored value; None if the values are not scaled.
+        offset: Number added after scaling.
+        missing: Stored values that mean "missing".
+        unsigned: Whether the stored bits are an unsigned integer.
     """
 
     stored: str
@@ -43,10 +44,10 @@ class Packing:
 
     @classmethod
     def of(cls, what: str, stored: Any, attributes: Mapping[str, Any]) -> "Packing":
-        """Read attributes.
+        """Make the packing that an array's attributes describe.
 
         Raises:
-            DataError: One is not a number.
+            DataError: An attribute is not a number.
         """
         stored = np.dtype(stored)
         unsigned = str(attributes.get("_Unsigned", "")).lower() == "true" and stored.kind == "i"
@@ -80,7 +81,10 @@ class Packing:
         )
 
     def read(self, array: Array) -> tuple[Array, NDArray[np.bool_] | None]:
-        """Return the values, and where they are missing (None: nowhere)."""
+        """Return the unpacked values, and a mask of the missing ones (None if there are none).
+
+        Missing floats are NaN and not in the mask.
+        """
         gone: Any = None
         for value in self.missing:
             equal = array == array.dtype.type(value)
@@ -99,8 +103,8 @@ class Packing:
 
 
 def _values(what: str, name: str, value: Any, stored: np.dtype[Any]) -> list[Any]:
-    """The values of an attribute that the dtype can hold; the others cannot occur."""
-    if isinstance(value, str) and stored.kind == "f":  # as xarray writes it into Zarr
+    """Return an attribute's values, without those that the stored dtype cannot hold."""
+    if isinstance(value, str) and stored.kind == "f":  # the form that xarray writes into Zarr
         try:
             return [struct.unpack("<d", base64.b64decode(value))[0]]
         except (ValueError, struct.error):
@@ -115,10 +119,10 @@ def _values(what: str, name: str, value: Any, stored: np.dtype[Any]) -> list[Any
 
 
 def cast(array: Array, dtype: str) -> tuple[Array, NDArray[np.bool_] | None]:
-    """Convert; also return what would not be the same number (None: nothing).
+    """Cast an array; also return a mask of the values that change (None if there are none).
 
-    Rounding to fewer digits of a float is the same number; beyond its range, a fraction as an
-    integer, or an integer that a float has to round are not.
+    Rounding a float to fewer digits is no change. A value beyond the range of the dtype, a fraction
+    cast to an integer, and an integer that a float has to round are changes.
     """
     target = np.dtype(dtype)
     exact = target.kind != "f" or array.dtype.kind == "f" or array.dtype.itemsize < 8
@@ -143,7 +147,7 @@ def cast(array: Array, dtype: str) -> tuple[Array, NDArray[np.bool_] | None]:
 
 
 def _rounded(whole: Array, wide: Array) -> Any:
-    """Where float64 values are not the integers that they were made from."""
+    """Return a mask of the float64 values that differ from the integers they were made from."""
     if whole.dtype.itemsize < 8:
         return wide != whole.astype(np.float64)
     outside = (wide < -(2.0**63)) | (wide >= (2.0**63 if whole.dtype.kind == "i" else 2.0**64))

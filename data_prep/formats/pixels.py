@@ -1,18 +1,20 @@
-"""How image files become samples: which are taken, in which mode, at which size.
+"""How image files become samples.
 
-Decoded by Pillow into uint8 (channels, height, width), or kept as they are for the loader.
+Pillow decodes the images into uint8 (channels, height, width). With --encoded their bytes are kept,
+and the loader decodes them.
 
-- Formats: JPEG, PNG, TIFF, WebP, BMP, by their content. Animations and files of several pages
-  cannot be used; of a phone's MPO the first image is taken.
-- The EXIF orientation is applied, ICC profiles are ignored. Grey, palettes and CMYK are converted
-  by Pillow's formulas, colour to grey by ITU-R 601.
-- More than 8 bits a channel: only by --mode L16 (uint16, grey), never cut down to 8.
-- Transparent pixels: kept by --mode RGBA, laid over --background, otherwise the image cannot be
-  used, decoded or --encoded. An alpha channel that is opaque everywhere is dropped.
-- --encoded keeps each file's bytes, orientation and all, as the loader decodes them later
-  (hpctrain.data.images: JPEG, PNG, WebP; it applies the orientation too). Only the header and
-  the file's end (of PNG: its checksums) are looked at. Together with --size, files of another
-  size are decoded, resized and encoded again, JPEG as JPEG, all others as PNG.
+- Formats: JPEG, PNG, TIFF, WebP and BMP, recognised by their content. Animations and files with
+  several pages cannot be used; of an MPO file from a phone, the first image is taken.
+- The EXIF orientation is applied. ICC profiles are ignored. Grey, palette and CMYK images are
+  converted by Pillow's formulas; colour is converted to grey by ITU-R 601.
+- Images with more than 8 bits per channel need --mode L16 (uint16, grey). They are never cut to 8
+  bits.
+- Transparent pixels are kept by --mode RGBA, or laid over the colour of --background. Otherwise the
+  image cannot be used. An alpha channel that is opaque everywhere is dropped.
+- --encoded keeps each file's bytes, with their orientation, which the loader applies when it
+  decodes them (JPEG, PNG, WebP). The conversion checks only the header and the end of the file (all
+  checksums of a PNG). With --size, images of another size are decoded, resized and encoded again:
+  JPEG as JPEG, all others as PNG.
 """
 
 import argparse
@@ -44,69 +46,82 @@ from hpctrain.errors import ConfigError
 MODES = {"RGB": 3, "L": 1, "RGBA": 4, "L16": 1}
 RESIZE = ("crop", "pad", "stretch", "none")
 FILTERS = ("bilinear", "bicubic", "lanczos", "box", "nearest")
-DRAFT = 2  # times the target that a drafted JPEG still has
+DRAFT = 2  # a JPEG decoded with --draft has at least this many times the target size
 
 
 def add_arguments(parser: argparse.ArgumentParser, mode: str = "RGB") -> None:
-    """Of the command line; `mode` is the default, see `Pixels`."""
+    """Add the options for images; `mode` is the default of --mode, see `Pixels`."""
     group = parser.add_argument_group("images")
-    group.add_argument("--size", metavar="HxW", help="height and width; 64 is 64x64")
+    group.add_argument(
+        "--size", metavar="HxW", help="height and width of the samples; 64 means 64x64"
+    )
     group.add_argument(
         "--resize",
         choices=RESIZE,
         default="crop",
-        help="to --size: crop: the shorter side is scaled, the middle kept; pad: the longer side "
-        "is scaled, the rest filled; stretch: both; none: images of another size cannot be used "
-        "(default: %(default)s)",
+        help="how images are resized to --size. crop: scale the shorter side, keep the middle; "
+        "pad: scale the longer side, fill the rest; stretch: scale both sides; none: images of "
+        "another size cannot be used (default: %(default)s)",
     )
     group.add_argument(
-        "--filter", choices=FILTERS, default="bilinear", help="of resizing (default: %(default)s)"
+        "--filter",
+        choices=FILTERS,
+        default="bilinear",
+        help="the filter for resizing (default: %(default)s)",
     )
     group.add_argument(
-        "--mode", choices=MODES, help=f"of the pixels (default: {mode or 'that of the first'})"
+        "--mode",
+        choices=MODES,
+        help=f"mode of the pixels (default: {mode or 'that of the first image'})",
     )
     group.add_argument(
-        "--background", default="", metavar="COLOR", help="under transparent pixels and of `pad`"
+        "--background",
+        default="",
+        metavar="COLOR",
+        help="the colour under transparent pixels and around images resized by `pad`",
     )
     group.add_argument(
-        "--encoded", action="store_true", help="keep the files' bytes; the loader decodes"
+        "--encoded",
+        action="store_true",
+        help="keep the bytes of the files; the loader decodes them",
     )
     group.add_argument(
         "--quality",
         type=int,
         default=95,
         metavar="1-95",
-        help="of JPEGs that are encoded again (default: %(default)s)",
+        help="quality of JPEGs that are encoded again (default: %(default)s)",
     )
     group.add_argument(
         "--max-pixels",
         type=int,
         default=MAX_PIXELS,
         metavar="N",
-        help="larger images are not decoded: a few KB may hold many GB (default: %(default)s)",
+        help="images with more pixels cannot be used: a file of a few KB can need many GB of "
+        "memory (default: %(default)s)",
     )
     group.add_argument(
         "--draft",
         action="store_true",
-        help=f"decode JPEGs at 1/2, 1/4 or 1/8 where that leaves {DRAFT} times --size: faster, "
-        "the pixels differ a little",
+        help=f"decode JPEGs at 1/2, 1/4 or 1/8 of their size if that is at least {DRAFT} times "
+        "--size: faster, but the pixels differ a little",
     )
 
 
 @dataclass(frozen=True)
 class Pixels:
-    """What becomes of an image file; see the module.
+    """How image files become samples; see the module.
 
     Attributes:
-        size: Height and width, or None: as the file has it.
+        size: Height and width; None keeps the size of each file.
         resize: One of RESIZE.
         filter: One of FILTERS.
-        mode: One of MODES, or "": L of grey images, RGB of all others.
-        background: A colour as Pillow knows it, or "".
-        encoded: The file's bytes are the sample.
-        quality: Of JPEGs that are encoded again.
-        max_pixels: Larger images cannot be used.
-        draft: JPEGs may be decoded at a fraction of their size.
+        mode: One of MODES; "" is L for grey images and RGB for all others.
+        background: The name of a colour that Pillow knows, or "".
+        encoded: Whether a sample is the bytes of the file.
+        quality: Quality of JPEGs that are encoded again, 1 to 95.
+        max_pixels: Images with more pixels cannot be used.
+        draft: Whether JPEGs may be decoded at a fraction of their size.
     """
 
     size: tuple[int, int] | None = None
@@ -121,10 +136,10 @@ class Pixels:
 
     @classmethod
     def of(cls, args: argparse.Namespace, mode: str = "RGB") -> Self:
-        """Take them from the command line; `mode` is the default.
+        """Make the pixels that the command line describes; `mode` is the default of --mode.
 
         Raises:
-            ConfigError: A value that is not allowed, or Pillow is not installed.
+            ConfigError: A value is not allowed, or Pillow is not installed.
         """
         pillow()
         size = _size(args.size) if args.size else None
@@ -162,12 +177,12 @@ class Pixels:
         )
 
     def identity(self) -> dict[str, Any]:
-        """What the result depends on; JSON."""
+        """Return all options that the result depends on, as JSON."""
         return asdict(self)
 
     @property
     def field(self) -> Field | None:
-        """The field of the samples; None: the first image decides its shape."""
+        """The field of the samples; None if the first image decides its shape."""
         if self.encoded:
             return Field("uint8", variable=True)
         if self.size is None or not self.mode:
@@ -176,18 +191,19 @@ class Pixels:
         return Field(dtype, (MODES[self.mode], *self.size))
 
     def sample(self, content: bytes, field: Field | None = None, out: Array | None = None) -> Array:
-        """Return a file's sample.
+        """Return the sample of an image file.
 
         Args:
-            content: The file.
-            field: What it must be; None: it is the first, and decides.
-            out: Where it may be made; not when encoded.
+            content: The bytes of the file.
+            field: The field that the sample must fit; None for the first image, which decides.
+            out: An array that may be used for the result; not used if encoded.
 
         Returns:
-            uint8 or uint16 (channels, height, width), in `out` or not; encoded: uint8 (bytes,).
+            uint8 or uint16 (channels, height, width), perhaps `out` itself; if encoded, uint8
+            (bytes,).
 
         Raises:
-            Unusable: It is damaged, too large, or of a kind or size that is not taken.
+            Unusable: The image is damaged, too large, or its format or size is not accepted.
         """
         if self.encoded:
             return np.frombuffer(self._file(content), np.uint8)
@@ -206,7 +222,7 @@ class Pixels:
         return pixels
 
     def convert(self, image: Any) -> Array:
-        """Return the sample of an image that Pillow holds already; see `sample`.
+        """Return the sample of an open Pillow image; see `sample`.
 
         Raises:
             Unusable: See `sample`.
@@ -219,7 +235,7 @@ class Pixels:
             return self._array(self._resized(self._upright(image)))
 
     def _file(self, content: bytes) -> bytes:
-        """What the loader decodes: the same, or encoded again."""
+        """Return the bytes for the loader: those of the file, or the image encoded again."""
         with reasons(), opened(content, self.max_pixels) as image:
             kind = "JPEG" if image.format == "MPO" else image.format
             if is_deep(image):
@@ -234,11 +250,11 @@ class Pixels:
             )
             if kind in LOADED and fits and is_opaque(image, content, self.max_pixels):
                 if kind == "PNG":
-                    # All checksums; nothing may be read before.
+                    # `verify` checks all checksums; it needs an image that was not read yet.
                     opened(content, self.max_pixels).verify()
                 check_end(image, kind, content)
                 return content
-        # Opened again: reading the EXIF may have moved it.
+        # Open the file again: reading the EXIF data may have moved the position in it.
         with reasons(), opened(content, self.max_pixels) as image:
             file = io.BytesIO()
             resized = self._resized(self._upright(image))
@@ -249,7 +265,7 @@ class Pixels:
             return file.getvalue()
 
     def _upright(self, image: Any) -> Any:
-        """The decoded image, as it is to be looked at, in its mode or in that of the result."""
+        """Decode an image, apply its orientation, and convert it to the mode of the samples."""
         deep = is_deep(image)
         if self.draft and self.size and image.format in ("JPEG", "MPO"):
             height, width = self.size[::-1] if orientation(image) > 4 else self.size
@@ -298,7 +314,8 @@ class Pixels:
             return image.resize((width, height), resample)
         if self.resize == "crop":
             scale = min(image.width / width, image.height / height)
-            left = max(0.0, (image.width - scale * width) / 2)  # rounding: a little below 0
+            # Rounding may give a little less than 0.
+            left = max(0.0, (image.width - scale * width) / 2)
             top = max(0.0, (image.height - scale * height) / 2)
             box = (left, top, image.width - left, image.height - top)
             return image.resize((width, height), resample, box=box)
@@ -310,7 +327,7 @@ class Pixels:
 
     def _array(self, image: Any, out: Array | None = None) -> Array:
         if self.mode == "L16":
-            deep = np.asarray(image).clip(0, 2**16 - 1)  # a sharp filter overshoots
+            deep = np.asarray(image).clip(0, 2**16 - 1)  # a sharp filter may exceed the range
             return deep.astype(np.uint16)[None]
         shape = (len(image.getbands()), image.height, image.width)
         return planes(image, out if out is not None and out.shape == shape else None)
@@ -328,7 +345,7 @@ def _size(text: str) -> tuple[int, int]:
 
 
 def _inside(size: tuple[int, int], found: tuple[int, int]) -> tuple[int, int]:
-    """The largest size with the proportions of `found` that fits in `size`."""
+    """Return the largest size with the proportions of `found` that fits into `size`."""
     scale = min(size[0] / found[0], size[1] / found[1])
     height, width = (max(1, round(side * scale)) for side in found)
     return height, width

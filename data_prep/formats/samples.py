@@ -1,7 +1,7 @@
-"""Samples that come one by one: what field a value makes, whether it fits one, blocks of them.
+"""Samples that come one by one: infer fields from values, check values, and collect blocks.
 
-A value is stored as its field's dtype when that changes nothing; otherwise the record cannot be
-used. Nothing is cut off, wrapped around or rounded in silence.
+A value is cast to the dtype of its field if that does not change it. Otherwise the record cannot
+be used: no value is silently cut off, wrapped around or rounded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,22 +14,22 @@ from hpctrain.data.field import Field
 from hpctrain.data.types import Array
 from hpctrain.errors import DataError
 
-RECORD_BYTES = 64  # counted for each, so that samples of nothing make blocks too
+RECORD_BYTES = 64  # counted for each sample, so that empty samples fill a block too
 
 
 class Unusable(Exception):
-    """Why a record cannot be used; its source passes it to `Reading.bad`."""
+    """The reason why a record cannot be used. The source passes it to `Reading.bad`."""
 
 
 def array_of(value: Any) -> Array:
-    """Return a value as an array that keeps all of it.
+    """Convert a value to an array without loss.
 
     Args:
-        value: An array or number, or nested lists of numbers. Text becomes its UTF-8, bytes
-            themselves, both uint8 (length,); bool becomes uint8.
+        value: An array, a number, or nested lists of numbers. Text becomes its UTF-8 bytes; text
+            and bytes are uint8 (length,). A bool becomes uint8.
 
     Raises:
-        Unusable: It is something else, or NumPy could not hold it exactly.
+        Unusable: It is something else, or NumPy cannot hold it exactly.
     """
     if isinstance(value, str):
         try:
@@ -42,7 +42,7 @@ def array_of(value: Any) -> Array:
         raise Unusable("a masked array with masked values; fill them")
     try:
         array = np.asarray(value)
-    except Exception as error:  # whatever its __array__ raises
+    except Exception as error:  # __array__ may raise anything
         raise Unusable(f"{type(value).__name__} is no array: {error}") from None
     if array.dtype == bool:
         return array.view(np.uint8) if array.ndim else array.astype(np.uint8)
@@ -55,15 +55,15 @@ def array_of(value: Any) -> Array:
 
 
 def field_of(value: Any, *, variable: bool = False, dtype: str = "") -> Field:
-    """Return the field that a first value makes.
+    """Return the field for values like this one, the first.
 
     Args:
-        value: See `array_of`; text and bytes make one of variable length.
-        variable: The first axis has another length in each sample.
-        dtype: To store it as, instead of its own.
+        value: See `array_of`. Text and bytes give a variable-length field.
+        variable: Whether the length of the first axis varies.
+        dtype: The dtype to store; "" is that of the value.
 
     Raises:
-        Unusable: No field can hold it.
+        Unusable: No field can hold the value.
     """
     array = array_of(value)
     variable = variable or isinstance(value, (str, bytes, bytearray, memoryview))
@@ -79,10 +79,10 @@ def field_of(value: Any, *, variable: bool = False, dtype: str = "") -> Field:
 def fields_of(
     values: Mapping[str, Any], variable: Sequence[str] = (), dtypes: Mapping[str, str] | None = None
 ) -> dict[str, Field]:
-    """Return the schema that a first sample makes; see `field_of`.
+    """Return the schema for samples like this one, the first; see `field_of`.
 
     Raises:
-        Unusable: No field can hold a value; its name is said.
+        Unusable: No field can hold a value. The message has its name.
     """
     fields = {}
     for name, value in values.items():
@@ -95,15 +95,15 @@ def fields_of(
 
 
 def fitted(value: Any, field: Field, *, rounded: bool = False) -> Array:
-    """Return a value as a sample of `field`.
+    """Convert a value to the dtype of a field, and check its shape.
 
     Args:
         value: See `array_of`.
-        field: Its dtype and shape.
-        rounded: Floats may lose digits, as the dtype was asked for.
+        field: The field that stores the value.
+        rounded: Whether floats may lose digits, because the user chose the dtype.
 
     Raises:
-        Unusable: Its shape is another, or its dtype cannot hold it.
+        Unusable: The shape differs, or the dtype cannot hold the value.
     """
     array = array_of(value)
     if field.variable and array.shape == (0,):
@@ -136,10 +136,10 @@ def fitted(value: Any, field: Field, *, rounded: bool = False) -> Array:
 def fit_all(
     values: Mapping[str, Any], fields: Mapping[str, Field], rounded: frozenset[str] = frozenset()
 ) -> dict[str, Array]:
-    """Return a sample with exactly these fields; see `fitted`.
+    """Convert a sample, which must have exactly these fields; see `fitted`.
 
     Raises:
-        Unusable: A field is missing, unknown or does not fit; it is named.
+        Unusable: A field is missing or unknown, or a value does not fit. The message has the name.
     """
     if values.keys() != fields.keys():
         missing = ", ".join(repr(name) for name in fields if name not in values)
@@ -157,13 +157,13 @@ def fit_all(
 
 
 class Samples:
-    """Collects samples until they make a block.
+    """Collects samples into blocks.
 
     Args:
         fields: The schema.
-        file: That they are from.
-        keyed: They have keys; otherwise their content decides the split.
-        columned: They have values of a column to split by.
+        file: The file that the samples are from.
+        keyed: Whether the samples have keys; otherwise their content decides the split.
+        columned: Whether the samples have values of a column that decides the split.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Samples:
     def _clear(self) -> None:
         fixed = [field for field in self._fields.values() if not field.variable]
         room = BLOCK_BYTES // (RECORD_BYTES + sum(field.nbytes for field in fixed)) + 1
-        # Fixed ones are copied as they come: then the cache still has them.
+        # Samples of a fixed size are copied at once, while the processor's cache still has them.
         self._values: dict[str, Array | list[Array]] = {
             name: [] if field.variable else np.empty((room, *field.shape), field.dtype)
             for name, field in self._fields.items()
@@ -190,11 +190,11 @@ class Samples:
 
     @property
     def full(self) -> bool:
-        """Whether they make a block."""
+        """Whether the samples fill a block."""
         return self._bytes >= BLOCK_BYTES
 
     def room(self, name: str) -> Array:
-        """Return where a fixed-size field of the next sample may be made, to be given to `add`."""
+        """Return the place of the next sample's fixed-size field, to be filled before `add`."""
         values = self._values[name]
         assert not isinstance(values, list)
         room: Array = values[len(self)]
@@ -203,7 +203,7 @@ class Samples:
     def add(
         self, sample: Mapping[str, Array], record: str, key: bytes = b"", column: str = ""
     ) -> None:
-        """Take in a sample that fits the schema; they are not `full` yet."""
+        """Add a sample that fits the schema. The block must not be `full`."""
         for name, value in sample.items():
             values = self._values[name]
             if isinstance(values, list):
@@ -217,7 +217,7 @@ class Samples:
         self._bytes += RECORD_BYTES
 
     def take(self) -> Block:
-        """Return them, at least one, as a block, and begin the next."""
+        """Return the samples (at least one) as a block, and begin the next block."""
         values = {
             name: found if isinstance(found, list) else found[: len(self)]
             for name, found in self._values.items()
@@ -234,10 +234,10 @@ class Samples:
 
 
 def _check_whole(value: Any) -> None:
-    """See that whole numbers among floats are as they were.
+    """Check that integers among floats were converted exactly.
 
     Raises:
-        Unusable: One is not.
+        Unusable: One was not.
     """
     for number in np.asarray(value, object).flat:
         if isinstance(number, int) and (abs(number) > 2**1000 or int(float(number)) != number):

@@ -1,4 +1,4 @@
-"""One HDF5 file that others wrote, read from beginning to end, as a loader will read it."""
+"""Read one HDF5 file of another program completely, in the way a loader will read it."""
 
 import logging
 import math
@@ -25,17 +25,18 @@ from hpctrain.data.storage.plain import Plain
 from hpctrain.data.storage.table import filters
 from hpctrain.errors import DataError
 
-LARGE, SMALL = 8 * 2**20, 16 * 2**10  # bytes of a chunk: much for one sample; little for a read
+# Bytes of a chunk: too many to decode for one sample, too few for a read.
+LARGE, SMALL = 8 * 2**20, 16 * 2**10
 
 
 @dataclass(frozen=True)
 class Found:
-    """What was seen of a file.
+    """The result of reading a file.
 
     Attributes:
-        shard: For the index.
-        moments: By field, `Moments.state`.
-        notes: Of each field, how a loader reads it, and whether other storage would be faster.
+        shard: The file's entry in the index.
+        moments: The state of the `Moments` of each field.
+        notes: For each field, how a loader reads it, and whether other storage would be faster.
     """
 
     shard: Shard
@@ -45,16 +46,16 @@ class Found:
 
 @dataclass(frozen=True)
 class Survey:
-    """A worker's task: read one file.
+    """The task of a worker process: read one file.
 
     Attributes:
-        folder: Of the index.
-        paths: Of the files, inside.
-        sources: The files as they were when they were looked at.
-        counts: Their samples.
-        splits: Their splits.
-        schema: Of all.
-        statistics: Whether the values are read.
+        folder: The folder of the index.
+        paths: Paths of the files in the folder.
+        sources: Sizes and times of the files when they were first opened.
+        counts: Number of samples of each file.
+        splits: Split of each file.
+        schema: The fields, the same in all files.
+        statistics: Whether the values are read, for the running statistics.
     """
 
     folder: Path
@@ -66,15 +67,15 @@ class Survey:
     statistics: bool
 
     def __call__(self, number: int, progress: Progress) -> Callable[[], Found]:
-        """The task of a process: nothing is left to do after `look`."""
+        """Run `look`, and return a function that returns its result: nothing is left to do."""
         found = self.look(number, progress)
         return lambda: found
 
     def look(self, number: int, progress: Progress) -> Found:
-        """Digest the file, and see that all of it can be read.
+        """Compute the digest of the file, and check that all of it can be read.
 
         Raises:
-            DataError: It cannot, or it was changed.
+            DataError: It cannot be read, or it was changed meanwhile.
         """
         source, path = self.sources[number], self.folder / self.paths[number]
         source.check()
@@ -83,7 +84,7 @@ class Survey:
             _digest(path, progress),
         )
         with _quiet():
-            layout = Layout(path, shard, self.schema, mapped=False)  # as a loader will
+            layout = Layout(path, shard, self.schema, mapped=False)  # a loader uses the same class
         elements, moments = {}, {}
         try:
             for name, field in self.schema.items():
@@ -102,7 +103,7 @@ class Survey:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """That HDF5 has to decode is in the notes."""
+    """Silence the storage warnings: the notes say the same."""
     log = logging.getLogger("hpctrain.data.storage")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -125,7 +126,7 @@ def _digest(path: Path, progress: Progress) -> str:
 
 
 def _check_offsets(layout: Layout, name: str, count: int) -> None:
-    """They begin at 0 and end at the last value (see `Layout`), and never go back."""
+    """Check that offsets never decrease. `Layout` checks the first and the last."""
     rows, last = layout.rows[f"{name}/offsets"], 0
     for start in range(0, count + 1, BLOCK_BYTES // 8):
         ends = np.empty(min(BLOCK_BYTES // 8, count + 1 - start), np.int64)

@@ -1,6 +1,6 @@
-"""Tables in files: their schema, how they are cut, and their rows by Arrow; CSV, Parquet, Arrow.
+"""Tables in CSV, Parquet and Arrow files: their schema, their parts, and their rows.
 
-A file of CSV with quotes is one piece, as a line in it may be half a row.
+A CSV file with quotes is a single part, because a line may be only a part of a row.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ from data_prep.formats.opening import GROWTH, one_line, open_parquet, pyarrow
 from data_prep.source import BLOCK_BYTES, SourceFile
 from hpctrain.errors import ConfigError, DataError
 
-ROWS = 2**16  # of a batch at most
+ROWS = 2**16  # rows of a batch at most
 SUFFIXES = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -31,10 +31,10 @@ PATTERNS = ("*.csv", "*.csv.gz", "*.tsv", "*.tsv.gz", *(f"*{s}" for s in list(SU
 
 
 def format_of(path: str) -> str:
-    """Return "csv", "parquet" or "arrow".
+    """Return the format of a file by its ending: "csv", "parquet" or "arrow".
 
     Raises:
-        ConfigError: It is none of them.
+        ConfigError: The ending is none of a table.
     """
     name = PurePath(path)
     packed = name.suffix in GROWTH
@@ -45,10 +45,10 @@ def format_of(path: str) -> str:
 
 
 def schema_of(path: str, csv: Csv) -> tuple[Any, Any]:
-    """Return a file's `pyarrow.Schema` and, of CSV, its first rows.
+    """Return a file's `pyarrow.Schema` and, for CSV, its first rows.
 
     Raises:
-        DataError: It cannot be read, or has two columns of the same name.
+        DataError: The file cannot be read, or has two columns of the same name.
     """
     kind, first = format_of(path), None
     if kind == "parquet":
@@ -66,7 +66,7 @@ def schema_of(path: str, csv: Csv) -> tuple[Any, Any]:
 
 
 def parts_of(file: SourceFile, nbytes: int, csv: Csv) -> Iterator[tuple[Part, int]]:
-    """Cut a file; yield the parts with the bytes of data in them, about."""
+    """Cut a file into parts; yield each with the approximate bytes of its data."""
     path, kind = file.path, format_of(file.path)
     if kind == "parquet":
         with open_parquet(path) as table:
@@ -75,7 +75,7 @@ def parts_of(file: SourceFile, nbytes: int, csv: Csv) -> Iterator[tuple[Part, in
                 yield Part(path, group, group + 1), size
     elif kind == "arrow":
         with _arrow(path) as reader:
-            count = getattr(reader, "num_record_batches", 0)  # a stream does not tell
+            count = getattr(reader, "num_record_batches", 0)  # a stream does not have the number
         for start, stop in ranges(count, max(1, int(count * nbytes / max(1, file.size)))):
             yield Part(path, start, stop), file.size * (stop - start) // count
         if not count:
@@ -117,7 +117,7 @@ def _parquet_batches(part: Part, names: Sequence[str]) -> Iterator[tuple[Any, in
 
 
 def arrow_batches(part: Part, names: Sequence[str]) -> Iterator[tuple[Any, int]]:
-    """Yield `pyarrow.RecordBatch`es of a few MB and how many rows are before them in the file.
+    """Yield each `pyarrow.RecordBatch` (a few MB) with the number of rows before it in the file.
 
     Raises:
         DataError: The file cannot be read.
@@ -136,7 +136,7 @@ def arrow_batches(part: Part, names: Sequence[str]) -> Iterator[tuple[Any, int]]
 
 
 def _checked(batch: Any, names: Sequence[str]) -> Any:
-    """The columns asked for; lengths that lead out of their buffers would crash us later."""
+    """Return some columns of a batch, validated: wrong lengths would crash the process later."""
     batch = batch.select(list(names))
     batch.validate(full=True)
     return batch
@@ -144,7 +144,7 @@ def _checked(batch: Any, names: Sequence[str]) -> Any:
 
 @contextmanager
 def _arrow(path: str) -> Iterator[Any]:
-    """A reader of an Arrow file (Feather is one), or of a stream."""
+    """Open an Arrow file (such as Feather) or an Arrow stream."""
     pa = pyarrow()
     try:
         with pa.memory_map(path) as file:

@@ -1,4 +1,4 @@
-"""Samples in a tar, read as a stream: nothing is extracted, whatever the members are called."""
+"""Samples in tar files, read as a stream. Nothing is extracted, so member names are harmless."""
 
 import re
 import tarfile
@@ -9,12 +9,12 @@ from typing import Self
 
 from data_prep.source import Reading
 
-MAX_MEMBER = 2**31  # bytes; a sparse member may claim any size
+MAX_MEMBER = 2**31  # bytes; the header of a sparse member may state any size
 KEY = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)  # as in webdataset
 
 
 class _Header(tarfile.TarInfo):
-    """tarfile takes a damaged header in the middle for the end; here it is an error."""
+    """A header whose damage is an error: tarfile takes a damaged header for the end of the tar."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -27,24 +27,25 @@ class _Header(tarfile.TarInfo):
 
 
 def samples(
-    path: str, wanted: frozenset[str] | None, reading: Reading
+    path: str, extensions: frozenset[str] | None, reading: Reading
 ) -> Iterator[tuple[str, dict[str, bytes]]]:
     """Yield the samples of a tar: consecutive members with the same key.
 
     Args:
         path: The tar, compressed or not.
-        wanted: The extensions to read, in lower case; None: all.
-        reading: Takes what cannot be used; after a damaged place, the rest of the tar.
+        extensions: The extensions to read, in lower case; None reads all.
+        reading: Takes the records that cannot be used. Behind a damaged place, the rest of the tar
+            is one such record.
 
     Yields:
-        The key, and the members' content by extension.
+        The key, and the content of the members by extension.
     """
     seen: set[str] = set()
     key, parts, good = "", dict[str, bytes](), False
     try:
         with tarfile.open(path, "r|*", tarinfo=_Header) as tar:
             for member in tar:
-                tar.members = []  # type: ignore[attr-defined]  # it would keep them all
+                tar.members = []  # type: ignore[attr-defined]  # it would grow with every member
                 name = KEY.fullmatch(member.name)
                 if member.isdir() or (member.isreg() and name is None):
                     continue  # as webdataset does
@@ -59,9 +60,9 @@ def samples(
                     seen.add(key)
                 extension = name[2].lower() if name else ""
                 if reason := _refused(member, extension in parts):
-                    good = good and name is None  # without a key it belongs to no sample
+                    good = good and name is None  # a member without a key belongs to no sample
                     reading.bad(path, f"member {member.name!r}", reason)
-                elif good and (wanted is None or extension in wanted):
+                elif good and (extensions is None or extension in extensions):
                     file = tar.extractfile(member)
                     parts[extension] = file.read() if file else b""
             if good:
@@ -73,7 +74,7 @@ def samples(
 
 
 def _refused(member: tarfile.TarInfo, twice: bool) -> str:
-    """Why a member cannot be used, or nothing."""
+    """Return why a member cannot be used, or ""."""
     if not member.isreg():
         link = member.issym() or member.islnk()
         return f"it is a link to {member.linkname!r}, no file" if link else "it is no file"

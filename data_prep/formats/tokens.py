@@ -1,7 +1,7 @@
-"""Text into tokens: the bytes themselves, or a tokenizer of Hugging Face's library `tokenizers`.
+"""Convert text to tokens: its bytes, or the tokens of Hugging Face's library `tokenizers`.
 
-A tokenizer is its text, so that it goes to other processes and beside the shards as it was when
-the work was planned.
+A `Tokenizer` holds the content of its tokenizer.json. So worker processes and the copy beside the
+shards get the tokenizer as it was when the conversion was planned.
 """
 
 import os
@@ -18,12 +18,12 @@ from hpctrain.data.ragged import Ragged, offsets_of
 from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
 
-FILE = "tokenizer.json"  # in OUT
+FILE = "tokenizer.json"  # its name in the output folder
 BYTES = 256
 EOD = "<|endoftext|>"
-# What the well-known tokenizers call the end of a document.
+# The end-of-document tokens of well-known tokenizers.
 EODS = (EOD, "</s>", "<eos>", "<|end_of_text|>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
-SMALLEST = BYTES + 1  # vocabulary of a trained one: every byte, and the end of a document
+SMALLEST = BYTES + 1  # the least vocabulary: all bytes, and the end-of-document token
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Tokenizer:
     """How documents become tokens.
 
     Attributes:
-        name: For people.
-        vocabulary: Ids are 0 … vocabulary - 1.
-        eod: The id that ends each document; None: none does.
-        content: tokenizer.json; "": the tokens are the bytes.
+        name: A name for messages and the provenance.
+        vocabulary: The ids are 0 to vocabulary - 1.
+        eod: The id that ends each document, or None.
+        content: The text of tokenizer.json; "" if the tokens are the bytes.
     """
 
     name: str
@@ -44,17 +44,17 @@ class Tokenizer:
 
     @property
     def dtype(self) -> str:
-        """Of the tokens: the smallest of the two that loaders know what to do with."""
+        """The dtype of the tokens: uint16 if it is enough, otherwise uint32."""
         return "uint16" if self.vocabulary <= 2**16 else "uint32"
 
     @property
     def digest(self) -> str:
-        """Names the mapping from text to ids."""
+        """A digest that identifies the mapping from text to ids."""
         return digest_of(self.content or "bytes")
 
     @property
     def about(self) -> dict[str, Any]:
-        """For the provenance; JSON."""
+        """The tokenizer's entry in the provenance, as JSON."""
         about = {
             "name": self.name,
             "vocabulary": self.vocabulary,
@@ -64,7 +64,7 @@ class Tokenizer:
         return {**about, "tokenizers": _library().__version__} if self.content else about
 
     def encode(self, texts: Sequence[str], threads: int = 1) -> Ragged:
-        """Return the tokens of at least one document each, of `dtype`."""
+        """Return the tokens of each document, as `dtype`; there is at least one document."""
         if self.content:
             return self._encode(texts, threads)
         encoded = [text.encode() for text in texts]
@@ -76,7 +76,7 @@ class Tokenizer:
         return Ragged(values, offsets)
 
     def _encode(self, texts: Sequence[str], threads: int) -> Ragged:
-        # Read by the library at each call. Its threads would compete with our processes.
+        # The library reads this at each call. Its threads would compete with our processes.
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
         tokenizer = _loaded(self.content)
         encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
@@ -89,26 +89,26 @@ class Tokenizer:
 
 
 def digest_of(content: str) -> str:
-    """Of a tokenizer.json's text; the same as the file's."""
+    """Return the digest of a tokenizer.json's text, which is that of the file."""
     return "xxh3_128:" + xxhash.xxh3_128_hexdigest(content.encode())
 
 
 def of_bytes(eod: bool) -> Tokenizer:
-    """UTF-8: 256 ids, and one for the end of a document."""
+    """Return the tokenizer of UTF-8 bytes: 256 ids and, with `eod`, one for the document's end."""
     return Tokenizer("bytes", BYTES + eod, BYTES if eod else None)
 
 
 def of_file(path: Path, eod: bool, token: str | None = None) -> Tokenizer:
-    """A tokenizer.json.
+    """Read a tokenizer.json.
 
     Args:
-        path: Of the file.
-        eod: Whether documents are ended.
-        token: That ends them; None: the one that the tokenizer is known to have for it.
+        path: Path of the file.
+        eod: Whether a token ends each document.
+        token: The token that ends a document; None takes the one of `EODS` that is in the file.
 
     Raises:
-        ConfigError: It has no such token, or several that could be meant.
-        DataError: The file cannot be read, or is no tokenizer.
+        ConfigError: The tokenizer has no such token, or several of `EODS`.
+        DataError: The file cannot be read, or is not a tokenizer.
     """
     try:
         content = path.read_bytes().decode()
@@ -120,7 +120,7 @@ def of_file(path: Path, eod: bool, token: str | None = None) -> Tokenizer:
 
 
 def of_content(content: str, name: str, eod: bool, token: str | None = None) -> Tokenizer:
-    """The same, of the file's text."""
+    """Make a tokenizer from the text of a tokenizer.json; see `of_file`."""
     try:
         tokenizer = _loaded(content)
     except DataError:
@@ -128,7 +128,7 @@ def of_content(content: str, name: str, eod: bool, token: str | None = None) -> 
     except Exception as error:  # the library raises bare Exceptions
         raise DataError(f"{name} is no {FILE} of Hugging Face tokenizers: {error}") from None
     end = _end(tokenizer, name, token) if eod else None
-    # Not the number of entries: ids may have gaps.
+    # The number of entries is not enough: ids may have gaps.
     highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if highest < 0:
         raise DataError(f"{name} has no tokens")
@@ -136,11 +136,11 @@ def of_content(content: str, name: str, eod: bool, token: str | None = None) -> 
 
 
 def trained(texts: Iterator[str], vocabulary: int) -> str:
-    """Train a byte-level BPE; the same text gives the same tokenizer.
+    """Train a byte-level BPE. The same text gives the same tokenizer.
 
     Args:
-        texts: Documents.
-        vocabulary: How many tokens, with 256 bytes and the end of a document.
+        texts: The documents.
+        vocabulary: The number of tokens, including the 256 bytes and the end of a document.
 
     Returns:
         The content of tokenizer.json.
@@ -179,8 +179,8 @@ def _end(tokenizer: Any, name: str, token: str | None) -> int:
 @lru_cache(maxsize=2)
 def _loaded(content: str) -> Any:
     tokenizer = _library().Tokenizer.from_str(content)
-    # What a model's own file may ask for would shorten documents or fill them up, and take a
-    # text that spells a special token for that token.
+    # A model's file may ask for truncated or padded documents, or for text like "</s>" to become
+    # the special token. None of these must happen here.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True

@@ -1,28 +1,30 @@
-"""Arrays as fields: NumPy, HDF5, NetCDF, Zarr and raw files. The first axis is the sample.
+"""Arrays as fields: NumPy, HDF5, NetCDF, Zarr and raw files. The first axis counts the samples.
 
     arrays x.npy y.npy more.npz OUT              fields x, y, and the keys of more.npz
     arrays OUT --field image=FILE.h5:/x/data     an array in HDF5 (also .mat, .h5ad)
                --field t=FILE.nc:temperature     in NetCDF; FILE.zarr:PATH (or .zarr.zip) in Zarr
                --field u=FILE.bin:float32:3x64x64       raw numbers: dtype and shape of a sample
-               --field u=FILE.bin:>f4:3x64x64:512       big-endian, behind a header of 512 bytes
-    arrays OUT --field u=run1.npy --field u=run2.npy    one behind the other along the sample axis
-               --field u='run*.nc:u'             so are a pattern's files, in natural order: 2, 10
+               --field u=FILE.bin:>f4:3x64x64:512       big-endian, after a header of 512 bytes
+    arrays OUT --field u=run1.npy --field u=run2.npy    joined along the sample axis
+               --field u='run*.nc:u'             joined in natural order: run2 before run10
     arrays OUT --field u=FILE.npy --axis u=2 --cast u=float32
 
-A FILE.h5, .nc or .zarr without a path must hold one array; otherwise what is in it is listed.
---split file:… goes by the files of the first field.
+A FILE.h5, .nc or .zarr without a path must hold one array; otherwise the error lists its arrays.
+--split file:… uses the files of the first field.
 
-Values do not change, except: bool is stored as uint8 and other byte orders as little-endian;
---cast converts, and a value that does not fit (or a fraction that would be cut off) is a record
-that cannot be used; numbers that a file says are packed (scale_factor, add_offset: NetCDF's
-conventions, also in HDF5 and Zarr) are unpacked, and its missing values (_FillValue,
-missing_value) become NaN, while in an integer field such a sample cannot be used. --packed NAME
-stores what is in the file instead.
+Values do not change, with these exceptions:
 
-Files may be larger than memory: about 8 MB of each field are in memory at a time, of compressed or
-transposed ones up to 128 MB. In an .npz from savez_compressed what lies before a sample has to be
-read too; one in Fortran's order is read whole. HDF5 and NetCDF4 files may lead to other files
-(links, virtual datasets) only with --external.
+- bool is stored as uint8, and other byte orders as little-endian.
+- --cast converts the dtype. A sample with a value that does not fit, or with a fraction that would
+  be cut off, cannot be used.
+- Packed numbers (attributes scale_factor and add_offset: the NetCDF conventions, also in HDF5 and
+  Zarr) are unpacked. Missing values (_FillValue, missing_value) become NaN; in an integer field, a
+  sample with a missing value cannot be used. --packed NAME stores the numbers of the file instead.
+
+Files may be larger than memory: about 8 MB of each field are in memory at a time, or up to 128 MB
+if the array is compressed or transposed. In an .npz from savez_compressed, everything before a
+sample has to be read too; an array in Fortran order is read whole. HDF5 and NetCDF4 files may lead
+to other files (links, virtual datasets) only with --external.
 """
 
 import argparse
@@ -34,8 +36,9 @@ from typing import Any
 
 import numpy as np
 
+from data_prep.formats.array_base import FORMS, Where
 from data_prep.formats.array_columns import Column, OpenColumn, Part, open_parts
-from data_prep.formats.array_files import FORMS, Where, named_by_files, parse_where
+from data_prep.formats.array_files import named_by_files, parse_where
 from data_prep.options import Options, add_arguments
 from data_prep.source import BLOCK_BYTES, Block, Piece, Reading, Source, SourceFile
 from hpctrain.data.field import DTYPES, check_name
@@ -44,7 +47,7 @@ from hpctrain.errors import ConfigError, DataError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
+    """Add the arguments of this command."""
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".npy or .npz")
     add = parser.add_argument
     again = "(may be repeated)"
@@ -53,28 +56,28 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=FILE[:KEY]",
-        help="an array as the field NAME; the same NAME again goes on behind it",
+        help="an array as the field NAME; the arrays of a repeated NAME are joined",
     )
     add(
         "--axis",
         action="append",
         default=[],
         metavar="NAME=K",
-        help=f"the axis that is the sample, from 0; -1 is the last {again}",
+        help=f"the axis that counts the samples, from 0; -1 is the last {again}",
     )
     add(
         "--cast",
         action="append",
         default=[],
         metavar="NAME=DTYPE",
-        help=f"store the field in another dtype, checked {again}",
+        help=f"store the field in another dtype; values that change cannot be used {again}",
     )
     add(
         "--packed",
         action="append",
         default=[],
         metavar="NAME",
-        help=f"store what is in the file, without scale_factor, add_offset, _FillValue {again}",
+        help=f"store the numbers of the file; ignore scale_factor, add_offset, _FillValue {again}",
     )
     add(
         "--external",
@@ -85,7 +88,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it; see `convert`."""
+    """Convert the source that the command line names."""
     from data_prep.convert import convert
 
     options = Options.of(args)
@@ -109,7 +112,7 @@ class Arrays(Source):
     step: int = 1
 
     def split_files(self) -> Iterator[str]:
-        """Those of the first field."""
+        """Return the files of the first field."""
         return (part.where.path for part in self.data[0].parts)
 
     def read(self, what: tuple[int, int], reading: Reading) -> Iterator[Block]:
@@ -118,7 +121,7 @@ class Arrays(Source):
             columns = [OpenColumn(column) for column in self.data]
             for column in columns:
                 stack.callback(column.close)
-            # A block is of one file of the first field, so that `--split file:…` can go by it.
+            # Each block is from one file of the first field, for `--split file:…`.
             start = what[0]
             for part, first, last in self.data[0].spans(*what):
                 end = start + last - first
@@ -150,7 +153,7 @@ class Arrays(Source):
 
 
 class _Rows(Sequence[str]):
-    """`row 17`, made when it is asked for."""
+    """The names "row 17" of rows, each made only when it is read."""
 
     def __init__(self, rows: Int64s) -> None:
         self._rows = rows
@@ -172,22 +175,22 @@ def arrays(
     packed: Sequence[str] = (),
     external: bool = False,
 ) -> Source:
-    """A source of arrays with the same number of samples.
+    """Make a source of arrays with the same number of samples.
 
     Args:
-        files: .npy, the file's stem names the field; .npz, its keys do.
+        files: .npy files, whose stems name the fields, and .npz files, whose keys do.
         named: "NAME=FILE" or "NAME=FILE:KEY".
-        options: How much makes a piece.
-        axes: "NAME=K", the axis that is the sample.
+        options: The options of the conversion; the shard size decides the size of a piece.
+        axes: "NAME=K", the axis that counts the samples.
         casts: "NAME=DTYPE".
-        packed: Names of fields that are stored as they are in the file.
-        external: HDF5 files may lead to others.
+        packed: Names of fields that store the numbers of the file without unpacking.
+        external: Whether HDF5 files may lead to other files.
 
     Raises:
-        ConfigError: No file, one that is there twice, a name that no field has, or a file of
-            several arrays without saying which.
-        DataError: A file is missing or not readable, has a dtype or shape that cannot be
-            stored, or another number of samples than the rest.
+        ConfigError: There is no file, a file occurs twice, no field has a given name, or a file
+            holds several arrays and the key is missing.
+        DataError: A file is missing or cannot be read, has a dtype or shape that cannot be
+            stored, or has a different number of samples.
     """
     wheres = _wheres(files, named)
     of = {
@@ -234,7 +237,7 @@ def arrays(
 
 
 def _wheres(files: Sequence[Path], named: Sequence[str]) -> dict[str, list[Where]]:
-    """Each field's arrays."""
+    """Return the arrays of each field."""
     wheres: dict[str, list[Where]] = {}
     for name, where in named_by_files(files):
         if name in wheres:
@@ -303,7 +306,7 @@ def _dtype(text: str) -> str:
 
 
 def _count(columns: Sequence[Column]) -> int:
-    """The number of samples, which all fields share."""
+    """Return the number of samples, after checking that it is the same in all fields."""
     counts = {column.name: column.ends[-1] for column in columns}
     first, *others = columns
     for other in others:
@@ -321,7 +324,7 @@ def _named(column: Column) -> str:
 
 
 def _about(column: Column) -> dict[str, Any]:
-    """Where a field is from, and what became of its numbers; JSON."""
+    """Return the origin of a field and how its numbers were converted, as JSON."""
     first, last = (
         str(Where(str(Path(part.where.path).absolute()), part.where.key))
         for part in (column.parts[0], column.parts[-1])
@@ -344,7 +347,7 @@ def _about(column: Column) -> dict[str, Any]:
 def _source_files(
     columns: Sequence[Column], ends: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[SourceFile, ...]]:
-    """The files that each piece is read from."""
+    """Yield for each piece the files that it is read from."""
     known: dict[str, SourceFile] = {}
     with ExitStack() as stack:
         opened = [OpenColumn(column) for column in columns]

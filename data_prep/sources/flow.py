@@ -1,16 +1,18 @@
-"""Decaying turbulence in two dimensions, computed: a field in space and time for first runs.
+"""Computed data for first runs: decaying turbulence in two dimensions.
 
-The Navier-Stokes equations of the vorticity w on the periodic square of side 2 pi,
+The solver integrates the Navier-Stokes equations of the vorticity w on the periodic square of side
+2 pi,
 
     dw/dt + u . grad w = nu lap w,    u = (d psi/dy, -d psi/dx),    lap psi = -w,
 
-by Fourier modes: products in physical space without aliases (Orszag's 2/3 rule), the viscous term
-exactly (an integrating factor), the rest in time by Runge-Kutta of order 4 at a fixed Courant
-number. Velocities come from a stream function, so the flow is incompressible to rounding. It
-starts from random modes around wavenumber 4 with a root-mean-square speed of 1, and is recorded
-after a time of 1, every 0.2. Viscosities are such that the smallest eddies are resolved.
+in Fourier modes. Products are computed in physical space without aliasing (Orszag's 2/3 rule), the
+viscous term is exact (an integrating factor), and time steps use a Runge-Kutta method of order 4 at
+a fixed Courant number. The velocity comes from a stream function, so the flow is incompressible up
+to rounding. It starts from random modes around wavenumber 4 with a root-mean-square speed of 1. It
+is recorded from time 1 on, at intervals of 0.2. The viscosities are large enough that the smallest
+eddies are resolved.
 
-Each trajectory is a function of (seed, its number), so any process computes it.
+Each trajectory is a function of the seed and its number, so any process can compute it.
 """
 
 import math
@@ -27,10 +29,10 @@ from hpctrain.data.field import Field
 from hpctrain.errors import ConfigError
 
 SIZE, STEPS, TRAJECTORIES = 64, 16, 64
-INTERVAL, SPIN_UP = 0.2, 1.0  # times between snapshots, before the first
-COURANT = 0.6  # the fastest fluid goes so many grid cells in a time step
-WAVENUMBER = 4.0  # of the first eddies
-VISCOSITY = (4e-3, 2e-2)  # at 64 points; the range shrinks with the square of the grid cells
+INTERVAL, SPIN_UP = 0.2, 1.0  # time between snapshots, and time before the first
+COURANT = 0.6  # grid cells that the fastest fluid moves in a time step
+WAVENUMBER = 4.0  # wavenumber of the initial eddies
+VISCOSITY = (4e-3, 2e-2)  # range at 64 points; it is scaled by the square of the cell size
 MOST_IN_PIECE = 8
 
 Real = NDArray[np.float64]
@@ -38,11 +40,11 @@ Modes = NDArray[np.complex128]
 
 
 class Solver:
-    """Steps the vorticity's Fourier modes, (size, size // 2 + 1), the layout of `rfft2`.
+    """Integrates the Fourier modes of the vorticity, (size, size // 2 + 1) as in `rfft2`.
 
     Args:
-        size: Grid points along each side; even.
-        viscosity: Kinematic, in units of side / (2 pi) and the initial speed.
+        size: Number of grid points along each side; even.
+        viscosity: Kinematic viscosity, in units of side / (2 pi) and the initial speed.
     """
 
     def __init__(self, size: int, viscosity: float) -> None:
@@ -50,28 +52,28 @@ class Solver:
         x = np.fft.rfftfreq(size, 1 / size)
         y = np.fft.fftfreq(size, 1 / size)[:, None]
         self._x, self._y = 1j * x, 1j * y
-        self.square = x**2 + y**2  # of the wavenumber
+        self.square = x**2 + y**2  # square of the wavenumber
         self._inverse = 1 / np.where(self.square == 0, 1, self.square)
         self._inverse[0, 0] = 0  # no mean flow
         self._kept = (x < size / 3) & (abs(y) < size / 3)
 
     def velocity(self, modes: Modes) -> tuple[Real, Real]:
-        """The velocity of a vorticity on the grid, along the last axis and the first."""
+        """Return the velocity on the grid: its components along the last axis and the first."""
         stream = modes * self._inverse
         return self._grid(self._y * stream), self._grid(-self._x * stream)
 
     def advection(self, modes: Modes) -> Modes:
-        """-u . grad w, without aliases."""
+        """Return -u . grad w without aliasing."""
         u, v = self.velocity(modes)
         product = u * self._grid(self._x * modes) + v * self._grid(self._y * modes)
         return np.where(self._kept, -np.fft.rfft2(product), 0)
 
     def advance(self, modes: Modes, time: float) -> Modes:
-        """The modes after a time, in equal steps that the Courant number allows now."""
+        """Return the modes after a time; equal steps, as long as the Courant number allows now."""
         speed = max(abs(component).max() for component in self.velocity(modes))
         count = max(1, math.ceil(time * speed * self.size / (2 * math.pi * COURANT)))
         step = time / count
-        half = np.exp(-self.viscosity * self.square * step / 2)  # of the viscous decay
+        half = np.exp(-self.viscosity * self.square * step / 2)  # viscous decay in half a step
         whole = half * half
         for _ in range(count):
             a = step * self.advection(modes)
@@ -82,22 +84,22 @@ class Solver:
         return modes
 
     def start(self, rng: np.random.Generator) -> Modes:
-        """Random modes around WAVENUMBER with a root-mean-square speed of 1."""
+        """Return random modes around WAVENUMBER with a root-mean-square speed of 1."""
         scaled = self.square / WAVENUMBER**2
         modes = np.fft.rfft2(rng.standard_normal((self.size, self.size)))
         modes = np.where(self._kept, modes * scaled * np.exp(-scaled), 0)
         return modes / math.sqrt(2 * self.energy(modes))
 
     def energy(self, modes: Modes) -> float:
-        """Half the mean square of the velocity."""
+        """Return half the mean square of the velocity."""
         return 0.5 * float(np.mean(sum(part**2 for part in self.velocity(modes))))
 
     def enstrophy(self, modes: Modes) -> float:
-        """Half the mean square of the vorticity; energy decays by 2 viscosity enstrophy."""
+        """Return half the mean square of the vorticity. d(energy)/dt = -2 viscosity enstrophy."""
         return 0.5 * float(np.mean(self._grid(modes) ** 2))
 
     def vorticity(self, modes: Modes) -> Real:
-        """On the grid, (size, size)."""
+        """Return the vorticity on the grid, (size, size)."""
         return self._grid(modes)
 
     def _grid(self, modes: Modes) -> Real:
@@ -131,10 +133,10 @@ class Flow(Source):
 def trajectory(
     size: int, steps: int, seed: int, number: int
 ) -> tuple[np.float32, NDArray[np.float32]]:
-    """One flow.
+    """Compute one flow.
 
     Returns:
-        Its viscosity, and its vorticity (steps, size, size), rows along y.
+        The viscosity, and the vorticity (steps, size, size) with rows along y.
     """
     rng = np.random.default_rng([seed, number])
     low, high = (math.log(nu * (64 / size) ** 2) for nu in VISCOSITY)
@@ -156,17 +158,17 @@ def flow(
     trajectories: int = TRAJECTORIES,
     seed: int = 0,
 ) -> Source:
-    """Decaying two-dimensional turbulence; see the module.
+    """Make a source of decaying two-dimensional turbulence; see the module.
 
     Args:
-        options: How much makes a piece.
-        size: Grid points along each side.
-        steps: Snapshots of a trajectory, which is a sample.
-        trajectories: How many.
-        seed: From 0.
+        options: The options of the conversion; the shard size decides the size of a piece.
+        size: Number of grid points along each side.
+        steps: Number of snapshots in a trajectory; a trajectory is a sample.
+        trajectories: Number of samples.
+        seed: Seed of the random initial modes, from 0.
 
     Raises:
-        ConfigError: A number that is not possible.
+        ConfigError: A number is out of its range.
     """
     if size % 2 or not 16 <= size <= 8192:
         raise ConfigError(f"--size {size}: the grid's points are an even number, 16 to 8192")

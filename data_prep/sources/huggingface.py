@@ -1,17 +1,17 @@
-"""A folder that Hugging Face's library `datasets` has written with `save_to_disk`.
+"""A folder that `save_to_disk` of Hugging Face's library `datasets` has written.
 
     python -m data_prep huggingface cifar10/ OUT --mode RGB
 
-A DatasetDict keeps its splits (--split column:split); of a Dataset all is `train`, or what
---split says. The features become fields:
+A DatasetDict keeps its splits (--split column:split). All samples of a Dataset go to `train`,
+unless --split says something else. The features become fields:
 
-Value, List, Sequence   as in `table`: numbers, text as uint8 of variable length, lists
-ClassLabel              int64, with its names in the index; -1 is no label, as it is there
-Array2D … Array5D       their shape; with an open first axis variable-length
-Image                   as in `images`: decoded, L or RGB and of the size of the first unless
-                        --mode and --size say otherwise; or --encoded
+Value, List, Sequence   as in `table`: numbers, text as variable-length uint8, lists
+ClassLabel              int64, with the names in the index; -1 means "no label", as in `datasets`
+Array2D … Array5D       the same shape; variable-length if the first axis has no size
+Image                   as in `images`: decoded, or kept with --encoded. Without --mode and --size,
+                        the first image decides them; the mode is then L or RGB
 
-All others, such as Audio, Video and dicts, are refused by name: --drop them.
+Other features, such as Audio, Video and dicts, are an error that names them: use --drop.
 """
 
 import argparse
@@ -38,26 +38,34 @@ from hpctrain.data.ragged import offsets_of
 from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
 
-SPLIT = "split"  # the column that stands for the names of a DatasetDict
+SPLIT = "split"  # the name of the column that holds the split names of a DatasetDict
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
+    """Add the arguments of this command."""
     parser.epilog = pixels.__doc__
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of save_to_disk")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="written by save_to_disk")
     group = parser.add_argument_group("huggingface")
     group.add_argument(
-        "--columns", action="append", default=[], metavar="NAME,…", help="these only, in this order"
+        "--columns",
+        action="append",
+        default=[],
+        metavar="NAME,…",
+        help="take only these columns, in this order",
     )
     group.add_argument(
-        "--drop", action="append", default=[], metavar="NAME,…", help="all but these"
+        "--drop",
+        action="append",
+        default=[],
+        metavar="NAME,…",
+        help="take all columns except these",
     )
     pixels.add_arguments(parser, mode="")
     add_arguments(parser, split="")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it; see `convert`."""
+    """Convert the source that the command line names."""
     from data_prep.convert import convert
 
     saved = load(args.folder)
@@ -70,13 +78,13 @@ def run(args: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Saved:
-    """What a folder holds.
+    """The contents of a folder.
 
     Attributes:
-        folder: Of all.
-        features: By name, as the library has them.
-        schema: Of the files.
-        splits: The files of each; "" is the only one of a Dataset.
+        folder: Absolute path.
+        features: The library's features, by name.
+        schema: The Arrow schema of the files.
+        splits: The files of each split; a Dataset has only the split "".
     """
 
     folder: str
@@ -89,8 +97,8 @@ class Saved:
 class HuggingFace(Source):
     """See `huggingface`."""
 
-    by_name: Mapping[str, Column | None] = field(default_factory=dict)  # None: an image
-    shapes: Mapping[str, Sequence[int | None]] = field(default_factory=dict)  # of arrays
+    by_name: Mapping[str, Column | None] = field(default_factory=dict)  # None for images
+    shapes: Mapping[str, Sequence[int | None]] = field(default_factory=dict)  # of array features
     images: Pixels = field(default_factory=Pixels)
     column: str = ""
 
@@ -98,7 +106,7 @@ class HuggingFace(Source):
         """See `Source`."""
         split, path = what
         names = [*self.by_name]
-        named = self.column == SPLIT and split  # by the DatasetDict, not by a column
+        named = self.column == SPLIT and split  # the split is that of the DatasetDict, no column
         if self.column and not named and self.column not in names:
             names.append(self.column)
         for batch, first in tables.arrow_batches(Part(path), names):
@@ -130,9 +138,9 @@ class HuggingFace(Source):
                 yield Block(values, column=self._column(split, batch, kept), file=path)
 
     def _image(self, name: str, item: Mapping[str, Any] | None) -> Array | str:
-        wanted = self.fields[name]
+        spec = self.fields[name]
         try:
-            return _sample(self.images, item, None if wanted.variable else wanted)
+            return _sample(self.images, item, None if spec.variable else spec)
         except Unusable as error:
             return f"column {name!r}: the image cannot be used: {error}"
 
@@ -146,10 +154,10 @@ class HuggingFace(Source):
 
 
 def load(folder: Path) -> Saved:
-    """Look at a folder; nothing is read but its description.
+    """Load the description of a folder, not its data.
 
     Raises:
-        DataError: It is not one that `save_to_disk` has written, or the library is missing.
+        DataError: `save_to_disk` has not written the folder, or the library is not installed.
     """
     try:
         import datasets
@@ -160,7 +168,7 @@ def load(folder: Path) -> Saved:
     datasets.disable_progress_bars()
     try:
         loaded = datasets.load_from_disk(str(folder))
-    except Exception as error:  # anything, from a damaged description
+    except Exception as error:  # a damaged description may raise anything
         why = one_line(error)
         raise DataError(f"{folder} is no folder of save_to_disk: {why}") from None
     splits = loaded if isinstance(loaded, datasets.DatasetDict) else {"": loaded}
@@ -189,18 +197,18 @@ def load(folder: Path) -> Saved:
 def huggingface(
     saved: Saved, columns: Sequence[str], drop: Sequence[str], images: Pixels, options: Options
 ) -> Source:
-    """A source of the rows of a saved data set.
+    """Make a source of the rows of a saved data set.
 
     Args:
         saved: See `load`.
-        columns: The features, all when there are none.
-        drop: Or all but these.
-        images: How they are stored.
-        options: The column that a split goes by.
+        columns: The features to take; empty takes all.
+        drop: The features to leave out, if `columns` is empty.
+        images: How images become samples.
+        options: The options of the conversion; a split by column is used.
 
     Raises:
         ConfigError: There is no such feature.
-        DataError: A feature that no field can hold, or files that cannot be read.
+        DataError: No field can hold a feature, or files cannot be read.
     """
     for name in (*columns, *drop):
         if name not in saved.features:
@@ -257,7 +265,7 @@ def huggingface(
 
 
 def _column_of(name: str, saved: Saved) -> Column | None:
-    """How a feature is read; None: as images."""
+    """Return the column of a feature, or None if it holds images."""
     import pyarrow as pa
 
     feature, kind = saved.features[name], saved.schema.field(name).type
@@ -273,9 +281,9 @@ def _column_of(name: str, saved: Saved) -> Column | None:
 def _typed(
     array: Any, column: Column, shape: Sequence[int | None] | None
 ) -> tuple[Any, dict[int, str]]:
-    """An array as its column's type, and the rows that have another shape: nulls there.
+    """Convert an array to its column's type; also return the rows of another shape, set to null.
 
-    The library stores its arrays (those with a `shape`) as nested lists of any lengths.
+    The library stores array features (those with a `shape`) as nested lists of any lengths.
     """
     import pyarrow as pa
     from pyarrow import compute
@@ -317,10 +325,10 @@ def _kind(feature: Any) -> str:
 
 
 def _sample(images: Pixels, item: Mapping[str, Any] | None, field: Field | None = None) -> Array:
-    """What an image becomes.
+    """Return the sample of an image.
 
     Raises:
-        Unusable: See `Pixels.sample`; or it is not there.
+        Unusable: See `Pixels.sample`. Or the image is missing.
     """
     if item is None:
         raise Unusable("it is null")
@@ -330,7 +338,7 @@ def _sample(images: Pixels, item: Mapping[str, Any] | None, field: Field | None 
 
 
 def _image_field(name: str, saved: Saved, images: Pixels) -> Field:
-    """Of the first image that can be used, unless the options say it."""
+    """Return the field of images: that of the options, or of the first image that can be used."""
     if images.field is not None:
         return images.field
     why = "there is none"

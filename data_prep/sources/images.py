@@ -1,15 +1,16 @@
 """Image files with their classes: a folder for each class, or a list of paths and labels.
 
 SRC/cat/1.jpg              the folders below SRC, in the order of their names' bytes, are the
-SRC/dog/a/2.jpg            labels 0, 1, …; with --no-labels they mean nothing
-SRC/train/cat/1.jpg        --split column:folder: the splits come first
-SRC.csv, .jsonl, .parquet  columns `path` (relative to the list) and `label`; any other can be
-                           the split: --split column:NAME
+SRC/dog/a/2.jpg            labels 0, 1, …; with --no-labels there are no labels
+SRC/train/cat/1.jpg        with --split column:folder, the first folders are the splits
+SRC.csv, .jsonl, .parquet  columns `path` (relative to the list) and `label`; another column can
+                           decide the split: --split column:NAME
 
-A list's labels that are all whole numbers are taken as they are; others are the classes in the
-order of their bytes, or of --classes. The fields are image and label (int64). In a folder, hidden
-files and those without a suffix of an image are ignored, and counted. The path decides the split of
-`train=0.9,val=0.1`, so that it does not depend on the size.
+The fields are image and label (int64). If all labels of a list are whole numbers, they are the
+values of the field. Otherwise they are class names, numbered in the order of their bytes or of
+--classes. In a folder, hidden files and files without the suffix of an image are ignored and
+counted. For a split such as `train=0.9,val=0.1`, the path of an image decides, so options such as
+--size do not change it.
 """
 
 import argparse
@@ -39,25 +40,31 @@ MAX_FILE = 2**31  # bytes
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
+    """Add the arguments of this command."""
     parser.epilog = pixels.__doc__
     parser.add_argument("source", type=Path, metavar="SRC", help="a folder, or a list of paths")
     group = parser.add_argument_group("labels")
-    group.add_argument("--no-labels", action="store_true", help="images only")
-    group.add_argument("--classes", type=Path, metavar="FILE", help="one a line, in this order")
-    group.add_argument("--path-column", default="path", metavar="NAME", help="of a list")
-    group.add_argument("--label-column", default="label", metavar="NAME", help="of a list")
+    group.add_argument("--no-labels", action="store_true", help="write no labels")
+    group.add_argument(
+        "--classes", type=Path, metavar="FILE", help="class names, one per line, in their order"
+    )
+    group.add_argument(
+        "--path-column", default="path", metavar="NAME", help="the list's column of paths"
+    )
+    group.add_argument(
+        "--label-column", default="label", metavar="NAME", help="the list's column of labels"
+    )
     group.add_argument(
         "--allow-outside",
         action="store_true",
-        help="a list's paths may be absolute or lead out of its folder",
+        help="allow paths in a list that are absolute or lead out of its folder",
     )
     pixels.add_arguments(parser)
     add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it; see `convert`."""
+    """Convert the source that the command line names."""
     from data_prep.convert import convert
 
     options = Options.of(args)
@@ -83,7 +90,7 @@ class ImageSource(Source):
 
     pixels: Pixels = field(default_factory=Pixels)
     root: str = ""
-    singly: bool = False  # the split is by file, and so a block has one
+    singly: bool = False  # the split is by file, so each block has one image
 
     def read(self, what: Labelled, reading: Reading) -> Iterator[Block]:
         """See `Source`."""
@@ -122,21 +129,21 @@ def images(
     columns: tuple[str, str] = ("path", "label"),
     outside: bool = False,
 ) -> Source:
-    """A source of image files.
+    """Make a source of image files.
 
     Args:
         path: A folder, or a list.
-        options: How much makes a piece, and what the split goes by.
-        pixels: What becomes of an image.
-        labels: There is a field `label`.
+        options: The options of the conversion; shard size, split and `on_error` are used.
+        pixels: How images become samples.
+        labels: Whether there is a field `label`.
         classes: A file with the names of all classes, in the order of their labels.
-        columns: Of a list: that of the paths and that of the labels.
-        outside: A list may name files that are not below its folder.
+        columns: A list's columns of paths and of labels.
+        outside: Whether a list may name files outside of its folder.
 
     Raises:
-        ConfigError: A column is missing, or options that do not go together.
-        DataError: No image; an image without a label; and, unless `--on-error` says
-            otherwise, a label or path that is not allowed, or a first image that is damaged.
+        ConfigError: A column is missing, or options exclude each other.
+        DataError: There is no image, or an image has no label. Also, unless `on_error` is "skip":
+            a label or path is not allowed, or the first image is damaged.
     """
     pixels = pixels or Pixels()
     if classes and not labels:
@@ -153,9 +160,9 @@ def images(
             path, SUFFIXES, problems, ignored, fixed, labels=labels, split=bool(split)
         )
     else:
-        wanted = [columns[0], *([columns[1]] if labels else []), *([split] if split else [])]
+        list_columns = [columns[0], *([columns[1]] if labels else []), *([split] if split else [])]
         found = by_list(
-            path, wanted, problems, fixed, labels=labels, split=bool(split), outside=outside
+            path, list_columns, problems, fixed, labels=labels, split=bool(split), outside=outside
         )
     if not found.files:
         why = f": {problems.found[0]}" if problems.found else ""
@@ -187,10 +194,10 @@ def images(
 
 
 def _first(pixels: Pixels, found: Labelled, problems: Problems, path: Path) -> Field:
-    """The field that the first image makes.
+    """Return the field of the first image.
 
     Raises:
-        DataError: It cannot be used (`on_error` "stop"), or none can.
+        DataError: The first image cannot be used (`on_error` "stop"), or no image can be used.
     """
     for i, file in enumerate(found.files):
         try:
@@ -219,10 +226,10 @@ def _piece(part: Labelled, nbytes: int) -> Piece:
 
 
 def _content(file: SourceFile) -> bytes:
-    """A file.
+    """Return the content of a file.
 
     Raises:
-        Unusable: It cannot be read.
+        Unusable: The file is too large or cannot be read.
     """
     if file.size > MAX_FILE:
         raise Unusable(f"it has {file.size} bytes; an image file has at most {MAX_FILE}")

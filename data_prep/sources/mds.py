@@ -1,11 +1,12 @@
-"""A folder of mosaicml-streaming: its columns as fields. The library itself is not needed.
+"""A folder of mosaicml-streaming (MDS): each column is a field. The library is not needed.
 
 FOLDER/index.json, *.mds         shards, raw or compressed (gz, bz2, zstd)
 FOLDER/train/index.json, …       each folder is a split, unless --split says something else
 
-Numbers keep their dtype, int is int64, str_int int64, str_float float64; str (UTF-8) and bytes are
-uint8 of variable length, ndarrays arrays; jpeg, png and pil are images. Of a json column
---column COLUMN:KEY takes a key as a field. pkl is never read: pickles run code.
+Numbers keep their dtype; int and str_int become int64, str_float becomes float64. str (UTF-8) and
+bytes become variable-length uint8. ndarray columns become arrays; jpeg, png and pil become images.
+--column COLUMN:KEY makes a key of a json column a field. pkl columns are never read, because
+pickles can run code.
 """
 
 import argparse
@@ -37,13 +38,13 @@ from data_prep.split import ByColumn
 from hpctrain.data.field import Field, check_name
 from hpctrain.errors import ConfigError, DataError
 
-FOLDER = "folder"  # the column of the folders with an index each
+FOLDER = "folder"  # the name of the column that holds the names of the folders
 IMAGES = ("jpeg", "png", "pil")
 TAKEN = ("bytes", "str", "int", "str_int", "str_float", "ndarray", "json", *IMAGES)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
+    """Add the arguments of this command."""
     parser.epilog = pixels.__doc__
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument(
@@ -51,26 +52,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="COLUMN[:KEY]",
-        help="take only these columns; COLUMN:KEY is a key of a json one (may be repeated)",
+        help="take only this column; COLUMN:KEY takes a key of a json column (may be repeated)",
     )
     parser.add_argument(
         "--variable",
         action="append",
         default=[],
         metavar="FIELD",
-        help="arrays of this field have different lengths (may be repeated)",
+        help="the first axis of this field's arrays varies in length (may be repeated)",
     )
     pixels.add_arguments(parser)
     add_arguments(parser, split="")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it; see `convert`."""
+    """Convert the source that the command line names."""
     from data_prep.convert import convert
 
     given, args.split = args.split, args.split or "train=1"
     options = Options.of(args)
-    source = mds(args.folder, options, Pixels.of(args), wanted=args.column, variable=args.variable)
+    source = mds(args.folder, options, Pixels.of(args), named=args.column, variable=args.variable)
     if not given and source.columns:
         options = replace(options, split=ByColumn(FOLDER))
     convert(source, args.out, options)
@@ -81,7 +82,7 @@ class Mds(Source):
     """See `mds`."""
 
     layout: tuple[Column, ...] = ()
-    wanted: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # field: column, key
+    chosen: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # (column, key) by field
     pixels: Pixels = field(default_factory=Pixels)
 
     def read(self, what: Shard, reading: Reading) -> Iterator[Block]:
@@ -90,7 +91,7 @@ class Mds(Source):
         for number, content in enumerate(samples(what)):
             record = f"sample {number}"
             try:
-                values = _values(content, self.layout, self.wanted, self.pixels, self.fields)
+                values = _values(content, self.layout, self.chosen, self.pixels, self.fields)
                 sample = fit_all(values, self.fields)
             except Unusable as error:
                 reading.bad(what.file.path, record, str(error))
@@ -107,20 +108,20 @@ def mds(
     options: Options,
     pixels: Pixels | None = None,
     *,
-    wanted: Sequence[str] = (),
+    named: Sequence[str] = (),
     variable: Sequence[str] = (),
 ) -> Source:
-    """A source of MDS shards; each is a piece.
+    """Make a source of MDS shards; each shard is a piece.
 
     Args:
-        folder: With an index.json, or folders that have one each.
-        options: What becomes of records that cannot be used.
-        pixels: What becomes of images.
-        wanted: "COLUMN" or "COLUMN:KEY"; empty: all columns.
-        variable: Fields whose first axis varies.
+        folder: A folder with an index.json, or with folders that have one each.
+        options: The options of the conversion; `on_error` is used.
+        pixels: How images become samples.
+        named: "COLUMN" or "COLUMN:KEY"; empty takes all columns.
+        variable: Fields whose first axis varies in length.
 
     Raises:
-        ConfigError: A column that is not there or cannot be stored.
+        ConfigError: A column does not exist or cannot be stored.
         DataError: The index or a shard is missing or damaged.
     """
     pixels = pixels or Pixels()
@@ -143,7 +144,7 @@ def mds(
     shards = [shard for shard in shards if shard.samples]
     if not shards:
         raise DataError(f"{folder} has no samples")
-    chosen = _chosen(layout, wanted)
+    chosen = _chosen(layout, named)
     fields = _first(shards, layout, chosen, pixels, Problems(options.on_error), variable)
     if unknown := sorted(set(variable) - set(fields)):
         raise ConfigError(f"--variable {unknown[0]}: the fields are {', '.join(fields)}")
@@ -160,20 +161,20 @@ def mds(
         about={"from": str(folder.absolute()), "columns": {c.name: c.encoding for c in layout}},
         columns=(FOLDER,) if "" not in folders else (),
         layout=layout,
-        wanted=chosen,
+        chosen=chosen,
         pixels=pixels,
     )
 
 
-def _chosen(layout: Sequence[Column], wanted: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """For each field the column, and the key of a json one.
+def _chosen(layout: Sequence[Column], named: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return each field's column, and its key if it is a json column.
 
     Raises:
-        ConfigError: A column that is not there or cannot be stored.
+        ConfigError: A column does not exist or cannot be stored.
     """
     kinds = {column.name: column.kind for column in layout}
     chosen: dict[str, tuple[str, str]] = {}
-    for text in wanted or list(kinds):
+    for text in named or list(kinds):
         column, _, key = (text, "", "") if text in kinds else text.partition(":")
         if column not in kinds:
             raise ConfigError(f"--column {text}: there are {', '.join(kinds)}")
@@ -198,18 +199,18 @@ def _chosen(layout: Sequence[Column], wanted: Sequence[str]) -> dict[str, tuple[
 def _first(
     shards: Sequence[Shard],
     layout: Sequence[Column],
-    wanted: Mapping[str, tuple[str, str]],
+    chosen: Mapping[str, tuple[str, str]],
     pixels: Pixels,
     problems: Problems,
     variable: Sequence[str],
 ) -> dict[str, Field]:
-    """The schema, by the first sample that can be used."""
+    """Return the schema of the first sample that can be used."""
     kinds = {column.name: column.kind for column in layout}
-    images = {name for name, (column, _) in wanted.items() if kinds[column] in IMAGES}
+    images = {name for name, (column, _) in chosen.items() if kinds[column] in IMAGES}
     for shard in shards:
         for number, content in enumerate(samples(shard)):
             try:
-                values = _values(content, layout, wanted, pixels, {})
+                values = _values(content, layout, chosen, pixels, {})
                 fields = fields_of(values, variable)
             except Unusable as error:
                 problems.bad(shard.file.path, f"sample {number}", str(error))
@@ -221,18 +222,18 @@ def _first(
 def _values(
     sample: bytes,
     layout: Sequence[Column],
-    wanted: Mapping[str, tuple[str, str]],
+    chosen: Mapping[str, tuple[str, str]],
     pixels: Pixels,
     fields: Mapping[str, Field],
 ) -> dict[str, Any]:
-    """The decoded values of a sample.
+    """Decode the chosen values of a sample.
 
     Raises:
-        Unusable: It is damaged.
+        Unusable: The sample is damaged.
     """
     columns = {column.name: column for column in layout}
     parts, values = columns_of(sample, layout), {}
-    for name, (column, key) in wanted.items():
+    for name, (column, key) in chosen.items():
         kind, part = columns[column].kind, parts[column]
         try:
             if kind == "pil":
@@ -259,7 +260,7 @@ def _key(part: bytes, key: str) -> Any:
 
 
 def _pil(part: bytes, pixels: Pixels) -> Any:
-    """Width, height, length of the mode, mode, pixels."""
+    """Decode a pil value: width, height, length of the mode (uint32 each), mode, pixels."""
     from PIL import Image
 
     try:

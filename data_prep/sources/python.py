@@ -1,4 +1,4 @@
-"""A function of yours that yields samples: the door for everything that has no command.
+"""The samples that a Python function of yours yields, for all data that has no command.
 
     # mine.py
     def samples(folder, part=0, parts=1):
@@ -7,16 +7,17 @@
 
     python -m data_prep python mine.py:samples OUT --arg folder=/data --pieces 8 --variable signal
 
-A sample is a dict. The first one makes the schema: arrays keep dtype and shape; whole numbers are
-int64, other numbers float64, bool uint8; text (UTF-8) and bytes are uint8 of variable length.
-What follows has to fit it exactly; --dtype stores floats in fewer bits. A key `split` with a name
-is the sample's split, unless --split says something else.
+A sample is a dict. The first sample decides the schema: arrays keep dtype and shape; whole numbers
+become int64, other numbers float64, bool uint8; text (UTF-8) and bytes become variable-length
+uint8. All other samples have to fit the schema exactly; --dtype stores floats in fewer bits. The
+key `split` holds the name of the sample's split, unless --split says something else.
 
-numpy's BLAS has one thread in each process, unless OPENBLAS_NUM_THREADS says more.
+The function is called several times: once for the first sample, and once for each piece, also in
+other processes. It has to yield the same samples each time. If it has the parameters `part` and
+`parts`, --pieces cuts the work into that many pieces. The conversion notices changes only of
+FILE.py and of each --input.
 
-The function is called more than once: for the first sample, and for each piece again, in other
-processes too. It has to yield the same each time. With parameters `part` and `parts` it can be
-cut into --pieces. Only FILE.py and each --input are watched for changes.
+NumPy's BLAS uses one thread in each process, unless OPENBLAS_NUM_THREADS is set.
 """
 
 import argparse
@@ -42,38 +43,41 @@ from hpctrain.errors import ConfigError, DataError
 
 SPLIT = "split"
 PARTS = ("part", "parts")
-SHOWN = 3  # places of a traceback
+SHOWN = 3  # lines of a traceback that a message has
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
-    parser.add_argument("function", metavar="FILE.py:FUNCTION")
+    """Add the arguments of this command."""
+    parser.add_argument(
+        "function", metavar="FILE.py:FUNCTION", help="a function that returns an iterable of dicts"
+    )
     parser.add_argument(
         "--arg",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="an argument: JSON if it is (10, 0.5, true, [1, 2]), otherwise text (may be repeated)",
+        help="an argument of the function; VALUE is JSON (10, 0.5, true, [1, 2]) or else text "
+        "(may be repeated)",
     )
     parser.add_argument(
         "--pieces",
         type=int,
         metavar="N",
-        help="call it N times, with part=0 … N-1 and parts=N (default: 1)",
+        help="call the function N times, with part=0 … N-1 and parts=N (default: 1)",
     )
     parser.add_argument(
         "--variable",
         action="append",
         default=[],
         metavar="FIELD",
-        help="arrays of this field have different lengths (may be repeated)",
+        help="the first axis of this field's arrays varies in length (may be repeated)",
     )
     parser.add_argument(
         "--dtype",
         action="append",
         default=[],
         metavar="FIELD=DTYPE",
-        help="store a field as this dtype; what does not fit cannot be used (may be repeated)",
+        help="store a field as this dtype; values that do not fit cannot be used (may be repeated)",
     )
     parser.add_argument(
         "--input",
@@ -81,13 +85,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=Path,
         metavar="FILE",
-        help="that the function reads: when it changes, the data set is another (may be repeated)",
+        help="a file that the function reads; a change in it makes another data set (may be "
+        "repeated)",
     )
     add_arguments(parser, split="")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it; see `convert`."""
+    """Convert the source that the command line names."""
     from data_prep.convert import convert
 
     given, args.split = args.split, args.split or "train=1"
@@ -146,20 +151,20 @@ def python(
     dtypes: Mapping[str, str] | None = None,
     inputs: Sequence[Path] = (),
 ) -> Source:
-    """A source of what a function yields.
+    """Make a source of the samples that a function yields.
 
     Args:
-        function: "FILE.py:FUNCTION"; it returns an iterable of dicts.
-        options: What becomes of records that cannot be used.
-        args: For it.
-        pieces: How many times it is called, each with another `part`.
-        variable: Fields whose first axis varies.
-        dtypes: To store fields as.
-        inputs: Files that it reads.
+        function: "FILE.py:FUNCTION"; the function returns an iterable of dicts.
+        options: The options of the conversion; `on_error` is used.
+        args: Arguments of the function.
+        pieces: How many times the function is called, each time with another `part`.
+        variable: Fields whose first axis varies in length.
+        dtypes: Dtypes to store, by field.
+        inputs: Files that the function reads.
 
     Raises:
-        ConfigError: No such function, or parameters that it has not.
-        DataError: It raises, or yields no sample that can be used.
+        ConfigError: There is no such function, or it does not have such parameters.
+        DataError: The function raises, or yields no sample that can be used.
     """
     args, dtypes = args or {}, dtypes or {}
     file, _, name = function.rpartition(":")
@@ -207,10 +212,10 @@ def python(
 
 
 def _sample(values: Any) -> tuple[dict[str, Any], str]:
-    """A sample's fields, and its split or "".
+    """Return the fields of a sample, and its split or "".
 
     Raises:
-        Unusable: It is something else.
+        Unusable: The value is not a sample.
     """
     if not isinstance(values, Mapping):
         raise Unusable(f"it is a {type(values).__name__}; a sample is a dict of fields")
@@ -230,10 +235,10 @@ def _sample(values: Any) -> tuple[dict[str, Any], str]:
 
 
 def _parts(file: str, name: str, args: Mapping[str, Any], pieces: int | None) -> int | None:
-    """How many parts it is called with; None: it takes none.
+    """Return the number of parts; None if the function has no parameters `part` and `parts`.
 
     Raises:
-        ConfigError: The function does not take what it would get.
+        ConfigError: The function does not accept its arguments.
     """
     function = _load(file, name)
     try:
@@ -254,11 +259,11 @@ def _parts(file: str, name: str, args: Mapping[str, Any], pieces: int | None) ->
 
 
 def _load(file: str, name: str) -> Callable[..., Any]:
-    """Import the file, as a module of its own, and return the function.
+    """Import the file as a module of its own, and return the function.
 
     Raises:
-        ConfigError: There is none.
-        DataError: The file raises.
+        ConfigError: The file has no such function.
+        DataError: Importing the file raises.
     """
     module_name = f"data_prep_python_{Path(file).stem}"
     spec = importlib.util.spec_from_file_location(module_name, file)
@@ -266,7 +271,7 @@ def _load(file: str, name: str) -> Callable[..., Any]:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     folder = str(Path(file).parent)
-    if folder not in sys.path:  # what lies beside it can be imported, as by `python FILE.py`
+    if folder not in sys.path:  # so the file can import its neighbours, as with `python FILE.py`
         sys.path.insert(0, folder)
     sys.modules[module_name] = module
     linecache.checkcache(file)
@@ -284,10 +289,10 @@ def _load(file: str, name: str) -> Callable[..., Any]:
 def _call(
     file: str, name: str, args: Mapping[str, Any], part: int, parts: int | None
 ) -> Iterator[tuple[str, Any]]:
-    """Yield what the function yields, and what each is called.
+    """Yield the values that the function yields, each after its name for messages.
 
     Raises:
-        DataError: It raised; with where, and after which sample.
+        DataError: The function raised. The message says where, and at which sample.
     """
     function = _load(file, name)
     of = f" of part {part}" if parts else ""
@@ -306,7 +311,7 @@ def _call(
 
 
 def _told(error: BaseException) -> str:
-    """An exception of other people's code, with the last places of its traceback."""
+    """Return an exception of the user's code as text, with the last lines of its traceback."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

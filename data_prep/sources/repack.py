@@ -4,10 +4,12 @@
     python -m data_prep repack SRC OUT --shuffle 0
     python -m data_prep repack SRC OUT --split train=0.9,val=0.1 --stratify label --dedup exact
 
-SRC is a folder with an index.json, written by this package or adopted by `index`. Its shards are
-compared with the index: their sizes, and, unless --fields leaves some out, their digests. The
-order is kept, and the splits; --shuffle puts the samples of each split (or, with another --split,
-all samples) in a random order, the same for the same SEED, however many there are.
+SRC is a folder with an index.json, written by this package or by `index`. The sizes of its shards
+are compared with the index. Their digests are compared too, unless --fields leaves fields out.
+
+Without options, splits and order stay as they are. --shuffle puts the samples of each split in a
+random order (or all samples, if --split makes other splits). The same SEED gives the same order.
+Any number of samples can be shuffled.
 """
 
 import argparse
@@ -34,23 +36,25 @@ from hpctrain.data.types import Int64s
 from hpctrain.errors import ConfigError, DataError
 
 KEEP = "keep"
-SHUFFLED_BYTES = 256 * 2**20  # a block in random order: the more, the fewer jumps between shards
-OPEN = 4096  # shards at a time
-FULL = 15 / 16  # of a shard, where the samples' lengths are only known on average
+SHUFFLED_BYTES = 256 * 2**20  # a block in random order; larger blocks jump less between shards
+OPEN = 4096  # shards that are open at a time, at most
+FULL = 15 / 16  # part of a shard that a piece fills, if only the average length is known
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
+    """Add the arguments of this command."""
     parser.add_argument("src", type=Path, metavar="SRC", help="folder of a data set")
     parser.add_argument(
         "--shuffle", type=int, metavar="SEED", help="put the samples in a random order"
     )
-    parser.add_argument("--fields", metavar="A,B", help="only these, in this order (default: all)")
+    parser.add_argument(
+        "--fields", metavar="A,B", help="write only these fields, in this order (default: all)"
+    )
     add_arguments(parser, split=KEEP)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it; see `convert`."""
+    """Convert the source that the command line names."""
     from data_prep.convert import convert
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # the workers inherit it
@@ -65,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 class _Part(NamedTuple):
-    """Samples `start` to `stop` of a group of shards; `owned` are those that it verifies."""
+    """Samples `start` to `stop` of a group of shards; `owned` are the shards that it verifies."""
 
     group: int
     start: int
@@ -78,14 +82,14 @@ class Repack(Source):
     """See `repack`.
 
     Attributes:
-        folder: Of the data set.
-        stored: The fields as the source has them: where they lie in its files.
-        shards: All, group after group.
-        files: Theirs, as they were when this was planned.
-        groups: Number of the first shard of each group, and the end.
-        seed: Of the order; None: that of the source.
-        whole: All fields are read, so digests are compared.
-        bytes_each: Of a sample, about.
+        folder: Folder of the data set.
+        stored: The fields of the source, with their places in its files.
+        shards: All shards, group after group.
+        files: The shards' files, as they were when the work was planned.
+        groups: Number of the first shard of each group, and the number of all shards.
+        seed: Seed of the random order; None keeps the order of the source.
+        whole: Whether all fields are read, so that digests are compared.
+        bytes_each: Approximate bytes of a sample.
     """
 
     folder: str = ""
@@ -114,7 +118,7 @@ class Repack(Source):
             yield from self._in_order(what, first, ends, opened)
         else:
             yield from self._shuffled(what, self.seed, first, ends, opened)
-        for number in touched:  # nobody wrote into one after it was opened
+        for number in touched:  # check that the shards were not written to after opening them
             self.files[number].check()
 
     def _in_order(
@@ -187,7 +191,7 @@ class Repack(Source):
 
 
 class _Records(Sequence[str]):
-    """`train-00000.h5 sample 17`, made when it is asked for."""
+    """The names "train-00000.h5 sample 17" of samples, each made only when it is read."""
 
     def __init__(self, shards: Sequence[Shard], rows: Int64s) -> None:
         self._shards, self._rows = shards, rows
@@ -208,19 +212,20 @@ def repack(
     seed: int | None = None,
     keep: bool = True,
 ) -> Source:
-    """A source of the samples of a data set.
+    """Make a source of the samples of a data set.
 
     Args:
-        src: Its folder.
-        out: Where they go; neither lies in the other.
-        options: How much makes a piece.
-        fields: Some, in this order; None: all.
-        seed: Of a random order; None: the order of the source.
-        keep: The splits; `options.split` is by the column "split".
+        src: The folder of the data set.
+        out: The output folder; neither folder may lie in the other.
+        options: The options of the conversion; shard size and split are used.
+        fields: The fields to write, in this order; None writes all.
+        seed: Seed of a random order; None keeps the order of the source.
+        keep: Whether the splits stay; then `options.split` is by the column "split".
 
     Raises:
-        ConfigError: `out` is `src`, or one lies in the other; or options that exclude each other.
-        DataError: There is no data set, no such field, or a shard is missing or has another size.
+        ConfigError: `out` is `src`, one lies in the other, there is no such field, or options
+            exclude each other.
+        DataError: There is no data set, or a shard is missing or has another size.
     """
     _check_apart(src, out)
     index = Index.load(src)
@@ -246,7 +251,7 @@ def repack(
             pieces.append(Piece(part, owned, samples=count, bytes=count * bytes_each))
     return Repack(
         name="repack",
-        # Where they lie in the source is not where they will lie.
+        # Without the places of the source's datasets: the output has its own.
         fields={n: Field(f.dtype, f.shape, f.variable) for n, f in stored.items()},
         pieces=pieces,
         identity={"digest": index.digest, "seed": seed, "keep": keep, "fields": list(stored)},
@@ -280,7 +285,7 @@ def _check_apart(src: Path, out: Path) -> None:
 
 
 def _stored(src: Path, index: Index, names: Sequence[str] | None) -> dict[str, Field]:
-    """The chosen fields."""
+    """Return the chosen fields."""
     if names is None:
         return dict(index.fields)
     for name in names:
@@ -293,11 +298,12 @@ def _stored(src: Path, index: Index, names: Sequence[str] | None) -> dict[str, F
 def _parts(
     group: int, first: int, shards: Sequence[Shard], size: int, seed: int | None
 ) -> list[_Part]:
-    """A group's samples, so many in each; every shard is owned once."""
+    """Cut a group into parts of `size` samples; each shard is owned by one part."""
     ends = np.cumsum([shard.count for shard in shards])
     total = int(ends[-1])
     starts = range(0, total, size)
-    # In order, a shard is owned by who reads its first sample, while it is in the page cache.
+    # Without shuffling, the part that reads the first sample of a shard owns it: verifying it puts
+    # the shard into the page cache.
     begins = ends - [shard.count for shard in shards]
     owners = begins // size if seed is None else np.arange(len(shards)) % len(starts)
     owned: list[list[int]] = [[] for _ in starts]
@@ -315,7 +321,7 @@ def _most_open() -> int:
 
 
 def _bytes_each(src: Path, shards: Sequence[Shard], fields: dict[str, Field]) -> int:
-    """Of a sample: exact, or of variable-length fields the average."""
+    """Return the bytes of a sample: exact, or the average if fields are variable-length."""
     size = 0.0
     for name, field in fields.items():
         element = field.nbytes
@@ -325,7 +331,7 @@ def _bytes_each(src: Path, shards: Sequence[Shard], fields: dict[str, Field]) ->
         known = [shard for shard in shards if name in shard.elements]
         if known:
             elements = sum(shard.elements[name] for shard in known)
-        else:  # an index without them: the first shard is as good as any
+        else:  # the index does not have the numbers: take the average of the first shard
             known = [shards[0]]
             layout = Layout(src / known[0].path, known[0], {name: field}, mapped=False)
             elements = layout.totals[f"{name}/values"]

@@ -1,11 +1,11 @@
-"""Data that is here already, or computed: for examples, tests and first runs.
+"""Data for examples, tests and first runs that needs no download.
 
 digits   scikit-learn's 1,797 handwritten digits: image uint8[1, 8, 8] of 0 to 16, label int64;
          train 80 %, val 20 % (1415 and 382)
-stdlib   the source of Python's standard library, one document a file: text and path as
+stdlib   the source of Python's standard library, each file is a document: text and path as
          variable-length uint8 (UTF-8); train 90 %, val 10 %
-flow     decaying turbulence in two dimensions, computed here: vorticity float32[steps, size, size]
-         and viscosity float32, a trajectory a sample; train 90 %, val 10 %
+flow     decaying turbulence in two dimensions, computed by this command; each trajectory is a
+         sample: vorticity float32[steps, size, size], viscosity float32; train 90 %, val 10 %
 
     sample digits data/digits
     sample flow data/flow --size 128 --trajectories 1000 --seed 1
@@ -27,27 +27,27 @@ from hpctrain.data.field import Field
 from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
 
-# Tests and examples repeat themselves; installed packages are not the standard library.
+# Left out: tests and examples, whose content repeats, and installed packages.
 SKIPPED = {
     *("test", "tests", "idlelib", "turtledemo", "site-packages", "dist-packages"),
     *("__pycache__", "lib2to3"),
 }
-DOCUMENTS = 256  # in a block
+DOCUMENTS = 256  # documents in a block
 SPLITS = {
     "digits": "train=0.8,val=0.2",
     "stdlib": "train=0.9,val=0.1",
     "flow": "train=0.9,val=0.1",
 }
 FLOW = (
-    ("--size", flow.SIZE, "points along each side of the grid"),
-    ("--steps", flow.STEPS, "snapshots of a trajectory"),
-    ("--trajectories", flow.TRAJECTORIES, "samples"),
-    ("--seed", 0, "of the initial fields"),
+    ("--size", flow.SIZE, "number of points along each side of the grid"),
+    ("--steps", flow.STEPS, "number of snapshots in a trajectory"),
+    ("--trajectories", flow.TRAJECTORIES, "number of trajectories, which are the samples"),
+    ("--seed", 0, "seed of the random initial fields"),
 )
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
+    """Add the arguments of this command."""
     parser.add_argument("name", choices=tuple(SPLITS))
     add_arguments(parser, split="")
     group = parser.add_argument_group("flow")
@@ -56,7 +56,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it; see `convert`."""
+    """Convert the source that the command line names."""
     from data_prep.convert import convert
 
     args.split = args.split or SPLITS[args.name]
@@ -79,12 +79,12 @@ class Digits(Source):
     def read(self, what: Any, reading: Reading) -> Iterator[Block]:
         """See `Source`."""
         image, label = _digits()
-        # By the image, so that equal ones stay together.
+        # The image decides the split, so equal images are in the same split.
         yield Block({"image": image, "label": label}, keys=[sample.tobytes() for sample in image])
 
 
 def digits(options: Options) -> Source:
-    """scikit-learn's digits.
+    """Make a source of scikit-learn's digits.
 
     Raises:
         DataError: scikit-learn is not installed.
@@ -135,14 +135,14 @@ class Stdlib(Source):
 
 
 def stdlib(options: Options, folder: Path | None = None) -> Source:
-    """The standard library's source, one document for each .py file that is not empty.
+    """Make a source of the standard library's .py files; each non-empty file is a document.
 
     Args:
-        options: How much makes a piece.
-        folder: Another one than Python's own.
+        options: The options of the conversion; the shard size decides the size of a piece.
+        folder: The folder to search; None is that of the standard library.
 
     Raises:
-        DataError: There is no such file.
+        DataError: There are no .py files.
     """
     folder = folder or Path(sysconfig.get_paths()["stdlib"])
     paths = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.py"))

@@ -1,25 +1,27 @@
 """Tables as data sets: each column of CSV, Parquet or Arrow (Feather) files is a field.
 
-SRC are files of one format, or folders with them (.csv, .tsv, also .gz; .parquet; .arrow,
-.feather, .ipc), with the same columns.
+SRC are files with the same columns, or folders with such files (.csv, .tsv, also .gz; .parquet;
+.arrow, .feather, .ipc).
 
     python -m data_prep table measurements/ OUT --columns id,x,y,label --categorical label
     python -m data_prep table digits.csv OUT --stack 'image=pixel_*' --cast image=uint8
 
-ints, floats     as they are; uint64 as int64, where it fits
+ints, floats     the same dtype; uint64 is stored as int64 if all values fit
 bool             uint8
-dates, times     int64 in the unit of the column's type, which the provenance has
-text, binary     variable-length uint8, UTF-8; or int32 codes with --categorical, the names in
-                 the index, sorted; whole numbers keep the names that `export` gave them in Parquet
-lists            fixed size: (n, k); others: variable-length
-structs, maps    not possible: --drop them
+dates, times     int64 in the unit of the column's type, which is in the provenance
+text, binary     variable-length uint8 (text as UTF-8); with --categorical int32 codes of the
+                 sorted values, whose names are in the index
+lists            fixed-size lists: (n, k); other lists: variable-length
+structs, maps    cannot be stored: use --drop
 
-Nulls cannot be used unless --null gives them a value; an integer that does not fit, or that a
-float would round, cannot be used either (floats are rounded by a --cast to smaller ones). Such
-rows are named by their number, from 1, the header not counted; --on-error says what then.
+An integer column of Parquet keeps the category names that `export` has written with it.
 
-CSV has no types: those of the first MiB are taken for all rows. A number such as 007 is 7, and an
-empty value (or NA, nan, null) of a number is null; --cast COLUMN=text takes the text as it is.
+A row cannot be used if it has a null and --null gives no value for it, or an integer that does not
+fit or that a float would round (--cast may round floats to a smaller float). Messages give the
+number of such a row, from 1, without the header. --on-error says what happens then.
+
+CSV has no types: the values in the first MiB decide the types for all rows. In a column of numbers,
+007 is 7, and an empty value (or NA, nan, null) is null. --cast COLUMN=text keeps the text.
 """
 
 import argparse
@@ -32,7 +34,7 @@ import numpy as np
 
 from data_prep.formats import files, tables
 from data_prep.formats.categories import categorical, names_of
-from data_prep.formats.column_choice import Wanted, listed, pairs
+from data_prep.formats.column_choice import ColumnChoice, listed, pairs
 from data_prep.formats.columns import Column, plain, shown
 from data_prep.formats.csv_files import Csv, Rows
 from data_prep.formats.files import Part
@@ -46,34 +48,40 @@ from hpctrain.errors import ConfigError, DataError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
+    """Add the arguments of this command."""
     parser.add_argument("sources", nargs="+", type=Path, metavar="SRC", help="files or folders")
     group = parser.add_argument_group("table")
 
     def several(option: str, metavar: str, text: str) -> None:
         group.add_argument(option, action="append", default=[], metavar=metavar, help=text)
 
-    several("--columns", "NAME,…", "these only, in this order")
-    several("--drop", "NAME,…", "all but these")
-    several("--rename", "COLUMN=FIELD", "a field's name, where a column's is not possible")
-    several("--categorical", "NAME,…", "int32 codes (reads these columns twice)")
-    several("--cast", "NAME=DTYPE", "such as x=float32; of CSV also x=text")
-    several("--null", "NAME=VALUE", "what stands for a null")
-    several("--stack", "FIELD=NAME,…", "columns (also patterns) side by side as one field (n, k)")
-    group.add_argument("--delimiter", default="", help="of CSV (default: a comma; .tsv: a tab)")
-    group.add_argument("--header", metavar="NAME,…", help="of CSV that does not begin with one")
-    group.add_argument("--no-quotes", action="store_true", help='of CSV: a " is like other letters')
+    several("--columns", "NAME,…", "take only these columns, in this order")
+    several("--drop", "NAME,…", "take all columns except these")
+    several("--rename", "COLUMN=FIELD", "the name of the field, if it differs from the column's")
+    several("--categorical", "NAME,…", "store int32 codes (reads these columns twice)")
+    several("--cast", "NAME=DTYPE", "the dtype to store, such as x=float32; for CSV also x=text")
+    several("--null", "NAME=VALUE", "the value that replaces nulls")
+    several("--stack", "FIELD=NAME,…", "store several columns (or patterns) as one field (n, k)")
+    group.add_argument(
+        "--delimiter", default="", help="CSV: what separates values (default: a comma; .tsv: a tab)"
+    )
+    group.add_argument(
+        "--header", metavar="NAME,…", help="CSV: the column names, if the first line has none"
+    )
+    group.add_argument(
+        "--no-quotes", action="store_true", help='CSV: treat " as an ordinary character'
+    )
     add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it; see `convert`."""
+    """Convert the source that the command line names."""
     from data_prep.convert import convert
 
     options = Options.of(args)
     if len(args.delimiter.encode()) > 1:
         raise ConfigError(f"--delimiter {args.delimiter!r}: it is one ASCII character")
-    wanted = Wanted(
+    choice = ColumnChoice(
         columns=listed(args.columns),
         drop=listed(args.drop),
         rename=pairs("--rename", args.rename),
@@ -84,7 +92,7 @@ def run(args: argparse.Namespace) -> None:
     )
     names = tuple(listed([args.header] if args.header else []))
     csv = Csv(args.delimiter, names, not args.no_quotes)
-    convert(table(args.sources, wanted, options, csv), args.out, options)
+    convert(table(args.sources, choice, options, csv), args.out, options)
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,7 @@ class Table(Source):
                     yield self._block(batch, part.path)
 
     def _usable(self, rows: Rows, columns: Sequence[Column], path: str, reading: Reading) -> Any:
-        """The rows that can be used; the others are told of in their order."""
+        """Return the rows that can be used; report the others in their order."""
         batch, bad = rows.batch, dict(rows.bad)
         if batch.num_rows:
             for column in columns:
@@ -118,8 +126,8 @@ class Table(Source):
                 null = batch.column(self.column).is_null().to_numpy(zero_copy_only=False)
                 for row in np.flatnonzero(null).tolist():
                     bad.setdefault(row, f"column {self.column!r} is null; --split goes by it")
-        told = [*rows.missing, *((rows.number(row), why) for row, why in bad.items())]
-        for number, why in sorted(told):
+        problems = [*rows.missing, *((rows.number(row), why) for row, why in bad.items())]
+        for number, why in sorted(problems):
             reading.bad(path, f"row {number}", why)
         return without(batch, bad)
 
@@ -137,45 +145,45 @@ class Table(Source):
 
 
 def table(
-    sources: Sequence[Path], wanted: Wanted, options: Options, csv: Csv | None = None
+    sources: Sequence[Path], choice: ColumnChoice, options: Options, csv: Csv | None = None
 ) -> Source:
-    """A source of the rows of tables.
+    """Make a source of the rows of tables.
 
     Args:
         sources: Files or folders.
-        wanted: Which columns, and how.
-        options: How much makes a piece, and the column that a split goes by.
-        csv: How CSV is written.
+        choice: The columns that become fields, and how.
+        options: The options of the conversion; shard size and a split by column are used.
+        csv: How CSV is read.
 
     Raises:
-        ConfigError: Options that the columns cannot meet.
-        DataError: Files that cannot be read or have different columns, or a column of a type
-            that no field holds.
+        ConfigError: The options do not fit the columns.
+        DataError: Files cannot be read or have different columns, or no field can hold the type of
+            a column.
     """
     found = files.find(sources, tables.PATTERNS)
     first, *others = (file.path for file in found.files)
-    schema, csv = _schema(first, wanted, csv or Csv())
+    schema, csv = _schema(first, choice, csv or Csv())
     column = options.split.column if isinstance(options.split, ByColumn) else ""
-    chosen = wanted.choose(schema.names)
-    outputs = wanted.outputs(chosen)
+    chosen = choice.choose(schema.names)
+    outputs = choice.outputs(chosen)
     needed = [*chosen, *([column] if column in schema.names else [])]
     for path in others:
-        _check_same(first, schema, path, csv, needed if wanted.columns or wanted.drop else None)
-    categories = categorical(found.files, wanted, csv, schema)
+        _check_same(first, schema, path, csv, needed if choice.columns or choice.drop else None)
+    categories = categorical(found.files, choice, csv, schema)
     fields_of = {
         target: [
             Column.of(
                 name,
                 schema.field(name).type,
-                _cast(wanted.cast_of(name, target)),
-                wanted.null.get(name),
+                _cast(choice.cast_of(name, target)),
+                choice.null.get(name),
                 categories.get(name),
             )
             for name in names
         ]
         for target, names in outputs.items()
     }
-    fields = {name: _field(name, group, name in wanted.stack) for name, group in fields_of.items()}
+    fields = {name: _field(name, group, name in choice.stack) for name, group in fields_of.items()}
     _check_names(fields)
     parts = (
         (part, file, size)
@@ -189,8 +197,8 @@ def table(
         identity={
             "columns": {target: [c.name for c in group] for target, group in fields_of.items()},
             "types": {name: str(schema.field(name).type) for name in needed},
-            "cast": dict(wanted.cast),
-            "null": dict(wanted.null),
+            "cast": dict(choice.cast),
+            "null": dict(choice.null),
             "categorical": {name: list(map(str, values)) for name, values in categories.items()},
             "csv": [csv.delimiter, csv.names, csv.quotes],
         },
@@ -203,7 +211,7 @@ def table(
         categories={
             target: names
             for target, group in fields_of.items()
-            if target not in wanted.stack and (names := names_of(group[0], schema))
+            if target not in choice.stack and (names := names_of(group[0], schema))
         },
         columns=schema.names,
         fields_of=fields_of,
@@ -212,20 +220,20 @@ def table(
     )
 
 
-def _schema(path: str, wanted: Wanted, csv: Csv) -> tuple[Any, Csv]:
-    """The schema of the first file, by which all are read."""
+def _schema(path: str, choice: ColumnChoice, csv: Csv) -> tuple[Any, Csv]:
+    """Return the schema of the first file, which is used for all files."""
     import pyarrow as pa
 
     schema, first = tables.schema_of(path, csv)
     if tables.format_of(path) != "csv":
-        if "text" in wanted.cast.values():
+        if "text" in choice.cast.values():
             raise ConfigError(f"--cast …=text is for CSV; {path} has types of its own")
         return schema, csv
-    chosen = wanted.choose(schema.names)
-    outputs = {name: target for target, names in wanted.outputs(chosen).items() for name in names}
+    chosen = choice.choose(schema.names)
+    outputs = {name: target for target, names in choice.outputs(chosen).items() for name in names}
     types = {}
     for name, kind in zip(schema.names, schema.types, strict=True):
-        cast = wanted.cast_of(name, outputs.get(name, ""))
+        cast = choice.cast_of(name, outputs.get(name, ""))
         kind = _csv_type(cast, kind)
         if pa.types.is_null(kind) or pa.types.is_binary(kind):
             why = "is not UTF-8" if pa.types.is_binary(kind) else "has no value in its first rows"
@@ -239,7 +247,7 @@ def _schema(path: str, wanted: Wanted, csv: Csv) -> tuple[Any, Csv]:
 
 
 def _csv_type(cast: str, kind: Any) -> Any:
-    """How the values of a CSV column are read, so that a cast can follow."""
+    """Return the type as which a CSV column is read, so that it can be cast later."""
     import pyarrow as pa
 
     if cast == "text":
@@ -252,7 +260,7 @@ def _csv_type(cast: str, kind: Any) -> Any:
 
 
 def _check_large(path: str, name: str, values: Any) -> None:
-    """Integers beyond int64 look like floats to Arrow, which would round them."""
+    """Refuse integers beyond int64: Arrow reads them as floats, which would round them."""
     import pyarrow.compute as pc
 
     largest = pc.max(pc.abs(values)).as_py()
@@ -267,16 +275,16 @@ def _check_large(path: str, name: str, values: Any) -> None:
 
 
 def _check_same(first: str, schema: Any, path: str, csv: Csv, needed: Sequence[str] | None) -> None:
-    """See that a file has the columns of the first.
+    """Check that a file has the columns of the first file.
 
     Raises:
-        DataError: It has not; with both.
+        DataError: It has other columns. The message has both.
     """
     if tables.format_of(path) != tables.format_of(first):
         raise DataError(f"{first} and {path} are of different formats; one at a time")
     other, _ = tables.schema_of(path, replace(csv, types={}))
     is_csv = tables.format_of(path) == "csv"
-    if is_csv and other.names != schema.names:  # by place, not by name
+    if is_csv and other.names != schema.names:  # the order matters too: CSV is read by position
         raise DataError(
             f"{path} has the columns {', '.join(other.names)}; {first} has "
             f"{', '.join(schema.names)}"
@@ -294,7 +302,7 @@ def _check_same(first: str, schema: Any, path: str, csv: Csv, needed: Sequence[s
 
 
 def _field(name: str, group: Sequence[Column], stack: bool) -> Field:
-    """What a column, or the columns side by side, are stored as."""
+    """Return the field that stores a column, or several columns that are stacked."""
     first = group[0].field
     if not stack:
         return first

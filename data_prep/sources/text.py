@@ -1,21 +1,23 @@
-"""Documents as tokens: text files, JSON Lines and Parquet into one variable-length field.
+"""Documents as tokens: text files, JSON Lines and Parquet become one variable-length field.
 
-SRC are files or folders. A text file is a document, or each of its lines is (--documents lines);
-of JSON Lines (.jsonl) and Parquet each object or row is one, its text in --text-column. Files may
-be packed (.gz, .zst). From a folder come .txt, .jsonl and .parquet, or what --glob names:
+SRC are files or folders. A text file is one document, or each of its lines is (--documents lines).
+In JSON Lines (.jsonl) and Parquet, each object or row is a document, with the text in
+--text-column. Files may be compressed (.gz, .zst). In a folder, .txt, .jsonl and .parquet files are
+taken, or those that match --glob:
 
     python -m data_prep text corpus/ OUT --tokenizer tokenizer.json --split train=0.99,val=0.01
     python -m data_prep text src/ OUT --glob '*.py' --glob '*.md' --train-bpe 8192
 
-The field `tokens` (uint16, or uint32 when the vocabulary is larger than 65,536) has a document in
-each sample; in a shard they lie end to end with their offsets, and the loader cuts windows of any
-length from them. Each ends with the end-of-document token. The index's provenance has the
-vocabulary, that token's id and the tokenizer's digest; tokenizer.json lies beside the shards.
+Each sample of the field `tokens` (uint16, or uint32 if the vocabulary is larger than 65,536) is a
+document. Each document ends with the end-of-document token. A shard holds the tokens of all its
+documents without gaps, and their offsets; the loader cuts windows of any length from them. The
+provenance in the index has the vocabulary, the id of that token, and the tokenizer's digest. A copy
+of tokenizer.json is beside the shards.
 
---tokenizer bytes (the default) has the 256 bytes of UTF-8 and 256 for the end of a document. With
-another one, special tokens are never made from text, nor does it truncate or pad. The split of a
-document depends on its text alone, so it is the same for every tokenizer. A byte order mark at
-the start of a file is no text; empty documents are left out and counted.
+--tokenizer bytes (the default) uses the bytes of UTF-8 as tokens, and 256 for the end of a
+document. A tokenizer.json never turns text into special tokens, and never truncates or pads. The
+split of a document depends only on its text, so it is the same for every tokenizer. A byte order
+mark at the start of a file is dropped. Empty documents are left out and counted.
 """
 
 import argparse
@@ -38,34 +40,34 @@ from hpctrain.data.field import Field
 from hpctrain.data.index import FILE as INDEX
 from hpctrain.errors import ConfigError, DataError
 
-BLOCK_TEXT = 2**20  # characters tokenized at once: a tokenizer takes about 100 bytes for each
+BLOCK_TEXT = 2**20  # characters tokenized at once; a tokenizer needs about 100 bytes for each
 BLOCK_DOCUMENTS = 4096
 TRAIN_BYTES = "100MB"
-BYTES_PER_TOKEN = 4  # of a trained tokenizer, about: for the size of the shards only
+BYTES_PER_TOKEN = 4  # an estimate for a trained tokenizer; only used for the size of the shards
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
+    """Add the arguments of this command."""
     parser.add_argument("sources", nargs="+", type=Path, metavar="SRC", help="files or folders")
     group = parser.add_argument_group("text")
     group.add_argument(
         "--glob",
         action="append",
         metavar="PATTERN",
-        help="names to take from folders (may be repeated; default: "
+        help="file names to take from folders (may be repeated; default: "
         f"{' '.join(documents.PATTERNS)})".replace("%", "%%"),
     )
     group.add_argument(
         "--documents",
         choices=("files", "lines"),
         default="files",
-        help="what a document is in a text file (default: %(default)s)",
+        help="whether a text file or each of its lines is a document (default: %(default)s)",
     )
     group.add_argument(
         "--text-column",
         default="text",
         metavar="NAME",
-        help="the text, in JSON Lines and Parquet (default: %(default)s)",
+        help="the column with the text, in JSON Lines and Parquet (default: %(default)s)",
     )
     which = group.add_mutually_exclusive_group()
     which.add_argument(
@@ -78,22 +80,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--train-bpe",
         type=int,
         metavar="VOCABULARY",
-        help="train a byte-level BPE of so many tokens on the source",
+        help="train a byte-level BPE with this number of tokens on the source",
     )
     group.add_argument(
         "--train-bytes",
         default=TRAIN_BYTES,
         metavar="SIZE",
-        help="text to train it on, at most, from all over the source (default: %(default)s)",
+        help="maximum amount of text for --train-bpe, taken from all parts of the source (default: "
+        "%(default)s)",
     )
     end = group.add_mutually_exclusive_group()
     end.add_argument("--eod", metavar="TOKEN", help="the tokenizer's token that ends a document")
-    end.add_argument("--no-eod", action="store_true", help="documents are not ended")
+    end.add_argument(
+        "--no-eod", action="store_true", help="write no token at the end of a document"
+    )
     add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it; see `convert`."""
+    """Convert the source that the command line names."""
     from data_prep.convert import convert
 
     options = Options.of(args)
@@ -116,7 +121,7 @@ def run(args: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Files of documents, and how they are read."""
+    """The files with documents, and how they are read."""
 
     sources: tuple[str, ...]
     files: tuple[SourceFile, ...]
@@ -127,25 +132,25 @@ class Corpus:
     def of(
         cls, sources: Sequence[Path], patterns: Sequence[str], reader: documents.Reader
     ) -> "Corpus":
-        """Look for the files; see `files.find`."""
+        """Find the files; see `files.find`."""
         found = files.find(sources, patterns)
         named = tuple(str(source.absolute()) for source in sources)
         return cls(named, found.files, found.ignored, reader)
 
     def parts(self, nbytes: int) -> Iterator[tuple[Part, SourceFile, int]]:
-        """All parts, with their file and the bytes of their text, about."""
+        """Yield all parts, each with its file and the approximate bytes of its text."""
         for file in self.files:
             for part, size in self.reader.parts(file, nbytes):
                 yield part, file, size
 
     def sample(self, limit: int, step: int = 2**22) -> Iterator[str]:
-        """Yield documents from all over the corpus, of at most about `limit` bytes."""
+        """Yield documents from all parts of the corpus, in total about `limit` bytes at most."""
         parts = list(self.parts(step))
         total = max(1, sum(size for _, _, size in parts))
         passed = used = 0
         for part, _, size in parts:
             passed += size
-            share = limit * min(1.0, passed / total)  # up to here, such that all parts have some
+            share = limit * min(1.0, passed / total)  # bytes of the parts so far
             if used >= share and total > limit:
                 continue
             for document in self.reader.read(part, _Anything()):
@@ -156,7 +161,7 @@ class Corpus:
 
 
 class _Anything:
-    """What cannot be used is told of when it is converted."""
+    """Ignores records that cannot be used: the conversion reports them later."""
 
     def bad(self, file: str, record: str, reason: str) -> None:
         """See `Reading`."""
@@ -201,30 +206,29 @@ class Text(Source):
 
 
 def text(corpus: Corpus, tokenizer: Tokenizer, options: Options) -> Source:
-    """A source of documents as tokens.
+    """Make a source of documents as tokens.
 
     Args:
         corpus: The documents.
-        tokenizer: How they become tokens.
-        options: How much makes a piece.
+        tokenizer: Converts the documents to tokens.
+        options: The options of the conversion; shard size, split and workers are used.
 
     Raises:
         DataError: A Parquet file cannot be read, or has no such column of text.
     """
     width = 2 if tokenizer.dtype == "uint16" else 4
     growth = width / (BYTES_PER_TOKEN if tokenizer.content else 1)
-    # A little less than a shard: else each piece would leave a small second one.
+    # A little less than a shard; otherwise most pieces would write a small second shard.
     room = max(1, int(options.shard_bytes / growth * 0.9))
     parts = ((part, file, int(size * growth)) for part, file, size in corpus.parts(room))
     pieces: list[Piece] = files.pieces(parts, int(room * growth))
     by_file = isinstance(options.split, ByFile)
-    wanted = asdict(corpus.reader)
     return Text(
         name="text",
         fields={"tokens": Field(tokenizer.dtype, variable=True)},
         pieces=pieces,
         identity={
-            **wanted,
+            **asdict(corpus.reader),
             "tokenizer": tokenizer.digest,
             "eod": tokenizer.eod,
             "files": [file.path for file in corpus.files] if by_file else [],
@@ -249,10 +253,11 @@ def text(corpus: Corpus, tokenizer: Tokenizer, options: Options) -> Source:
 def trained(
     corpus: Corpus, vocabulary: int, limit: int, eod: bool, out: Path, quiet: bool = False
 ) -> Tokenizer:
-    """A BPE of the corpus; what an earlier run has trained for `out` is taken again.
+    """Train a BPE on the corpus, or return the one that an earlier run has trained for `out`.
 
     Raises:
-        ConfigError: The vocabulary has no room for every byte and the end of a document.
+        ConfigError: The vocabulary is too small for all bytes and the end of a document, or too
+            large.
         DataError: The corpus has no text, or cannot be read.
     """
     if not tokens.SMALLEST <= vocabulary <= 2**24:
@@ -287,7 +292,7 @@ def _chain(first: str, rest: Iterator[str]) -> Iterator[str]:
 
 
 def _earlier(out: Path, name: str) -> str:
-    """The tokenizer of this name that is in OUT, or in what an interrupted run left there."""
+    """Return the tokenizer of this name in `out` or in its interrupted conversion, or ""."""
     for index, content in (
         (out / PARTIAL / "job.json", None),
         (out / INDEX, out / tokens.FILE),

@@ -1,15 +1,15 @@
 """Tar files of samples, as webdataset writes them.
 
-Consecutive members with the same name up to the first dot of the file name are a sample; the rest
-of the name says what each is:
+A sample is the consecutive members whose names are the same up to the first dot of the file name.
+That part is the key of the sample; the rest, the extension, says what a member holds:
 
     0017.jpg  0017.cls           image and label, by default
     0017.json                    nothing by default: --field caption=json:text
 
-Without --field, the first sample's members are the fields: images are `image`, cls is `label`
-(int64), txt is `text` (UTF-8), NAME.npy is an array NAME, and npy alone is `array`. With --field,
-only what it names is taken. The tars, also compressed ones (gz, bz2, xz), are read as streams and
-nothing is ever extracted. The key decides the split of `train=0.9,val=0.1`.
+Without --field, the members of the first sample decide the fields: an image is the field `image`,
+cls is `label` (int64), txt is `text` (UTF-8), NAME.npy is an array NAME, and npy alone is `array`.
+With --field, only the named members are taken. Tars, also compressed ones (gz, bz2, xz), are read
+as streams; nothing is extracted. For a split such as `train=0.9,val=0.1`, the key decides.
 """
 
 import argparse
@@ -40,7 +40,7 @@ KINDS = ", ".join([*sorted(IMAGES), *NUMBERS, *TEXTS, "npy", "json:KEY", "or any
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
+    """Add the arguments of this command."""
     parser.epilog = pixels.__doc__
     parser.add_argument("tars", nargs="+", type=Path, metavar="TAR", help="a tar, or a folder")
     parser.add_argument(
@@ -49,21 +49,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME=EXT,…",
         help="the field NAME is the member with one of these extensions; json:KEY takes a key of "
-        "a JSON object, EXT:bytes any member as it is (may be repeated)",
+        "a JSON object, EXT:bytes takes the bytes of any member (may be repeated)",
     )
     parser.add_argument(
         "--variable",
         action="append",
         default=[],
         metavar="NAME",
-        help="arrays of this field have different lengths (may be repeated)",
+        help="the first axis of this field's arrays varies in length (may be repeated)",
     )
     pixels.add_arguments(parser)
     add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it; see `convert`."""
+    """Convert the source that the command line names."""
     from data_prep.convert import convert
 
     options = Options.of(args)
@@ -74,11 +74,11 @@ def run(args: argparse.Namespace) -> None:
 
 
 class Member(NamedTuple):
-    """Where a field comes from."""
+    """The members of samples that become a field."""
 
     extensions: tuple[str, ...]
     kind: str  # image, number, text, array, json, bytes
-    key: str = ""  # of json
+    key: str = ""  # key in the JSON object
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class WebDataset(Source):
     def read(self, what: str, reading: Reading) -> Iterator[Block]:
         """See `Source`."""
         block = Samples(self.fields, what)
-        for key, parts in samples(what, _wanted(self.members), reading):
+        for key, parts in samples(what, _extensions(self.members), reading):
             try:
                 values = _values(parts, self.members, self.pixels, self.fields)
                 sample = fit_all(values, self.fields)
@@ -113,18 +113,18 @@ def webdataset(
     named: Sequence[str] = (),
     variable: Sequence[str] = (),
 ) -> Source:
-    """A source of tar files; each is a piece.
+    """Make a source of tar files; each tar is a piece.
 
     Args:
-        paths: The tars, or folders of them.
-        options: What becomes of records that cannot be used.
-        pixels: What becomes of images.
-        named: "NAME=EXT,…"; empty: by the first sample's extensions.
-        variable: Fields whose first axis varies.
+        paths: Tars, or folders of tars.
+        options: The options of the conversion; `on_error` is used.
+        pixels: How images become samples.
+        named: "NAME=EXT,…"; if empty, the first sample's extensions decide the fields.
+        variable: Fields whose first axis varies in length.
 
     Raises:
-        ConfigError: A field that cannot be, or two that are the same.
-        DataError: No tar, one that is not readable, or no sample that can be used.
+        ConfigError: A field is not possible, or is given twice.
+        DataError: There is no tar, a tar cannot be read, or no sample can be used.
     """
     pixels = pixels or Pixels()
     tars = _tars(paths)
@@ -133,7 +133,7 @@ def webdataset(
     fields: dict[str, Field] = {}
     problems = Problems(options.on_error)
     for tar in tars:
-        for key, parts in samples(str(tar), _wanted(members), problems):
+        for key, parts in samples(str(tar), _extensions(members), problems):
             try:
                 chosen = members or _by_default(parts)
                 values = _values(parts, chosen, pixels, {})
@@ -178,10 +178,10 @@ def _tars(paths: Sequence[Path]) -> list[Path]:
 
 
 def _members(named: Sequence[str]) -> dict[str, Member]:
-    """Read --field NAME=EXT,….
+    """Parse the values NAME=EXT,… of --field.
 
     Raises:
-        ConfigError: It is something else.
+        ConfigError: A value has another form, or a name occurs twice.
     """
     members: dict[str, Member] = {}
     for text in named:
@@ -202,7 +202,7 @@ def _members(named: Sequence[str]) -> dict[str, Member]:
 
 
 def _kind(extension: str) -> str:
-    """What a member with this extension holds, or "": not known."""
+    """Return the kind of the members with this extension, or "" if it is not known."""
     last = extension.rpartition(".")[2]
     for kind, known in (("image", IMAGES), ("number", NUMBERS), ("text", TEXTS)):
         if last in known:
@@ -211,10 +211,10 @@ def _kind(extension: str) -> str:
 
 
 def _by_default(parts: Mapping[str, bytes]) -> dict[str, Member]:
-    """The fields of a sample with these extensions.
+    """Return the fields for samples with these extensions.
 
     Raises:
-        ConfigError: One is not known, or two would be the same field.
+        ConfigError: An extension is not known, or two would be the same field.
     """
     names = {"image": "image", "number": "label", "text": "text"}
     members: dict[str, Member] = {}
@@ -234,13 +234,13 @@ def _by_default(parts: Mapping[str, bytes]) -> dict[str, Member]:
                 f"field {name!r}: give every field, such as --field {name}={extension}"
             )
         members[name] = Member((extension,), kind)
-        if kind == "image":  # the next sample's may be another format
+        if kind == "image":  # other samples may have another image format
             members[name] = Member((extension, *sorted(IMAGES - {extension})), kind)
     return members
 
 
-def _wanted(members: Mapping[str, Member]) -> frozenset[str] | None:
-    """The extensions to be read; None: all."""
+def _extensions(members: Mapping[str, Member]) -> frozenset[str] | None:
+    """Return the extensions to read; None means all."""
     return frozenset(e for m in members.values() for e in m.extensions) if members else None
 
 
@@ -250,10 +250,10 @@ def _values(
     pixels: Pixels,
     fields: Mapping[str, Field],
 ) -> dict[str, Any]:
-    """The decoded members of a sample.
+    """Decode the members of a sample.
 
     Raises:
-        Unusable: One is missing or damaged.
+        Unusable: A member is missing or damaged.
     """
     values = {}
     for name, member in members.items():

@@ -1,4 +1,4 @@
-"""A source written by hand, for the tests; a module, as worker processes import it."""
+"""A source for the tests. It is a module of its own because worker processes import it."""
 
 import os
 import time
@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Hand(Source):
-    """Its pieces are rows; `act` is what else happens when piece 1 is read."""
+    """A source whose pieces are given rows; `act` names what happens when piece 1 is read."""
 
     act: str = ""
 
@@ -76,14 +76,14 @@ class Hand(Source):
 
 
 class Odd(Exception):
-    """Cannot be unpickled."""
+    """An object that cannot be unpickled."""
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__("odd")
 
 
 def hand(*pieces: Sequence[Row], act: str = "", **more: Any) -> Hand:
-    """A source of these pieces; their files are named f0, f1, …"""
+    """Make a source of these pieces. Their files are named f0, f1 and so on."""
     files = more.pop("files", ())
     return Hand(
         name="hand",

@@ -74,7 +74,7 @@ def make():
 
 @pytest.fixture
 def here(made, tmp_path, monkeypatch):
-    """Links to them, in the current folder; tests write other names."""
+    """Links to the made files in the current folder. Tests write files of other names."""
     for path in made.iterdir():
         (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
@@ -88,7 +88,7 @@ def everything(folder, split="train"):
 
 @pytest.fixture
 def convert(data_prep):
-    """Write OUT; return what is in it."""
+    """Convert to OUT, and return the rows in it."""
 
     def run(*args, said=""):
         code, out, err = data_prep("arrays", "OUT", *args, "--overwrite", "--workers", 1)
@@ -214,7 +214,7 @@ def test_natural_order():
 def test_odd_names(here, convert):
     odd = "a b:c=d [1]*ü\n.npy"
     np.save(odd, X)
-    np.save("a b:c=d 1ü.npy", X)  # what the other would match as a pattern
+    np.save("a b:c=d 1ü.npy", X)  # the other name, taken for a pattern, matches this one
     assert np.array_equal(convert("--field", f"x={odd}")["x"], X)
     os.rename("x.h5", "with:colon.h5")
     assert np.array_equal(convert("--field", "x=with:colon.h5:/group/data")["x"], X)
@@ -252,7 +252,7 @@ def test_packed_numbers_are_unpacked(here, convert):
         pack(variable)
         variable.set_auto_maskandscale(False)
         variable[:] = stored
-    with netCDF4.Dataset("p.nc") as file:  # as its own library reads it
+    with netCDF4.Dataset("p.nc") as file:  # the values as netCDF4 unpacks them
         library = file["v"][:].filled(np.nan)
         assert np.array_equal(library, expected, equal_nan=True)
     with h5py.File("p.h5", "w") as file:
@@ -365,7 +365,7 @@ def test_a_cast_makes_files_of_two_dtypes_one_field(here, data_prep, convert):
     both = ("--field", "x=a.npy", "--field", "x=b.npy", "--cast")
     assert convert(*both, "x=float32")["x"].tolist() == [1, 2, 3, 2.5]
     code, _, err = data_prep("arrays", "OUT2", *both, "x=int32")
-    assert "b.npy: row 1: field 'x': 2.5 is no int32" in err  # the row in its own file
+    assert "b.npy: row 1: field 'x': 2.5 is no int32" in err  # the row is counted in its own file
 
 
 def test_a_sample_with_two_problems_is_one_record(here, data_prep):
@@ -384,11 +384,11 @@ def test_a_bool_that_is_none(here, data_prep):
     assert "b.bin:bool: row 2: field 'b'" in err
 
 
-# What is not right
+# Errors
 
 
 def damaged(name):
-    """Make a file that cannot be read, or not as asked for."""
+    """Make a file that cannot be read at all, or not with these options."""
     match name:
         case "object.npy":
             np.save(name, np.array([{}] * COUNT, dtype=object), allow_pickle=True)
@@ -641,7 +641,7 @@ def test_links_that_are_allowed(here, convert, data_prep):
     source = arrays([], ["x=links.h5:virtual"], Options(2**20), external=True)
     assert [file.path for file in source.pieces[0].files] == ["links.h5", "x.h5"]
     code, _, err = data_prep("arrays", "OUT2", "--field", "x=links.h5:gone", "--external")
-    assert code == 3  # HDF5 would read fill values
+    assert code == 3  # HDF5 itself would return fill values
     assert "gone.h5 is not there" in err
 
 
@@ -681,7 +681,7 @@ def test_a_source_that_is_cut_off_while_it_is_read(here):
 
 @pytest.mark.parametrize("what", ["npz", "fortran", "axis", "h5"])
 def test_memory_is_bounded(here, what):
-    """200 MB are read in blocks; the interpreter's own are not counted."""
+    """200 MB are read in blocks. The memory of the interpreter itself is not counted."""
     shape, fields = (200, 250, 1000), []
     if what == "npz":
         np.savez_compressed("big.npz", x=np.zeros(shape, "f4"))
@@ -715,7 +715,7 @@ def test_memory_is_bounded(here, what):
 
 
 def test_reading_goes_on_in_a_compressed_npz(here):
-    """Each piece of a stream begins where the one before ended, also backwards."""
+    """Pieces of a compressed stream can be read in any order."""
     source = arrays([], ["x=small.npz:a"], Options(480))
     order = [*range(len(source.pieces)), 0, 5, 3]
     for number in order:
@@ -743,7 +743,7 @@ def test_the_length_of_a_classic_file_is_known(tmp_path, form, kinds, records):
                 variable[:records] = b"a" if kind == "S1" else 1
     check_whole(str(path))
     size = path.stat().st_size
-    os.truncate(path, size - 4)  # the last may be padding, of at most 3 bytes
+    os.truncate(path, size - 4)  # the last 3 bytes may be padding
     with pytest.raises(DataError, match="is truncated"):
         check_whole(str(path))
 
@@ -757,7 +757,7 @@ def test_a_missing_library_is_named(here, data_prep, monkeypatch):
 
 
 def test_a_codec_that_is_not_installed(here, data_prep):
-    """In a process of its own: a filter that is registered stays so."""
+    """Runs in a process of its own, because a filter stays registered."""
     code = (
         "import sys, h5py, hdf5plugin, numpy as np\n"
         "with h5py.File('z.h5', 'w') as file:\n"
@@ -786,7 +786,7 @@ def test_from_python(here):
 
 
 def test_transposed_arrays_whose_rows_are_far_apart(here, convert):
-    """Read run by run, not in strips."""
+    """They are read run by run, not in strips."""
     middle = np.random.default_rng(0).normal(size=(20, 90, 300)).astype(np.float32)
     tall = np.asfortranarray(np.arange(40_000).reshape(10_000, 4))
     np.save("middle_axis.npy", middle)

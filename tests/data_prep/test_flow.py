@@ -12,7 +12,7 @@ def turbulent(size=64, viscosity=1e-2, seed=0):
 
 
 def test_a_taylor_green_vortex_decays_as_it_should():
-    """Its advection is zero, so what is left is known: exp(-nu k^2 t)."""
+    """A single mode has no advection, so it decays by exp(-nu k^2 t)."""
     size, viscosity = 32, 0.05
     solver = Solver(size, viscosity)
     y, x = np.meshgrid(*[np.arange(size) * 2 * np.pi / size] * 2, indexing="ij")
@@ -26,7 +26,7 @@ def test_a_taylor_green_vortex_decays_as_it_should():
 
 
 def test_a_moving_pattern_is_advected_exactly():
-    """Two modes of one |k| are a steady Euler flow; a third makes the products be seen."""
+    """The advection of two modes equals its formula."""
     solver = Solver(16, 0.0)
     y, x = np.meshgrid(*[np.arange(16) * 2 * np.pi / 16] * 2, indexing="ij")
     w = np.cos(x) + np.sin(2 * y)
@@ -47,7 +47,7 @@ def test_the_velocity_has_no_divergence():
 
 
 def test_energy_and_enstrophy_balance():
-    """Energy decays by 2 nu enstrophy, and enstrophy by 2 nu palinstrophy: nothing else."""
+    """Energy decays only by 2 nu enstrophy, and enstrophy only by 2 nu palinstrophy."""
     solver, modes = turbulent()
     assert solver.energy(modes) == pytest.approx(0.5, rel=1e-12)
     step, energies, enstrophies, palinstrophies = 0.01, [], [], []
@@ -78,7 +78,7 @@ def test_it_is_of_order_four():
     solver_steps = {}
     for count in (20, 40, 80, 320):
         found = modes
-        for _ in range(count):  # short enough to be one step each
+        for _ in range(count):  # each interval is short enough to be a single step
             found = solver.advance(found, 1.0 / count)
         solver_steps[count] = solver.vorticity(found)
     exact = solver_steps.pop(320)
@@ -96,7 +96,7 @@ def test_a_trajectory_is_a_function_of_its_number():
     assert first.dtype == np.float32
     assert not (trajectory(16, 3, 7, 3)[1] == first).any()
     assert not (trajectory(16, 3, 8, 2)[1] == first).any()
-    assert (trajectory(16, 5, 7, 2)[1][:3] == first).all()  # a longer one begins the same
+    assert (trajectory(16, 5, 7, 2)[1][:3] == first).all()  # more steps do not change the first
 
 
 def test_the_same_bytes_for_any_workers(tmp_path, data_prep):

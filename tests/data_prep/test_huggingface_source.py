@@ -59,7 +59,7 @@ def png(pixels, **options):
 
 @pytest.fixture(scope="module")
 def digits():
-    """Digits with a feature of each kind."""
+    """A data set of digits with a feature of each kind."""
     images, labels = load_digits(return_X_y=True)
     images = (images[:COUNT].reshape(-1, 8, 8) * 16).astype(np.uint8)
     features = Features(
@@ -161,7 +161,7 @@ def test_images_as_they_are_or_of_one_mode(data_prep):
     rgba = png(np.dstack([small[0], small[0][..., :1]]))
     sixteen = png(small[0][..., 0].astype(np.uint16) * 256)
     exif = Pillow.Exif()
-    exif[0x0112] = 6  # to be turned clockwise
+    exif[0x0112] = 6  # the orientation: a viewer turns the image clockwise
     turned = png(small[0].swapaxes(0, 1)[::-1], exif=exif)
     content = [png(small[0]), gray, rgba, sixteen, png(small[1]), b"no image", turned, None]
     images = [{"bytes": item, "path": "x.png"} for item in content[:-1]] + [None]
@@ -247,7 +247,7 @@ def test_bad_input(data_prep, bad, here, args, code, words):
 
 
 def test_a_row_of_another_shape_is_named(data_prep, here):
-    """A file that is not as its description says."""
+    """A file has another schema than the description says."""
     features = Features({"grid": Array2D((2, 2), "int16"), "n": Value("int64")})
     grids = [np.full((2, 2), i, np.int16) for i in range(3)]
     Dataset.from_dict({"grid": grids, "n": [1, 2, 3]}, features=features).save_to_disk("in")

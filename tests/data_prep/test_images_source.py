@@ -50,7 +50,7 @@ def smooth(height, width):
 
 
 def png(depth, color, row, height=2, width=2):
-    """A PNG of a kind that Pillow does not write."""
+    """Make a PNG of a kind that Pillow cannot write."""
 
     def chunk(kind, content):
         check = struct.pack(">I", zlib.crc32(kind + content))
@@ -65,7 +65,7 @@ def png(depth, color, row, height=2, width=2):
 
 @pytest.fixture
 def digits(tmp_path, monkeypatch):
-    """100 of scikit-learn's digits in a folder for each class, and what else lies in folders."""
+    """100 of scikit-learn's digits, in a folder for each class, and files that are ignored."""
     monkeypatch.chdir(tmp_path)
     bunch = load_digits()
     for i in range(100):
@@ -81,7 +81,7 @@ def digits(tmp_path, monkeypatch):
 
 @pytest.fixture
 def two(tmp_path, monkeypatch):
-    """A folder for each of two classes, with one image each; the second can be replaced."""
+    """Make two class folders with one image each. The second image can be replaced."""
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
         Path("src", name).mkdir(parents=True)
@@ -170,7 +170,8 @@ def test_encoded_files_stay_as_they_are(two, data_prep):
     assert decode(rows["image"], size=(4, 4), fit="crop").shape == (2, 3, 4, 4)
     assert data_prep("images", "src", "SMALL", "--encoded", "--size", "8x12")[0] == 0
     small = everything("SMALL")
-    assert small["image"][0].tobytes() == Path("src/a/1.png").read_bytes()  # it had that size
+    # This image had the target size already, so its bytes are kept.
+    assert small["image"][0].tobytes() == Path("src/a/1.png").read_bytes()
     assert decode(small["image"]).shape == (2, 3, 8, 12)
     assert Image.open(io.BytesIO(small["image"][1].tobytes())).format == "JPEG"
 
@@ -376,7 +377,7 @@ def test_bad_encoded_images_are_named(two, data_prep, content, words):
 @pytest.mark.parametrize("kind", ["JPEG", "progressive", "thumbnail", "PNG", "WEBP"])
 def test_what_stays_encoded_can_be_decoded_wherever_it_was_cut(kind):
     options = {"progressive": True} if kind == "progressive" else {}
-    if kind == "thumbnail":  # a whole JPEG in the header of another
+    if kind == "thumbnail":  # a complete JPEG in the header of another
         exif = Image.Exif()
         exif[0x010E] = "x"
         options = {"exif": exif.tobytes() + encoded(smooth(12, 16), "JPEG")}
@@ -386,7 +387,7 @@ def test_what_stays_encoded_can_be_decoded_wherever_it_was_cut(kind):
     for size in range(len(content)):
         with suppress(Unusable):
             taken += decode(Ragged.of([Pixels(encoded=True).sample(content[:size])])).size > 0
-    assert taken < 5  # a PNG without its last checksum
+    assert taken < 5  # some cuts remove only the last checksum of a PNG
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGBA", "CMYK", "YCbCr"])
@@ -439,7 +440,7 @@ def test_transparent_pixels():
 
 
 def test_the_loader_sees_what_is_stored_decoded():
-    """Transparent pixels laid over a colour, also where the file's bytes are kept."""
+    """Transparent pixels are laid over a colour, also with --encoded."""
     pixels = noise(8, 12, 4)
     over = {"background": "#3080ff"}
     kept = Pixels(encoded=True, **over).sample(encoded(pixels))
@@ -460,8 +461,8 @@ def test_grey_or_colour_as_the_file_is(kind):
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("draft", [False, True])
 def test_the_orientation_is_applied(orientation, draft):
-    """As a viewer shows it: the marked corner is where it was."""
-    turn = [None, 0, 3, 1, 5, 4, 6, 2][orientation - 1]  # what undoes it, of Transpose
+    """The image is stored as a viewer shows it: the marked corner is where it was."""
+    turn = [None, 0, 3, 1, 5, 4, 6, 2][orientation - 1]  # the inverse, a value of Transpose
     upright = np.zeros((64, 96, 3), np.uint8)
     upright[:32, :48] = 255
     image = Image.fromarray(upright)
@@ -503,7 +504,7 @@ def test_resizing(shape):
 
 
 def test_every_size_can_be_cropped():
-    """Pillow refuses a box that is 1e-14 outside; 600 x 600 of 415 x 385 was one."""
+    """Pillow refuses a box that is 1e-14 outside of the image, as 600 x 600 of 415 x 385 was."""
     pixels = Pixels(size=(7, 11))
     for height in range(1, 50):
         for width in range(1, 50):

@@ -1,4 +1,4 @@
-"""Source files that are mapped: the same values, and errors instead of the end of the process."""
+"""Memory-mapped source files: the values are right, and a file that is cut off is an error."""
 
 import os
 
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from data_prep.formats import mapped
-from data_prep.formats.array_files import Where, open_array
+from data_prep.formats.array_base import Where
+from data_prep.formats.array_files import open_array
 from data_prep.formats.mapped import LEAST_BYTES, Mapped
 from hpctrain.data import format as shards
 
@@ -39,7 +40,7 @@ def test_where_they_have_to_be_read(file, monkeypatch, tmp_path):
     (tmp_path / "small").write_bytes(bytes(100))
     assert open_mapped(tmp_path / "small").bytes(0, 100) is None
     with monkeypatch.context() as patch:
-        patch.setattr(mapped, "POPULATE_READ", 99)  # an older system does not know the real one
+        patch.setattr(mapped, "POPULATE_READ", 99)  # unknown to the system, as on an older one
         assert open_mapped(file).bytes(0, LEAST_BYTES) is None
     monkeypatch.setattr(mapped, "kind_of", lambda path: "network")
     assert open_mapped(file).bytes(0, LEAST_BYTES) is None
@@ -63,14 +64,14 @@ def test_rows_are_the_same(file, order, map_it, monkeypatch):
             found = array.rows(1, stop)
         np.testing.assert_array_equal(found, np.moveaxis(X, axis, 0)[1:stop])
     raw = file.with_suffix(".raw")
-    for skip in (0, 1, 12):  # values at odd places are read
+    for skip in (0, 1, 12):  # values that are not aligned are read, not mapped
         raw.write_bytes(bytes(skip) + X.tobytes())
         with open_array(Where(str(raw), f"float32:3x50:{skip}"), 0) as array:
             np.testing.assert_array_equal(array.rows(2, 600), X[2:])
 
 
 def test_a_source_that_is_cut_off_before_it_is_written(tmp_path, data_prep, monkeypatch):
-    """The system's answer is "bad address", of the write; what is said is what happened."""
+    """The write fails with "bad address"; the message says that the source was changed."""
     np.save(tmp_path / "x.npy", np.zeros((40, 200, 200), np.float32))
     write = shards.write_shard
 

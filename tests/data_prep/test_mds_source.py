@@ -1,4 +1,4 @@
-"""MDS that mosaicml-streaming 0.10.0 wrote is in mds.zip; see `sample` for what it was given."""
+"""Conversion of MDS. mds.zip was written by mosaicml-streaming 0.10.0; `sample` is its input."""
 
 import json
 import sys
@@ -207,7 +207,7 @@ def test_any_damage_is_named(folder, data_prep):
 
 
 def test_the_library_writes_what_we_read(tmp_path, monkeypatch):
-    """Where mosaicml-streaming is installed; torchvision need not fit torch."""
+    """Runs only where mosaicml-streaming is installed; it needs no working torchvision."""
     monkeypatch.setitem(sys.modules, "streaming.vision", type(sys)("streaming.vision"))
     streaming = pytest.importorskip("streaming", reason="mosaicml-streaming is not installed")
     with streaming.MDSWriter(out=str(tmp_path / "in"), columns=COLUMNS, size_limit=4000) as writer:

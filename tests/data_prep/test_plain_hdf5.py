@@ -1,4 +1,4 @@
-"""The shards are HDF5 like any other: for HDF5's own tools, for h5py alone, for many at once."""
+"""Shards are ordinary HDF5 files: HDF5's tools and h5py alone read them, also many at once."""
 
 import os
 import re
@@ -77,7 +77,7 @@ def test_h5ls_lists_it(shard, codec):
 
 @needs_tools
 def test_h5dump_reads_it(shard, codec):
-    """The compressed ones by the plugins' folder, as MATLAB and others do."""
+    """HDF5's tools read compressed shards through the folder of plugins, as MATLAB does."""
     plugins = {"HDF5_PLUGIN_PATH": hdf5plugin.PLUGINS_PATH}
     for name, values in (
         ("label", SAMPLES["label"]),
@@ -111,7 +111,7 @@ with h5py.File(sys.argv[1]) as file:
 
 
 def test_h5py_alone_reads_it(shard, codec):
-    """gzip without any plugin."""
+    """A shard compressed by gzip needs no plugin."""
     plugin = "plugin" if codec in ("lz4", "zstd", "blosc2") else "none"
     said = run(sys.executable, "-c", PLAIN, shard, plugin)
     assert said == f"{SAMPLES['image'].sum(dtype=int)} {COUNT}\n"
@@ -174,7 +174,7 @@ def test_another_process_writes_the_same_bytes(tmp_path):
     assert others.split() == ["True", *here]  # True: HDF5 had found a zstd that is not ours
 
 
-# Many at once, and locks
+# Many readers at once, and locks
 
 READ = """
 import sys
@@ -199,7 +199,7 @@ def plain(tmp_path):
 
 
 def test_many_open_the_same_file(plain):
-    """Here 200 opens in 16 threads, and 12 processes; a cluster has more."""
+    """16 threads open a shard 200 times, and 12 processes read it; a cluster has more."""
     index = Reader(plain.parent, "train").index
 
     def open_it(_):
@@ -214,7 +214,7 @@ def test_many_open_the_same_file(plain):
 
 
 def test_reading_takes_no_locks_and_minds_none(shard, codec):
-    """Another process holds both kinds of lock, as a writer would."""
+    """Another process holds both kinds of lock, as a program that writes would."""
     command = [sys.executable, "-c", HOLD, shard]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, text=True, **pipes) as holder:
@@ -244,7 +244,7 @@ int flock(int file, int how) { errno = ENOSYS; return -1; }
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not there")
 def test_a_file_system_without_locks(tmp_path):
-    """A library that stands before libc's makes `flock` fail as such file systems do."""
+    """A preloaded library makes `flock` fail, as file systems without locks do."""
     (tmp_path / "no.c").write_text(NO_LOCKS)
     library = tmp_path / "no.so"
     run("gcc", "-shared", "-fPIC", "-o", library, tmp_path / "no.c")

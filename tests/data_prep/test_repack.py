@@ -26,13 +26,13 @@ SPLITS = {"train": slice(0, 240), "val": slice(240, COUNT)}
 
 @pytest.fixture
 def repack(data_prep):
-    """The command, on one process unless it says otherwise."""
+    """Run the command in one process, unless the arguments say otherwise."""
     return lambda *args: data_prep("repack", *args[:2], "--workers", 1, *args[2:])
 
 
 @pytest.fixture
 def src(tmp_path):
-    """A data set of ours, in many small shards."""
+    """A data set written by this package, in many small shards."""
     samples = {"image": IMAGES, "label": LABELS, "number": NUMBERS, "text": TEXTS}
     parts = [(n, {key: value[s] for key, value in samples.items()}) for n, s in SPLITS.items()]
     write_shards(tmp_path / "src", parts, max_bytes=2000, provenance={"command": "by hand"})
@@ -41,7 +41,7 @@ def src(tmp_path):
 
 @pytest.fixture
 def foreign(tmp_path, data_prep):
-    """The same, but for the texts, in HDF5 files of others."""
+    """The same samples without the texts, in HDF5 files of another program."""
     folder = tmp_path / "foreign"
     folder.mkdir()
     for start, stop in ((0, 100), (100, 240), (240, COUNT)):
@@ -60,7 +60,7 @@ def foreign(tmp_path, data_prep):
 
 
 def hashes(folder, split):
-    """Of each sample, in their order."""
+    """Return a digest of each sample, in their order."""
     reader = Reader(folder, split)
     rows = reader.read(np.arange(len(reader)))
     return [
@@ -72,7 +72,7 @@ def hashes(folder, split):
 
 
 def contents(folder):
-    """All bytes, but for the provenance."""
+    """Return all bytes of a data set except the provenance."""
     found = {path.name: path.read_bytes() for path in folder.glob("*.h5")}
     index = json.loads((folder / "index.json").read_text())
     del index["provenance"]
@@ -93,7 +93,7 @@ def test_the_same_samples_in_other_shards(request, tmp_path, repack, kind, size)
         assert (rows["image"] == IMAGES[where]).all()
         assert [text.tolist() for text in rows["text"]] == [t.tolist() for t in TEXTS[where]]
     index = Index.load(out)
-    assert index.version == 1  # it lies as ours does, whatever it was
+    assert index.version == 1  # the layout is this package's, whatever that of the source was
     if size == "1MB":
         assert len(index.shards) == 2
     came = index.provenance["source"]["from"]
@@ -217,7 +217,7 @@ def test_there_and_back_through_a_codec(src, tmp_path, repack, codec):
     assert repack(packed, again)[0] == 0
     assert repack(src, same)[0] == 0
     one, other = contents(again), contents(same)
-    # The last digit of a mean depends on the blocks that it was added up in.
+    # The last digit of a mean depends on the blocks in which the values were added.
     assert one.pop("index")["digest"] == other.pop("index")["digest"]
     assert one == other
 
@@ -245,7 +245,7 @@ def test_offsets_that_go_back(tmp_path, repack):
     path = tmp_path / "src" / "train-00000.h5"
     with h5py.File(path, "r+") as file:
         file["text/offsets"][5] = 10**6
-    index = Index.load(tmp_path / "src")  # what was digested was wrong already
+    index = Index.load(tmp_path / "src")  # the shard was damaged before its digest was computed
     shard = replace(index.shards[0], digest=digest_file(path))
     replace(index, shards=(shard,)).save(tmp_path / "src")
     for options in ((), ("--shuffle", "1")):
@@ -287,7 +287,7 @@ def test_an_old_index_without_elements(src, tmp_path, repack):
 
 
 def test_samples_of_very_different_lengths(tmp_path, repack):
-    """Blocks are bounded in bytes, pieces by the average."""
+    """Blocks are bounded in bytes. Pieces are bounded by the average size of a sample."""
     rng = np.random.default_rng(0)
     lengths = np.where(rng.random(400) < 0.02, 200_000, 3)
     texts = [np.full(n, i % 251, np.uint8) for i, n in enumerate(lengths.tolist())]

@@ -29,13 +29,13 @@ def test_digits_are_those_of_scikit_learn(tmp_path, data_prep):
     ]
     found = sorted(map(tuple, np.concatenate(both)))
     assert found == sorted(map(tuple, np.column_stack([images, labels]).astype(int)))
-    # The same image is never in both.
+    # No image is in both splits.
     assert not {i.tobytes() for i in train["image"]} & {i.tobytes() for i in val["image"]}
     assert set(val["label"]) == set(range(10))
 
 
 def test_digits_stay_the_same(tmp_path, data_prep):
-    """Each sample keeps its split and its place: papers and tests refer to them."""
+    """The split and the place of each sample never change: papers and tests refer to them."""
     data_prep("sample", "digits", tmp_path / "a")
     data_prep("sample", "digits", tmp_path / "b", "--workers", "2")
     for name in ("train-00000.h5", "val-00000.h5"):

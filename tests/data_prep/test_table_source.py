@@ -62,7 +62,7 @@ def test_the_digits_from_each_format(data_prep, name):
         frame.to_parquet(name, row_group_size=500)
     elif name == "d.feather":
         feather.write_feather(frame, name, chunksize=300)
-    else:  # a stream, with categories of its own
+    else:  # a stream with a dictionary-encoded column
         frame["label"] = frame["label"].astype("category")
         table = pa.Table.from_pandas(frame)
         with pa.OSFile(name, "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
@@ -162,7 +162,7 @@ def test_each_type(data_prep, name):
 
 
 def test_a_slice_of_an_array_is_what_it_shows():
-    """Arrow's arrays are views of larger ones."""
+    """Arrow's arrays may be views of larger arrays."""
     for name in COLUMNS.column_names:
         array = COLUMNS[name].combine_chunks()
         column = Column.of(name, array.type)
@@ -197,7 +197,7 @@ def test_a_cast_keeps_each_value_or_says_that_it_cannot(of, to):
         number = stored[i].item()
         both_floats = of.startswith("float") and to.startswith("float")
         kept = number == value or (both_floats and value != value)
-        if both_floats:  # may be rounded, not lost
+        if both_floats:  # rounding is allowed
             kept = kept or np.isfinite(number)
         assert kept == (i not in bad), (value, number)
 
@@ -244,7 +244,7 @@ def test_large_unsigned_integers_are_not_made_negative(data_prep):
 
 
 def test_csv_has_the_types_of_its_first_rows(data_prep, monkeypatch):
-    """Values of another type, rows of another length, in blocks and pieces."""
+    """CSV has values of another type and rows of another length, in several blocks and pieces."""
     monkeypatch.setattr(csv_files, "FIRST", 2000)
     monkeypatch.setattr(csv_files, "BLOCK", 3000)
     lines = ["n,x,word", *(f"{i},{i}.5,w{i}" for i in range(2000))]
@@ -260,7 +260,7 @@ def test_csv_has_the_types_of_its_first_rows(data_prep, monkeypatch):
     }
     for row, (text, _) in bad.items():
         lines[row] = text
-    lines.insert(5, "")  # an empty line is no row
+    lines.insert(5, "")  # an empty line does not count as a row
     good = [i for i in range(2000) if i + 1 not in bad]
     Path("a.csv").write_text("\n".join(lines))
     for name, size in (("whole", "1MB"), ("cut", "2KB")):
@@ -442,7 +442,7 @@ def test_bad_input(data_prep, bad, here, args, code, words):
 
 
 def test_arrow_whose_offsets_lead_out_of_it_is_refused(data_prep):
-    """They would crash a reader that believes them."""
+    """A reader that does not check these lengths would crash."""
     batch = pa.record_batch([pa.array(["hello", " world"])], ["t"])
     with pa.OSFile("a.arrow", "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
         writer.write_batch(batch)

@@ -32,7 +32,8 @@ def jsonl(path, rows):
     if path.endswith(".gz"):
         content = gzip.compress(content)
     elif path.endswith(".zst"):
-        half = content.index(b"\n", len(content) // 2)  # two frames, as parallel tools write
+        # Two frames, as parallel compressors write them.
+        half = content.index(b"\n", len(content) // 2)
         pack = zstandard.ZstdCompressor().compress
         content = pack(content[:half]) + pack(content[half:])
     Path(path).write_bytes(content)
@@ -109,7 +110,7 @@ def test_the_same_documents_in_each_format(data_prep, name):
 
 
 def test_lines_are_cut_anywhere_and_each_is_read_once(here):
-    """Whatever the place of the cut: at a line's end, in its middle, in a character."""
+    """A file may be cut anywhere: at the end of a line, inside a line, inside a character."""
     lines = ["ä", "", "bc", "😀" * 3, "", "d" * 50, "\r", "last"]
     for end in ("\n", ""):
         content = ("\n".join(lines) + end).encode()
@@ -151,7 +152,7 @@ def test_workers_parts_and_the_split_do_not_change_the_result(data_prep):
     for out, workers in (("ONE", 1), ("TWO", 2)):
         assert data_prep("text", "a.jsonl", out, *common, "--workers", workers)[0] == 0
     assert contents("ONE") == contents("TWO")
-    for part, trains in (("2/2", True), ("1/2", False)):  # once for all parts
+    for part, trains in (("2/2", True), ("1/2", False)):  # only the first part trains
         command = ["text", "a.jsonl", "PARTS", *common, "--part", part, "--workers", "1"]
         code, _, err = data_prep(*command)
         assert code == 0
@@ -160,7 +161,7 @@ def test_workers_parts_and_the_split_do_not_change_the_result(data_prep):
     assert contents("PARTS") == contents("ONE")
     names = {path.name for path in Path("PARTS").iterdir()}
     assert names == {*contents("ONE"), "index.json", "tokenizer.json"}
-    # The split is by the text: it is the same for another tokenizer.
+    # The text decides the split, so it is the same for another tokenizer.
     assert data_prep("text", "a.jsonl", "BYTES", *common[:-2], "--workers", 1)[0] == 0
     tokenizer = Tokenizer.from_file("ONE/tokenizer.json")
     for split in ("train", "val"):
@@ -188,10 +189,10 @@ def test_a_trained_tokenizer(data_prep, here):
     assert "already holds" in data_prep(*command)[1]
     assert data_prep(*command, "--workers", "2")[0] == 0
     assert before == (here / "OUT" / "tokenizer.json").stat().st_mtime_ns
-    # Trained again, elsewhere: the same.
+    # Training again for another folder gives the same tokenizer.
     assert data_prep(*[arg if arg != "OUT" else "AGAIN" for arg in command])[0] == 0
     assert source("AGAIN")["tokenizer"] == about
-    # Given as a file: the same tokens. One that is taken away is missed.
+    # The same tokenizer given as a file gives the same tokens. Deleting tokenizer.json is noticed.
     data_prep("text", folder, "FILE", "--glob", "*.py", "--tokenizer", "OUT/tokenizer.json")
     assert contents("FILE") == contents("OUT")
     (here / "OUT" / "tokenizer.json").unlink()
@@ -200,7 +201,7 @@ def test_a_trained_tokenizer(data_prep, here):
     assert "OUT/tokenizer.json is missing or changed; --overwrite replaces it" in err
     assert data_prep(*command, "--overwrite")[0] == 0
     assert digest_file(here / "OUT" / "tokenizer.json") == about["digest"]
-    # What replaces it needs no tokenizer.
+    # The data set that replaces it has no tokenizer.
     assert data_prep("text", folder, "OUT", "--glob", "*.py", "--overwrite")[0] == 0
     assert not (here / "OUT" / "tokenizer.json").exists()
 

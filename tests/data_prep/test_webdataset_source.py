@@ -29,7 +29,7 @@ def npy(array, **options):
 
 
 def write(path, members, mode="w"):
-    """A tar of (name, content); content that is a TarInfo is a member without any."""
+    """Write a tar of (name, content). If the content is a TarInfo, the member has no content."""
     with tarfile.open(path, mode) as tar:
         for name, content in members:
             if isinstance(content, tarfile.TarInfo):
@@ -192,7 +192,7 @@ def test_a_tar_that_is_cut_off(data_prep, mode):
 
 
 def test_a_tar_that_ends_without_its_end(data_prep):
-    """At a member's end, or with rubbish there: tarfile itself takes both for the end."""
+    """A tar is cut at a member's end, or has rubbish there: tarfile takes both for the end."""
     whole = bytearray(Path(write("0.tar", members(range(20)))).read_bytes())
     with tarfile.open("0.tar") as tar:
         begin = tar.getmembers()[40].offset

@@ -1,7 +1,11 @@
 """The development cluster, as tests use it.
 
-`make test` has it running, with SLURM_CONF set: `eval "$(slurm/dev-cluster env)"`. A test module
-which needs it says so once:
+Where pytest-xdist runs the tests side by side (`pytest -n 3`), each of its worker processes starts
+a cluster of its own when a test first needs one, and takes it down at its end. So a test has a
+cluster to itself, side by side or not: it may require an empty queue, cut a node or kill a daemon.
+
+Without pytest-xdist the tests use the cluster that runs: `eval "$(slurm/dev-cluster env)"`. A test
+module that needs the cluster says so once:
 
     from tests import cluster
 
@@ -12,8 +16,10 @@ which needs it says so once:
         cluster.require()
 """
 
+import atexit
 import functools
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -25,6 +31,7 @@ import pytest
 from tests.conftest import run_json, runs
 
 TOOL = Path(__file__).parents[1] / "slurm" / "dev-cluster"
+SETTING = "HPCTRAIN_DEV_CLUSTER"
 T = TypeVar("T")
 
 
@@ -39,6 +46,8 @@ def require() -> None:
 
 @functools.cache
 def _problem() -> str:
+    if "PYTEST_XDIST_WORKER" in os.environ and (problem := _start_own()):
+        return problem
     advice = f'first `{TOOL} up` and `eval "$({TOOL} env)"`'
     if "SLURM_CONF" not in os.environ:
         return f"no development cluster: SLURM_CONF is not set; {advice}"
@@ -47,6 +56,43 @@ def _problem() -> str:
     except (OSError, AssertionError, subprocess.TimeoutExpired) as error:
         return f"the development cluster does not answer ({error}); {advice}"
     return ""
+
+
+def _start_own() -> str:
+    """Start a cluster for this process alone; return what went wrong, or ""."""
+    os.environ[SETTING] = f"/var/tmp/hpctrain-test-cluster-{number()}:10.77.{number()}.0/24"
+    tool("down")  # of a run that was killed together with the process below
+    up = tool("up", "--nodes", "4")
+    if up.returncode:
+        return f"no development cluster: {up.stderr}"
+    os.environ["SLURM_CONF"] = f"{os.environ[SETTING].partition(':')[0]}/slurm.conf"
+    # The pipe closes when this process ends, also when it is killed.
+    end = subprocess.Popen(
+        ["sh", "-c", 'read -r _; exec "$0" down', str(TOOL)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    atexit.register(end.communicate)
+    return ""
+
+
+@functools.cache
+def number() -> int:
+    """The number of this process's clusters and subnets: no other process uses it meanwhile."""
+    for n in range(1, 255):
+        name = socket.socket(socket.AF_UNIX)
+        try:
+            name.bind(f"\0hpctrain-test-cluster-{n}")
+        except OSError:
+            name.close()
+        else:
+            _names.append(name)
+            return n
+    raise AssertionError("254 other test processes run on this machine")
+
+
+_names: list[socket.socket] = []  # held until this process ends
 
 
 def slurm(*command: str, env: Mapping[str, str] | None = None, timeout: float = 60) -> str:
@@ -63,7 +109,7 @@ def tool(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         [str(TOOL), *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         env={**os.environ, **env},
     )
 

@@ -364,8 +364,9 @@ def test_a_thousand_configs_take_little_memory(digits: Path, tmp_path: Path) -> 
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """A second cluster with small limits: 4 tasks an array, 5 jobs in the queue."""
+    cluster.require()
     folder = tmp_path_factory.mktemp("cluster") / "strict"
-    setting = {"HPCTRAIN_DEV_CLUSTER": f"{folder}:10.77.9.0/24"}
+    setting = {cluster.SETTING: f"{folder}:10.79.{cluster.number()}.0/24"}
     limits = ("--set", "MaxArraySize=4", "--set", "AccountingStorageEnforce=limits")
     up = cluster.tool("up", "--nodes", "1", *limits, **setting)
     assert up.returncode == 0, up.stderr
@@ -375,6 +376,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     cluster.tool("down", **setting)
 
 
+@pytest.mark.xdist_group("strict")
 def test_arrays_keep_to_the_clusters_limits(
     train: Train, tmp_path: Path, strict: dict[str, str]
 ) -> None:
@@ -394,6 +396,7 @@ def test_arrays_keep_to_the_clusters_limits(
     assert len({cluster.job_id(run) for run in runs(tmp_path / "runs")}) == 9
 
 
+@pytest.mark.xdist_group("strict")
 def test_another_limit_than_that_of_jobs_is_no_reason_to_wait(
     train: Train, tmp_path: Path, strict: dict[str, str]
 ) -> None:

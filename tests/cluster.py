@@ -1,7 +1,12 @@
 """The development cluster, as tests use it.
 
-`make test` has it running, with SLURM_CONF set: `eval "$(slurm/dev-cluster env)"`. A test module
-which needs it says so once:
+Each test process starts a cluster of its own when a test first needs one, and takes it down at its
+end. Where pytest-xdist runs the tests side by side (`pytest -n 3`), that is one cluster for each
+worker process: no test sees the jobs of another, and any test may require an empty queue, cut a
+node or kill a daemon. To keep a cluster for many runs of pytest, start it by hand: a pytest without
+`-n` uses the cluster that SLURM_CONF names (`eval "$(slurm/dev-cluster env)"`).
+
+A test module that needs the cluster says so once:
 
     from tests import cluster
 
@@ -12,8 +17,10 @@ which needs it says so once:
         cluster.require()
 """
 
+import atexit
 import functools
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -25,11 +32,12 @@ import pytest
 from tests.conftest import run_json, runs
 
 TOOL = Path(__file__).parents[1] / "slurm" / "dev-cluster"
+SETTING = "HPCTRAIN_DEV_CLUSTER"
 T = TypeVar("T")
 
 
 def require() -> None:
-    """Skip the test when no cluster runs; fail instead where CI=true promises one."""
+    """Skip the test when there can be no cluster; fail instead where CI=true promises one."""
     problem = _problem()
     if problem and os.environ.get("CI") == "true":
         pytest.fail(problem)
@@ -39,14 +47,53 @@ def require() -> None:
 
 @functools.cache
 def _problem() -> str:
-    advice = f'first `{TOOL} up` and `eval "$({TOOL} env)"`'
-    if "SLURM_CONF" not in os.environ:
-        return f"no development cluster: SLURM_CONF is not set; {advice}"
+    if "PYTEST_XDIST_WORKER" in os.environ or "SLURM_CONF" not in os.environ:
+        return _start_own()
     try:
         slurm("sinfo", "--noheader", timeout=10)
     except (OSError, AssertionError, subprocess.TimeoutExpired) as error:
-        return f"the development cluster does not answer ({error}); {advice}"
+        return f"the cluster of SLURM_CONF={os.environ['SLURM_CONF']} does not answer ({error})"
     return ""
+
+
+def _start_own() -> str:
+    """Start a cluster for this process alone; return what went wrong, or ""."""
+    os.environ[SETTING] = f"/var/tmp/hpctrain-test-cluster-{number()}:10.77.{number()}.0/24"
+    tool("down")  # what a run left that was killed together with the process below
+    up = tool("up", "--nodes", "4")
+    if up.returncode:
+        return f"no development cluster: {up.stderr}"
+    os.environ["SLURM_CONF"] = f"{os.environ[SETTING].partition(':')[0]}/slurm.conf"
+    # The pipe closes when this process ends, also when it is killed. The number stays taken until
+    # the cluster is down.
+    end = subprocess.Popen(
+        ["sh", "-c", 'read -r _; exec "$0" down', str(TOOL)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        pass_fds=[_claim()[1].fileno()],
+        start_new_session=True,
+    )
+    atexit.register(end.communicate)
+    return ""
+
+
+def number() -> int:
+    """The number of this process's clusters and subnets: no other process uses it meanwhile."""
+    return _claim()[0]
+
+
+@functools.cache
+def _claim() -> tuple[int, socket.socket]:
+    """A number, and the socket whose name says that it is taken as long as the socket is open."""
+    for n in range(1, 255):
+        name = socket.socket(socket.AF_UNIX)
+        try:
+            name.bind(f"\0hpctrain-test-cluster-{n}")
+        except OSError:
+            name.close()
+        else:
+            return n, name
+    raise AssertionError("254 other test processes run on this machine")
 
 
 def slurm(*command: str, env: Mapping[str, str] | None = None, timeout: float = 60) -> str:
@@ -63,7 +110,7 @@ def tool(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         [str(TOOL), *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         env={**os.environ, **env},
     )
 
@@ -139,3 +186,39 @@ def wait_for_step(run: Path, step: int) -> None:
         120,
         f"a checkpoint of step {step}",
     )
+
+
+PACED = """\
+import os, time
+from hpctrain.tasks import Classification
+
+class Paced(Classification):
+    def __call__(self, model, batch):
+        if os.path.exists(os.path.dirname(__file__) + "/slow"):
+            time.sleep(0.05)
+        return super().__call__(model, batch)
+"""
+
+
+class Paced:
+    """A task whose steps sleep 0.05 s until `go` is called.
+
+    So a test reaches a run before its end, however short the run and however busy the machine is,
+    and a run that only waits to be hit leaves the processors to others.
+
+    Attributes:
+        task: the override that chooses it.
+    """
+
+    task = "task._target_=paced_task.Paced"
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        folder.mkdir()
+        (folder / "paced_task.py").write_text(PACED)
+        self._slow = folder / "slow"
+        self._slow.touch()
+        monkeypatch.setenv("PYTHONPATH", str(folder), prepend=":")
+
+    def go(self) -> None:
+        """From now on, nothing sleeps."""
+        self._slow.unlink()

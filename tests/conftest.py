@@ -6,9 +6,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.cluster import Paced
 
 # One thread a rank: the machine has few cores and the tests many processes.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -68,6 +71,14 @@ def empty_queue() -> Iterator[None]:
     yield
     subprocess.run(["scancel", "--me"], check=False)
     cluster.wait_for(lambda: not cluster.queue(), 60, "an empty queue")
+
+
+@pytest.fixture
+def paced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Paced":
+    """A digits run that takes its time, to be hit before its end."""
+    from tests.cluster import Paced
+
+    return Paced(tmp_path / "paced", monkeypatch)
 
 
 @pytest.fixture

@@ -14,11 +14,12 @@ import pytest
 
 from hpctrain.runs import stop_request as stopfile
 from tests import cluster
+from tests.cluster import Paced
 from tests.conftest import Completed, linked_python, run_json, run_module, runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
 Train = Callable[..., Completed]
-LONG = ("train.max_epochs=9000", "checkpoint.every_steps=20", "tracking=off")
+LONG = ("train.max_epochs=9000", "checkpoint.every_steps=20", "tracking=off", Paced.task)
 FAULTY = """\
 import os, signal
 import torch
@@ -116,6 +117,7 @@ def test_from_the_queue_to_the_end(
     tmp_path: Path,
     calls: Callable[[], dict[str, int]],
     no_accounting: dict[str, str],
+    paced: Paced,
 ) -> None:
     folder = tmp_path / "runs"
     shape = ("site.partition=preemptible", "launch.max_running=1", "launch.tasks_per_node=2")
@@ -195,7 +197,7 @@ def test_from_the_queue_to_the_end(
     wait_for_state(running, "interrupted")
 
 
-def test_a_wish_outlives_a_requeue(train: Train, tmp_path: Path) -> None:
+def test_a_wish_outlives_a_requeue(train: Train, tmp_path: Path, paced: Paced) -> None:
     """Asked to stop in the moment in which Slurm took its node: it comes back, and stops."""
     (run,) = submit(train, tmp_path / "runs", *LONG, "site.partition=preemptible")
     wait_for_step(run, 20)
@@ -261,7 +263,7 @@ def test_why_runs_failed(
     assert (alone["state"], alone["reason"]) == ("lost", "no longer in the queue")
 
 
-def test_following_across_a_restart(train: Train, tmp_path: Path) -> None:
+def test_following_across_a_restart(train: Train, tmp_path: Path, paced: Paced) -> None:
     (run,) = submit(train, tmp_path / "runs", *LONG, "site.partition=preemptible")
     given = ("logs", "-f", run.name, "--dir", str(run.parent))
     command = [sys.executable, "-m", "hpctrain", *given]
@@ -317,7 +319,7 @@ def test_a_thousand_runs_ask_slurm_once(
     assert seconds < 5  # 0.4 s on an idle machine
 
 
-def test_a_controller_that_does_not_answer(train: Train, tmp_path: Path) -> None:
+def test_a_controller_that_does_not_answer(train: Train, tmp_path: Path, paced: Paced) -> None:
     (run,) = submit(train, tmp_path / "runs", *LONG)
     wait_for_step(run, 20)
     folder = tmp_path / "bin"

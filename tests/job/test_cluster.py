@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests import cluster
+from tests.cluster import Paced
 from tests.conftest import Completed, journal_metrics, run_json, runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
@@ -111,8 +112,8 @@ def test_waiting_returns_and_a_failure_hides_nothing(train: Train, tmp_path: Pat
     assert "mat1 and mat2 shapes cannot be multiplied" in log.read_text()
 
 
-def test_preempted_requeued_resumed(train: Train, tmp_path: Path) -> None:
-    common = ("train.max_epochs=80", "checkpoint.every_steps=20", "train.log_every=10")
+def test_preempted_requeued_resumed(train: Train, tmp_path: Path, paced: Paced) -> None:
+    common = ("train.max_epochs=20", "checkpoint.every_steps=20", "train.log_every=10", paced.task)
     train("-m", *common, "launch.tasks_per_node=2", "site.partition=preemptible")
     (run,) = runs(tmp_path / "runs")
     (job,) = cluster.job_ids(tmp_path / "runs")
@@ -121,6 +122,7 @@ def test_preempted_requeued_resumed(train: Train, tmp_path: Path) -> None:
     assert preempted.returncode == 0, preempted.stderr
     cluster.wait_for(lambda: run_json(run)["state"] == "interrupted", 60, "the save")
     cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 60, "the requeue")
+    paced.go()
     assert cluster.tool("hurry", job).returncode == 0
     assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
     first, second = run_json(run)["attempts"]
@@ -134,8 +136,10 @@ def test_preempted_requeued_resumed(train: Train, tmp_path: Path) -> None:
     assert journal_metrics(run) == journal_metrics(undisturbed)
 
 
-def test_time_limit_warning_requeues_and_scancel_does_not(train: Train, tmp_path: Path) -> None:
-    train("-m", "train.max_epochs=2000", "tracking=off", "checkpoint.every_steps=20")
+def test_time_limit_warning_requeues_and_scancel_does_not(
+    train: Train, tmp_path: Path, paced: Paced
+) -> None:
+    train("-m", "train.max_epochs=2000", "tracking=off", "checkpoint.every_steps=20", paced.task)
     (run,) = runs(tmp_path / "runs")
     (job,) = cluster.job_ids(tmp_path / "runs")
     cluster.wait_for_step(run, 20)

@@ -13,6 +13,7 @@ from hpctrain.config.compose import compose as compose_config
 from hpctrain.config.schema import Config, DataConfig, SiteConfig
 from hpctrain.launch.script import sbatch_script
 from tests import cluster
+from tests.cluster import Paced
 from tests.conftest import ROOT, Completed, run_json, run_module, runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
@@ -40,6 +41,7 @@ def ranks(
         "if {'SLURM_ARRAY_JOB_ID', 'SLURM_STEP_ID'} <= os.environ.keys():\n"
         f"    with open('{folder}/' + os.environ['SLURM_PROCID'], 'w') as file:\n"
         "        json.dump(dict(os.environ), file)\n"
+        "    if 'ONLY_LOOK' in os.environ: os._exit(0)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=":")
     return lambda: {
@@ -91,13 +93,17 @@ def test_slurm_takes_every_site(file: Path, tmp_path: Path) -> None:
     ],
 )
 def test_every_rank_sees_the_right_gpus(
-    train: Train, ranks: Callable[[], dict[int, Any]], option: str, masks: list[str | None]
+    train: Train,
+    ranks: Callable[[], dict[int, Any]],
+    option: str,
+    masks: list[str | None],
 ) -> None:
     shape = ["launch.nodes=2", "launch.tasks_per_node=2", "launch.gpus_per_node=2"]
-    train(
-        "-m", "train.max_steps=2", "tracking=off", "launch.wait=true", *shape,
-        f"site.gpu_option={option}",
-    )  # fmt: skip
+    given = ("train.max_steps=2", "tracking=off", "launch.wait=true", *shape)
+    if option == "gpus-per-node":  # the default
+        train("-m", *given, f"site.gpu_option={option}")
+    else:  # as soon as they have seen their GPUs they end: the training is the same
+        train("-m", *given, f"site.gpu_option={option}", code=4, ONLY_LOOK="1")
     seen = ranks()
     assert [seen[rank].get("CUDA_VISIBLE_DEVICES") for rank in range(4)] == masks * 2
 
@@ -262,10 +268,10 @@ def wait_for_step(run: Path, step: int) -> None:
 
 
 def test_a_container_comes_back_after_a_preemption(
-    train: Train, tmp_path: Path, in_apptainer: list[str]
+    train: Train, tmp_path: Path, in_apptainer: list[str], paced: Paced
 ) -> None:
-    size = ["train.max_epochs=80", "checkpoint.every_steps=20", "launch.tasks_per_node=2"]
-    train("-m", *size, "site.partition=preemptible", *in_apptainer)
+    size = ["train.max_epochs=20", "checkpoint.every_steps=20", "launch.tasks_per_node=2"]
+    train("-m", *size, paced.task, "site.partition=preemptible", *in_apptainer)
     (run,) = runs(tmp_path / "runs")
     job = cluster.job_id(run)
     wait_for_step(run, 40)
@@ -276,6 +282,7 @@ def test_a_container_comes_back_after_a_preemption(
     log = (run / "logs" / f"{job}.rank0.log").read_text()
     assert f"--bind={tmp_path} " in log
     assert "the batch script was asked to requeue the job" in log
+    paced.go()
     assert cluster.tool("hurry", job).returncode == 0
     assert wait_for_end(job) == "COMPLETED"
     assert [attempt["restart_count"] for attempt in run_json(run)["attempts"]] == [0, 1]
@@ -283,9 +290,10 @@ def test_a_container_comes_back_after_a_preemption(
 
 
 def test_a_cancelled_container_saves_and_stays_away(
-    train: Train, tmp_path: Path, in_apptainer: list[str]
+    train: Train, tmp_path: Path, in_apptainer: list[str], paced: Paced
 ) -> None:
-    train("-m", "train.max_epochs=2000", "checkpoint.every_steps=20", "tracking=off", *in_apptainer)
+    size = ["train.max_epochs=2000", "checkpoint.every_steps=20", "tracking=off"]
+    train("-m", *size, paced.task, *in_apptainer)
     (run,) = runs(tmp_path / "runs")
     job = cluster.job_id(run)
     wait_for_step(run, 20)

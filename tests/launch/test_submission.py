@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import cluster
+from tests.cluster import Paced
 from tests.conftest import NET, ROOT, Completed, linked_python, run_json, run_module, runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
@@ -266,8 +267,8 @@ def test_data_that_was_exchanged_meanwhile_is_refused(
     assert "error: data.path" in log.read_text()
 
 
-def test_failed_runs_are_done_again_and_resume(train: Train, tmp_path: Path) -> None:
-    common = ("tracking=off", "train.max_epochs=400", "checkpoint.every_steps=20")
+def test_failed_runs_are_done_again_and_resume(train: Train, tmp_path: Path, paced: Paced) -> None:
+    common = ("tracking=off", "train.max_epochs=20", "checkpoint.every_steps=20", paced.task)
     train("-m", *common)
     (run,) = runs(tmp_path / "runs")
     cluster.wait_for(lambda: list(run.glob("checkpoints/step-*")), 60, "a checkpoint")
@@ -278,6 +279,7 @@ def test_failed_runs_are_done_again_and_resume(train: Train, tmp_path: Path) -> 
     assert cluster.wait_for_end([job]) == {job: "FAILED"}
     assert "running before" in train("-m", *common, "launch.rerun=none").stderr
     assert not cluster.queue()
+    paced.go()
     train("-m", *common, "launch.wait=true")
     record = run_json(run)
     assert record["state"] == "finished"
@@ -363,37 +365,40 @@ def test_a_thousand_configs_take_little_memory(digits: Path, tmp_path: Path) -> 
 
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A second cluster with small limits: 4 tasks an array, 5 jobs in the queue."""
+    """A second cluster with small limits: 3 tasks an array, 4 jobs in the queue."""
+    cluster.require()
     folder = tmp_path_factory.mktemp("cluster") / "strict"
-    setting = {"HPCTRAIN_DEV_CLUSTER": f"{folder}:10.77.9.0/24"}
-    limits = ("--set", "MaxArraySize=4", "--set", "AccountingStorageEnforce=limits")
+    setting = {cluster.SETTING: f"{folder}:10.79.{cluster.number()}.0/24"}
+    limits = ("--set", "MaxArraySize=3", "--set", "AccountingStorageEnforce=limits")
     up = cluster.tool("up", "--nodes", "1", *limits, **setting)
     assert up.returncode == 0, up.stderr
     env = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
-    cluster.slurm("sacctmgr", "-in", "modify", "qos", "normal", "set", "GrpSubmitJobs=5", env=env)
+    cluster.slurm("sacctmgr", "-in", "modify", "qos", "normal", "set", "GrpSubmitJobs=4", env=env)
     yield {"SLURM_CONF": str(folder / "slurm.conf")}
     cluster.tool("down", **setting)
 
 
+@pytest.mark.xdist_group("strict")
 def test_arrays_keep_to_the_clusters_limits(
     train: Train, tmp_path: Path, strict: dict[str, str]
 ) -> None:
-    common = ("seed=range(0,9)", "train.max_steps=2", "tracking=off")
+    common = ("seed=range(0,6)", "train.max_steps=2", "tracking=off")
     done = train("-m", *common, HELD, code=4, **strict)
-    assert "4 of 9 runs are not queued" in done.stderr
+    assert "2 of 6 runs are not queued" in done.stderr
     env = os.environ | strict
     listed = cluster.slurm("squeue", "--noheader", "--array", "--format=%i", env=env).split()
-    assert sorted(job.partition("_")[2] for job in listed) == ["0", "0", "1", "2", "3"]
+    assert sorted(job.partition("_")[2] for job in listed) == ["0", "0", "1", "2"]
     states = [run_json(run)["state"] for run in runs(tmp_path / "runs")]
-    assert sorted(states) == ["created"] * 4 + ["queued"] * 5
+    assert sorted(states) == ["created"] * 2 + ["queued"] * 4
     cluster.slurm("scancel", "--me", env=env)
     # Waiting, it submits the rest as room comes.
     time.sleep(1)
     done = train("-m", *common, "launch.wait=true", "launch.max_running=3", **strict)
     assert {run_json(run)["state"] for run in runs(tmp_path / "runs")} == {"finished"}
-    assert len({cluster.job_id(run) for run in runs(tmp_path / "runs")}) == 9
+    assert len({cluster.job_id(run) for run in runs(tmp_path / "runs")}) == 6
 
 
+@pytest.mark.xdist_group("strict")
 def test_another_limit_than_that_of_jobs_is_no_reason_to_wait(
     train: Train, tmp_path: Path, strict: dict[str, str]
 ) -> None:
@@ -408,9 +413,9 @@ def test_another_limit_than_that_of_jobs_is_no_reason_to_wait(
 
 
 def test_a_run_of_the_template_that_waits_for_its_restart_is_not_doubled(
-    train: Train, digits: Path, tmp_path: Path
+    train: Train, digits: Path, tmp_path: Path, paced: Paced
 ) -> None:
-    size = ["tracking=off", "train.max_epochs=400", "checkpoint.every_steps=20"]
+    size = ["tracking=off", "train.max_epochs=400", "checkpoint.every_steps=20", paced.task]
     where = ["experiment=digits", f"data.path={digits}", f"output_dir={tmp_path}/runs"]
     options = [f"--chdir={tmp_path}", f"--output={tmp_path}/out"]
     options += [f"--export=ALL,HPCTRAIN_PYTHON={sys.executable}"]

@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,12 +23,18 @@ def running() -> Iterator[None]:
 
 
 @pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One with a short name, as a cluster needs it."""
+    return tmp_path_factory.mktemp("up")
+
+
+@pytest.fixture
 def second(tmp_path: Path) -> Iterator[Callable[..., tuple[int, str]]]:
     """Another cluster, beside the one that everybody uses: gives (exit code, what was said)."""
-    setting = f"{tmp_path}/second:10.78.0.0/24"
+    setting = {cluster.SETTING: f"{tmp_path}/second:10.78.{cluster.number()}.0/24"}
 
     def tool(*arguments: str, **env: str) -> tuple[int, str]:
-        done = cluster.tool(*arguments, HPCTRAIN_DEV_CLUSTER=setting, **env)
+        done = cluster.tool(*arguments, **setting, **env)
         return done.returncode, done.stdout + done.stderr
 
     yield tool
@@ -36,9 +43,17 @@ def second(tmp_path: Path) -> Iterator[Callable[..., tuple[int, str]]]:
 
 def left_behind(tmp_path: Path) -> list[str]:
     """Links, mounts and files of the second cluster."""
-    links = [name for name in os.listdir("/sys/class/net") if name.startswith("hpc")]
+    # Other tests' clusters come and go meanwhile: the address tells whose link it is.
+    addresses = subprocess.run(["ip", "-4", "addr"], capture_output=True, text=True, check=True)
+    links = re.findall(rf"inet 10\.78\.{cluster.number()}\..*", addresses.stdout)
     mounts = [m for m in Path("/proc/self/mounts").read_text().splitlines() if str(tmp_path) in m]
-    return links[1:] + mounts + [str(path) for path in tmp_path.glob("second*")]
+    return links + mounts + [str(path) for path in tmp_path.glob("second*")]
+
+
+def subnet() -> str:
+    """The first three numbers of the addresses of the cluster that the tests use."""
+    config = Path(os.environ["SLURM_CONF"]).read_text()
+    return re.findall(r"NodeAddr=(.*)\.\d+ ", config)[0]
 
 
 def alive(pid: int) -> bool:
@@ -73,7 +88,7 @@ else:
 """
     )
     said = cluster.slurm("srun", "-N2", "--nodelist=node[1-2]", "python3", str(program))
-    assert said == "10.77.0.12"
+    assert said == f"{subnet()}.12"
 
 
 def test_gpus_are_given_to_jobs() -> None:
@@ -194,7 +209,7 @@ def test_usage_errors(command: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("setting", ["relative", "/" + "x" * 90, "/tmp/x:10.0.0.0/30", "/tmp/x:y"])
+@pytest.mark.parametrize("setting", ["relative", "/" + "x" * 70, "/tmp/x:10.0.0.0/30", "/tmp/x:y"])
 def test_bad_settings_are_explained(setting: str) -> None:
     done = cluster.tool("check", HPCTRAIN_DEV_CLUSTER=setting)
     assert done.returncode == 2
@@ -202,11 +217,11 @@ def test_bad_settings_are_explained(setting: str) -> None:
 
 
 def test_a_subnet_in_use_is_refused() -> None:
-    done = cluster.tool("up", HPCTRAIN_DEV_CLUSTER="/tmp/x:10.77.0.0/25")
+    done = cluster.tool("up", HPCTRAIN_DEV_CLUSTER=f"/tmp/x:{subnet()}.0/25")
     assert done.returncode == 2
-    done = cluster.tool("up", HPCTRAIN_DEV_CLUSTER="/tmp/x:10.77.0.0/24")
+    done = cluster.tool("up", HPCTRAIN_DEV_CLUSTER=f"/tmp/x:{subnet()}.0/24")
     assert done.returncode == 1
-    assert "10.77.0.0/24 is already in use here" in done.stderr
+    assert f"{subnet()}.0/24 is already in use here" in done.stderr
     assert cluster.slurm("sinfo", "--noheader")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import cluster
+from tests.cluster import Paced
 from tests.conftest import ROOT, run_json, runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
@@ -22,7 +23,8 @@ QUIET = ("tracking=off", "train.eval_every=100000", "train.log_every=1000")
 
 def steps(count: int) -> tuple[str, ...]:
     """A run long enough to be hit."""
-    return (*QUIET, "train.max_epochs=999", f"train.max_steps={count}", "checkpoint.every_steps=20")
+    size = ("train.max_epochs=999", f"train.max_steps={count}", "checkpoint.every_steps=20")
+    return (*QUIET, *size, Paced.task)
 
 
 @pytest.fixture
@@ -61,9 +63,11 @@ def ended(here: Path, *jobs: str) -> list[str]:
     return answers
 
 
-def come_back(job: str) -> None:
-    """Wait until the job is queued again, and have it start now."""
+def come_back(job: str, paced: Paced | None = None) -> None:
+    """Wait until the job is queued again, and have it start now, then at full speed."""
     cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 60, "the requeue")
+    if paced is not None:
+        paced.go()
     hurried = cluster.tool("hurry", job)
     assert hurried.returncode == 0, hurried.stderr
 
@@ -136,29 +140,29 @@ def test_a_wrong_config_ends_before_any_step(here: Path) -> None:
     assert not re.search(r"\.\d", steps)
 
 
-def test_a_restarted_job_keeps_its_frozen_config(digits: Path, here: Path) -> None:
+def test_a_restarted_job_keeps_its_frozen_config(digits: Path, here: Path, paced: Paced) -> None:
     experiment = here / "conf" / "experiment" / "mine.yaml"
     experiment.parent.mkdir(parents=True)
-    text = "# @package _global_\ndefaults: [digits, _self_]\ntrain: {max_epochs: 100}\n"
+    text = "# @package _global_\ndefaults: [digits, _self_]\ntrain: {max_epochs: 20}\n"
     experiment.write_text(text)
     given = ("--config-dir", "conf", "experiment=mine", f"data.path={digits}", *QUIET)
-    job = submit(here, "train.sbatch", *given)
+    job = submit(here, "train.sbatch", *given, paced.task)
     cluster.wait_for_step(the_run(here), 50)
-    experiment.write_text(text.replace("100", "1"))
+    experiment.write_text(text.replace("20", "1"))
     cluster.slurm("scancel", "--signal=USR2", job)
-    come_back(job)
+    come_back(job, paced)
     assert ended(here, job) == ["COMPLETED|0:0"]
     record = run_json(the_run(here))
-    assert (record["result"]["step"], len(record["attempts"])) == (2200, 2)
+    assert (record["result"]["step"], len(record["attempts"])) == (440, 2)
 
 
-def test_preempted_on_two_nodes_it_comes_back(digits: Path, here: Path) -> None:
+def test_preempted_on_two_nodes_it_comes_back(digits: Path, here: Path, paced: Paced) -> None:
     shape = ("--partition=preemptible", "--nodes=2", "train.sbatch")
-    job = submit(here, *shape, "experiment=digits", f"data.path={digits}", *steps(2000))
+    job = submit(here, *shape, "experiment=digits", f"data.path={digits}", *steps(400))
     cluster.wait_for_step(the_run(here), 20)
     preempted = cluster.tool("preempt", job)
     assert preempted.returncode == 0, preempted.stderr
-    come_back(job)
+    come_back(job, paced)
     assert ended(here, job) == ["COMPLETED|0:0"]
     first, second = run_json(the_run(here))["attempts"]
     assert (first["state"], first["reason"]) == ("interrupted", "SIGTERM")
@@ -210,11 +214,13 @@ def test_array_trains_a_run_a_line(digits: Path, here: Path) -> None:
     assert not list(here.rglob("oops"))
 
 
-def test_one_task_of_an_array_is_preempted_and_resumes(digits: Path, here: Path) -> None:
+def test_one_task_of_an_array_is_preempted_and_resumes(
+    digits: Path, here: Path, paced: Paced
+) -> None:
     listed = here / "runs.txt"
     listed.write_text("seed=1\nseed=2\n")
     shape = ("--partition=preemptible", "--array=1-2", "array.sbatch", "runs.txt")
-    array = submit(here, *shape, "experiment=digits", f"data.path={digits}", *steps(4000))
+    array = submit(here, *shape, "experiment=digits", f"data.path={digits}", *steps(600))
     both = [f"{array}_1", f"{array}_2"]
     frozen = [here / f"slurm-{task}.run" for task in both]
     cluster.wait_for(
@@ -229,7 +235,7 @@ def test_one_task_of_an_array_is_preempted_and_resumes(digits: Path, here: Path)
     preempted = cluster.tool("preempt", both[1])
     assert preempted.returncode == 0, preempted.stderr
     come_back(both[0])
-    come_back(both[1])
+    come_back(both[1], paced)
     assert ended(here, *both) == ["COMPLETED|0:0"] * 2
     for path, task, reason in zip(paths, both, ("SIGUSR2", "SIGTERM"), strict=True):
         attempts = run_json(path)["attempts"]
@@ -308,7 +314,7 @@ exec /usr/bin/env PATH={path} PYTHONPATH={pythonpath} "$@"
 """
 
 
-def test_container(digits: Path, here: Path) -> None:
+def test_container(digits: Path, here: Path, paced: Paced) -> None:
     log = here.parent / "apptainer.log"
     (here / "my image.sif").write_text("an image")
     fake = FAKE_APPTAINER.format(
@@ -320,10 +326,10 @@ def test_container(digits: Path, here: Path) -> None:
     path = {"PATH": f"{folder}:{os.environ['PATH']}"}
     given = ("container.sbatch", "my image.sif", "experiment=digits", f"data.path={digits}")
     shape = ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2")
-    job = submit(here, *shape, *given, *steps(600), **path)
+    job = submit(here, *shape, *given, *steps(400), **path)
     cluster.wait_for_step(the_run(here), 20)
     cluster.slurm("scancel", "--signal=USR2", job)
-    come_back(job)
+    come_back(job, paced)
     assert ended(here, job) == ["COMPLETED|0:0"]
     first, second = run_json(the_run(here))["attempts"]
     assert (first["reason"], first["world_size"]) == ("SIGUSR2", 4)

@@ -46,6 +46,7 @@ Commands
   cancel RUN|SWEEP     stop for good; --save: after a checkpoint
   resume [RUN|SWEEP]   submit again what failed or was preempted
   gc                   what can be deleted; nothing is without --delete
+  keys [SECTION|KEY]   what each config key means: type, default, unit, allowed values
 
 Choices (NAME=CHOICE)
 {groups}
@@ -125,6 +126,7 @@ def _dispatch(argv: list[str]) -> int:
         "cancel": _command("cancel"),
         "resume": _command("resume"),
         "gc": _command("gc"),
+        "keys": _keys,
     }
     first = argv[0] if argv else "--help"
     without_help = ("freeze", "run")  # the other commands have their own
@@ -162,6 +164,12 @@ def _sync(argv: list[str]) -> int:
     from hpctrain.tracking.sync import main as sync
 
     return sync(argv)
+
+
+def _keys(argv: list[str]) -> int:
+    from hpctrain.config.keys import main as keys
+
+    return keys(argv)
 
 
 def _command(name: str) -> Callable[[list[str]], int]:

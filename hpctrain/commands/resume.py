@@ -15,7 +15,7 @@ from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import State, judge
 from hpctrain.config.frozen import from_omegaconf, known_keys, load
-from hpctrain.config.identity import NOT_IN_SIGNATURE
+from hpctrain.config.identity import changeable, signature
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.launch import slurm
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
         prog="python -m hpctrain resume",
         description="Submit again what failed, was preempted or got lost; each run goes on from "
         "its last checkpoint with its frozen config. KEY=VALUE changes what does not decide the "
-        f"result: {', '.join(key for key in NOT_IN_SIGNATURE if key not in _FIXED)}.",
+        f"result: {', '.join(key for key in changeable() if key not in _FIXED)}.",
     )
     add_arguments(parser, "none: all that failed or were preempted, less what was cancelled")
     parser.add_argument(
@@ -94,16 +94,19 @@ def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
     for key in ("wait", "check", "dry_run", "rerun"):
         if f"launch.{key}" not in asked:
             setattr(config.launch, key, getattr(Config().launch, key))
-    if check(config).name.rpartition("-")[2] != run.record["signature"]:
+    digest = str(run.record["data_digest"])
+    # Not the signature in the directory's name: another release may have computed it differently.
+    before = signature(load(RunDir.open(run.path).config_file), digest)
+    if signature(config, check(config).data_digest) != before:
         raise ConfigError(
             f"{run.name}: with {' '.join(overrides) or 'the data set as it is now'} it would be "
             "another run: start that one by its own command; resume changes only "
-            f"{', '.join(key for key in NOT_IN_SIGNATURE if key not in _FIXED)}"
+            f"{', '.join(key for key in changeable() if key not in _FIXED)}"
         )
-    directory = RunDir(run.path, str(run.record["data_digest"]))
+    directory = RunDir(run.path, digest)
     kept = None
-    if code == "kept" and (digest := run.record.get("code")):
-        copy = run.path.parent / "code" / str(digest)
+    if code == "kept" and (content := run.record.get("code")):
+        copy = run.path.parent / "code" / str(content)
         kept = Snapshot.load(copy)
         if kept is None:
             raise ConfigError(

@@ -31,7 +31,7 @@ _FIXED = ("name", "output_dir")
 
 
 def main(argv: list[str]) -> int:
-    """Submit runs from their frozen configs; they go on from their last checkpoints."""
+    """Submit runs from their frozen configs; they continue from their last checkpoints."""
     parser = argparse.ArgumentParser(
         prog="python -m hpctrain resume",
         description="Submit again what failed, was preempted or got lost; each run goes on from "
@@ -82,17 +82,17 @@ def main(argv: list[str]) -> int:
 def _is_meant(run: Facts, state: State, named: bool) -> bool:
     if named:
         return state.name in _BY_NAME
-    # Somebody wanted it to stop, by our word or by `scancel`.
+    # A user stopped it, by `hpctrain cancel` or by `scancel`.
     stopped = run.wish is not None or (run.ended and run.ended.state.startswith("CANCELLED"))
     return state.name in _BY_ITSELF and not stopped
 
 
 def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
     config = _changed(RunDir.open(run.path), overrides)
-    # The new submission is not to do again what the old one was told to do but once.
-    asked = {text.partition("=")[0] for text in overrides}
+    # These options are for one submission; the new one has its own.
+    given = {text.partition("=")[0] for text in overrides}
     for key in ("wait", "check", "dry_run", "rerun"):
-        if f"launch.{key}" not in asked:
+        if f"launch.{key}" not in given:
             setattr(config.launch, key, getattr(Config().launch, key))
     digest = str(run.record["data_digest"])
     # Not the signature in the directory's name: another release may have computed it differently.
@@ -117,10 +117,10 @@ def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
 
 
 def _changed(run: RunDir, overrides: list[str]) -> Config:
-    """The frozen config with the overrides.
+    """Return the frozen config with the overrides.
 
     Raises:
-        ConfigError: a key is unknown, fixed, or its value of another type; the file is damaged.
+        ConfigError: A key is unknown or fixed, a value has another type, or the file is damaged.
     """
     for text in overrides:
         key = text.partition("=")[0]
@@ -136,6 +136,6 @@ def _changed(run: RunDir, overrides: list[str]) -> Config:
         node = OmegaConf.load(run.config_file)
         merged = OmegaConf.merge(node, OmegaConf.from_dotlist(overrides))
         config = from_omegaconf(DictConfig(merged))
-    # The folder may have been moved since.
+    # The run directory may have been moved since.
     config.output_dir = str(run.path.parent)
     return config

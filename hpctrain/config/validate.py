@@ -90,24 +90,24 @@ def _mixture(data: DataConfig) -> Iterator[str]:
 
 
 def _secrets(config: Config) -> Iterator[str]:
-    """Secrets that would be written down as they are: those of the environment are not."""
-    known = secrets.known()
+    """Find secrets that would be written as they are; those of the environment are replaced."""
+    variables = secrets.known()
     for key, text in _texts(plain(config)):
         section, _, name = key.rpartition(".")
         if section == "site.env":
-            if secrets.is_secret(name) and secrets.is_telling(text) and text not in known:
+            if secrets.is_secret(name) and secrets.is_telling(text) and text not in variables:
                 yield (
                     f"{key} would be written into the job's script: export {name} in your shell "
                     "instead, jobs inherit it"
                 )
         elif key.startswith("site."):
-            for variable in (known[value] for value in known if value in text):
+            for variable in (variables[value] for value in variables if value in text):
                 yield (
                     f"{key} holds the value of {variable}, which would be written into the job's "
                     f"script: in site.setup say ${variable}, jobs inherit it"
                 )
         password = secrets.password_in_url(text)
-        if password is not None and password not in known:
+        if password is not None and password not in variables:
             yield (
                 f"{key}={secrets.mask(text)} holds a password, which would be written to files: "
                 "export it as NAME_PASSWORD and say ${oc.env:NAME_PASSWORD} in its place"
@@ -115,7 +115,7 @@ def _secrets(config: Config) -> Iterator[str]:
 
 
 def _texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every text of a config with its dotted key."""
+    """Yield every text of a config with its dotted key."""
     if isinstance(node, str):
         yield key, node
     elif isinstance(node, dict):

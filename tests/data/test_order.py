@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hpctrain.data.samplers.order import Order, Repeat, draw
 from hpctrain.data.samplers.permutation import MAX_COUNT, SMALL
-from hpctrain.errors import DataError
+from hpctrain.errors import ConfigError, DataError
 from tests.data.samplers import check_pure, chi_square, everything
 
 
@@ -222,7 +222,7 @@ def test_golden_repeats_are_fixed_for_ever():
 
 
 def test_repeating_less_than_once_is_refused():
-    with pytest.raises(DataError, match="repeated 0 times"):
+    with pytest.raises(ConfigError, match="repeated 0 times"):
         Repeat(Order(5, 0), 0)
 
 

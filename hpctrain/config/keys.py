@@ -8,10 +8,8 @@ import json
 import sys
 from collections.abc import Sequence
 
-from omegaconf import MISSING
-
 from hpctrain.config.schema import Config
-from hpctrain.config.schema.key import Member, keys, members
+from hpctrain.config.schema.key import REQUIRED, Member, keys, members
 from hpctrain.errors import ConfigError
 
 COLUMNS = ("key", "type", "default", "unit", "allowed", "identity", "meaning")
@@ -57,7 +55,7 @@ def select(names: Sequence[str]) -> list[Member]:
 
 def row(key: Member) -> tuple[str, ...]:
     """Return the texts of a key for `COLUMNS`."""
-    if key.default == MISSING:
+    if key.default == REQUIRED:
         default = "(required)"
     else:
         default = key.default if isinstance(key.default, str) else json.dumps(key.default)

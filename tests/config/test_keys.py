@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from dataclasses import is_dataclass
 from typing import Any
 
+import omegaconf
 import pytest
 
 from hpctrain.config.frozen import known_keys
 from hpctrain.config.keys import COLUMNS, main
 from hpctrain.config.schema import Config
-from hpctrain.config.schema.key import Rule, keys, members
+from hpctrain.config.schema.key import REQUIRED, Rule, keys, members
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
 from tests.conftest import run_module
@@ -97,6 +98,10 @@ def test_the_command_line_has_it() -> None:
     assert "keys [SECTION|KEY]" in run_module("hpctrain", "--help").stdout
     assert run_module("hpctrain", "keys", "seed").stdout.startswith("seed\tint\t0\t\tfrom 0 to")
     assert "did you mean data.window" in run_module("hpctrain", "keys", "data.windo", code=2).stderr
+
+
+def test_a_required_key_is_one_for_omegaconf() -> None:
+    assert REQUIRED == omegaconf.MISSING
 
 
 def test_defaults_are_allowed() -> None:

@@ -6,9 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import MISSING
-
-from hpctrain.config.schema.key import key, section
+from hpctrain.config.schema.key import REQUIRED, key, section
 
 _LARGEST_IMAGE = 2**15
 
@@ -90,7 +88,7 @@ class DataConfig:
     """The data set that `python -m data_prep` wrote, and the order of its samples."""
 
     path: str = key(
-        MISSING,
+        REQUIRED,
         "The data set is in this folder with index.json, or at this URL of such a folder (fsspec). "
         "The digest of the data set is part of the run's identity, the place is not.",
         identity=False,

@@ -17,10 +17,11 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+REQUIRED = "???"  # omegaconf.MISSING, whose import takes 0.1 s; `--help` does not need it
 TOO_LARGE = 2**62  # for any number with a lower bound: the sum of two still fits 64 bits
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Rule:
     """What holds for one key, or for a section. These are the keyword arguments of `key`.
 
@@ -110,7 +111,7 @@ def section(schema: type[T], *, identity: bool = True) -> T:
     return made  # type: ignore[no-any-return]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Member:
     """A key or a section of the schema.
 

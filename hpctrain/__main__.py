@@ -1,4 +1,4 @@
-"""`python -m hpctrain`: thin, so that what is pickled or profiled lives in importable modules."""
+"""`python -m hpctrain`. All code is in importable modules, so that pickle and profilers find it."""
 
 from hpctrain.cli import main
 

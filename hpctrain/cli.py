@@ -1,7 +1,8 @@
-"""The command line: train here, submit a sweep, and the commands around the runs.
+"""The command line: train here, submit a sweep, or run one of the commands.
 
-Commands come first (`hpctrain env`); anything else is Hydra's (`experiment=digits optimizer.lr=1`).
-Heavy imports happen inside the functions: the login node never pays for torch or mlflow.
+A command is the first argument (`hpctrain env`). Without one, Hydra reads all the arguments
+(`experiment=digits optimizer.lr=1`). Heavy imports are inside the functions, so that no command on
+a login node waits for torch or mlflow.
 """
 
 from __future__ import annotations
@@ -29,34 +30,37 @@ if TYPE_CHECKING:
 HELP = """\
 hpctrain: from a config to finished, trustworthy training runs on a SLURM cluster
 
-  python -m hpctrain experiment=digits                            train here, in this process
-  torchrun --nproc-per-node 2 -m hpctrain experiment=digits       here, with 2 ranks
-  python -m hpctrain -m experiment=digits optimizer.lr=1e-3,3e-3  one job each, on the cluster
-  sbatch slurm/train.sbatch experiment=digits                     one job, without submitit
+  python -m hpctrain experiment=digits                            train here in this process
+  torchrun --nproc-per-node 2 -m hpctrain experiment=digits       train here with 2 ranks
+  python -m hpctrain -m experiment=digits optimizer.lr=1e-3,3e-3  submit one job per value
+  sbatch slurm/train.sbatch experiment=digits                     submit one job, without submitit
 
-Stopped (Ctrl-C, preemption, kill -9)? The same command resumes from the last checkpoint.
+If a run was stopped (Ctrl-C, preemption, kill -9), the same command resumes it from its last
+checkpoint.
 
 Commands
-  env [--json]         what this process sees of ranks, hosts, Slurm
+  env [--json]         show the ranks, hosts and Slurm variables that this process sees
   freeze OVERRIDES     check a config, write its run directory, print its path
-  run RUN_DIR          train a frozen run directory on the ranks that are here
+  run RUN_DIR          train a frozen run directory with the ranks that were started
   sync [RUN_DIR...]    upload to MLflow what it does not have yet
-  status [RUN|SWEEP]   where the runs are; --watch
-  logs RUN             what a run prints, or why it failed; -f follows
-  cancel RUN|SWEEP     stop for good; --save: after a checkpoint
-  resume [RUN|SWEEP]   submit again what failed or was preempted
-  gc                   what can be deleted; nothing is without --delete
+  status [RUN|SWEEP]   show the states of the runs; --watch repeats it
+  logs RUN             show the output of a run, or why it failed; -f follows it
+  cancel RUN|SWEEP     stop runs for good; --save: after a checkpoint
+  resume [RUN|SWEEP]   submit runs again that failed or were preempted
+  gc                   list what can be deleted; only --delete deletes it
+  keys [SECTION|KEY]   print the type, default, unit, allowed values and meaning of config keys
 
 Choices (NAME=CHOICE)
 {groups}
 Values (KEY=VALUE)
   {keys}
-  all of them: python -m hpctrain experiment=digits --cfg job
-  further configs: --config-dir DIR; everything of Hydra's own: --hydra-help
+  python -m hpctrain keys                          explains each of them
+  python -m hpctrain experiment=digits --cfg job   prints the values of a config
+  --config-dir DIR adds a folder of configs; --hydra-help explains Hydra's own options.
 
-Exit codes: 0 done, 1 the training raised, 2 config, 3 data, 4 scheduler, 5 ranks or ports,
-6 run directory, 7 tracking, 130 stopped by Ctrl-C and saved, 143 stopped by a signal and saved.
-HPCTRAIN_DEBUG=1 shows tracebacks.
+Exit codes: 0 finished, 1 the training raised an exception, 2 config, 3 data, 4 scheduler, 5 ranks
+or ports, 6 run directory, 7 tracking, 130 saved and stopped by Ctrl-C, 143 saved and stopped by a
+signal. HPCTRAIN_DEBUG=1 shows the tracebacks of errors.
 """
 
 
@@ -64,7 +68,7 @@ def main() -> None:
     """Run the command line and exit with its code."""
     debug = bool(os.environ.get("HPCTRAIN_DEBUG"))
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a letter that the locale lacks is no error
+        if isinstance(stream, io.TextIOWrapper):  # print letters that the locale lacks as escapes
             stream.reconfigure(errors="backslashreplace")
     code = 1
     try:
@@ -79,7 +83,7 @@ def main() -> None:
         print("interrupted: the same command goes on where it stopped", file=sys.stderr)
         code = 130
     except Exception as error:
-        # submitit and Hydra would hide it: the log must show it and the job must fail.
+        # submitit and Hydra would hide the exception: the log must show it and the job must fail.
         if not (isinstance(error, BrokenPipeError) and _nobody_reads()):
             _print_traceback()
     try:
@@ -93,17 +97,17 @@ def main() -> None:
 
 
 def _nobody_reads() -> bool:
-    """Whether what we print goes nowhere any more, as with `| head`."""
+    """Return whether standard output is a closed pipe, as after `| head`."""
     poll = select.poll()
     poll.register(sys.stdout, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _umask() -> int:
-    """What is taken from the rights of all that we write: runs are private unless told otherwise.
+    """Return the umask of HPCTRAIN_UMASK; by default only the user can read what is written.
 
     Raises:
-        ConfigError: HPCTRAIN_UMASK is no octal number that lets us write.
+        ConfigError: HPCTRAIN_UMASK is not an octal number, or takes rights from the user.
     """
     text = os.environ.get("HPCTRAIN_UMASK", "077")
     if not re.fullmatch(r"0?0[0-7]{2}", text):
@@ -125,9 +129,10 @@ def _dispatch(argv: list[str]) -> int:
         "cancel": _command("cancel"),
         "resume": _command("resume"),
         "gc": _command("gc"),
+        "keys": _keys,
     }
     first = argv[0] if argv else "--help"
-    without_help = ("freeze", "run")  # the other commands have their own
+    without_help = ("freeze", "run")  # the other commands print their own help
     if {"--help", "-h"} & {first, *argv} and (first not in commands or first in without_help):
         return _help()
     if first in commands:
@@ -162,6 +167,12 @@ def _sync(argv: list[str]) -> int:
     from hpctrain.tracking.sync import main as sync
 
     return sync(argv)
+
+
+def _keys(argv: list[str]) -> int:
+    from hpctrain.config.keys import main as keys
+
+    return keys(argv)
 
 
 def _command(name: str) -> Callable[[list[str]], int]:
@@ -205,7 +216,7 @@ def _run(argv: list[str]) -> int:
     config, ranks = load(run.config_file), RankInfo.from_env()
     _check_world(config, ranks)
     validate(config, ranks.world_size)
-    # It looks at every shard: one rank does, and takes the others along if something is wrong.
+    # The check opens every shard, so only one rank does it; if it fails, the others end too.
     if ranks.is_main:
         digest = check(config, ranks.world_size).data_digest
         if digest != run.read()["data_digest"]:
@@ -217,7 +228,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _train(argv: list[str]) -> int:
-    """Compose, freeze and train here; or let the launcher submit (`-m`)."""
+    """Compose, freeze and train here, or let the launcher submit (`-m`)."""
     from hpctrain.config.compose import compose
     from hpctrain.distributed.ranks import RankInfo
     from hpctrain.runs.freeze import check, freeze
@@ -231,10 +242,10 @@ def _train(argv: list[str]) -> int:
     ranks = RankInfo.from_env()
     _check_world(config, ranks)
     run = check(config, ranks.world_size)
-    # Every rank composes the same config; one of them writes it.
+    # Every rank composes the same config, and one of them writes it.
     if ranks.is_main:
         freeze(config, run)
-    # The other ranks may look before the finished run is out of the way.
+    # The other ranks may still see the finished run before rank 0 has archived it.
     again = config.launch.rerun == "all"
     return _train_frozen(config, run, ranks, argv, again)
 
@@ -264,13 +275,13 @@ def _train_frozen(
 
 
 def _check_world(config: Config, ranks: RankInfo) -> None:
-    """Refuse ranks that nobody started, before anybody waits for them.
+    """Check that all ranks were started, before one of them waits for the others.
 
     Raises:
-        ConfigError: `launch` asks for another number of ranks, or the allocation stands idle.
+        ConfigError: `launch` requests another number of ranks, or tasks of the job are idle.
     """
     asked = config.asked_world_size
-    # Plain `torchrun` and the sbatch template say nothing with `launch`: it stays at 1.
+    # With plain `torchrun` or the sbatch template, `launch` keeps its default of one rank.
     if asked not in (1, ranks.world_size):
         raise ConfigError(
             f"launch.nodes={config.launch.nodes} x launch.tasks_per_node="

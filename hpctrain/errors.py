@@ -1,28 +1,28 @@
-"""Every error that a user can cause, with its exit code.
+"""The errors that a user can cause, with their exit codes.
 
-    HpctrainError            1   (never raised itself)
-    ├── ConfigError          2   a key of the config or the command line
+    HpctrainError            1   (only its subclasses are raised)
+    ├── ConfigError          2   a config key, or the command line
     ├── DataError            3   shards, index, a source file
     ├── LaunchError          4   the scheduler, submission
     ├── DistributedError     5   ranks, ports, the process group
     ├── StorageError         6   the run directory, checkpoints, permissions, space
     └── TrackingError        7   the MLflow store
 
-A message is one short paragraph: the key or file, the value, what is allowed. The command line
-prints it without a traceback; `HPCTRAIN_DEBUG=1` shows the traceback. Two more exit codes mean
-"stopped on request, saved, the same command resumes": 130 (Ctrl-C) and 143 (SIGTERM or a time
-limit). 1 is an exception of the training itself, with its traceback.
+A message is one short paragraph with the key or file, its value and what is allowed. The command
+line prints it without a traceback; `HPCTRAIN_DEBUG=1` shows the traceback. Exit code 1 is an
+exception of the training itself, with its traceback. Exit codes 130 (Ctrl-C) and 143 (SIGTERM or a
+time limit) mean that the run saved and stopped on request: the same command resumes it.
 """
 
 
 class HpctrainError(Exception):
-    """Base of what users can cause; `exit_code` is the process's."""
+    """Base of the errors that users can cause. The process exits with `exit_code`."""
 
     exit_code = 1
 
 
 class ConfigError(HpctrainError):
-    """A key of the config or of the command line is unknown or has a bad value."""
+    """A config key or an argument is unknown or has a bad value."""
 
     exit_code = 2
 
@@ -34,13 +34,13 @@ class DataError(HpctrainError):
 
 
 class LaunchError(HpctrainError):
-    """The scheduler refused or could not be asked."""
+    """The scheduler refused a request or did not answer."""
 
     exit_code = 4
 
 
 class DistributedError(HpctrainError):
-    """The ranks cannot form the group that was asked for."""
+    """The ranks cannot form the requested process group."""
 
     exit_code = 5
 
@@ -52,6 +52,6 @@ class StorageError(HpctrainError):
 
 
 class TrackingError(HpctrainError):
-    """The MLflow store is unusable."""
+    """The MLflow store cannot be used."""
 
     exit_code = 7

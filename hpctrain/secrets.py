@@ -1,14 +1,14 @@
-"""Secrets of the environment: they stay out of files, MLflow and logs.
+"""Keep secrets of the environment out of files, MLflow and logs.
 
     HF_TOKEN=hf_abc… in the shell ── +model.token=${oc.env:HF_TOKEN} ── the model gets hf_abc…
                                         │
         reference()                     ├── config.yaml, sweep.json, MLflow: ${oc.env:HF_TOKEN}
         mask()                          └── logs, errors, run.json, the terminal: ***
 
-A variable is secret by its name (`PATTERNS`; HPCTRAIN_SECRETS="NAME,PREFIX_*" adds to them), and
-then its value is looked for wherever we write. A value of fewer than six characters would be found
-everywhere, and a path that exists tells nothing: both are let through. So is a number in a config,
-and what a program prints by itself: a `print` of your own is not read by us.
+A variable is secret by its name (`PATTERNS`; HPCTRAIN_SECRETS="NAME,PREFIX_*" adds patterns). Its
+value is then replaced in everything that hpctrain writes. Exceptions: a value of fewer than six
+characters, which would occur everywhere; a path that exists, which is not confidential; a number in
+a config. The output of your own `print` is not changed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _IN_URL = re.compile(r"(\w://[^/\s:@]*:)([^/\s@]+)(?=@)")
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable of this name holds a secret."""
+    """Return whether a variable of this name holds a secret."""
     return _names(os.environ.get("HPCTRAIN_SECRETS", "")).match(name) is not None
 
 
@@ -50,13 +50,13 @@ def _names(added: str) -> re.Pattern[str]:
 
 
 def is_telling(value: str) -> bool:
-    """Whether a secret variable's value has to be hidden."""
+    """Return whether the value of a secret variable has to be hidden."""
     return len(value) >= SHORTEST and not (value.startswith("/") and os.path.exists(value))
 
 
 def known() -> Mapping[str, str]:
-    """The secret values of this process's environment, each with its variable's name."""
-    # A sweep asks thousands of times; reading the variables one by one takes a while.
+    """Return the secret values of this process's environment, each with its variable's name."""
+    # A sweep calls this thousands of times, and comparing the raw environment is fast.
     return _known(tuple(getattr(os.environ, "_data", dict(os.environ)).items()))
 
 
@@ -67,12 +67,12 @@ def _known(environment: tuple[object, ...]) -> Mapping[str, str]:
         for name, value in sorted(os.environ.items(), reverse=True)
         if name != "HPCTRAIN_SECRETS" and is_secret(name) and is_telling(value)
     }
-    # Of two that begin alike the longer one comes first.
+    # A value that begins with another one is replaced first.
     return dict(sorted(found.items(), key=lambda item: -len(item[0])))
 
 
 def mask(text: str) -> str:
-    """The text with `***` for every secret, also as Python, JSON and URLs write it."""
+    """Return the text with `***` for every secret, also where Python, JSON or a URL escapes it."""
     values = known()
     forms = {
         form
@@ -89,34 +89,34 @@ def reference(
     keep: Callable[[str], str] = str,
     values: Mapping[str, str] | None = None,
 ) -> str:
-    """The text with `${oc.env:NAME}` for every secret, which OmegaConf resolves on the other side.
+    """Return the text with `${oc.env:NAME}` for every secret. OmegaConf resolves it when reading.
 
     Args:
-        text: a value of a config, or a file that holds such values.
-        keep: what becomes of the parts between the secrets.
-        values: from `known`, for many texts.
+        text: A value of a config, or the text of a file with such values.
+        keep: A function that is applied to the parts between the secrets.
+        values: The result of `known`, to save time with many texts.
     """
     return _replace(text, keep, "${{oc.env:{}}}".format, known() if values is None else values)
 
 
 def expand(text: str) -> str:
-    """The opposite of `reference`, for files that OmegaConf does not read."""
+    """Undo `reference`, for files that OmegaConf does not read."""
     return re.sub(r"\$\{oc\.env:(\w+)\}", lambda m: os.environ.get(m[1], m[0]), text)
 
 
 def shell_word(text: str) -> str:
-    """The text quoted for a shell script; a secret becomes `"${NAME}"`, which the job inherits."""
+    """Quote the text for a shell script. A secret becomes `"${NAME}"`, which the job inherits."""
     return _replace(text, shlex.quote, '"${{{}}}"'.format, known()) or "''"
 
 
 def password_in_url(text: str) -> str | None:
-    """The password of the first `scheme://user:password@host` in the text."""
+    """Return the password of the first `scheme://user:password@host` in the text, or None."""
     found = _IN_URL.search(text)
     return found[2] if found else None
 
 
 class _Masking(logging.Formatter):
-    """Masks what another formatter makes of a record, its traceback included."""
+    """Masks the output of another formatter, including tracebacks."""
 
     def __init__(self, inner: logging.Formatter | None) -> None:
         self._inner = inner or logging.Formatter()
@@ -126,7 +126,7 @@ class _Masking(logging.Formatter):
 
 
 def mask_logging() -> None:
-    """Let every handler of the root logger mask what it writes."""
+    """Make every handler of the root logger mask its output."""
     for handler in logging.getLogger().handlers:
         handler.setFormatter(_Masking(handler.formatter))
 

@@ -15,7 +15,7 @@ from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import State, judge
 from hpctrain.config.frozen import from_omegaconf, known_keys, load
-from hpctrain.config.identity import NOT_IN_SIGNATURE
+from hpctrain.config.identity import changeable, signature
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.launch import slurm
@@ -31,12 +31,12 @@ _FIXED = ("name", "output_dir")
 
 
 def main(argv: list[str]) -> int:
-    """Submit runs from their frozen configs; they go on from their last checkpoints."""
+    """Submit runs from their frozen configs; they continue from their last checkpoints."""
     parser = argparse.ArgumentParser(
         prog="python -m hpctrain resume",
         description="Submit again what failed, was preempted or got lost; each run goes on from "
         "its last checkpoint with its frozen config. KEY=VALUE changes what does not decide the "
-        f"result: {', '.join(key for key in NOT_IN_SIGNATURE if key not in _FIXED)}.",
+        f"result: {', '.join(key for key in changeable() if key not in _FIXED)}.",
     )
     add_arguments(parser, "none: all that failed or were preempted, less what was cancelled")
     parser.add_argument(
@@ -82,28 +82,31 @@ def main(argv: list[str]) -> int:
 def _is_meant(run: Facts, state: State, named: bool) -> bool:
     if named:
         return state.name in _BY_NAME
-    # Somebody wanted it to stop, by our word or by `scancel`.
+    # A user stopped it, by `hpctrain cancel` or by `scancel`.
     stopped = run.wish is not None or (run.ended and run.ended.state.startswith("CANCELLED"))
     return state.name in _BY_ITSELF and not stopped
 
 
 def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
     config = _changed(RunDir.open(run.path), overrides)
-    # The new submission is not to do again what the old one was told to do but once.
-    asked = {text.partition("=")[0] for text in overrides}
+    # These options are for one submission; the new one has its own.
+    given = {text.partition("=")[0] for text in overrides}
     for key in ("wait", "check", "dry_run", "rerun"):
-        if f"launch.{key}" not in asked:
+        if f"launch.{key}" not in given:
             setattr(config.launch, key, getattr(Config().launch, key))
-    if check(config).name.rpartition("-")[2] != run.record["signature"]:
+    digest = str(run.record["data_digest"])
+    # Not the signature in the directory's name: another release may have computed it differently.
+    before = signature(load(RunDir.open(run.path).config_file), digest)
+    if signature(config, check(config).data_digest) != before:
         raise ConfigError(
             f"{run.name}: with {' '.join(overrides) or 'the data set as it is now'} it would be "
             "another run: start that one by its own command; resume changes only "
-            f"{', '.join(key for key in NOT_IN_SIGNATURE if key not in _FIXED)}"
+            f"{', '.join(key for key in changeable() if key not in _FIXED)}"
         )
-    directory = RunDir(run.path, str(run.record["data_digest"]))
+    directory = RunDir(run.path, digest)
     kept = None
-    if code == "kept" and (digest := run.record.get("code")):
-        copy = run.path.parent / "code" / str(digest)
+    if code == "kept" and (content := run.record.get("code")):
+        copy = run.path.parent / "code" / str(content)
         kept = Snapshot.load(copy)
         if kept is None:
             raise ConfigError(
@@ -114,10 +117,10 @@ def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
 
 
 def _changed(run: RunDir, overrides: list[str]) -> Config:
-    """The frozen config with the overrides.
+    """Return the frozen config with the overrides.
 
     Raises:
-        ConfigError: a key is unknown, fixed, or its value of another type; the file is damaged.
+        ConfigError: A key is unknown or fixed, a value has another type, or the file is damaged.
     """
     for text in overrides:
         key = text.partition("=")[0]
@@ -133,6 +136,6 @@ def _changed(run: RunDir, overrides: list[str]) -> Config:
         node = OmegaConf.load(run.config_file)
         merged = OmegaConf.merge(node, OmegaConf.from_dotlist(overrides))
         config = from_omegaconf(DictConfig(merged))
-    # The folder may have been moved since.
+    # The run directory may have been moved since.
     config.output_dir = str(run.path.parent)
     return config

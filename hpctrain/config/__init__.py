@@ -1,1 +1,1 @@
-"""Everything about keys: the schema, composing, checking and freezing a config."""
+"""Configs: the schema of their keys, and how they are composed, checked, named and frozen."""

@@ -1,4 +1,4 @@
-"""From the command line to the typed config: Hydra composes, and does nothing else."""
+"""Compose the config of one command line, by Hydra. `compose_sweep` composes those of a sweep."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from hpctrain.errors import ConfigError, StorageError
 
 
 def compose(argv: list[str]) -> Config | None:
-    """Let Hydra read the command line.
+    """Compose the config of a command line.
 
     Args:
-        argv: without the program's name.
+        argv: The arguments without the program's name.
 
     Returns:
-        The typed config; None when Hydra did something else (`-m`, `--cfg`).
+        The typed config, or None if Hydra did something else (`-m`, `--cfg`).
 
     Raises:
-        ConfigError: a key, value or choice is wrong.
-        StorageError: the folder of a sweep cannot be written.
+        ConfigError: A key, a value or a choice is wrong.
+        StorageError: The folder of a sweep cannot be written.
     """
     store = ConfigStore.instance()
-    if "schema.yaml" not in store.repo:  # Hydra 1.4 warns of a second time
+    if "schema.yaml" not in store.repo:  # Hydra 1.4 warns if it is stored twice
         store.store(name="schema", node=Config)
-    # Hydra 1.4 warns of the parameter, 1.3 of its absence.
+    # Hydra 1.4 warns if the parameter is given, Hydra 1.3 if it is not.
     base = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
     composed: list[DictConfig] = []
-    typed = sys.argv
+    own_argv = sys.argv
     overrides = _overrides(argv)
-    # Hydra's own report of an error is long and exits with 1: ours replaces it.
+    # Let Hydra raise its errors instead of printing a long report and exiting with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    # Hydra 1.3 takes overrides in one go only: `experiment=digits -m seed=1,2` is fine here.
-    sys.argv = [typed[0], *(text for text in argv if text not in overrides), *overrides]
+    # Hydra 1.3 wants all overrides side by side; `experiment=digits -m seed=1,2` works here.
+    sys.argv = [own_argv[0], *(text for text in argv if text not in overrides), *overrides]
     try:
         hydra.main(config_path=str(conf_dir()), config_name="config", **base)(composed.append)()
     except (HydraException, OmegaConfBaseException) as error:
@@ -57,12 +57,16 @@ def compose(argv: list[str]) -> Config | None:
         ) from error
     finally:
         del os.environ["HYDRA_FULL_ERROR"]
-        sys.argv = typed
+        sys.argv = own_argv
     return from_omegaconf(composed[0]) if composed else None
 
 
 def _overrides(argv: list[str]) -> list[str]:
-    """What is neither a flag of Hydra's nor the value of one; flags it lacks are refused."""
+    """Return the arguments that are neither flags of Hydra nor their values.
+
+    Raises:
+        ConfigError: Hydra does not have such a flag.
+    """
 
     def refuse(message: str) -> NoReturn:
         raise ConfigError(f"{message}; --help shows what there is, --hydra-help Hydra's own")

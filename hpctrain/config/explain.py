@@ -1,4 +1,4 @@
-"""Say in one short paragraph what Hydra and OmegaConf say in many lines."""
+"""Turn the long errors of Hydra and OmegaConf into one short paragraph."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable
 
 
 def explain(error: BaseException, known_keys: Iterable[str]) -> str:
-    """Name the key, the value and what is allowed.
+    """Return a text with the key, the value and what is allowed.
 
     Args:
-        error: what Hydra or OmegaConf raised; its causes are read too.
-        known_keys: dotted keys of the schema, for a "did you mean".
+        error: The exception of Hydra or OmegaConf. Its causes are read too.
+        known_keys: The dotted keys of the schema, for a "did you mean".
     """
     text = str(error)
     if override := getattr(error, "override", None):
@@ -33,7 +33,7 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
         return f"{key}={wrong[1]}: it must be of type {wrong[2].lower()}"
     if wrong := re.search(r"Could not find '([^/']+)/(.+)'", text):
         options = re.search(r"Available options in '(.*)':\n((?:\t.*\n?)+)", text)
-        group = options[1] if options else wrong[1]  # `hydra/sweeper` has a slash itself
+        group = options[1] if options else wrong[1]  # a group such as `hydra/sweeper` has a slash
         choice = f"{wrong[1]}/{wrong[2]}".removeprefix(f"{group}/")
         listed = ", ".join(options[2].split()) if options else "none"
         return f"{group}={choice}: no such choice; there are: {listed}"
@@ -46,7 +46,7 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
 
 
 def unknown_key(key: str, keys: list[str]) -> str:
-    """Name what the key may have meant, and what its section has."""
+    """Return a text with the most similar key and with the keys of the section."""
     section, _, _ = key.rpartition(".")
     near = difflib.get_close_matches(key, keys, n=1, cutoff=0.7)
     hint = f"did you mean {near[0]}? " if near else ""

@@ -1,17 +1,17 @@
-"""From YAML and command line to the typed config of a run, and to the frozen file and back.
+"""Turn a composed config into the typed config of a run, write it to a file, and read it back.
 
     YAML and command line ── Hydra ── from_omegaconf() ── Config (typed) ── validate() ── freeze()
                                                            ▲
     config.yaml of a run directory ──── load() ────────────┘
 
-`hpctrain.config.schema` has the keys. No torch here: the login node validates whole sweeps with it.
+`hpctrain.config.schema` has the keys. This module does not import torch, because the login node
+validates whole sweeps with it.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -23,23 +23,24 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from hpctrain import secrets
 from hpctrain.config.explain import explain, unknown_key
 from hpctrain.config.schema import Config, LaunchConfig
+from hpctrain.config.schema.key import members
 from hpctrain.errors import ConfigError
 
 
 def from_omegaconf(node: DictConfig) -> Config:
-    """Turn Hydra's composed config, or a frozen one, into the typed one, with absolute paths.
+    """Turn Hydra's composed config, or a frozen one, into the typed config with absolute paths.
 
     Args:
-        node: a `hydra` key is ignored.
+        node: The config. Its `hydra` section is ignored.
 
     Raises:
-        ConfigError: a key is unknown, a mandatory value is missing, or an interpolation does not
-            resolve.
+        ConfigError: A key is unknown, a mandatory value is missing, or an interpolation cannot be
+            resolved.
     """
     try:
         if "hydra" in node:
             node = OmegaConf.masked_copy(node, [str(key) for key in node if key != "hydra"])
-        # Hydra composes into the schema, so its sections have their types; a file's have none.
+        # Hydra composes into the schema, so its sections have types; those of a file have none.
         if OmegaConf.get_type(node, "launch") is not LaunchConfig:
             plain = OmegaConf.to_container(node)
             node = DictConfig(OmegaConf.merge(OmegaConf.structured(Config), plain))
@@ -52,30 +53,30 @@ def from_omegaconf(node: DictConfig) -> Config:
         ) from error
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error, known_keys())) from error
-    # Every value has its type from the schema by now; `+train.typo=1` got past it.
+    # The schema has checked the types of the values, but `+train.typo=1` adds a key.
     config: Config = _typed(Config, values)
     config.output_dir = os.path.abspath(os.path.expanduser(config.output_dir))
-    config.data.path = _place(config.data.path)
+    config.data.path = _absolute(config.data.path)
     if config.data.subset is not None and config.data.subset.endswith(".npy"):
-        config.data.subset = _place(config.data.subset)
+        config.data.subset = _absolute(config.data.subset)
     for part in config.data.mixture:
         if isinstance(part.get("path"), str):
-            part["path"] = _place(part["path"])
+            part["path"] = _absolute(part["path"])
     if config.tracking.uri is None:
         config.tracking.uri = f"sqlite:///{config.output_dir}/mlflow.db"
     return config
 
 
-def _place(path: str) -> str:
-    """An absolute path, or a URL as it is."""
+def _absolute(path: str) -> str:
+    """Make a path absolute; a URL stays as it is."""
     return path if "://" in path else os.path.abspath(os.path.expanduser(path))
 
 
 def _typed(schema: Any, values: Any, prefix: str = "") -> Any:
-    """A dataclass of plain values; OmegaConf's own way takes ten times as long."""
+    """Build a dataclass from plain values; OmegaConf's own function takes ten times as long."""
     members = {member.name: member.default_factory for member in fields(schema)}
     for name in values.keys() - members.keys():
-        raise ConfigError(unknown_key(f"{prefix}{name}", list(known_keys())))
+        raise ConfigError(unknown_key(f"{prefix}{name}", known_keys()))
     given = {}
     for name, value in values.items():
         section: Any = members[name]
@@ -88,13 +89,13 @@ def load(path: Path) -> Config:
     """Read a frozen config.yaml.
 
     Raises:
-        ConfigError: unreadable, or it does not fit the schema.
+        ConfigError: The file cannot be read, or it does not fit the schema.
     """
     try:
         node = OmegaConf.load(path)
     except (OSError, ValueError, yaml.YAMLError) as error:
-        said = " ".join(str(error).split())
-        raise ConfigError(f"{path}: cannot be read as a frozen config ({said})") from error
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path}: cannot be read as a frozen config ({reason})") from error
     if not isinstance(node, DictConfig):
         raise ConfigError(f"{path}: cannot be read as a frozen config (it has no keys)")
     try:
@@ -104,20 +105,20 @@ def load(path: Path) -> Config:
 
 
 def dump(config: Config) -> str:
-    """The frozen config as YAML, every value resolved but the secrets of the environment."""
+    """Return the config as YAML. All values are resolved, except the secrets of the environment."""
     text: str = yaml.dump(plain(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     return text
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """Writes what `OmegaConf.load` reads back unchanged; its own dumper is 15 times slower."""
+    """Writes YAML that `OmegaConf.load` reads back unchanged; its own dumper is 15 times slower."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.secrets = secrets.known()
 
     def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> Any:
-        """Mark the keys, which OmegaConf reads as they are."""
+        """Mark the keys: OmegaConf does not resolve them, so they are not escaped."""
         marked = {_Key(k) if isinstance(k, str) else k: value for k, value in mapping.items()}
         return super().represent_mapping(tag, marked, flow_style)
 
@@ -127,14 +128,14 @@ class _Key(str):
 
 
 def _escape(text: str) -> str:
-    # `${` in a resolved value is no interpolation.
+    # In a resolved value `${` is text and not an interpolation.
     return re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + "\\${", text)
 
 
 def _as_yaml(dumper: Any, text: str) -> Any:
     escape = str if isinstance(text, _Key) else _escape
     escaped = secrets.reference(text, escape, dumper.secrets)
-    # 1e-3 is a number to OmegaConf, not to YAML.
+    # Texts such as "1e-3" need quotes: OmegaConf would read a number, although YAML would not.
     style = '"' if re.fullmatch(r"[-+.\d].*|nan|inf", text, re.I | re.S) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", escaped, style=style)
 
@@ -144,17 +145,13 @@ _Dumper.add_representer(_Key, _as_yaml)
 
 
 def plain(section: Any) -> dict[str, Any]:
-    """The sections as dicts, their values shared; `dataclasses.asdict` copies each in depth."""
+    """Return a section as nested dicts. The values are not copied, unlike `dataclasses.asdict`."""
     return {
         name: plain(value) if is_dataclass(value) else value
         for name, value in vars(section).items()
     }
 
 
-def known_keys(node: Any = Config, prefix: str = "") -> Iterator[str]:
-    """Every dotted key of the schema, sections before their members."""
-    for member in fields(node):
-        yield prefix + member.name
-        section: Any = member.default_factory
-        if is_dataclass(section):
-            yield from known_keys(section, f"{prefix}{member.name}.")
+def known_keys() -> list[str]:
+    """Return every dotted name of the schema, each section before its keys."""
+    return [member.name for member in members(Config)]

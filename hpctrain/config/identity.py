@@ -1,4 +1,14 @@
-"""What makes two configs the same run: the part of a config that decides the result."""
+"""The identity of a run: what two configs have in common that are the same run.
+
+    config ── keys that decide the result, where they differ from the defaults ──┐
+    data set ── its digest ──────────────────────────────────────────────────────┼─ hash ─ signature
+    IDENTITY_VERSION ────────────────────────────────────────────────────────────┘
+
+Only differences from the schema's defaults are hashed, so that a release that adds a key does not
+rename the runs that exist. Each key of the schema says whether it decides the result
+(`identity=False`: it does not). `data.path` is replaced by the digest of the data set: a copy
+elsewhere is the same data.
+"""
 
 from __future__ import annotations
 
@@ -8,46 +18,54 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpctrain import secrets
-from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config
+from hpctrain.config.schema.key import keys, members
 
-# What decides neither the samples nor the mathematics is not part of a run's identity.
-# `data.path` is replaced by the data set's digest: a copy elsewhere is the same data.
-NOT_IN_SIGNATURE = (
-    "name", "output_dir", "metric", "parallel", "checkpoint", "tracking", "launch", "site",
-    "data.path", "data.threads", "data.prefetch_mb", "data.workers", "data.stage",
-    "data.stage_dir", "data.stage_gb", "data.io", "data.verify", "train.log_every",
-)  # fmt: skip
+# Raise it when a config of before would now mean another run: a default has changed, or a key that
+# decides the result has another name. Then every run has a new name.
+IDENTITY_VERSION = 2
 
 
 def signature(config: Config, data_digest: str) -> str:
-    """Eight hexadecimal digits of what decides the result."""
+    """Return eight hexadecimal digits, the hash of the identity."""
     text = json.dumps(identity(config, data_digest), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def identity(config: Config, data_digest: str) -> dict[str, Any]:
-    """The part of a config that decides the result; its hash names the run."""
-    content = plain(config)
-    for key in NOT_IN_SIGNATURE:
-        *sections, last = key.split(".")
-        node = content
-        for section in sections:
-            node = node[section]
-        del node[last]
-    content["data"]["mixture"] = [
-        {key: value for key, value in part.items() if key != "path"}
-        for part in content["data"]["mixture"]
-    ]
-    if (content["data"]["subset"] or "").endswith(".npy"):
-        del content["data"]["subset"]  # what is in it is part of the digest
-    return {**_without_secrets(content, secrets.known()), "data_digest": data_digest}
+    """Return what decides the result: the dotted keys that differ from their defaults.
+
+    Args:
+        config: The typed config.
+        data_digest: The digest of the data sets that the config names.
+    """
+    variables = secrets.known()
+    content = {
+        key.name: _without_secrets(value, variables)
+        for key in keys(type(config))
+        if key.identity and (value := _relevant(key.name, key.value(config))) != key.default
+    }
+    return {"identity_version": IDENTITY_VERSION, "data_digest": data_digest, **content}
 
 
-def _without_secrets(node: Any, values: Mapping[str, str]) -> Any:
-    """A token that is renewed does not make it another run."""
+def changeable() -> list[str]:
+    """Return the keys and sections that are not part of the identity."""
+    return [member.name for member in members(Config) if not member.rule.identity]
+
+
+def _relevant(key: str, value: Any) -> Any:
+    """The part of a value that the digest of the data does not replace."""
+    if key == "data.mixture":
+        return [{name: part[name] for name in part if name != "path"} for part in value]
+    if key == "data.subset" and (value or "").endswith(".npy"):
+        return None
+    return value
+
+
+def _without_secrets(node: Any, variables: Mapping[str, str]) -> Any:
+    """The value with a reference for each secret: a renewed token does not make another run."""
     if isinstance(node, dict):
-        return {key: _without_secrets(value, values) for key, value in node.items()}
+        return {key: _without_secrets(value, variables) for key, value in node.items()}
     if isinstance(node, list):
-        return [_without_secrets(value, values) for value in node]
-    return secrets.reference(node, values=values) if isinstance(node, str) else node
+        return [_without_secrets(value, variables) for value in node]
+    return secrets.reference(node, values=variables) if isinstance(node, str) else node

@@ -1,7 +1,8 @@
-"""What a `_target_` names, found in the files of its package: nothing is imported.
+"""Check that a `_target_` exists, by reading the files of its package without importing it.
 
 Importing a model's module may import torch, which takes seconds on a login node, or fail there. So
-its file is parsed. What that cannot tell (compiled modules, `import *`) counts as there.
+its file is parsed. Where the file does not show its names (compiled modules, `import *`), the
+target counts as existing.
 """
 
 import ast
@@ -14,7 +15,7 @@ from pathlib import Path
 
 
 def problem(target: str) -> str:
-    """Return why `package.module.Name` cannot be found, or "".
+    """Return why `package.module.Name` does not exist, or "" if it does.
 
     >>> problem("torch.optim.Adamw")
     "torch.optim has no 'Adamw'; it has 'AdamW'"
@@ -22,7 +23,7 @@ def problem(target: str) -> str:
     package, *rest = target.split(".")
     try:
         spec = importlib.util.find_spec(package)
-    except ValueError:  # of a module without one, such as __main__
+    except ValueError:  # the module has no spec, such as __main__
         return ""
     if spec is None:
         return f"no package {package!r} here"
@@ -44,18 +45,18 @@ def _submodule(spec: ModuleSpec, name: str) -> ModuleSpec | None:
 
 @lru_cache(maxsize=64)
 def _names(file: str) -> frozenset[str] | None:
-    """The names at the top of a module; None: not to be told without importing it."""
+    """Return the names that a module defines, or None if its file does not show them."""
     if not file.endswith(".py"):
         return None
     try:
         found = {*_bound(ast.parse(Path(file).read_bytes()))}
-    except (OSError, SyntaxError, ValueError):  # importing it will say what is wrong
+    except (OSError, SyntaxError, ValueError):  # importing it will show what is wrong
         return None
     return None if found & {"*", "__getattr__"} else frozenset(found)
 
 
 def _bound(tree: ast.AST) -> Iterator[str]:
-    """What a module binds at its top; "*" where that cannot be seen."""
+    """Yield the names that a module defines; "*" means that there may be others."""
     for node in ast.iter_child_nodes(tree):
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():

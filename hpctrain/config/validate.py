@@ -1,9 +1,12 @@
-"""What must hold in a config: each value, and between them; said before anything is written."""
+"""Check a config before anything is written.
+
+The rule of a single key stands with the key in `hpctrain.config.schema`. Here are the rules between
+keys, and those for free sections (`_target_`, `data.mixture`) and secrets.
+"""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,126 +14,55 @@ from hpctrain import secrets
 from hpctrain.config import targets
 from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config, DataConfig
+from hpctrain.config.schema.key import keys
 from hpctrain.errors import ConfigError
-
-_CHOICES = {
-    "data.shuffle": ("full", "block", "none"),
-    "data.collate": ("pad", "pack"),
-    "data.tail": ("drop", "pad"),
-    "data.images.fit": ("exact", "crop", "stretch"),
-    "data.images.channels": (1, 3),
-    "data.stage": ("none", "node", "auto", "sbcast"),
-    "data.io": ("auto", "mmap", "read"),
-    "data.verify": ("off", "first_use", "full"),
-    "scheduler.kind": ("constant", "linear", "cosine"),
-    "precision.compute": ("fp32", "bf16"),
-    "parallel.device": ("auto", "cpu", "cuda"),
-    "parallel.backend": ("auto", "gloo", "nccl"),
-    "launch.rerun": ("failed", "all", "none"),
-    "launch.snapshot": ("auto", "git", "off"),
-    "site.memory_option": ("mem", "mem-per-cpu", "mem-per-gpu", "none"),
-    "site.gpu_option": ("gpus-per-node", "gres", "gpus-per-task", "none"),
-    "site.container.runtime": (None, "apptainer", "singularity", "pyxis"),
-}
-_AT_LEAST = {
-    "optimizer.weight_decay": 0,
-    "scheduler.warmup_steps": 0,
-    "data.windows.length": 1,
-    "data.windows.stride": 1,
-    "data.buckets.window": 1,
-    "data.buckets.size": 1,
-    "data.block_size": 1,
-    "data.window": 1,
-    "data.lanes": 1,
-    "data.repeat": 1,
-    "data.threads": 0,
-    "data.workers": 0,
-    "data.prefetch_mb": 0,
-    "train.global_batch_size": 1,
-    "train.accumulate": 1,
-    "train.max_epochs": 1,
-    "train.max_steps": 1,
-    "train.log_every": 1,
-    "train.eval_every": 1,
-    "parallel.timeout_s": 1,
-    "checkpoint.every_steps": 1,
-    "checkpoint.keep": 2,
-    "launch.nodes": 1,
-    "launch.tasks_per_node": 1,
-    "launch.gpus_per_node": 0,
-    "launch.cpus_per_task": 1,
-    "launch.time_min": 1,
-    "launch.warn_s": 1,
-    "launch.max_running": 1,
-}
-_TOO_MANY = 2**62  # of anything: sums of two are 64-bit integers yet
-_LARGEST = 2**15  # pixels
-_BETWEEN = {"seed": (0, 2**63 - 1), "scheduler.final_ratio": (0, 1)}
-_POSITIVE = (
-    "data.temperature",
-    "data.stage_gb",
-    "optimizer.lr",
-    "train.clip_norm",
-    "launch.mem_gb",
-    "launch.snapshot_max_mb",
-)
 
 
 def validate(config: Config, world_size: int | None = None) -> None:
-    """Check every value and what must hold between them.
+    """Check every value, and what must hold between several of them.
 
     Args:
-        config: the typed config.
-        world_size: ranks that run it; None: those that `launch` asks for.
+        config: The typed config.
+        world_size: The number of ranks that run it. None means those that `launch` requests.
 
     Raises:
-        ConfigError: all that is wrong, one line each, with key, value and what is allowed.
+        ConfigError: One line for each problem, with the key, its value and what is allowed.
     """
-    problems = [*_names(config), *_values(config), *_mixture(config.data), *_secrets(config)]
-    # Sums over wrong values would only confuse.
+    problems = [*_values(config), *_targets(config), *_mixture(config.data), *_secrets(config)]
+    # With wrong values the rules between keys would report confusing problems.
     problems = problems or list(_between(config, world_size or config.asked_world_size))
     if problems:
         raise ConfigError("\n".join(problems))
 
 
-def _names(config: Config) -> Iterator[str]:
-    # It becomes a folder and an #SBATCH line.
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", config.name):
-        yield f"name={config.name!r}: letters, digits, '.', '_' and '-', at most 64 of them"
-    for section in ("model", "task", "optimizer"):
-        target = _get(config, section + "._target_")
-        choice = f"choose one with {section}=NAME or {section}._target_=package.module.Class"
-        yield from _target(f"{section}._target_", target, choice)
+def _values(config: Config) -> Iterator[str]:
+    for key in keys(type(config)):
+        if problem := key.rule.problem(key.name, key.value(config)):
+            yield problem
+
+
+def _targets(config: Config) -> Iterator[str]:
+    targets_of = {
+        "model": config.model.get("_target_"),
+        "task": config.task.get("_target_"),
+        "optimizer": config.optimizer._target_,
+    }
+    for section, target in targets_of.items():
+        advice = f"choose one with {section}=NAME or {section}._target_=package.module.Class"
+        yield from _target(f"{section}._target_", target, advice)
     for key in ("transforms", "batch_transforms", "val_transforms", "val_batch_transforms"):
-        for i, node in enumerate(_get(config, f"data.{key}") or []):
-            say = "it must be package.module.Class, or package.module.function and _partial_: true"
-            yield from _target(f"data.{key}[{i}]._target_", node.get("_target_"), say)
+        for i, node in enumerate(getattr(config.data, key) or []):
+            advice = (
+                "it must be package.module.Class, or package.module.function and _partial_: true"
+            )
+            yield from _target(f"data.{key}[{i}]._target_", node.get("_target_"), advice)
 
 
-def _target(key: str, target: Any, say: str) -> Iterator[str]:
+def _target(key: str, target: Any, advice: str) -> Iterator[str]:
     if not isinstance(target, str) or "." not in target:
-        yield f"{key}={target}: {say}"
+        yield f"{key}={target}: {advice}"
     elif problem := targets.problem(target):
         yield f"{key}={target}: {problem}"
-
-
-def _values(config: Config) -> Iterator[str]:
-    for key, allowed in _CHOICES.items():
-        if (value := _get(config, key)) not in allowed:
-            listed = ", ".join("null" if choice is None else str(choice) for choice in allowed)
-            yield f"{key}={value}: allowed are {listed}"
-    for key, low in _AT_LEAST.items():
-        value = _get(config, key)
-        if value is not None and not low <= value < _TOO_MANY:
-            limit = f"at least {low}" if not value >= low else "less than 2^62"
-            yield f"{key}={value}: it must be {limit}"
-    for key, (low, high) in _BETWEEN.items():
-        if not low <= (value := _get(config, key)) <= high:
-            yield f"{key}={value}: it must be from {low} to {high}"
-    for key in _POSITIVE:
-        value = _get(config, key)
-        if value is not None and not 0 < value < _TOO_MANY:
-            yield f"{key}={value}: it must be greater than 0 and less than 2^62"
 
 
 def _mixture(data: DataConfig) -> Iterator[str]:
@@ -158,24 +90,24 @@ def _mixture(data: DataConfig) -> Iterator[str]:
 
 
 def _secrets(config: Config) -> Iterator[str]:
-    """Secrets that would be written down as they are: those of the environment are not."""
-    known = secrets.known()
+    """Find secrets that would be written as they are; those of the environment are replaced."""
+    variables = secrets.known()
     for key, text in _texts(plain(config)):
         section, _, name = key.rpartition(".")
         if section == "site.env":
-            if secrets.is_secret(name) and secrets.is_telling(text) and text not in known:
+            if secrets.is_secret(name) and secrets.is_telling(text) and text not in variables:
                 yield (
                     f"{key} would be written into the job's script: export {name} in your shell "
                     "instead, jobs inherit it"
                 )
         elif key.startswith("site."):
-            for variable in (known[value] for value in known if value in text):
+            for variable in (variables[value] for value in variables if value in text):
                 yield (
                     f"{key} holds the value of {variable}, which would be written into the job's "
                     f"script: in site.setup say ${variable}, jobs inherit it"
                 )
         password = secrets.password_in_url(text)
-        if password is not None and password not in known:
+        if password is not None and password not in variables:
             yield (
                 f"{key}={secrets.mask(text)} holds a password, which would be written to files: "
                 "export it as NAME_PASSWORD and say ${oc.env:NAME_PASSWORD} in its place"
@@ -183,7 +115,7 @@ def _secrets(config: Config) -> Iterator[str]:
 
 
 def _texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every text of a config with its dotted key."""
+    """Yield every text of a config with its dotted key."""
     if isinstance(node, str):
         yield key, node
     elif isinstance(node, dict):
@@ -258,13 +190,12 @@ def _sampling(config: Config, world_size: int) -> Iterator[str]:
             yield f"data.stage=none: {url} cannot be read in place; use auto, which copies shards"
         elif data.stage == "sbcast":
             yield f"data.stage=sbcast sends files of a folder; {url} is a URL: use node"
-    size = data.images.size
-    if size is not None and (len(size) != 2 or not 1 <= min(size) <= max(size) <= _LARGEST):
-        yield f"data.images.size={size}: it must be [height, width], 1 to {_LARGEST} each"
+    yield from _buckets(config)
 
 
-def _get(config: Config, key: str) -> Any:
-    node: Any = config
-    for part in key.split("."):
-        node = node.get(part) if isinstance(node, dict) else getattr(node, part)
-    return node
+def _buckets(config: Config) -> Iterator[str]:
+    buckets = config.data.buckets
+    size_key = "train.global_batch_size" if buckets.size is None else "data.buckets.size"
+    size = buckets.size or config.train.global_batch_size
+    if buckets.field is not None and buckets.window % size:
+        yield (f"data.buckets.window={buckets.window}: it must be a multiple of {size_key}={size}")

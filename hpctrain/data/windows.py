@@ -20,7 +20,7 @@ import numpy as np
 from hpctrain.data.field import Field
 from hpctrain.data.reader import BLOCK_BYTES, Reader
 from hpctrain.data.types import Array, Int64s
-from hpctrain.errors import DataError
+from hpctrain.errors import ConfigError, DataError
 
 DOCUMENT = "_document"
 MAX_OFFSETS = 64  # shards whose offsets are kept
@@ -42,6 +42,7 @@ class Windows:
         fields: FIELD, (length, *shape), and FIELD_document if `documents`.
 
     Raises:
+        ConfigError: `length` or `stride` is less than 1.
         DataError: There is no such field, it is of fixed size, or no shard has a whole window.
     """
 
@@ -62,7 +63,9 @@ class Windows:
             )
         self._stride = length if stride is None else stride
         if length < 1 or self._stride < 1:
-            raise DataError(f"length {length} and stride {self._stride} of a window are 1 or more")
+            raise ConfigError(
+                f"length {length} and stride {self._stride} of a window are 1 or more"
+            )
         self._reader, self._field, self._length = reader, field, length
         spec = reader.fields[field]
         self.fields: Mapping[str, Field] = {field: Field(spec.dtype, (length, *spec.shape))}

@@ -1,4 +1,4 @@
-"""Bad values are refused with key, value and what is allowed, before anything is written."""
+"""Configs are composed, checked before anything is written, and read back unchanged."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hpctrain.config.choices import conf_dir
+from hpctrain.config.choices import conf_dir, groups
 from hpctrain.config.compose import compose as compose_config
 from hpctrain.config.frozen import dump, load
 from hpctrain.config.identity import identity
@@ -115,6 +115,9 @@ def test_signature_ignores_how_and_where(compose: Compose, digits: Path, tmp_pat
     }
     assert len(same) == 1
     assert len({name(), name("seed=1"), name("optimizer.lr=1"), name("model.hidden=[8]")}) == 4
+    # The defaults of the schema, typed or chosen, are those that are not typed.
+    assert name("data.window=64", "scheduler=cosine", "precision=fp32", "optimizer=adamw") == name()
+    assert name("train.accumulate=4", "data.prefetch_mb=1", "data.workers=0") == name()
 
 
 def test_frozen_config_reads_back_the_same(compose: Compose) -> None:
@@ -127,12 +130,10 @@ def test_frozen_config_reads_back_the_same(compose: Compose) -> None:
 
 
 def test_every_choice_of_conf_fits_the_schema(compose: Compose) -> None:
-    from hpctrain.config.choices import groups
-
     for group, choices in groups(conf_dir()).items():
         for choice in choices:
-            config = compose("experiment=digits", f"{group}={choice}")
-            assert config.name
+            assert compose("experiment=digits", f"{group}={choice}").name
+            assert compose(f"{group}={choice}").name
 
 
 HOSTILE = ["1e-3", "0x1f", "nan", "${oc.env:HOME}", "\\\\${x}", "yes", "null", "a: b", "\n", " "]

@@ -1,4 +1,4 @@
-"""What a `_target_` names, found without importing it."""
+"""A `_target_` is checked without importing it."""
 
 import importlib
 import subprocess
@@ -88,7 +88,7 @@ assert not {name.partition(".")[0] for name in set(sys.modules) - before} & {"to
 
 
 def test_it_agrees_with_python() -> None:
-    """Of names that modules of ours really have, none is refused."""
+    """No name is refused that one of our modules has."""
     for name in ("hpctrain.models", "hpctrain.data.transforms", "hpctrain.data.loader"):
         for found in vars(importlib.import_module(name)):
             assert found.startswith("__") or problem(f"{name}.{found}") == "", found

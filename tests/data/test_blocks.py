@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from hpctrain.data.samplers.blocks import BlockOrder, Lanes
 from hpctrain.data.samplers.order import Order
-from hpctrain.errors import DataError
+from hpctrain.errors import ConfigError, DataError
 from tests.data.samplers import check_permutation, check_pure, everything
 
 COUNTS, SEEDS, EPOCHS = st.integers(1, 2000), st.integers(-(2**70), 2**70), st.integers(0, 2**40)
@@ -173,10 +173,12 @@ def test_stored_lanes_are_reproduced():
 
 
 def test_arguments_out_of_range_are_refused():
-    for count, block_size, window in ((0, 1, 1), (5, 0, 1), (5, 1, 0)):
-        with pytest.raises(DataError):
-            BlockOrder(count, 0, block_size, window)
-    with pytest.raises(DataError, match="lanes 0 and run 1"):
+    with pytest.raises(DataError, match="not 0"):
+        BlockOrder(0, 0, 1, 1)
+    for block_size, window in ((0, 1), (1, 0)):
+        with pytest.raises(ConfigError, match=f"block_size {block_size} and window {window}"):
+            BlockOrder(5, 0, block_size, window)
+    with pytest.raises(ConfigError, match="lanes 0 and run 1"):
         Lanes(BlockOrder(5, 0, 1, 1), 0, 1)
     with pytest.raises(IndexError, match="of 5 samples"):
         BlockOrder(5, 0, 2, 1)(0, np.array([5]))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hpctrain.data.samplers.order import Order, Repeat, draw
 from hpctrain.data.samplers.permutation import MAX_COUNT, SMALL
-from hpctrain.errors import DataError
+from hpctrain.errors import ConfigError, DataError
 from tests.data.samplers import check_pure, chi_square, everything
 
 
@@ -223,7 +223,7 @@ def test_stored_repeats_are_reproduced():
 
 
 def test_repeating_less_than_once_is_refused():
-    with pytest.raises(DataError, match="repeated 0 times"):
+    with pytest.raises(ConfigError, match="repeated 0 times"):
         Repeat(Order(5, 0), 0)
 
 

@@ -8,7 +8,7 @@ from hpctrain.data.index import Index, Shard
 from hpctrain.data.loader import Loader
 from hpctrain.data.reader import Reader
 from hpctrain.data.windows import Windows
-from hpctrain.errors import DataError
+from hpctrain.errors import ConfigError, DataError
 
 lengths = st.lists(st.integers(0, 9), min_size=1, max_size=40).filter(any)
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_cut(tmp_path):
     reader = write(tmp_path, [4, 3], 1000)
     with pytest.raises(DataError, match="no variable-length field 'n' to cut windows from; it has"):
         Windows(reader, "n", 3)
-    with pytest.raises(DataError, match="length 0 and stride 1"):
+    with pytest.raises(ConfigError, match="length 0 and stride 1"):
         Windows(reader, "text", 0, 1)
     with pytest.raises(IndexError, match="of 2 windows"):
         Windows(reader, "text", 3).read(np.array([2]))

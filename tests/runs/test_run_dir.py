@@ -1,4 +1,4 @@
-"""run.json: several processes may speak of one run at a time."""
+"""Several processes may change run.json at a time."""
 
 import subprocess
 import sys

@@ -26,7 +26,7 @@ import numpy as np
 from hpctrain.data.samplers.order import Order, check_positions
 from hpctrain.data.samplers.permutation import groups, make_key, permute_each
 from hpctrain.data.types import Int64s
-from hpctrain.errors import DataError
+from hpctrain.errors import ConfigError
 
 
 class BlockOrder:
@@ -42,12 +42,13 @@ class BlockOrder:
         blocks_per_epoch: Number of blocks.
 
     Raises:
-        DataError: An argument is out of range.
+        ConfigError: `block_size` or `window` is less than 1.
+        DataError: `count` is out of range.
     """
 
     def __init__(self, count: int, seed: int, block_size: int, window: int) -> None:
         if block_size < 1 or window < 1:
-            raise DataError(f"block_size {block_size} and window {window}: they are 1 or more")
+            raise ConfigError(f"block_size {block_size} and window {window}: they are 1 or more")
         self.blocks_per_epoch = -(-count // block_size)
         self._blocks = Order(self.blocks_per_epoch, seed)
         self.count, self.seed, self.block_size = count, seed, block_size
@@ -160,12 +161,12 @@ class Lanes:
         run: Number of consecutive positions that a lane gets, 1 or more.
 
     Raises:
-        DataError: An argument is out of range.
+        ConfigError: `lanes` or `run` is less than 1.
     """
 
     def __init__(self, sampler: BlockOrder, lanes: int, run: int) -> None:
         if lanes < 1 or run < 1:
-            raise DataError(f"lanes {lanes} and run {run}: they are 1 or more")
+            raise ConfigError(f"lanes {lanes} and run {run}: they are 1 or more")
         self.sampler, self.lanes, self.run = sampler, lanes, run
         self.count = sampler.count
         self._rounds = self.count // (lanes * run)

@@ -16,7 +16,7 @@ import numpy as np
 
 from hpctrain.data.samplers.permutation import MAX_COUNT, groups, make_key, permute
 from hpctrain.data.types import Int64s
-from hpctrain.errors import DataError
+from hpctrain.errors import ConfigError, DataError
 
 
 class Sampler(Protocol):
@@ -89,12 +89,12 @@ class Repeat:
         times: 1 or more.
 
     Raises:
-        DataError: `times` is less than 1.
+        ConfigError: `times` is less than 1.
     """
 
     def __init__(self, sampler: Sampler, times: int) -> None:
         if times < 1:
-            raise DataError(f"samples cannot be repeated {times} times: it is 1 or more")
+            raise ConfigError(f"samples cannot be repeated {times} times: it is 1 or more")
         self.sampler, self.times = sampler, times
         self.count = sampler.count * times
 

@@ -1,0 +1,63 @@
+"""The root of the schema."""
+
+# ruff: noqa: RUF009 (`key` and `section` return dataclass fields)
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.config.schema.data import DataConfig
+from hpctrain.config.schema.key import key, section
+from hpctrain.config.schema.launch import LaunchConfig
+from hpctrain.config.schema.optimizer import OptimizerConfig, SchedulerConfig
+from hpctrain.config.schema.parallel import ParallelConfig
+from hpctrain.config.schema.site import SiteConfig
+from hpctrain.config.schema.tracking import TrackingConfig
+from hpctrain.config.schema.train import CheckpointConfig, PrecisionConfig, TrainConfig
+
+
+def _check_name(name: str) -> str:
+    # The name becomes a folder and an #SBATCH line.
+    fits = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name)
+    return "" if fits else "letters, digits, '.', '_' and '-', at most 64 of them"
+
+
+@dataclass
+class Config:
+    """One training run."""
+
+    name: str = key(
+        "run",
+        "The name of the run directory begins with this text: letters, digits, '.', '_' and '-'.",
+        check=_check_name,
+        identity=False,
+    )
+    seed: int = key(
+        0, "All random choices of a run follow from this number.", between=(0, 2**63 - 1)
+    )
+    output_dir: str = key("runs", "This folder holds the run directories.", identity=False)
+    metric: str = key(
+        "val/accuracy",
+        "A sweeper such as Optuna gets the last value of this metric.",
+        identity=False,
+    )
+    model: dict[str, Any] = key({}, "The model is `_target_`, called with the other keys.")
+    task: dict[str, Any] = key(
+        {}, "The task (loss and metrics) is `_target_`, called with the other keys."
+    )
+    data: DataConfig = section(DataConfig)
+    optimizer: OptimizerConfig = section(OptimizerConfig)
+    scheduler: SchedulerConfig = section(SchedulerConfig)
+    train: TrainConfig = section(TrainConfig)
+    precision: PrecisionConfig = section(PrecisionConfig)
+    parallel: ParallelConfig = section(ParallelConfig, identity=False)
+    checkpoint: CheckpointConfig = section(CheckpointConfig, identity=False)
+    tracking: TrackingConfig = section(TrackingConfig, identity=False)
+    launch: LaunchConfig = section(LaunchConfig, identity=False)
+    site: SiteConfig = section(SiteConfig, identity=False)
+
+    @property
+    def asked_world_size(self) -> int:
+        """The number of ranks that `launch` requests."""
+        return self.launch.nodes * self.launch.tasks_per_node

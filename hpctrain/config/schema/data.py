@@ -1,0 +1,225 @@
+"""The keys of `data`: which samples are read, in which order, and how."""
+
+# ruff: noqa: RUF009 (`key` and `section` return dataclass fields)
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.config.schema.key import REQUIRED, key, section
+
+_LARGEST_IMAGE = 2**15
+
+
+def _check_size(size: list[int] | None) -> str:
+    if size is None or (len(size) == 2 and 1 <= min(size) <= max(size) <= _LARGEST_IMAGE):
+        return ""
+    return f"it must be [height, width], 1 to {_LARGEST_IMAGE} each"
+
+
+@dataclass
+class WindowsConfig:
+    """Samples of equal length (windows) are cut from a variable-length field, such as tokens."""
+
+    field: str | None = key(
+        None, "Windows are cut from this field. Null uses the samples as they are stored."
+    )
+    length: int = key(
+        1025,
+        "Each window has this length. A language model needs its context length + 1.",
+        unit="elements",
+        at_least=1,
+    )
+    stride: int | None = key(
+        None,
+        "The next window begins this far after the beginning of the one before. Null means "
+        "`length`, so that windows do not overlap.",
+        unit="elements",
+        at_least=1,
+    )
+    documents: bool = key(
+        False,
+        "Batches also get FIELD_document, which numbers the document of each element.",
+    )
+
+
+@dataclass
+class ImagesConfig:
+    """Images that are stored encoded (JPEG, PNG, ...) are decoded by threads as they are read."""
+
+    field: str | None = key(None, "This field holds the encoded images. Null decodes nothing.")
+    size: list[int] | None = key(
+        None,
+        "Images have this [height, width] after decoding. Null means the size of the first image.",
+        unit="pixels",
+        check=_check_size,
+    )
+    fit: str = key(
+        "exact",
+        "An image of another size is refused (exact), cropped or stretched.",
+        choices=("exact", "crop", "stretch"),
+    )
+    channels: int = key(3, "Images are decoded to grey (1) or RGB (3).", choices=(1, 3))
+
+
+@dataclass
+class BucketsConfig:
+    """Batches are made of samples of similar length, so that little is padded."""
+
+    field: str | None = key(
+        None, "Samples are sorted by the length of this variable-length field. Null does not sort."
+    )
+    window: int = key(
+        8192,
+        "This many samples are sorted by length at a time. It must be a multiple of `size`.",
+        unit="samples",
+        at_least=1,
+    )
+    size: int | None = key(
+        None,
+        "This many samples stay together. Null means train.global_batch_size.",
+        unit="samples",
+        at_least=1,
+    )
+
+
+@dataclass
+class DataConfig:
+    """The data set that `python -m data_prep` wrote, and the order of its samples."""
+
+    path: str = key(
+        REQUIRED,
+        "The data set is in this folder with index.json, or at this URL of such a folder (fsspec). "
+        "The digest of the data set is part of the run's identity, the place is not.",
+        identity=False,
+    )
+    train_split: str = key("train", "Training reads this split.")
+    val_split: str | None = key("val", "Evaluation reads this split. Null means no evaluation.")
+    fields: list[str] | None = key(None, "Only these fields are read. Null reads all of them.")
+    windows: WindowsConfig = section(WindowsConfig)
+    images: ImagesConfig = section(ImagesConfig)
+    mixture: list[dict[str, Any]] = key(
+        [],
+        "Training draws from these data sets in place of `path`. Each of them is {name: ..., "
+        "path: ..., weight: ..., split: ...}; weight and split may be left out.",
+    )
+    temperature: float = key(
+        1.0,
+        "Data sets of `mixture` without weights have the weights count^(1/temperature).",
+        above=0,
+    )
+    shuffle: str = key(
+        "full",
+        "Samples come in any order (full), in blocks that are read in one piece (block), or as "
+        "they are stored (none).",
+        choices=("full", "block", "none"),
+    )
+    block_size: int | None = key(
+        None,
+        "A block of shuffle=block has this size. Null derives it from the layout of the shards.",
+        unit="samples",
+        at_least=1,
+    )
+    window: int = key(
+        64, "shuffle=block mixes the samples of this many blocks.", unit="blocks", at_least=1
+    )
+    lanes: int = key(
+        1,
+        "shuffle=block divides the blocks into this many parts, and each rank reads its own "
+        "parts. It must be a multiple of the number of ranks.",
+        at_least=1,
+    )
+    subset: str | None = key(
+        None,
+        "Training reads only these samples: START:STOP:STEP as in Python, or the indices in "
+        "FILE.npy. Null reads the whole split.",
+    )
+    balance: str | None = key(
+        None, "Each class of this field is drawn equally often. Null draws each sample once."
+    )
+    weights: str | None = key(
+        None,
+        "Samples are drawn with replacement, in proportion to the value of this field. Null draws "
+        "each sample once.",
+    )
+    buckets: BucketsConfig = section(BucketsConfig)
+    repeat: int = key(1, "Each sample comes this many times in an epoch.", at_least=1)
+    collate: str = key(
+        "pad",
+        "Samples of a variable-length field are padded to the longest one, or packed end to end "
+        "with their offsets.",
+        choices=("pad", "pack"),
+    )
+    tail: str = key(
+        "drop",
+        "An incomplete last batch is dropped, or padded with rows that `mask` excludes.",
+        choices=("drop", "pad"),
+    )
+    transforms: list[dict[str, Any]] = key(
+        [],
+        "These functions change each sample on the CPU. Each of them is {_target_: ...}; see "
+        "hpctrain.data.workers.samples.",
+    )
+    batch_transforms: list[dict[str, Any]] = key(
+        [],
+        "These functions change each batch on the device. Each of them is {_target_: ...}; see "
+        "hpctrain.data.transforms.",
+    )
+    val_transforms: list[dict[str, Any]] | None = key(
+        None,
+        "Evaluation uses these in place of `transforms`. Null means those of training that are "
+        "not random.",
+    )
+    val_batch_transforms: list[dict[str, Any]] | None = key(
+        None,
+        "Evaluation uses these in place of `batch_transforms`. Null means those of training that "
+        "are not random.",
+    )
+    threads: int = key(
+        1,
+        "This many threads of each rank read ahead. With 0 a batch is read when training needs it.",
+        at_least=0,
+        identity=False,
+    )
+    prefetch_mb: float = key(
+        64.0, "Each rank reads ahead up to this amount.", unit="MB", at_least=0, identity=False
+    )
+    workers: int = key(
+        0,
+        "This many processes of each rank apply `transforms`. With 0 the reading threads do.",
+        at_least=0,
+        identity=False,
+    )
+    stage: str = key(
+        "auto",
+        "Shards are copied to the node's own disk: never (none), always (node), from network file "
+        "systems and URLs (auto), or by Slurm's sbcast.",
+        choices=("none", "node", "auto", "sbcast"),
+        identity=False,
+    )
+    stage_dir: str | None = key(
+        None,
+        "Copies of shards are written here. Null means SLURM_TMPDIR, TMPDIR, /tmp or /dev/shm.",
+        identity=False,
+    )
+    stage_gb: float | None = key(
+        None,
+        "The copies on a node take at most this much space. Null means half of the disk.",
+        unit="GB",
+        above=0,
+        identity=False,
+    )
+    io: str = key(
+        "auto",
+        "Uncompressed shards are memory-mapped (mmap) or read (read). auto reads them on network "
+        "file systems and maps them elsewhere.",
+        choices=("auto", "mmap", "read"),
+        identity=False,
+    )
+    verify: str = key(
+        "off",
+        "Shards are compared with their digests: never (off), when they are opened (first_use), "
+        "or all before the first step (full).",
+        choices=("off", "first_use", "full"),
+        identity=False,
+    )

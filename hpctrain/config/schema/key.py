@@ -1,0 +1,165 @@
+"""How a config key is declared: its default and everything that holds for it, in one place.
+
+    window: int = key(64, "This many blocks are mixed at a time.", unit="blocks", at_least=1)
+
+Validation, the reference (`python -m hpctrain keys`), `--help` and the identity of a run all read
+these declarations. A rule between several keys is a function in hpctrain/config/validate.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from operator import attrgetter
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+REQUIRED = "???"  # omegaconf.MISSING, whose import takes 0.1 s; `--help` does not need it
+TOO_LARGE = 2**62  # for any number with a lower bound: the sum of two still fits 64 bits
+
+
+@dataclass(eq=False, repr=False)
+class Rule:
+    """What holds for one key, or for a section. These are the keyword arguments of `key`.
+
+    Attributes:
+        text: Whole sentences that tell a user what the key does, and what null means.
+        unit: What a number counts, or its physical unit.
+        choices: The allowed values; None stands for null.
+        at_least: The lowest allowed number.
+        above: Allowed numbers are greater than this one.
+        between: The lowest and the highest allowed number.
+        check: For any other rule: it gets the value and returns what is wrong, or "".
+        identity: Whether the value decides the result of a run and so its name. It is False for
+            what only changes speed, memory, places or reports.
+    """
+
+    text: str
+    unit: str = ""
+    choices: tuple[Any, ...] = ()
+    at_least: float | None = None
+    above: float | None = None
+    between: tuple[float, float] | None = None
+    check: Callable[[Any], str] | None = None
+    identity: bool = True
+
+    def problem(self, name: str, value: Any) -> str:
+        """Return what is wrong with the value of the key `name`, or "".
+
+        Null passes the bounds: the key's type says whether null is allowed.
+        """
+        if self.choices:
+            return "" if value in self.choices else f"{name}={value}: allowed are {self.allowed}"
+        if self.check is not None:
+            wrong = self.check(value)
+            return f"{name}={value!r}: {wrong}" if wrong else ""
+        if value is None:
+            return ""
+        if self.at_least is not None and not self.at_least <= value < TOO_LARGE:
+            limit = self.allowed if not value >= self.at_least else "less than 2^62"
+            return f"{name}={value}: it must be {limit}"
+        if self.above is not None and not self.above < value < TOO_LARGE:
+            return f"{name}={value}: it must be {self.allowed} and less than 2^62"
+        if self.between is not None and not self.between[0] <= value <= self.between[1]:
+            return f"{name}={value}: it must be {self.allowed}"
+        return ""
+
+    @property
+    def allowed(self) -> str:
+        """The allowed values in words; "" when only the type limits them."""
+        if self.choices:
+            return ", ".join("null" if value is None else str(value) for value in self.choices)
+        if self.at_least is not None:
+            return f"at least {self.at_least}"
+        if self.above is not None:
+            return f"greater than {self.above}"
+        if self.between is not None:
+            return "from {} to {}".format(*self.between)
+        return ""
+
+
+def key(default: T, text: str, **rule: Any) -> T:
+    """Declare a key of a section: a dataclass field with a `Rule`.
+
+    Args:
+        default: The default value; every config gets its own copy of a list or dict.
+        text: See `Rule`.
+        rule: The other attributes of `Rule`.
+    """
+    metadata = {"rule": Rule(text, **rule)}
+    made: Any
+    if isinstance(default, (list, dict)):
+        made = field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
+    else:
+        made = field(default=default, metadata=metadata)
+    return made  # type: ignore[no-any-return]
+
+
+def section(schema: type[T], *, identity: bool = True) -> T:
+    """Declare a section: a dataclass whose docstring describes it.
+
+    Args:
+        schema: The dataclass of the section's keys.
+        identity: False excludes all keys of the section from the run's identity.
+    """
+    text = (schema.__doc__ or "").partition("\n")[0]
+    metadata = {"rule": Rule(text, identity=identity)}
+    made: Any = field(default_factory=schema, metadata=metadata)
+    return made  # type: ignore[no-any-return]
+
+
+@dataclass(eq=False, repr=False)
+class Member:
+    """A key or a section of the schema.
+
+    Attributes:
+        name: The dotted name, such as `data.window`.
+        type: The type as it is written in the schema.
+        default: The default value; that of a section is an object with all its defaults.
+        rule: What was given to `key` or `section`.
+        identity: Whether it is part of the identity: its own rule and those of its sections.
+        is_section: Whether it is a section.
+    """
+
+    name: str
+    type: str
+    default: Any
+    rule: Rule
+    identity: bool
+    is_section: bool
+
+    def value(self, config: Any) -> Any:
+        """Return the member's value in a config."""
+        return attrgetter(self.name)(config)
+
+
+def members(schema: type) -> tuple[Member, ...]:
+    """Return all sections and keys of a schema, each section before its keys."""
+    return _members(schema)[0]
+
+
+def keys(schema: type) -> tuple[Member, ...]:
+    """Return all keys of a schema, without the sections."""
+    return _members(schema)[1]
+
+
+@functools.cache
+def _members(schema: type) -> tuple[tuple[Member, ...], tuple[Member, ...]]:
+    found = _walk(schema, "", True)
+    return tuple(found), tuple(member for member in found if not member.is_section)
+
+
+def _walk(schema: Any, prefix: str, identity: bool) -> list[Member]:
+    found: list[Member] = []
+    for declared in fields(schema):
+        factory: Any = declared.default_factory
+        default = declared.default if factory is MISSING else factory()
+        rule: Rule = declared.metadata["rule"]
+        name, part = prefix + declared.name, identity and rule.identity
+        found.append(Member(name, str(declared.type), default, rule, part, is_dataclass(factory)))
+        if is_dataclass(factory):
+            found.extend(_walk(factory, f"{name}.", part))
+    return found

@@ -1,0 +1,36 @@
+"""The keys of `optimizer` and `scheduler`."""
+
+# ruff: noqa: RUF009 (`key` and `section` return dataclass fields)
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.config.schema.key import key
+
+
+@dataclass
+class OptimizerConfig:
+    """Any torch optimizer."""
+
+    _target_: str = key("torch.optim.AdamW", "This class is the optimizer.")
+    lr: float = key(1e-3, "The learning rate has this value after warm-up.", above=0)
+    weight_decay: float = key(0.0, "The optimizer gets this weight decay.", at_least=0)
+    options: dict[str, Any] = key({}, "The optimizer also gets these keyword arguments.")
+
+
+@dataclass
+class SchedulerConfig:
+    """The learning rate over the steps: a linear warm-up, then a decay."""
+
+    kind: str = key(
+        "cosine",
+        "After warm-up the learning rate stays constant, or falls linearly or along a cosine.",
+        choices=("constant", "linear", "cosine"),
+    )
+    warmup_steps: int = key(
+        0, "The learning rate rises from 0 over this many steps.", unit="steps", at_least=0
+    )
+    final_ratio: float = key(
+        0.0, "The decay ends at this fraction of optimizer.lr.", between=(0, 1)
+    )

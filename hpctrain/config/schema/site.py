@@ -1,0 +1,74 @@
+"""The keys of `site`."""
+
+# ruff: noqa: RUF009 (`key` and `section` return dataclass fields)
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.config.schema.key import key, section
+
+
+@dataclass
+class ContainerConfig:
+    """The image in which the ranks run; the batch script with Slurm's commands stays outside."""
+
+    runtime: str | None = key(
+        None,
+        "This program starts the container; pyxis is a plugin of srun. Null means no container.",
+        choices=(None, "apptainer", "singularity", "pyxis"),
+    )
+    image: str | None = key(
+        None, "The image is FILE.sif, docker://..., or a name that enroot knows."
+    )
+    python: str = key("python", "Inside the image, Python is this command.")
+    binds: list[str] = key(
+        [],
+        "These folders are visible inside, as FROM[:TO[:OPTIONS]]; the folders of the run always "
+        "are.",
+    )
+    nv: bool | None = key(
+        None, "apptainer gets --nv. Null means that it does when the job has GPUs."
+    )
+    args: list[str] = key([], "`apptainer exec`, or with pyxis srun, gets these arguments too.")
+
+
+@dataclass
+class SiteConfig:
+    """How one cluster wants jobs to be described; conf/site/example.yaml has all of it."""
+
+    partition: str | None = key(None, "Jobs go to this partition. Null means the default one.")
+    account: str | None = key(None, "Jobs are billed to this account.")
+    qos: str | None = key(None, "Jobs have this quality of service.")
+    constraint: str | None = key(None, "Jobs need nodes with these features.")
+    reservation: str | None = key(None, "Jobs use this reservation.")
+    licenses: str | None = key(None, "Jobs need these licenses.")
+    memory_option: str = key(
+        "mem",
+        "launch.mem_gb is requested by this sbatch option; none does not request memory.",
+        choices=("mem", "mem-per-cpu", "mem-per-gpu", "none"),
+    )
+    gpu_option: str = key(
+        "gpus-per-node",
+        "launch.gpus_per_node is requested by this sbatch option; none does not request GPUs.",
+        choices=("gpus-per-node", "gres", "gpus-per-task", "none"),
+    )
+    gpu_type: str | None = key(
+        None, "GPUs are requested by this type: a100 gives gpu:a100:4 (gres) or a100:4."
+    )
+    mail_user: str | None = key(None, "Mails go to this user. Null means the one who submits.")
+    mail_type: str | None = key(
+        None,
+        "Mails are sent for these events, such as FAIL,TIME_LIMIT. With ARRAY_TASKS each run of a "
+        "sweep sends its own.",
+    )
+    login_shell: bool = key(False, "The job's script runs in a login shell, `bash -l`.")
+    modules: list[str] = key([], "The script first loads these modules.")
+    env: dict[str, str] = key({}, "The script exports these variables.")
+    setup: list[str] = key([], "These shell commands run before srun. If one fails, the job ends.")
+    teardown: list[str] = key([], "These shell commands run after srun, however srun ended.")
+    cpu_bind: str | None = key(None, "srun gets this --cpu-bind: cores, none, ...")
+    kill_on_bad_exit: bool = key(True, "A rank that fails ends the others.")
+    sbatch: dict[str, Any] = key({}, "sbatch gets these options too.")
+    srun: list[str] = key([], "srun gets these arguments too.")
+    container: ContainerConfig = section(ContainerConfig)

@@ -1,0 +1,23 @@
+"""The keys of `tracking`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpctrain.config.schema.key import key
+
+
+@dataclass
+class TrackingConfig:
+    """Metrics go to a journal in the run directory, and from there to MLflow."""
+
+    enabled: bool = key(True, "Metrics are tracked.")
+    uri: str | None = key(
+        None, "MLflow stores the runs here. Null means sqlite:///OUTPUT_DIR/mlflow.db."
+    )
+    experiment: str = key("hpctrain", "MLflow lists the runs under this experiment.")
+    upload: bool = key(
+        True,
+        "The journal is uploaded while the run is training. With false, `python -m hpctrain sync` "
+        "uploads it later.",
+    )

@@ -1,0 +1,71 @@
+"""The keys of `train`, `precision` and `checkpoint`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpctrain.config.schema.key import key
+
+
+@dataclass
+class TrainConfig:
+    """The length of a run, its batches, and when it reports."""
+
+    global_batch_size: int = key(
+        64, "A step processes this many samples, over all ranks.", unit="samples", at_least=1
+    )
+    accumulate: int = key(
+        1,
+        "Each rank splits its share of the batch into this many micro-batches: less memory, the "
+        "same gradient.",
+        unit="micro-batches",
+        at_least=1,
+        identity=False,
+    )
+    max_epochs: int | None = key(
+        None, "The run ends after this many epochs. Null means no limit.", unit="epochs", at_least=1
+    )
+    max_steps: int | None = key(
+        None,
+        "The run ends after this many steps. Null means no limit; with max_epochs, the smaller of "
+        "the two ends it.",
+        unit="steps",
+        at_least=1,
+    )
+    clip_norm: float | None = key(
+        1.0, "The global gradient is clipped to this L2 norm. Null does not clip.", above=0
+    )
+    log_every: int = key(
+        20, "Metrics are reported every this many steps.", unit="steps", at_least=1, identity=False
+    )
+    eval_every: int | None = key(
+        None,
+        "The model is evaluated every this many steps. Null means after every epoch.",
+        unit="steps",
+        at_least=1,
+    )
+
+
+@dataclass
+class PrecisionConfig:
+    """The number format of the computation; parameters stay float32."""
+
+    compute: str = key(
+        "fp32", "Matrix products are computed in this format.", choices=("fp32", "bf16")
+    )
+
+
+@dataclass
+class CheckpointConfig:
+    """Checkpoints: a run resumes from the newest that is not damaged."""
+
+    every_steps: int = key(
+        200, "A checkpoint is written every this many steps.", unit="steps", at_least=1
+    )
+    keep: int = key(
+        2,
+        "This many checkpoints are kept, older ones are removed. It is at least 2, because the "
+        "newest may be damaged.",
+        unit="checkpoints",
+        at_least=2,
+    )

@@ -1,0 +1,161 @@
+"""The reference of the config keys, made from the schema."""
+
+import io
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from typing import Any
+
+import omegaconf
+import pytest
+
+from hpctrain.config.frozen import known_keys
+from hpctrain.config.keys import COLUMNS, main
+from hpctrain.config.schema import Config
+from hpctrain.config.schema.key import REQUIRED, Rule, keys, members
+from hpctrain.config.validate import validate
+from hpctrain.errors import ConfigError
+from tests.conftest import run_module
+
+
+def lines(capsys: pytest.CaptureFixture[str], *names: str) -> dict[str, dict[str, str]]:
+    assert main([*names]) == 0
+    cells = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    return {row[0]: dict(zip(COLUMNS, row, strict=True)) for row in cells}
+
+
+def dotted(section: Any, prefix: str = "") -> Iterator[str]:
+    for name, value in vars(section).items():
+        if is_dataclass(value):
+            yield from dotted(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def test_every_key_is_there_with_whole_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    found = lines(capsys)
+    assert list(found) == list(dotted(Config()))
+    for name, row in found.items():
+        assert row["type"], name
+        assert row["meaning"].endswith("."), name
+        assert len(row["meaning"].split()) >= 3, name
+        assert "\n" not in row["meaning"], name
+
+
+def test_every_section_describes_itself() -> None:
+    for member in members(Config):
+        assert member.rule.text.endswith("."), member.name
+
+
+def test_what_is_printed_of_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+    found = lines(capsys, "scheduler", "data.stage_gb", "site.container.runtime", "data.path")
+    assert list(found)[:2] == ["data.path", "data.stage_gb"]
+    assert found["data.path"]["default"] == "(required)"
+    assert found["data.stage_gb"] | {"meaning": ""} == {
+        "key": "data.stage_gb",
+        "type": "float | null",
+        "default": "null",
+        "unit": "GB",
+        "allowed": "greater than 0",
+        "identity": "",
+        "meaning": "",
+    }
+    assert found["scheduler.kind"]["allowed"] == "constant, linear, cosine"
+    assert found["scheduler.kind"]["identity"] == "identity"
+    assert found["scheduler.warmup_steps"]["allowed"] == "at least 0"
+    assert found["scheduler.final_ratio"]["allowed"] == "from 0 to 1"
+    assert found["site.container.runtime"]["allowed"] == "null, apptainer, singularity, pyxis"
+
+
+def test_a_terminal_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdout", shown := Terminal())
+    monkeypatch.setenv("COLUMNS", "120")
+    main(["data.shuffle"])
+    assert "data.shuffle" in shown.getvalue()
+    assert "full, block, none" in shown.getvalue()
+    assert "┃" in shown.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("data.blocksize", "did you mean data.block_size?"),
+        ("trian", "did you mean train?"),
+        ("xyz", "xyz: no such key or section; the top level has name, seed"),
+    ],
+)
+def test_an_unknown_name(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(hint)):
+        main([name])
+
+
+def test_the_command_line_has_it() -> None:
+    assert "keys [SECTION|KEY]" in run_module("hpctrain", "--help").stdout
+    assert run_module("hpctrain", "keys", "seed").stdout.startswith("seed\tint\t0\t\tfrom 0 to")
+    assert "did you mean data.window" in run_module("hpctrain", "keys", "data.windo", code=2).stderr
+
+
+def test_a_required_key_is_one_for_omegaconf() -> None:
+    assert REQUIRED == omegaconf.MISSING
+
+
+def test_defaults_are_allowed() -> None:
+    for member in keys(Config):
+        if member.name != "data.path":
+            assert member.rule.problem(member.name, member.default) == ""
+
+
+@pytest.mark.parametrize(
+    ("rule", "value", "problem"),
+    [
+        (Rule("", choices=("a", None)), "b", "k=b: allowed are a, null"),
+        (Rule("", choices=("a", None)), None, ""),
+        (Rule("", at_least=1), 0, "k=0: it must be at least 1"),
+        (Rule("", at_least=1), float("nan"), "k=nan: it must be at least 1"),
+        (Rule("", at_least=1), 2**62, f"k={2**62}: it must be less than 2^62"),
+        (Rule("", at_least=1), None, ""),
+        (Rule("", above=0), 0.0, "k=0.0: it must be greater than 0 and less than 2^62"),
+        (Rule("", above=0), float("inf"), "k=inf: it must be greater than 0 and less than 2^62"),
+        (Rule("", between=(0, 1)), 1.5, "k=1.5: it must be from 0 to 1"),
+        (Rule("", between=(0, 1)), 1, ""),
+        (Rule("", check=lambda value: f"not {value}"), "x", "k='x': not x"),
+    ],
+)
+def test_rules(rule: Rule, value: object, problem: str) -> None:
+    assert rule.problem("k", value) == problem
+
+
+def test_a_config_gets_lists_and_dicts_of_its_own() -> None:
+    one, other = Config(), Config()
+    one.model["a"] = 1
+    one.site.modules.append("x")
+    assert other.model == {}
+    assert other.site.modules == []
+    assert Config().site.modules == []
+
+
+def test_sections_come_before_their_keys() -> None:
+    names = known_keys()
+    assert names.index("data") < names.index("data.windows") < names.index("data.windows.length")
+
+
+def test_a_window_of_buckets_holds_whole_batches() -> None:
+    config = Config(model={"_target_": "torch.nn.Linear"}, task={"_target_": "torch.nn.Linear"})
+    config.data.path, config.train.max_steps = "/x", 1
+    validate(config)
+    config.train.global_batch_size = 60
+    validate(config)
+    config.data.buckets.field = "text"
+    expected = "data.buckets.window=8192: it must be a multiple of train.global_batch_size=60"
+    with pytest.raises(ConfigError, match=expected):
+        validate(config)
+    config.data.buckets.size = 100
+    with pytest.raises(ConfigError, match=r"it must be a multiple of data\.buckets\.size=100"):
+        validate(config)
+    config.data.buckets.window = 600
+    validate(config)

@@ -24,7 +24,8 @@ import torch
 from hpctrain.faults import early_signals as signals
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
-# Where ranks were asked for several, the first of these is why: a user's wish is not requeued.
+# If the ranks have different reasons, the first of these counts: after a stop request by the user
+# the job must not be requeued.
 REASONS = ("cancel", *(number.name for number in SIGNALS))
 _LOOK_S = 5.0
 

@@ -1,7 +1,7 @@
-"""Life around the runs: `python -m hpctrain status | logs | cancel | gc`.
+"""The commands for existing runs: `python -m hpctrain status | logs | cancel | resume | gc`.
 
     runs/ ── select ── facts (run directories, one squeue, one sacct) ── state ── the commands
 
-Everything is read from the run directories, so it works from any login node and after the
-terminal that started the runs is gone.
+The commands read the run directories and ask Slurm. So they work on any login node, and after the
+terminal that started the runs was closed.
 """

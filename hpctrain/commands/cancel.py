@@ -1,4 +1,4 @@
-"""`python -m hpctrain cancel RUN|SWEEP...`: stop runs for good, saved first if wished."""
+"""`python -m hpctrain cancel RUN|SWEEP...`: stop runs for good; with --save they save first."""
 
 from __future__ import annotations
 
@@ -21,47 +21,51 @@ from hpctrain.commands.state import UNDER_WAY, State, judge
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.launch.environment import clean_environment
 from hpctrain.launch.queue import me
-from hpctrain.runs import stop_request as stopfile
+from hpctrain.runs import stop_request
 
-# What `scancel` says of a job that has ended since we looked: then all is as it was asked for.
+# Messages of `scancel` about a job that has ended meanwhile. This is no error.
 _GONE = ("Invalid job id specified", "already completing or completed")
 
 
 @dataclass(frozen=True)
 class Step:
-    """What is done to one run.
+    """The action for one run.
 
     Attributes:
-        how: "cancel" or "signal" by Slurm's word, "terminate" the process here, "file" only, or
-            "skip".
-        told: what people are told of it.
+        run: The run.
+        state: Its state before the action.
+        action: "cancel" (scancel), "signal" (scancel --signal), "terminate" (SIGTERM to a process
+            on this host), "file" (only the stop request) or "skip".
+        message: The action in words for the user.
     """
 
     run: Facts
     state: State
-    how: str
-    told: str
+    action: str
+    message: str
 
 
 def main(argv: list[str]) -> int:
-    """Cancel, and print one line a run."""
+    """Cancel runs and print one line for each; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m hpctrain cancel",
-        description="Stop runs: they leave the queue and do not come back by themselves. "
-        "What has begun gets Slurm's KillWait (30 s as a rule) to save; with --save as long as it "
-        "takes. The same command that started a run, or resume, lets it go on.",
+        description="Stop runs for good: they leave the queue and are not requeued. A running run "
+        "has Slurm's KillWait (usually 30 s) to save a checkpoint; with --save it has as long as "
+        "it needs. To continue a run, use resume or the command that started it.",
     )
     add_arguments(parser, "or --all")
     parser.add_argument("--all", action="store_true", help="every run that is queued or running")
-    parser.add_argument("--save", action="store_true", help="let runs save a checkpoint first")
+    parser.add_argument(
+        "--save", action="store_true", help="let the runs save a checkpoint before they stop"
+    )
     options = parser.parse_args(argv)
     if bool(options.runs) == options.all:
         raise ConfigError("cancel needs the runs or sweeps to stop, or --all (and not both)")
     runs = gather(select(options.dir, options.runs))
     if blind := [run for run in runs if run.submission and not (run.is_final or run.scheduler)]:
         raise LaunchError(
-            f"{blind[0].name}: squeue does not answer here, so it cannot be told which jobs to "
-            "cancel; nothing was"
+            f"{blind[0].name}: squeue does not answer here, so the jobs to cancel are unknown; "
+            "nothing was cancelled"
         )
     now = time.time()
     plan = [_step(run, judge(run, now), save=options.save) for run in runs]
@@ -72,40 +76,42 @@ def main(argv: list[str]) -> int:
         print(
             json.dumps(
                 [
-                    {"run": str(step.run.path), "job_id": step.run.job_id, "action": step.how}
+                    {"run": str(step.run.path), "job_id": step.run.job_id, "action": step.action}
                     for step in plan
                 ]
             )
         )
         return 0
     for step in plan:
-        job = f" ({step.run.job_id})" if step.how in ("cancel", "signal") else ""
-        print(f"{step.run.name}{job}: {step.told}")
+        job = f" ({step.run.job_id})" if step.action in ("cancel", "signal") else ""
+        print(f"{step.run.name}{job}: {step.message}")
     if not plan:
         print("nothing is queued or running")
     return 0
 
 
 def carry_out(plan: list[Step]) -> None:
-    """Write the wishes, then one `scancel` a kind.
+    """Write the stop requests, then call `scancel` once for each kind of action.
 
     Raises:
-        LaunchError: Slurm refused; the wishes stand.
+        LaunchError: Slurm refuses; the stop requests are still there.
     """
     for step in plan:
-        # First of all: a job that Slurm requeues in this moment finds it when it is back.
-        if step.how != "skip":
-            stopfile.write(step.run.path, me())
+        # Before anything else: if Slurm is just requeuing the job, it finds the request later.
+        if step.action != "skip":
+            stop_request.write(step.run.path, me())
     for step in plan:
-        if step.how == "terminate":
-            with contextlib.suppress(ProcessLookupError):  # it has ended since
+        if step.action == "terminate":
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
                 os.kill(int(step.run.attempt["pid"]), signal.SIGTERM)
-    _scancel("--signal=USR2", *jobs_of(step.run.job_id for step in plan if step.how == "signal"))
-    _scancel(*jobs_of(step.run.job_id for step in plan if step.how == "cancel"))
+    signalled = [step.run.job_id for step in plan if step.action == "signal"]
+    cancelled = [step.run.job_id for step in plan if step.action == "cancel"]
+    _scancel("--signal=USR2", *jobs_of(signalled))
+    _scancel(*jobs_of(cancelled))
 
 
 def jobs_of(ids: Iterable[str]) -> list[str]:
-    """The ids as `scancel` takes them, one word an array: `123_[0-3,7]`."""
+    """Return the job ids as arguments of `scancel`, one per array: `123_[0-3,7]`."""
     arrays: dict[str, list[int]] = defaultdict(list)
     plain = []
     for job in ids:
@@ -129,22 +135,22 @@ def jobs_of(ids: Iterable[str]) -> list[str]:
 def _step(run: Facts, state: State, *, save: bool) -> Step:
     attempt = run.attempt
     if state.name == "damaged":
-        told = f"left: {state.reason}; if it has a job, squeue shows it and scancel ends it"
-        return Step(run, state, "skip", told)
+        message = f"left: {state.reason}; if it has a job, squeue shows it and scancel ends it"
+        return Step(run, state, "skip", message)
     if state.name not in UNDER_WAY:
         return Step(run, state, "skip", f"{state.name}, nothing to do")
-    # A job of slurm/train.sbatch has no submission of ours: its attempt names it.
-    alone = attempt.get("launcher") == "slurm" and not run.submission and shutil.which("scancel")
-    if run.job is not None or (alone and run.job_id):
-        # Before the attempt has begun nothing could be saved, and USR2 would only kill it.
-        if save and state.name == "running" and run.said == "running":
+    # A job of slurm/train.sbatch has no submission in run.json; the job id is in its attempt.
+    template = attempt.get("launcher") == "slurm" and not run.submission
+    if run.job is not None or (template and run.job_id and shutil.which("scancel")):
+        # Before the attempt has begun there is nothing to save, and SIGUSR2 would only kill it.
+        if save and state.name == "running" and run.recorded_state == "running":
             return Step(run, state, "signal", "asked to save and stop")
         return Step(run, state, "cancel", f"cancelled, was {state.name}")
-    if run.said != "running":
+    if run.recorded_state != "running":
         return Step(run, state, "skip", "being submitted just now: cancel again in a moment")
     if run.held and attempt["host"] == socket.gethostname() and not save:
-        told = f"process {attempt['pid']} asked to save and stop"
-        return Step(run, state, "terminate", told)
+        message = f"process {attempt['pid']} asked to save and stop"
+        return Step(run, state, "terminate", message)
     return Step(run, state, "file", f"asked to save and stop, on {attempt['host']}, within seconds")
 
 
@@ -160,6 +166,6 @@ def _scancel(*arguments: str) -> None:
         check=False,
         env=clean_environment(),
     )
-    said = [line for line in done.stderr.splitlines() if not any(word in line for word in _GONE)]
-    if said:
-        raise LaunchError(f"scancel {' '.join(jobs)}: {'; '.join(said)}")
+    errors = [line for line in done.stderr.splitlines() if not any(word in line for word in _GONE)]
+    if errors:
+        raise LaunchError(f"scancel {' '.join(jobs)}: {'; '.join(errors)}")

@@ -1,7 +1,7 @@
-"""What is known about runs: their directories, one `squeue`, and one `sacct` where it is needed.
+"""Gather the facts about runs: from their directories, from `squeue`, and if needed from `sacct`.
 
-However many runs there are, the scheduler is asked once; not at all when every run is finished or
-none was submitted to Slurm.
+Each of the two commands is called once for all runs. `squeue` is not called if every run is
+finished or none was submitted to Slurm.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from hpctrain.errors import LaunchError, StorageError
 from hpctrain.launch.queue import Ended, Job, ended, queued
-from hpctrain.runs import stop_request as stopfile
+from hpctrain.runs import stop_request
 from hpctrain.runs.run_dir import RunDir
 
 log = logging.getLogger(__name__)
@@ -25,26 +25,26 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Facts:
-    """One run, as its directory and the scheduler tell it.
+    """What the run directory and the scheduler say about one run.
 
     Attributes:
-        path: of the run directory.
-        record: content of run.json.
-        progress: content of progress.json, which rank 0 writes every few seconds; may be empty.
-        wish: who asked it to stop for good, and when.
-        held: a process holds the directory, as far as this host can see.
-        unanswered: it was submitted, but `sbatch` has not told a number yet, or never will.
-        job_id: of the last submission or attempt, `ARRAYJOB_TASK`; "" outside Slurm.
-        job: what `squeue` says.
-        ended: what `sacct` says, where `squeue` says nothing.
-        scheduler: whether `squeue` has answered: then what it does not know is not queued.
-        damage: why run.json cannot be read.
+        path: The run directory.
+        record: The content of run.json.
+        progress: The content of progress.json, which rank 0 writes every few seconds; may be empty.
+        stop_request: Who has asked the run to stop for good, and when; None without a request.
+        held: Whether a process holds the lock of the run, as far as this host can see.
+        unanswered: Whether the run was submitted, but `sbatch` has not printed a job id.
+        job_id: The job id of the last submission or attempt, `ARRAYJOB_TASK`; "" outside Slurm.
+        job: The job as `squeue` shows it; None if it is not in the queue.
+        ended: The job as `sacct` shows it, if it is not in the queue.
+        scheduler: Whether `squeue` has answered; then a job that it does not show is not queued.
+        damage: Why run.json cannot be read; "" if it can.
     """
 
     path: Path
     record: dict[str, Any] = field(default_factory=dict)
     progress: dict[str, Any] = field(default_factory=dict)
-    wish: dict[str, Any] | None = None
+    stop_request: dict[str, Any] | None = None
     held: bool = False
     unanswered: bool = False
     job_id: str = ""
@@ -55,14 +55,15 @@ class Facts:
 
     @classmethod
     def read(cls, path: Path) -> Facts:
-        """What the directory alone tells."""
+        """Return the facts that the run directory has, without the scheduler."""
         try:
             record = RunDir(path).read()
         except (StorageError, OSError) as error:
             return cls(path, damage=str(error))
         facts = cls(path, record, _json(path / "progress.json"))
         if not facts.is_final:
-            facts.wish = stopfile.read(path, since=facts.submission.get("time", 0.0))
+            submitted = facts.submission.get("time", 0.0)
+            facts.stop_request = stop_request.read(path, since=submitted)
         array = _array_id(facts.submission["script"]) if facts.submission else ""
         facts.unanswered = bool(facts.submission) and not array
         task = facts.submission.get("task")
@@ -71,22 +72,22 @@ class Facts:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name of the run directory."""
         return self.path.name
 
     @property
-    def said(self) -> str:
-        """The state that run.json tells."""
+    def recorded_state(self) -> str:
+        """The state in run.json. It is wrong if a process was killed after it wrote it."""
         return str(self.record.get("state", "created"))
 
     @property
     def is_final(self) -> bool:
-        """Whether no scheduler needs to be asked."""
-        return self.said == "finished" or bool(self.damage)
+        """Whether the state is clear without the scheduler."""
+        return self.recorded_state == "finished" or bool(self.damage)
 
     @property
     def submission(self) -> dict[str, Any]:
-        """Script, task, user and time of the last submission to Slurm; empty without one."""
+        """The script, task, user and time of the last submission to Slurm; empty without one."""
         return self.record.get("submission") or {}
 
     @property
@@ -97,38 +98,39 @@ class Facts:
         return last
 
     def forget_old_submission(self) -> None:
-        """What became of a job says nothing of a run that was taken up outside Slurm since."""
+        """Clear the submission if the run was started outside Slurm after it."""
         begun = float(self.attempt.get("started", 0.0))
-        here = self.attempt.get("launcher", "slurm") != "slurm"
-        if here and begun > float(self.submission.get("time", 0.0)):
+        outside = self.attempt.get("launcher", "slurm") != "slurm"
+        if outside and begun > float(self.submission.get("time", 0.0)):
             self.record["submission"], self.job_id, self.scheduler = None, "", False
 
     @property
     def restarts(self) -> int:
-        """Attempts after the first."""
+        """The number of attempts after the first."""
         return max(0, len(self.record.get("attempts", [])) - 1)
 
 
 def gather(paths: Iterable[Path]) -> list[Facts]:
-    """Read the runs and ask the scheduler about those that may be queued, running or just gone."""
+    """Read the runs, and ask the scheduler about those whose state is not clear."""
     _array_id.cache_clear()
     runs = [Facts.read(path) for path in paths]
-    answers = True
+    squeue_answers = True
     if any(run.submission and not run.is_final for run in runs) and shutil.which("squeue"):
         try:
             _ask_squeue(runs)
         except LaunchError as error:
-            log.warning("%s This is what the run directories tell.", error)
-            answers = False
+            log.warning("%s The states below are those in the run directories.", error)
+            squeue_answers = False
     gone = []
     for run in runs:
-        if run.job is None:
-            run.forget_old_submission()
-        if run.job is None and run.said in ("queued", "running", "interrupted"):
+        if run.job is not None:
+            continue
+        run.forget_old_submission()
+        if run.recorded_state in ("queued", "running", "interrupted"):
             run.held = RunDir(run.path).is_locked()
             if run.job_id and not run.held:
                 gone.append(run)
-    if gone and answers and shutil.which("sacct"):
+    if gone and squeue_answers and shutil.which("sacct"):
         tasks = ended({run.job_id.partition("_")[0] for run in gone}) or {}
         for run in gone:
             run.ended = tasks.get(run.job_id)
@@ -143,7 +145,7 @@ def _ask_squeue(runs: list[Facts]) -> None:
             continue
         job = jobs.get((run.submission["script"], run.submission["task"]))
         if job is None:
-            # It may have ended between our two looks: then run.json says so by now.
+            # The job may have ended after run.json was read; then run.json says so now.
             run = runs[index] = Facts.read(run.path)
         run.job, run.scheduler = job, True
         run.job_id = job.id if job else run.job_id
@@ -151,7 +153,7 @@ def _ask_squeue(runs: list[Facts]) -> None:
 
 @functools.cache
 def _array_id(script: str) -> str:
-    """The number that `sbatch` gave this script; a sweep's runs share the file."""
+    """Return the job id of the array with this script; "" if `sbatch` has not printed one."""
     try:
         return Path(script).with_name("job_id").read_text().strip()
     except OSError:

@@ -1,8 +1,12 @@
-"""Why a run failed: the one error among the logs of all ranks that began it.
+"""Find out why a run failed: find the first error in the logs of all ranks.
 
-When a rank dies, the others fail too, with a broken connection; theirs is not the cause. So, in
-this order: the traceback of the rank that fell silent first, without those; what Slurm printed
-(killed, out of memory, no such program); a broken connection after all; the last lines.
+When a rank dies, the other ranks fail too, because a connection is broken; their errors are not the
+cause. So the error is, in this order:
+
+1. the traceback of the rank that stopped writing first, except those of broken connections;
+2. a message of Slurm (killed, out of memory, no such program);
+3. an error of a broken connection;
+4. the last line of a log.
 """
 
 from __future__ import annotations
@@ -16,25 +20,26 @@ from hpctrain.commands.facts import Facts
 from hpctrain.commands.files import batch_log, rank_logs
 
 _BEFORE, _AFTER = 25, 5  # lines shown around an error
-_READ = 4 << 20  # bytes of a log's end
-_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch's, before the lines of an uncaught exception
+_READ = 4 << 20  # bytes read from the end of a log
+_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch prints it before lines of an uncaught exception
 _TRACEBACK = "Traceback (most recent call last):"
-_OWN = re.compile(r"error: \S")  # how hpctrain tells what the user can mend
+_OWN = re.compile(r"error: \S")  # hpctrain's message for an error that the user can correct
 _CRASH = re.compile(
     r"Fatal Python error|terminate called|.*(Segmentation fault|Bus error)"
-    r"|rank: (line )?\d+: exec: "  # there is no such python; the shell is called so
+    r"|rank: (line )?\d+: exec: "  # the shell that starts python has not found it
 )
-# A collective that timed out is a cause: then some rank hangs, and none has died.
+# Errors that follow from the death of another rank. A collective that has timed out is no such
+# error: then a rank hangs, and none has died.
 _NOISE = re.compile(
     r"Connection (closed|reset|refused)|Broken ?pipe|(remote|peer).* (closed|exited|disconnected)"
     r"|gloo/transport(?!.*Timed out)|NCCL communicator was aborted|ncclRemoteError|ncclSystemError"
     r"|ChildFailedError|KeyboardInterrupt|SystemExit",
     re.IGNORECASE,
 )
-_SLURM = re.compile(r"(srun|slurmstepd\S*|slurmd\S*): (error: )?(?P<said>.*)")
+_SLURM = re.compile(r"(srun|slurmstepd\S*|slurmd\S*): (error: )?(?P<message>.*)")
 _RESTART = re.compile(r".*DUE TO (JOB REQUEUE|PREEMPTION|NODE FAILURE)|.*Requeued")
-# The telling ones first; what only follows from another death last.
-_WORDS = (
+# The most informative first, those that only follow from another error last.
+_SLURM_MESSAGES = (
     re.compile(r"oom.kill|out of memory", re.IGNORECASE),
     re.compile(r"execve|No such file|Permission denied|Unable to|cannot", re.IGNORECASE),
     re.compile(r"DUE TO TIME LIMIT|NODE FAILURE", re.IGNORECASE),
@@ -45,15 +50,15 @@ _WORDS = (
 
 @dataclass(frozen=True)
 class Fault:
-    """An error and where it stands.
+    """An error and its place in a log.
 
     Attributes:
-        summary: in one line.
-        file: the log.
-        line: of the summary, counted from 1.
-        text: the lines around it.
-        first: line number of the first of them.
-        rank: who wrote it; None for the batch script.
+        summary: The error in one line.
+        file: The log.
+        line: The line number of the summary, counted from 1.
+        text: The lines around it.
+        first: The line number of the first line of `text`.
+        rank: The rank that wrote it; None for the batch script.
     """
 
     summary: str
@@ -74,15 +79,15 @@ class Log:
     rank: int | None
 
     def fault(self, index: int, summary: str = "") -> Fault:
-        """The error on line `index` of `lines`."""
+        """Return the error on line `index` of `lines`."""
         begin = max(0, index - _BEFORE)
         text = self.lines[begin : index + 1 + _AFTER]
-        said = " ".join((summary or self.lines[index]).split())
-        return Fault(said, self.path, self.first + index, text, self.first + begin, self.rank)
+        summary = " ".join((summary or self.lines[index]).split())
+        return Fault(summary, self.path, self.first + index, text, self.first + begin, self.rank)
 
 
 def find_fault(run: Facts) -> Fault | None:
-    """The error that a failed run failed with; None when nothing was ever printed."""
+    """Return the error that a run has failed with; None if nothing was printed."""
     ranks = [tail(path, rank) for rank, path in _of_last_attempt(run)]
     causes, noise = [], []
     for log in ranks:
@@ -92,21 +97,21 @@ def find_fault(run: Facts) -> Fault | None:
     if causes:
         return causes[0]
     batch = batch_log(run)
-    # A task that could not even start has Slurm's words in its own log.
+    # If a rank could not be started, Slurm's message is in the log of the rank.
     logs = [*([tail(batch, None)] if batch else []), *ranks]
-    if words := [word for log in logs for word in _slurms_words(log)]:
-        return min(words, key=lambda word: word[0])[1]
+    if messages := [message for log in logs for message in _slurm_messages(log)]:
+        return min(messages, key=lambda message: message[0])[1]
     last_lines = [log.fault(len(log.lines) - 1) for log in logs if log.lines]
     return next(iter([*noise, *last_lines]), None)
 
 
 def is_of_another_rank(error: str) -> bool:
-    """Whether an error only says that another rank is gone."""
+    """Return whether an error only says that another rank has died."""
     return _NOISE.search(error) is not None
 
 
 def tail(path: Path, rank: int | None) -> Log:
-    """The end of a file, with its lines' true numbers."""
+    """Read the end of a log, and count the lines before it."""
     first = 1
     with path.open("rb") as file:
         skip = max(0, path.stat().st_size - _READ)
@@ -118,19 +123,19 @@ def tail(path: Path, rank: int | None) -> Log:
 
 
 def _of_last_attempt(run: Facts) -> list[tuple[int, Path]]:
-    """The ranks' logs, the one that fell silent first in front."""
-    began = float(run.attempt.get("started", 0.0)) if run.said != "queued" else 0.0
+    """Return the logs of the ranks; the one that was written last is the last."""
+    began = float(run.attempt.get("started", 0.0)) if run.recorded_state != "queued" else 0.0
     dated = []
     for rank, path in rank_logs(run).items():
         status = path.stat()
-        # One that was silent in the last attempt holds the errors of an older one.
+        # A log that the last attempt has not written to has only errors of older attempts.
         if status.st_size and status.st_mtime >= began - 1.0:
             dated.append((status.st_mtime, rank, path))
     return [(rank, path) for _, rank, path in sorted(dated)]
 
 
 def _errors(log: Log) -> tuple[list[Fault], list[Fault]]:
-    """The errors in a rank's log, and those that only tell of another rank's death."""
+    """Return the errors in the log of a rank: its own, and those that follow from another rank."""
     own: list[Fault] = []
     of_others: list[Fault] = []
     for index, summary in _ends(log.lines):
@@ -139,7 +144,7 @@ def _errors(log: Log) -> tuple[list[Fault], list[Fault]]:
 
 
 def _ends(lines: list[str]) -> Iterator[tuple[int, str]]:
-    """Where tracebacks end, with their last line: `RuntimeError: mat1 and mat2 …`."""
+    """Yield the index and the text of the last line of each traceback and of each crash message."""
     inside = False
     for index, printed in enumerate(lines):
         line = _PREFIX.sub("", printed)
@@ -152,12 +157,12 @@ def _ends(lines: list[str]) -> Iterator[tuple[int, str]]:
             yield index, line
 
 
-def _slurms_words(log: Log) -> Iterator[tuple[int, Fault]]:
-    """What srun and slurmstepd said since the last restart; the more telling, the lower."""
+def _slurm_messages(log: Log) -> Iterator[tuple[int, Fault]]:
+    """Yield the messages of Slurm since the last restart, with their place in _SLURM_MESSAGES."""
     restarts = [index for index, line in enumerate(log.lines) if _RESTART.match(line)]
     for index in range(restarts[-1] + 1 if restarts else 0, len(log.lines)):
         if match := _SLURM.match(log.lines[index]):
-            for place, word in enumerate(_WORDS):
-                if word.search(match["said"]):
+            for place, pattern in enumerate(_SLURM_MESSAGES):
+                if pattern.search(match["message"]):
                     yield place, log.fault(index)
                     break

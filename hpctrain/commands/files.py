@@ -1,4 +1,4 @@
-"""Where a run's output is: the ranks' logs, and what its batch script printed.
+"""Find the output of a run: the logs of its ranks and of its batch script.
 
     Slurm             RUN/logs/123_4.rank0.log, and array-N/batch/123_4.log of its sweep
     submitit's local  RUN/logs/JOB_0_log.out
@@ -19,19 +19,19 @@ _LOCAL = re.compile(r"(?P<job>.+)_(?P<rank>\d+)_log\.out$")
 
 
 def rank_logs(run: Facts) -> dict[int, Path]:
-    """The newest job's log of every rank, by rank; a restarted job has appended to its own."""
+    """Return the log of each rank of the newest job, by rank."""
     jobs: dict[str, dict[int, Path]] = {}
     for path in sorted((run.path / "logs").glob("*")):
         if match := _SLURM.match(path.name) or _LOCAL.match(path.name):
             jobs.setdefault(match["job"], {})[int(match["rank"])] = path
     if run.job_id in jobs:
         return jobs[run.job_id]
-    # The job has not begun to print, or it ran here: whatever was written last.
+    # The job has printed nothing yet, or the run has no job: take the logs written last.
     return max(jobs.values(), key=lambda logs: max(map(_mtime, logs.values())), default={})
 
 
 def batch_log(run: Facts) -> Path | None:
-    """What the batch script of the run's job printed itself, srun's and Slurm's words included."""
+    """Return the log of the batch script, which also has the messages of srun and Slurm."""
     if not run.submission:
         return None
     folder = Path(run.submission["script"]).parent / "batch"

@@ -1,15 +1,15 @@
-"""`python -m hpctrain gc`: what can be deleted under `output_dir`, and why.
+"""`python -m hpctrain gc`: list or delete what is not needed any more under `output_dir`.
 
-What nobody can miss is meant by itself; what somebody might has a flag of its own:
+Kinds of items; those with an option are listed only with this option:
 
-    temporary    files of processes that are gone, half-written and half-removed folders
-    sweep        a sweep's scripts when none of its runs exists any more
-    code         a snapshot that no run names       (--code: that only finished runs name)
-    checkpoint   of a finished run, older than the newest that is complete
-    archived     runs that were set aside when they were made again             (--archived)
-    debug        runs of debug=fast, finished or not                            (--debug)
+    temporary    files of processes that have ended, half-written and half-deleted folders
+    sweep        the folder of a sweep, if none of its runs exists any more
+    code         a code snapshot that no run uses    (--code: that only finished runs use)
+    checkpoint   a checkpoint of a finished run, older than its newest complete one
+    archived     a finished run that was repeated, kept under another name       (--archived)
+    debug        a run of debug=fast, finished or not                            (--debug)
 
-Nothing of a run that is queued or running is touched, links are never followed.
+Nothing of a queued or running run is deleted, and links are never followed.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from hpctrain.disk import TEMPORARY
 from hpctrain.errors import StorageError
 from hpctrain.runs.run_dir import RunDir
 
-# What is younger may belong to a submission that goes on, or to a sweep that runs here.
+# Younger files may belong to a submission in progress, or to a sweep that runs on this machine.
 _YOUNG_S, _YOUNG_SWEEP_S = 3600.0, 7 * 86400.0
-_DOOMED = ".gc-"  # renamed first: what is half removed must look like nothing else
+_DOOMED = ".gc-"  # an item gets this prefix first: a half-deleted run must not look like a run
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,11 @@ class Item:
     """Something that can be deleted.
 
     Attributes:
-        kind: see above.
-        path: a file or folder inside `output_dir`.
-        why: in a few words.
-        run: whose it is: it is held while the item is deleted; None outside any run.
+        kind: One of the kinds in the table above.
+        path: A file or folder inside `output_dir`.
+        why: Why it is not needed, in a few words.
+        run: The run directory it belongs to, which is locked during the deletion; None if it
+            belongs to no run.
     """
 
     kind: str
@@ -59,16 +60,17 @@ class Item:
     run: Path | None = None
 
     def size(self) -> int:
-        """Bytes of all files."""
+        """Return the size of all files in bytes."""
         return _size(self.path)
 
 
 def main(argv: list[str]) -> int:
-    """List what can be deleted, and with --delete do it."""
+    """List the items, with --delete delete them; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m hpctrain gc",
-        description="List what can be deleted under output_dir, with sizes and reasons. Nothing is "
-        "deleted without --delete, and nothing of a run that is queued or running ever.",
+        description="List what can be deleted under output_dir, with sizes and reasons: temporary "
+        "files, sweeps without runs, unused copies of the code, and old checkpoints of finished "
+        "runs. Nothing is deleted without --delete. Queued and running runs are never touched.",
     )
     parser.add_argument(
         "--dir", type=Path, default=Path("runs"), metavar="DIR", help="output_dir (default: runs)"
@@ -79,14 +81,16 @@ def main(argv: list[str]) -> int:
         type=_at_least_one,
         default=1,
         metavar="N",
-        help="of every finished run (default: 1)",
+        help="complete checkpoints to keep of every finished run (default: 1)",
     )
     parser.add_argument(
-        "--code", action="store_true", help="also code that only finished runs were made with"
+        "--code", action="store_true", help="also copies of the code that only finished runs use"
     )
-    parser.add_argument("--archived", action="store_true", help="also runs that were made again")
+    parser.add_argument(
+        "--archived", action="store_true", help="also old results of runs that were repeated"
+    )
     parser.add_argument("--debug", action="store_true", help="also runs named debug-…")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     options = parser.parse_args(argv)
     items = list(find(options))
     sizes = [item.size() for item in items]
@@ -101,16 +105,16 @@ def main(argv: list[str]) -> int:
 
 
 def find(options: argparse.Namespace) -> Iterator[Item]:
-    """Everything that can be deleted with these options, by kind."""
+    """Yield everything that can be deleted with these options, by kind."""
     folder = Path(os.path.abspath(options.dir))
     now = time.time()
     runs = gather(all_runs(folder))
     states = {run.path: judge(run, now) for run in runs}
-    whole = []  # runs that go as a whole
+    whole = []  # runs that can be deleted as a whole
     for run in runs:
-        if reason := _superfluous(run, states[run.path], options):
+        if item := _whole_run(run, states[run.path], options):
             whole.append(run)
-            yield Item(*reason, run=run.path)
+            yield item
     rest = [run for run in runs if run not in whole and _is_at_rest(run, states[run.path])]
     yield from _temporary(folder, rest, now)
     yield from _sweeps(folder, now)
@@ -121,38 +125,36 @@ def find(options: argparse.Namespace) -> Iterator[Item]:
 
 
 def _is_at_rest(run: Facts, state: State) -> bool:
-    """Whether it is known, not only believed, that no job has it or will have it soon."""
-    blind = run.submission and not run.is_final and not run.scheduler
-    return state.name not in (*UNDER_WAY, "damaged") and not blind
+    """Return whether it is certain that no job has the run in use or will start soon."""
+    unknown = run.submission and not run.is_final and not run.scheduler
+    return state.name not in (*UNDER_WAY, "damaged") and not unknown
 
 
-def _superfluous(
-    run: Facts, state: State, options: argparse.Namespace
-) -> tuple[str, Path, str] | None:
+def _whole_run(run: Facts, state: State, options: argparse.Namespace) -> Item | None:
     if not _is_at_rest(run, state):
         return None
     if options.archived and is_archived(run.name):
-        return "archived", run.path, "made again since"
+        return Item("archived", run.path, "repeated since then", run.path)
     if options.debug and run.name.startswith("debug-"):
-        return "debug", run.path, f"a trial, {state.name}"
+        return Item("debug", run.path, f"a debug run, {state.name}", run.path)
     return None
 
 
 def _temporary(folder: Path, rest: list[Facts], now: float) -> Iterator[Item]:
-    """Left behind by processes that were killed while they wrote or deleted."""
-    places = [(folder, None), (folder / "code", None), (folder / "sweeps", None)]
+    """Yield files that killed processes have left while they wrote or deleted something."""
+    shared = [(folder, None), (folder / "code", None), (folder / "sweeps", None)]
     inside = [(place, run.path) for run in rest for place in (run.path, run.path / "checkpoints")]
-    for place, run in [*places, *inside]:
+    for place, run in [*shared, *inside]:
         for entry in _entries(place):
             match = TEMPORARY.match(entry.name)
             if entry.name.startswith(_DOOMED):
-                yield Item("temporary", Path(entry.path), "half removed by gc", run)
+                yield Item("temporary", Path(entry.path), "half deleted by gc", run)
             elif match and _age(entry, now) > _YOUNG_S:
                 why = f"left by process {match['pid']} on {match['host']}"
                 yield Item("temporary", Path(entry.path), why, run)
             elif run and place.name == "checkpoints" and entry.name.endswith(".tmp"):
-                # Only the process that holds the run writes one, and nobody holds it.
-                yield Item("temporary", Path(entry.path), "the save was cut off", run)
+                # Only the process that holds the lock of the run writes one; no process holds it.
+                yield Item("temporary", Path(entry.path), "the save was interrupted", run)
 
 
 def _sweeps(folder: Path, now: float) -> Iterator[Item]:
@@ -163,7 +165,7 @@ def _sweeps(folder: Path, now: float) -> Iterator[Item]:
             runs = runs_of(Path(entry.path))
         except StorageError:
             continue
-        # A run that is queued exists: so the sweep of a queued job stays.
+        # The directory of a queued run exists, so the sweep of a queued run is kept.
         gone = not any(run.exists() or (folder / run.name).exists() for run in runs)
         if gone and _age(entry, now) > (_YOUNG_S if runs else _YOUNG_SWEEP_S):
             why = "none of its runs exists any more" if runs else "it has no runs"
@@ -173,21 +175,21 @@ def _sweeps(folder: Path, now: float) -> Iterator[Item]:
 def _code(
     folder: Path, runs: list[Facts], states: dict[Path, State], now: float, *, finished_too: bool
 ) -> Iterator[Item]:
-    used: dict[str, set[bool]] = defaultdict(set)  # snapshot: are the runs that name it finished?
+    used: dict[str, set[bool]] = defaultdict(set)  # by snapshot: whether its runs are finished
     for run in runs:
         if run.damage:
-            return  # it may name any
+            return  # it may use any snapshot
         finished = states[run.path].name == "finished"
-        named = [run.record, *run.record.get("attempts", [])]
-        for snapshot in {str(facts["code"]) for facts in named if facts.get("code")}:
+        records = [run.record, *run.record.get("attempts", [])]
+        for snapshot in {str(record["code"]) for record in records if record.get("code")}:
             used[snapshot].add(finished)
     for entry in _entries(folder / "code"):
         if entry.name.startswith(".") or _age(entry, now) < _YOUNG_S:
             continue
         if entry.name not in used:
-            yield Item("code", Path(entry.path), "no run names it")
+            yield Item("code", Path(entry.path), "no run uses it")
         elif finished_too and False not in used[entry.name]:
-            yield Item("code", Path(entry.path), "only finished runs name it")
+            yield Item("code", Path(entry.path), "only finished runs use it")
 
 
 def _checkpoints(run: Path, keep: int) -> Iterator[Item]:
@@ -205,7 +207,7 @@ def _checkpoints(run: Path, keep: int) -> Iterator[Item]:
 
 
 def _is_complete(checkpoint: Path) -> bool:
-    """Whether every file is there with the size that the manifest tells."""
+    """Return whether every file of the manifest exists and has the right size."""
     try:
         files = json.loads((checkpoint / "manifest.json").read_text())["files"]
         return all((checkpoint / f).stat().st_size == facts["bytes"] for f, facts in files.items())
@@ -214,13 +216,13 @@ def _is_complete(checkpoint: Path) -> bool:
 
 
 def _delete(item: Item) -> str:
-    """Delete it; what hinders, or ""."""
+    """Delete the item; return the problem, or "" if there was none."""
     try:
         with ExitStack() as stack:
             if item.run is not None:
                 stack.enter_context(RunDir(item.run).lock())
-                if Facts.read(item.run).said in ("queued", "running"):
-                    return "its run has been submitted or started since"
+                if Facts.read(item.run).recorded_state in ("queued", "running"):
+                    return "its run was submitted or started meanwhile"
             doomed = item.path
             if not item.path.name.startswith(_DOOMED):
                 doomed = item.path.with_name(_DOOMED + item.path.name)
@@ -241,7 +243,7 @@ def _age(entry: os.DirEntry[str], now: float) -> float:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What lies in a folder; nothing where there is none, or only a link to one."""
+    """Return the entries of a folder, by name; none if it does not exist or is a link."""
     if folder.is_symlink() or not folder.is_dir():
         return []
     with os.scandir(folder) as entries:
@@ -287,5 +289,5 @@ def _print_json(items: list[Item], sizes: list[int], problems: list[str], *, del
 
 def _at_least_one(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: a whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"{text}: it must be a whole number, at least 1")
     return int(text)

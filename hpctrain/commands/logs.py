@@ -1,4 +1,4 @@
-"""`python -m hpctrain logs RUN`: what a run prints, or why it failed."""
+"""`python -m hpctrain logs RUN`: show the end of a run's log, or the error of a failed run."""
 
 from __future__ import annotations
 
@@ -17,21 +17,26 @@ from hpctrain.commands.state import UNDER_WAY, State, judge
 from hpctrain.errors import ConfigError, StorageError
 
 _FAILED = ("failed", "lost", "cancelled")
-_LOOK_S = 0.5
-_ASK_S = 10.0  # how often -f asks the scheduler whether more will come
+_READ_S = 0.5  # how often -f reads the log
+_ASK_S = 10.0  # how often -f asks the scheduler whether the run has ended
 
 
 def main(argv: list[str]) -> int:
-    """Print the end of a log, the error of a failed run, or follow."""
+    """Print the end of a log or the error of a failed run, or follow a log."""
     parser = argparse.ArgumentParser(
         prog="python -m hpctrain logs",
-        description="Print the end of a run's log: the newest job's, of rank 0. Of a failed run, "
-        "the error instead: found among all ranks' logs and what Slurm printed.",
+        description="Print the end of the log of a run: rank 0, newest job. For a failed run, "
+        "print the error instead, which is searched in the logs of all ranks and in the messages "
+        "of Slurm.",
     )
-    add_arguments(parser, "one run")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
-    parser.add_argument("--rank", type=int, metavar="N", help="this rank's log (default: 0)")
-    parser.add_argument("--lines", type=int, default=30, metavar="N", help="how many (default: 30)")
+    add_arguments(parser, "only one run")
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="print new lines until the run ends"
+    )
+    parser.add_argument("--rank", type=int, metavar="N", help="the log of this rank (default: 0)")
+    parser.add_argument(
+        "--lines", type=int, default=30, metavar="N", help="number of lines (default: 30)"
+    )
     options = parser.parse_args(argv)
     if not options.runs:
         raise ConfigError("logs needs a run: python -m hpctrain logs RUN (see status)")
@@ -56,23 +61,23 @@ def main(argv: list[str]) -> int:
 
 
 def _log_file(run: Facts, state: State, rank: int | None) -> Path:
-    """The file to show.
+    """Return the log to show: of the rank, or if no rank has one, of the batch script.
 
     Raises:
-        StorageError: there is none, with the reason.
+        StorageError: There is no log; the message says why.
     """
     logs = rank_logs(run)
     if (rank or 0) in logs:
         return logs[rank or 0]
     if logs and rank is not None:
-        there = f"there are {min(logs)} to {max(logs)}" if len(logs) > 1 else f"only {min(logs)}"
-        raise StorageError(f"{run.name}: no rank {rank}; {there}")
+        ranks = f"there are {min(logs)} to {max(logs)}" if len(logs) > 1 else f"only {min(logs)}"
+        raise StorageError(f"{run.name}: no rank {rank}; {ranks}")
     if (batch := batch_log(run)) is not None:
         return batch
     if _in_terminal(run):
         why = f"it was started in a terminal on {run.attempt.get('host')}, and prints there"
     elif run.job_id and not run.submission:
-        why = f"sbatch was told where job {run.job_id} prints (slurm-{run.job_id}.out if nothing)"
+        why = f"job {run.job_id} prints to the file of sbatch --output (slurm-{run.job_id}.out)"
     else:
         why = f"it is {state.name}{f' ({state.reason})' if state.reason else ''}"
     raise StorageError(f"{run.path}/logs: no log yet; {why}")
@@ -88,7 +93,7 @@ def _last(path: Path, count: int) -> list[str]:
 
 def _print_fault(run: Facts, state: State, fault: Fault, to: TextIO) -> None:
     who = "the batch script" if fault.rank is None else f"rank {fault.rank}"
-    # A failed run's reason is rank 0's error: the same one, or less.
+    # For a failed run the reason is the error of rank 0, which says nothing new here.
     reason = f" ({state.reason})" if state.reason and state.name != "failed" else ""
     print(f"{run.name} is {state.name}{reason}; {who} says:", file=to)
     print(f"{fault.file}:{fault.line}: {fault.summary}\n", file=to)
@@ -117,17 +122,17 @@ def _print_json(run: Facts, state: State, fault: Fault | None, options: argparse
 
 
 def _follow(path: Path, options: argparse.Namespace) -> int:
-    """Print what is there and what comes, across restarts and new jobs, until the run ends."""
+    """Print the end of the log and all new lines until the run ends, also after restarts."""
     if options.json:
         raise ConfigError("logs -f prints lines as they come; leave out --json")
     shown: Path | None = None
-    offset, asked = 0, -_ASK_S
+    offset, last_query = 0, -_ASK_S
     try:
         while True:
-            if time.monotonic() - asked >= _ASK_S:
+            if time.monotonic() - last_query >= _ASK_S:
                 (run,) = gather([path])
                 state = judge(run, time.time())
-                asked = time.monotonic()
+                last_query = time.monotonic()
             over = state.name not in UNDER_WAY
             try:
                 newest = _log_file(run, state, options.rank)
@@ -137,39 +142,36 @@ def _follow(path: Path, options: argparse.Namespace) -> int:
             else:
                 if newest != shown:
                     print(f"==> {newest} <==", file=sys.stderr)
-                    # What was there before is shown from its last lines, a new file whole.
+                    # Print the last lines of the first log, but a log of a new job completely.
                     offset = _start(newest, options.lines) if shown is None else 0
                     shown = newest
                 offset = _copy(newest, offset)
             if over:
                 break
-            if _ended(path, run):
-                asked = -_ASK_S  # look again, now
+            if Facts.read(path).recorded_state != run.recorded_state:
+                last_query = -_ASK_S  # ask the scheduler now
             else:
-                time.sleep(_LOOK_S)
+                time.sleep(_READ_S)
     except KeyboardInterrupt:
         return 0
     if state.name in _FAILED and (fault := find_fault(run)):
         print(file=sys.stderr)
         _print_fault(run, state, fault, sys.stderr)
     else:
-        said = f" ({state.reason})" if state.reason else ""
-        print(f"==> {run.name} is {state.name}{said}", file=sys.stderr)
+        reason = f" ({state.reason})" if state.reason else ""
+        print(f"==> {run.name} is {state.name}{reason}", file=sys.stderr)
     return 0
 
 
-def _ended(path: Path, run: Facts) -> bool:
-    """Whether run.json tells another state than before."""
-    return Facts.read(path).said != run.said
-
-
 def _start(path: Path, lines: int) -> int:
+    """Return the byte offset of the last `lines` lines."""
     text = path.read_bytes()
     kept = b"".join(text.splitlines(keepends=True)[-lines:]) if lines > 0 else b""
     return len(text) - len(kept)
 
 
 def _copy(path: Path, offset: int) -> int:
+    """Print the file from a byte offset on; return the byte offset of its end."""
     with path.open("rb") as file:
         file.seek(offset)
         while block := file.read(1 << 16):

@@ -1,4 +1,4 @@
-"""`python -m hpctrain resume [RUN|SWEEP...] [KEY=VALUE...]`: submit again what did not finish."""
+"""`python -m hpctrain resume [RUN|SWEEP...] [KEY=VALUE...]`: continue runs that did not finish."""
 
 from __future__ import annotations
 
@@ -25,38 +25,40 @@ from hpctrain.runs.freeze import check
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.snapshot import Snapshot
 
-_BY_ITSELF = ("failed", "interrupted", "lost")
-_BY_NAME = (*_BY_ITSELF, "cancelled", "created")
+_BY_DEFAULT = ("failed", "interrupted", "lost")  # states that are resumed if no run is named
+_BY_NAME = (*_BY_DEFAULT, "cancelled", "created")
 _FIXED = ("name", "output_dir")
 
 
 def main(argv: list[str]) -> int:
-    """Submit runs from their frozen configs; they continue from their last checkpoints."""
+    """Submit runs with their frozen configs; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m hpctrain resume",
-        description="Submit again what failed, was preempted or got lost; each run goes on from "
-        "its last checkpoint with its frozen config. KEY=VALUE changes what does not decide the "
+        description="Submit runs again that have failed, were preempted or are lost. Each run "
+        "continues from its last checkpoint with its frozen config. KEY=VALUE changes a config key "
+        "that has no effect on the "
         f"result: {', '.join(key for key in changeable() if key not in _FIXED)}.",
     )
-    add_arguments(parser, "none: all that failed or were preempted, less what was cancelled")
+    add_arguments(parser, "default: all that have failed or were preempted, if not cancelled")
     parser.add_argument(
         "--code",
         choices=("kept", "current"),
         default="kept",
-        help="the copy of the code that the run was submitted with, or today's (default: kept)",
+        help="kept: the copy of the code that the run was submitted with; current: the code as it "
+        "is now (default: kept)",
     )
     options = parser.parse_args(argv)
     overrides = [text for text in options.runs if "=" in text and not os.path.exists(text)]
     names = [text for text in options.runs if text not in overrides]
     now = time.time()
-    told: list[tuple[Facts, State]] = [
+    found: list[tuple[Facts, State]] = [
         (run, judge(run, now)) for run in gather(select(options.dir, names))
     ]
-    chosen = [run for run, state in told if _is_meant(run, state, bool(names))]
+    chosen = [run for run, state in found if _is_chosen(run, state, named=bool(names))]
     if away := [run for run in chosen if run.submission and not slurm.available()]:
         raise LaunchError(
             f"{away[0].name} was submitted to Slurm, but sbatch is not on the PATH: resume it "
-            "where it is, or let its own command (without -m) train it here"
+            "on the cluster, or train it here with the command that started it, without -m"
         )
     entries = [_entry(run, overrides, options.code) for run in chosen]
     if entries:
@@ -66,7 +68,7 @@ def main(argv: list[str]) -> int:
         sweep = Sweep(folder)
         sweep.entries = entries
         sweep.submit()
-    rest = [(run, state) for run, state in told if run not in chosen]
+    rest = [(run, state) for run, state in found if run not in chosen]
     if options.json:
         done = [{"run": str(e.run.path), "state": e.state, "job_id": e.job} for e in entries]
         left = [{"run": str(r.path), "state": s.name, "job_id": r.job_id} for r, s in rest]
@@ -74,25 +76,25 @@ def main(argv: list[str]) -> int:
     elif names or not entries:
         for run, state in rest:
             print(f"{run.name}: {state.name}{f', {state.reason}' if state.reason else ''}; left")
-        if not told:
+        if not found:
             print("no runs here")
     return 0
 
 
-def _is_meant(run: Facts, state: State, named: bool) -> bool:
+def _is_chosen(run: Facts, state: State, *, named: bool) -> bool:
     if named:
         return state.name in _BY_NAME
-    # A user stopped it, by `hpctrain cancel` or by `scancel`.
-    stopped = run.wish is not None or (run.ended and run.ended.state.startswith("CANCELLED"))
-    return state.name in _BY_ITSELF and not stopped
+    # Somebody has stopped it, with `hpctrain cancel` or with `scancel`.
+    by_slurm = run.ended is not None and run.ended.state.startswith("CANCELLED")
+    return state.name in _BY_DEFAULT and run.stop_request is None and not by_slurm
 
 
 def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
     config = _changed(RunDir.open(run.path), overrides)
-    # These options are for one submission; the new one has its own.
-    given = {text.partition("=")[0] for text in overrides}
+    # These keys were meant for the old submission only.
+    overridden = {text.partition("=")[0] for text in overrides}
     for key in ("wait", "check", "dry_run", "rerun"):
-        if f"launch.{key}" not in given:
+        if f"launch.{key}" not in overridden:
             setattr(config.launch, key, getattr(Config().launch, key))
     digest = str(run.record["data_digest"])
     # Not the signature in the directory's name: another release may have computed it differently.
@@ -111,7 +113,7 @@ def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
         if kept is None:
             raise ConfigError(
                 f"{run.name}: {copy}, the copy of the code that it was submitted with, is gone; "
-                "--code current runs it from today's code"
+                "--code current uses the code as it is now"
             )
     return Entry(overrides, config, directory, kept, keeps_code=kept is not None)
 
@@ -120,22 +122,23 @@ def _changed(run: RunDir, overrides: list[str]) -> Config:
     """Return the frozen config with the overrides.
 
     Raises:
-        ConfigError: A key is unknown or fixed, a value has another type, or the file is damaged.
+        ConfigError: A key is unknown or cannot be changed, a value has the wrong type, or the file
+            is damaged.
     """
     for text in overrides:
         key = text.partition("=")[0]
         if key in _FIXED:
-            raise ConfigError(f"{text}: a run that exists keeps its name and its place")
+            raise ConfigError(f"{text}: an existing run keeps its name and its folder")
         if any(known.startswith(f"{key}.") for known in known_keys()):
             raise ConfigError(
-                f"{text}: resume changes single values, {key}.KEY=VALUE; a choice for all of "
-                f"{key} is made when a run is first asked for"
+                f"{text}: resume changes only single values, {key}.KEY=VALUE; the option for the "
+                f"whole section {key} cannot be changed later"
             )
     config = load(run.config_file)
     if overrides:
         node = OmegaConf.load(run.config_file)
         merged = OmegaConf.merge(node, OmegaConf.from_dotlist(overrides))
         config = from_omegaconf(DictConfig(merged))
-    # The run directory may have been moved since.
+    # The run directory may have been moved meanwhile.
     config.output_dir = str(run.path.parent)
     return config

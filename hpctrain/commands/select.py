@@ -1,4 +1,4 @@
-"""Which runs are meant: all, a directory, a name or the beginning of one, a sweep."""
+"""Find the runs that a command line names: all, a directory, the start of a name, or a sweep."""
 
 from __future__ import annotations
 
@@ -16,32 +16,37 @@ _ARCHIVED = re.compile(r"-[0-9a-f]{8}\.\d+$")
 
 
 def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
-    """What every command takes: the runs, and where they are."""
+    """Add the arguments that all commands have: the runs and their folder.
+
+    Args:
+        parser: The parser of the command.
+        what: The end of the help text: how many runs, or the default.
+    """
     parser.add_argument(
         "runs",
         nargs="*",
         metavar="RUN|SWEEP",
-        help="a run directory, its name or the beginning of it, a sweep's folder or its time; "
-        + what,
+        help="a run: its directory, its name or the start of its name; or a sweep: its folder or "
+        "the start of its date and time; " + what,
     )
     parser.add_argument(
         "--dir", type=Path, default=Path("runs"), metavar="DIR", help="output_dir (default: runs)"
     )
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
 def select(folder: Path, names: Sequence[str], archived: bool = False) -> list[Path]:
-    """The run directories that are meant, absolute, each once.
+    """Return the run directories that are named, as distinct absolute paths.
 
     Args:
         folder: `output_dir`.
-        names: as typed; none means all.
-        archived: with those that were set aside when the run was made again (`NAME.1`); one that
-            is named is always meant.
+        names: The names on the command line; none means all runs.
+        archived: Whether all runs include archived ones (`NAME.1`): old results of runs that were
+            repeated. A name can always name an archived run.
 
     Raises:
-        ConfigError: a name is unknown or could be several.
-        StorageError: there is no such folder.
+        ConfigError: A name is unknown or ambiguous.
+        StorageError: There is no such folder.
     """
     if not names:
         return all_runs(folder, archived)
@@ -50,7 +55,7 @@ def select(folder: Path, names: Sequence[str], archived: bool = False) -> list[P
 
 
 def all_runs(folder: Path, archived: bool = True) -> list[Path]:
-    """Every run directory in `output_dir`, by name; links are not followed."""
+    """Return every run directory in `output_dir`, sorted by name; links are not followed."""
     try:
         with os.scandir(os.path.abspath(folder)) as entries:
             paths = sorted(
@@ -68,12 +73,12 @@ def all_runs(folder: Path, archived: bool = True) -> list[Path]:
 
 
 def is_archived(name: str) -> bool:
-    """Whether a run of this name was set aside."""
+    """Return whether a run of this name is archived."""
     return _ARCHIVED.search(name) is not None
 
 
 def all_sweeps(folder: Path) -> list[Path]:
-    """The folders of sweeps in `output_dir`, by time."""
+    """Return the folders of all sweeps in `output_dir`, sorted by time."""
     try:
         return sorted(path for path in (folder / "sweeps").absolute().iterdir() if path.is_dir())
     except OSError:
@@ -81,12 +86,16 @@ def all_sweeps(folder: Path) -> list[Path]:
 
 
 def runs_of(sweep: Path) -> list[Path]:
-    """The run directories of a sweep, in its order, whether they are still there or not."""
+    """Return the run directories of a sweep, in its order, whether they still exist or not.
+
+    Raises:
+        StorageError: sweep.json is damaged.
+    """
     try:
         entries = json.loads((sweep / "sweep.json").read_text())
         return [Path(entry["run"]) for entry in entries]
     except FileNotFoundError:
-        # The submission was cut off, or goes on: the links were made before.
+        # The submission was interrupted or is in progress; the links are created before the file.
         links = sorted(sweep.glob("array-*/tasks/*"), key=lambda p: (p.parent, int(p.name)))
         return [Path(os.readlink(link)) for link in links]
     except (ValueError, TypeError, KeyError) as error:
@@ -104,12 +113,12 @@ def _find(folder: Path, name: str) -> Iterable[Path]:
     if name in known:
         match = known[name]
     else:
-        begun = [key for key in known if key.startswith(name)]
-        # One that was set aside is meant only where nothing else is.
-        begun = [key for key in begun if not is_archived(key)] or begun
-        if len(begun) != 1:
-            raise ConfigError(_unclear(name, folder, begun, list(known)))
-        match = known[begun[0]]
+        matching = [key for key in known if key.startswith(name)]
+        # Archived runs count only if no other run matches.
+        matching = [key for key in matching if not is_archived(key)] or matching
+        if len(matching) != 1:
+            raise ConfigError(_unclear(name, folder, matching, list(known)))
+        match = known[matching[0]]
     return _present(match, folder) if match in sweeps else [match]
 
 
@@ -118,7 +127,7 @@ def _is_sweep(path: Path) -> bool:
 
 
 def _present(sweep: Path, folder: Path) -> Iterator[Path]:
-    """A sweep's runs that are still there; `output_dir` may have moved since."""
+    """Yield the runs of a sweep that still exist, even if `output_dir` was moved."""
     for path in runs_of(sweep):
         for place in (path, Path(os.path.abspath(folder)) / path.name):
             if (place / "run.json").is_file():
@@ -126,14 +135,17 @@ def _present(sweep: Path, folder: Path) -> Iterator[Path]:
                 break
 
 
-def _unclear(name: str, folder: Path, begun: list[str], known: list[str]) -> str:
-    if begun:
-        some = ", ".join(begun[:5]) + (f" and {len(begun) - 5} more" if len(begun) > 5 else "")
-        return f"{name}: could be {some}; type more of it"
+def _unclear(name: str, folder: Path, matching: list[str], known: list[str]) -> str:
+    """Return the error message for a name that matches no run, or several."""
+    if matching:
+        more = f" and {len(matching) - 5} more" if len(matching) > 5 else ""
+        return f"{name}: could be {', '.join(matching[:5])}{more}; type more of it"
     if Path(name).is_dir():
         return f"{name}: a folder, but neither a run nor a sweep; --dir {name} if it holds runs"
-    # Compared with as much of each name as was typed.
+    # The name is compared with the start of each known name.
     near = difflib.get_close_matches(name, [key[: len(name)] for key in known], n=3)
-    meant = [key for key in known if key[: len(name)] in near][:3]
-    hint = f"did you mean {' or '.join(meant)}?" if meant else f"{len(known)} runs and sweeps there"
+    similar = [key for key in known if key[: len(name)] in near][:3]
+    hint = f"it has {len(known)} runs and sweeps"
+    if similar:
+        hint = f"did you mean {' or '.join(similar)}?"
     return f"{name}: no run or sweep of that name in {folder}; {hint}"

@@ -1,17 +1,17 @@
-"""What state a run is in, for people: one pure function of what is known.
+"""Determine the state of a run, for the user, from the facts. Nothing here reads files.
 
-    created      frozen, never submitted or started
-    queued       Slurm has it; it has not begun
-    running      it trains, begins or ends
-    requeued     it was stopped and waits in the queue to go on
-    interrupted  stopped and saved, not queued: to be resumed
-    cancelled    somebody stopped it before it could save
-    failed       it raised
-    lost         it was queued or running, and now nobody knows it; Slurm's word is the reason
-    finished
+    created      frozen, but never submitted or started
+    queued       in the queue of Slurm, not started yet
+    running      trains, starts or ends
+    requeued     was stopped and waits in the queue to continue
+    interrupted  stopped and saved, not in the queue; can be resumed
+    cancelled    stopped by somebody before it could save
+    failed       ended with an exception
+    lost         was queued or running, but there is no job or process; Slurm may say why
+    finished     all steps are done
     damaged      run.json cannot be read
 
-run.json alone cannot tell: a process that is killed writes nothing down.
+run.json alone does not give the state: a process that is killed cannot update it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from datetime import datetime
 from hpctrain.commands.facts import Facts
 from hpctrain.commands.fault import is_of_another_rank
 
-# In the order of a long table: what wants attention comes first.
+# In the order of a long table: states that need the user's attention come first.
 STATES = (
     *("failed", "lost", "damaged", "cancelled", "running", "interrupted"),
     *("requeued", "queued", "created", "finished"),
@@ -32,39 +32,39 @@ UNDER_WAY = ("queued", "running", "requeued")
 
 _WAITING = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 _SUBMITTING_S = 60.0  # run.json says queued a little before sbatch has answered
-_ALIVE_S = 60.0  # without a word for so long a process is not believed to live
+_ALIVE_S = 60.0  # a process whose heartbeat is older than this counts as dead
 _STALLED_S = 600.0
 
 
 @dataclass(frozen=True)
 class State:
-    """A state, and why it is that, in one line."""
+    """A state of the table above, and the reason in one line."""
 
     name: str
     reason: str = ""
 
 
 def judge(run: Facts, now: float) -> State:
-    """The state of a run at the time `now`."""
+    """Return the state of a run at the time `now`, in seconds since the epoch."""
     if run.damage:
         return State("damaged", run.damage)
-    if run.said == "finished":
+    if run.recorded_state == "finished":
         return State("finished")
     if run.job is not None and (state := _in_the_queue(run, now)):
         return state
-    if run.said in ("created", "failed", "interrupted"):
+    if run.recorded_state in ("created", "failed", "interrupted"):
         return _at_rest(run)
     return _gone(run, now)
 
 
 def step(run: Facts) -> int | None:
-    """The last step that is known to be made."""
-    made = (run.record.get("result") or {}, run.progress, run.attempt)
-    return next((int(facts["step"]) for facts in made if "step" in facts), None)
+    """Return the last step that is known to be done; None if none is."""
+    sources = (run.record.get("result") or {}, run.progress, run.attempt)
+    return next((int(source["step"]) for source in sources if "step" in source), None)
 
 
 def eta_s(run: Facts, now: float) -> float | None:
-    """Seconds until the last step at the present speed, for a run that trains."""
+    """Return the seconds until the last step at the present speed; None if the speed is unknown."""
     rate = run.progress.get("steps_per_s")
     if not rate or not _is_of_this_attempt(run):
         return None
@@ -74,7 +74,7 @@ def eta_s(run: Facts, now: float) -> float | None:
 
 
 def metric(run: Facts) -> tuple[str, float] | None:
-    """The metric that people watch, and its last value."""
+    """Return the name and the last value of the run's main metric; None without one."""
     values = {**run.progress.get("metrics", {}), **(run.record.get("result") or {})}
     names: list[str] = [run.progress.get("metric", ""), "val/accuracy", "val/loss", "train/loss"]
     return next(((name, float(values[name])) for name in names if name in values), None)
@@ -88,89 +88,91 @@ def _in_the_queue(run: Facts, now: float) -> State | None:
         begin = _time(job.start)
         if begin is not None and begin > now:
             reason += f", to start about {datetime.fromtimestamp(begin):%d %b %H:%M}"
-        return State("queued" if run.said in ("created", "queued") else "requeued", reason)
+        is_new = run.recorded_state in ("created", "queued")
+        return State("queued" if is_new else "requeued", reason)
     if job.is_ending:
-        return _leaving(run)
-    if run.said in ("created", "queued"):
+        return _ending(run)
+    if run.recorded_state in ("created", "queued"):
         return State("running", "starting")
-    if run.said == "running":
+    if run.recorded_state == "running":
         return _running(run, now)
-    # The attempt has ended, but not its job: is this the next start, or the end of that one?
-    begun, left = _time(job.start), run.attempt.get("ended", math.inf)
-    if begun is not None and begun > left:
+    # The attempt has ended, but there is a running job: either it was restarted, or it is ending.
+    job_start, attempt_end = _time(job.start), run.attempt.get("ended", math.inf)
+    if job_start is not None and job_start > attempt_end:
         return State("running", "starting")
-    return _leaving(run)
+    return _ending(run)
 
 
-def _leaving(run: Facts) -> State | None:
-    """A job that ends may be back in the queue in a moment: its run is not yet at rest."""
-    if run.said == "interrupted":
+def _ending(run: Facts) -> State | None:
+    """Return the state while the job is ending; it may be back in the queue in a moment."""
+    if run.recorded_state == "interrupted":
         return State("running", f"saved at step {run.attempt.get('step', '?')}, ending")
-    return State("running", "ending") if run.said in ("queued", "running") else None
+    return State("running", "ending") if run.recorded_state in ("queued", "running") else None
 
 
 def _at_rest(run: Facts) -> State:
-    """Its own last word, where the queue has no other."""
-    if run.said == "created":
+    """Return the state of a run that was not left as queued or running, and is not in the queue."""
+    if run.recorded_state == "created":
         return State("created")
-    if run.said == "failed":
+    if run.recorded_state == "failed":
         error = " ".join(str(run.attempt.get("error", "")).split())
-        # Rank 0 has written it down, and only noticed that another one was gone.
+        # Rank 0 writes run.json; its own error may only say that another rank has died.
         return State(
             "failed", f"another rank failed: {error}" if is_of_another_rank(error) else error
         )
-    # A job of slurm/train.sbatch is no array task: only sacct tells that it waits.
+    # A job of slurm/train.sbatch is not looked up with squeue: only sacct shows that it waits.
     if run.ended is not None and _word(run.ended.state) in _WAITING and not run.submission:
         return State("requeued", run.ended.reason)
     cause = str(run.attempt.get("reason", ""))
-    if run.wish is not None:
-        cause = f"cancelled by {run.wish['by']}"
+    if run.stop_request is not None:
+        cause = f"cancelled by {run.stop_request['by']}"
     elif run.ended is not None and _word(run.ended.state) not in ("COMPLETED", "FAILED"):
         cause = f"{cause}; {run.ended.state}"
     return State("interrupted", f"saved at step {run.attempt.get('step', '?')}, {cause}")
 
 
 def _gone(run: Facts, now: float) -> State:
-    """Said to be queued or running, but not in the queue that we can see."""
+    """Return the state of a run that run.json calls queued or running, without a job in squeue."""
     word = "" if run.ended is None else _word(run.ended.state)
-    asked_s = now - float(run.submission.get("time", 0.0))
+    submitted_s = now - float(run.submission.get("time", 0.0))
     fresh = _is_of_this_attempt(run) and now - float(run.progress["time"]) < _ALIVE_S
-    if run.said == "running" and (run.held or (fresh and not run.scheduler)):
+    if run.recorded_state == "running" and (run.held or (fresh and not run.scheduler)):
         return _running(run, now)
     if run.ended is not None and not run.submission and word in ("RUNNING", *_WAITING):
-        if run.said == "queued":
+        if run.recorded_state == "queued":
             return State("queued", run.ended.reason)
         return _running(run, now) if word == "RUNNING" else State("requeued", run.ended.reason)
-    if run.said == "queued" and run.unanswered and asked_s < _SUBMITTING_S:
+    if run.recorded_state == "queued" and run.unanswered and submitted_s < _SUBMITTING_S:
         return State("queued", "being submitted")
-    if run.wish is not None:
-        return State("cancelled", f"by {run.wish['by']}{_reached(run)}")
+    if run.stop_request is not None:
+        return State("cancelled", f"by {run.stop_request['by']}{_reached(run)}")
     if run.ended is not None:
         code = f", exit code {run.ended.exit_code}" if word == "FAILED" else ""
         name = "cancelled" if word == "CANCELLED" else "lost"
         return State(name, f"{run.ended.state}{code}{_reached(run)}")
     if run.submission and not run.scheduler:
-        return State(run.said, f"says run.json; squeue was not asked{_reached(run)}")
+        return State(run.recorded_state, f"says run.json; squeue was not asked{_reached(run)}")
+    if run.recorded_state != "running":
+        return State("lost", f"no longer in the queue{_reached(run)}")
     where = f" on {run.attempt['host']}" if "host" in run.attempt else ""
-    silent = f"no process holds it{where}" if run.said == "running" else "no longer in the queue"
-    return State("lost", silent + _reached(run))
+    return State("lost", f"no process holds it{where}{_reached(run)}")
 
 
 def _running(run: Facts, now: float) -> State:
-    if run.wish is not None:
-        return State("running", f"asked to stop by {run.wish['by']}")
+    if run.stop_request is not None:
+        return State("running", f"asked to stop by {run.stop_request['by']}")
     if not _is_of_this_attempt(run):
         return State("running", "starting")
-    # Both times are the training's own: its clock may differ from ours.
-    still_s = float(run.progress["time"]) - float(run.progress["stepped"])
+    # Both times are of the clock of the training's host, which may differ from the clock here.
+    stalled_s = float(run.progress["time"]) - float(run.progress["stepped"])
     silent_s = now - float(run.progress["time"])
-    if max(still_s, silent_s) > _STALLED_S:
-        return State("running", f"no step for {duration(max(still_s, silent_s))}")
+    if max(stalled_s, silent_s) > _STALLED_S:
+        return State("running", f"no step for {duration(max(stalled_s, silent_s))}")
     return State("running")
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `12 min`, `3 h 20 min`, `2 d 4 h`: as exact as people want it."""
+    """Return a rounded duration: `45 s`, `12 min`, `3 h 20 min` or `2 d 4 h`."""
     minutes = round(seconds / 60)
     if seconds < 90:
         return f"{seconds:.0f} s"
@@ -193,12 +195,12 @@ def _reached(run: Facts) -> str:
 
 
 def _word(state: str) -> str:
-    """`CANCELLED` of `CANCELLED by 1000`."""
+    """Return the first word: `CANCELLED` of `CANCELLED by 1000`."""
     return state.split()[0] if state else ""
 
 
 def _time(iso: str) -> float | None:
-    """Slurm's local time; None where it says `N/A` or `Unknown`."""
+    """Return Slurm's local time in seconds since the epoch; None for `N/A` or `Unknown`."""
     try:
         return datetime.fromisoformat(iso).timestamp()
     except ValueError:

@@ -1,4 +1,4 @@
-"""`python -m hpctrain status [RUN|SWEEP...]`: where the runs are."""
+"""`python -m hpctrain status [RUN|SWEEP...]`: show a table of runs and their states."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from hpctrain.commands.state import STATES, UNDER_WAY, State, duration, eta_s, j
 
 _ROWS = 40
 _COLUMNS = ("run", "state", "reason", "node", "restarts", "step", "ETA", "metric")
-_REASON_LEAST = 20  # it is folded, to no less
-_REASON = 100  # characters; --json has all of it, and logs more
+_REASON_LEAST = 20  # the smallest width of the reason, which is folded
+_REASON = 100  # characters of the reason in the table; --json has all of it, logs even more
 _COLOURS = {
     "finished": "green",
     "running": "cyan",
@@ -37,7 +37,7 @@ _COLOURS = {
 
 @dataclass(frozen=True)
 class Row:
-    """One run of the table."""
+    """One row of the table: a run and its state at a time, in seconds since the epoch."""
 
     run: Facts
     state: State
@@ -45,7 +45,7 @@ class Row:
 
     @property
     def node(self) -> str:
-        """Where it runs or ran last: a Slurm hostlist, or the hosts themselves."""
+        """Where the run runs or ran last: a Slurm hostlist, or a list of hosts."""
         if self.run.job is not None and self.run.job.nodes:
             return self.run.job.nodes
         if self.run.ended is not None and self.run.ended.nodes != "None assigned":
@@ -56,14 +56,15 @@ class Row:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds that a run which trains still needs."""
+        """The seconds that a running run still needs; None if unknown."""
         return eta_s(self.run, self.time) if self.state.name == "running" else None
 
     def cells(self) -> list[Text]:
-        """Text, for a name or an error may look like rich's markup."""
-        made, left, watched = step(self.run), self.eta_s, metric(self.run)
+        """Return the cells, one for each of _COLUMNS."""
+        done, left, main_metric = step(self.run), self.eta_s, metric(self.run)
         total, reason = self.run.progress.get("max_steps"), self.state.reason
-        steps = "" if made is None else f"{made}" if total is None else f"{made}/{total}"
+        steps = "" if done is None else f"{done}" if total is None else f"{done}/{total}"
+        # Text, because a name or an error may look like rich's markup.
         return [
             Text(self.run.name, no_wrap=True),
             Text(self.state.name, style=_COLOURS.get(self.state.name, ""), no_wrap=True),
@@ -72,14 +73,14 @@ class Row:
             Text(str(self.run.restarts or "")),
             Text(steps, no_wrap=True),
             Text("" if left is None else duration(left), no_wrap=True),
-            Text("" if watched is None else f"{watched[0]} {watched[1]:.4g}", no_wrap=True),
+            Text("" if main_metric is None else "{} {:.4g}".format(*main_metric), no_wrap=True),
         ]
 
     def facts(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the row for --json."""
         values = {**self.run.progress.get("metrics", {}), **(self.run.record.get("result") or {})}
         values.pop("step", None)
-        watched = metric(self.run)
+        main_metric = metric(self.run)
         return {
             "run": str(self.run.path),
             "state": self.state.name,
@@ -90,30 +91,32 @@ class Row:
             "step": step(self.run),
             "max_steps": self.run.progress.get("max_steps"),
             "eta_s": self.eta_s,
-            "metric": None if watched is None else watched[0],
-            # JSON knows no NaN.
+            "metric": None if main_metric is None else main_metric[0],
+            # JSON has no NaN.
             "metrics": {k: v if math.isfinite(v) else None for k, v in values.items()},
         }
 
 
 def main(argv: list[str]) -> int:
-    """Print the table, once or again and again."""
+    """Print the table, once or with --watch again and again; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m hpctrain status",
-        description="Show where runs are: state and reason, node, restarts, step, time left, last "
-        "metric. Reads the run directories and asks squeue once, and sacct where a job has gone.",
+        description="Show a table of runs: state and reason, node, restarts, step, time left, last "
+        "metric. It reads the run directories, calls squeue once, and calls sacct if a job has "
+        "left the queue.",
         epilog="States: " + ", ".join(STATES),
     )
     add_arguments(parser, "default: all")
-    parser.add_argument("--all", action="store_true", help="every row, archived runs as well")
+    parser.add_argument(
+        "--all", action="store_true", help="show every row, and archived runs as well"
+    )
     parser.add_argument(
         "--watch",
         nargs="?",
         type=_seconds,
         const=10.0,
         metavar="SECONDS",
-        help="again every 10 (or so many) seconds, until no run is queued or running; "
-        "Ctrl-C ends it",
+        help="repeat every SECONDS (default: 10) until no run is queued or running; Ctrl-C ends it",
     )
     options = parser.parse_args(argv)
     try:
@@ -128,7 +131,7 @@ def main(argv: list[str]) -> int:
 
 
 def look(options: argparse.Namespace) -> list[Row]:
-    """Read the runs and ask the scheduler, now."""
+    """Read the runs and ask the scheduler."""
     runs = gather(select(options.dir, options.runs, archived=options.all))
     now = time.time()
     return [Row(run, judge(run, now), now) for run in runs]
@@ -163,10 +166,10 @@ def _show(options: argparse.Namespace, rows: list[Row]) -> None:
 
 def _table(rows: list[Row], where: str, width: int, *, everything: bool) -> Group:
     counts = Counter(row.state.name for row in rows)
-    told = ", ".join(f"{counts[name]} {name}" for name in STATES if counts[name])
+    summary = ", ".join(f"{counts[name]} {name}" for name in STATES if counts[name])
     clock = time.strftime("%H:%M:%S")
-    many = "run" if len(rows) == 1 else "runs"
-    head = Text(f"{len(rows)} {many}{where}, {clock}" + (f": {told}" if told else ""))
+    noun = "run" if len(rows) == 1 else "runs"
+    head = Text(f"{len(rows)} {noun}{where}, {clock}" + (f": {summary}" if summary else ""))
     shown, note = rows, Text("")
     if len(rows) > _ROWS and not everything:
         order = {name: place for place, name in enumerate(STATES)}
@@ -181,12 +184,12 @@ def _table(rows: list[Row], where: str, width: int, *, everything: bool) -> Grou
 
 
 def _where(options: argparse.Namespace) -> str:
-    # Those that are named may lie anywhere.
+    # Runs that are named may be in any folder.
     return "" if options.runs else f" in {options.dir}"
 
 
 def _fitting(rows: list[list[Text]], width: int) -> list[int]:
-    """The columns that a terminal has room for: names are there to be copied, so never cut."""
+    """Return the columns that fit into the terminal. Names are never cut, so they can be copied."""
     widths = [
         max([len(title), *(row[n].cell_len for row in rows)]) for n, title in enumerate(_COLUMNS)
     ]
@@ -201,7 +204,7 @@ def _fitting(rows: list[list[Text]], width: int) -> list[int]:
 
 
 def _console() -> Console:
-    """On a terminal as wide as that is; in a file or a pipe no cell is folded."""
+    """Return a console as wide as the terminal; for a file or pipe, one that folds nothing."""
     console = Console()
     return console if console.is_terminal else Console(width=240)
 
@@ -211,5 +214,5 @@ def _seconds(text: str) -> float:
         return max(2.0, float(text))  # be kind to the controller
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text} is no number of seconds; a run's name comes first: status {text} --watch"
+            f"{text} is not a number of seconds; give the run first: status {text} --watch"
         ) from None

@@ -24,8 +24,8 @@ import torch
 from hpctrain.faults import early_signals as signals
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
-# If the ranks have several reasons, the first of these counts, so that a user's own stop request
-# is never requeued.
+# If the ranks have different reasons, the first of these counts: after a stop request by the user
+# the job must not be requeued.
 REASONS = ("cancel", *(number.name for number in SIGNALS))
 _LOOK_EVERY_S = 5.0
 

@@ -20,8 +20,7 @@ from hpctrain.config.schema import Config
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.job.requeue import requeue
 from hpctrain.launch.container import leave_note, note_from_env
-from hpctrain.runs import provenance
-from hpctrain.runs import stop_request as stopfile
+from hpctrain.runs import provenance, stop_request
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.secrets import mask
 from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
@@ -62,7 +61,7 @@ class Attempt(NoAttempt):
         ranks = self._ranks
         with ExitStack() as stack:
             stack.enter_context(self._run.lock())
-            self._drop_old_wish()
+            self._drop_old_stop_request()
             self._run.begin_attempt(
                 host=socket.gethostname(),
                 pid=os.getpid(),
@@ -97,11 +96,11 @@ class Attempt(NoAttempt):
         """See `NoAttempt`; under Slurm, where the user did not ask for it, the job comes back."""
         self._run.end_attempt("interrupted", reason=reason, step=outcome.step)
         # After that write, for NFS believes a directory's old content until it is written to.
-        wish = stopfile.read(self._run.path)
+        request = stop_request.read(self._run.path)
         log.info("stopped by %s at step %d, saved: it resumes there", reason, outcome.step)
         # First of all, for the grace time is short: what follows may be cut off.
-        if wish is not None:
-            log.info("cancelled by %s: not requeued", wish["by"])
+        if request is not None:
+            log.info("cancelled by %s: not requeued", request["by"])
         elif self._ranks.launcher == "slurm" and reason != "SIGINT":
             # A run that makes no step between two restarts would come back for ever.
             if outcome.step == outcome.first_step and self._ranks.restart_count > 0:
@@ -116,12 +115,12 @@ class Attempt(NoAttempt):
         else:
             requeue(self._ranks.job_id)
 
-    def _drop_old_wish(self) -> None:
-        """Forget that the run was to stop, unless it was Slurm alone that started it again."""
+    def _drop_old_stop_request(self) -> None:
+        """Delete the stop request, except after a restart by Slurm: then it still holds."""
         restarted = self._ranks.launcher == "slurm" and self._ranks.restart_count > 0
         submitted = (self._run.read().get("submission") or {}).get("time", 0.0)
-        if not restarted or stopfile.read(self._run.path, since=submitted) is None:
-            stopfile.clear(self._run.path)
+        if not restarted or stop_request.read(self._run.path, since=submitted) is None:
+            stop_request.clear(self._run.path)
 
     def _build_tracker(self) -> Tracker:
         tracking = self._config.tracking

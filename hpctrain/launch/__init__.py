@@ -1,1 +1,1 @@
-"""From checked configs to jobs; imports no torch and no mlflow."""
+"""Submit checked configs as jobs. This package imports neither torch nor mlflow."""

@@ -1,13 +1,13 @@
-"""Runs as arrays of the scheduler: as few as resources and limits allow, each a folder.
+"""Job arrays: group runs into as few arrays as resources and limits allow, and submit them.
 
     sweeps/2026-01-31_12-00-00/array-0/
-        job.sh        what is sent, exactly
+        job.sh        the batch script
         tasks/0 …     links to the run directories, by the number of the array task
-        batch/        what the script itself prints
-        job_id        the scheduler's number, once it has answered
+        batch/        output of the batch script itself
+        job_id        the array's job id, as soon as sbatch has printed it
 
-A run's directory says that it is queued, and by which script, before `sbatch` is called: whatever
-happens then, the queue can be asked for the script.
+Before `sbatch` is called, run.json says that the run is queued, and names the script. If this
+process is killed after that, the next one finds the job in the queue by the script's path.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from hpctrain.runs.snapshot import Snapshot
 
 @dataclass
 class Entry:
-    """One run of a sweep, and what becomes of it.
+    """One run of a sweep.
 
     Attributes:
-        overrides: what was typed for it.
-        config: typed and checked.
-        run: its directory, which need not exist.
-        code: what it is to run from; None: the code as it is then.
-        keeps_code: that is what it was submitted with before.
-        before: its run.json when the sweep began; empty for a new run.
-        again: it is finished, and to be done again.
-        state: for people.
-        job: `ARRAYJOB_TASK`, once it is queued.
-        task: its script and number, once it is given to the scheduler.
+        overrides: The overrides of the command line for this run.
+        config: The typed and checked config.
+        run: The run directory, which need not exist yet.
+        code: The code snapshot that the run uses. None means the code as it is when the job starts.
+        keeps_code: Whether `code` is the snapshot of an earlier submission of the same run.
+        before: The content of run.json when the sweep began; empty for a new run.
+        again: Whether the run is finished and shall be repeated.
+        state: The state, in words for the user.
+        job: `ARRAYJOB_TASK`, as soon as the run is queued.
+        task: The path of its script and its task number, as soon as these are written.
     """
 
     overrides: list[str]
@@ -62,21 +62,21 @@ class Entry:
     task: Task | None = None
 
     def metric(self) -> float | None:
-        """What the run has reached in `config.metric`; None while there is no result."""
+        """Return the value of the metric `config.metric`; None while there is no result."""
         value = (self.run.read().get("result") or {}).get(self.config.metric)
         return None if value is None else float(value)
 
 
 @dataclass
 class Array:
-    """Runs that go to the scheduler as one job array.
+    """Runs that are submitted as one job array.
 
     Attributes:
-        folder: absolute.
-        entries: array task i is entry i.
-        max_running: tasks at a time; None: no limit of ours.
-        after: the array that must have ended before.
-        job: the scheduler's number, once it is queued.
+        folder: The absolute path of the array's folder.
+        entries: The runs. Array task i is entry i.
+        max_running: How many tasks may run at a time; None means no limit.
+        after: The array that must have ended before this one starts.
+        job: The job id, as soon as the array is queued.
     """
 
     folder: Path
@@ -90,7 +90,7 @@ class Array:
         return self.folder / "job.sh"
 
     def text(self) -> str:
-        """The script."""
+        """Return the text of the batch script."""
         first = self.entries[0]
         return sbatch_script(
             first.config,
@@ -102,10 +102,13 @@ class Array:
         )
 
     def write(self, sweep: dict[str, str] | None) -> None:
-        """Write the folder, and freeze the runs into their directories as queued.
+        """Write the folder of the array, and the run directories with the state "queued".
+
+        Args:
+            sweep: Uid and name of the parent run in MLflow, for run.json.
 
         Raises:
-            StorageError: no permission or no space.
+            StorageError: There is no permission or no space.
         """
         try:
             (self.folder / "tasks").mkdir(parents=True)
@@ -119,30 +122,30 @@ class Array:
             raise StorageError(f"{self.folder}: cannot be written ({error.strerror})") from error
 
     def freeze(self, sweep: dict[str, str] | None) -> None:
-        """Write the run directories: as queued, those that have a task."""
-        content, twin = provenance.collect(), None
+        """Write the run directories; runs that have a task get the state "queued"."""
+        content, first = provenance.collect(), None
         for entry in self.entries:
             state, submission = entry.before.get("state", "created"), None
             if entry.task:
                 script, number = entry.task
-                asked = {"script": script, "task": number, "user": me()}
-                state, submission = "queued", {**asked, "time": time.time()}
+                state = "queued"
+                submission = {"script": script, "task": number, "user": me(), "time": time.time()}
             entry.run.freeze(
                 entry.config,
                 sync=False,
                 state=state,
                 submission=submission,
                 code=entry.code.digest if entry.code else None,
-                # MLflow shows the runs of a sweep under one parent; a run stays with its first.
+                # MLflow shows the runs of a sweep under one parent; a run keeps its first parent.
                 **({"sweep": sweep} if sweep and "sweep" not in entry.before else {}),
             )
             if not entry.keeps_code:
-                provenance.store(entry.run.provenance, content, twin)
-                twin = twin or entry.run.provenance
+                provenance.store(entry.run.provenance, content, first)
+                first = first or entry.run.provenance
         sync_file_system(self.entries[0].run.path)
 
     def halve(self, folder: Path) -> Array:
-        """Keep the first half of the runs; give the other, which is to follow, as an array."""
+        """Keep the first half of the runs; return a new array with the other half."""
         middle = (len(self.entries) + 1) // 2
         rest = Array(folder, self.entries[middle:], self.max_running)
         rest.after = self if self.max_running else None
@@ -153,7 +156,7 @@ class Array:
         return rest
 
     def queued(self, job: str) -> None:
-        """Note the scheduler's number."""
+        """Store the job id in this object, in its entries and in the file `job_id`."""
         self.job = job
         for number, entry in enumerate(self.entries):
             entry.state, entry.job = "queued", f"{job}_{number}"
@@ -161,26 +164,27 @@ class Array:
 
 
 def plan(
-    entries: Iterable[Entry], folder: Path, max_size: int, here: Iterable[str] = ()
+    entries: Iterable[Entry], folder: Path, max_size: int, in_queue: Iterable[str] = ()
 ) -> list[Array]:
-    """Arrays of runs that ask for the same resources, of at most `max_size` tasks.
+    """Group runs that need the same resources into arrays.
 
-    With `launch.max_running` the arrays share that number by their sizes, so that all of them
-    together keep to it; where it is smaller than their number they follow one another.
+    With `launch.max_running` the arrays divide that number in proportion to their sizes, so that
+    it holds for all arrays together. If there are more arrays than that number, some arrays wait
+    for the end of others.
 
     Args:
-        entries: in the order of the sweep, which each array keeps.
-        folder: the sweep's; `array-N` are made in it, by `Array.write`.
-        max_size: of one array.
-        here: job ids of the sweep's arrays that are in the queue: with `launch.max_running` what is
-            planned follows them.
+        entries: The runs. Each array keeps their order.
+        folder: The folder of the sweep. `Array.write` creates the folders `array-N` in it.
+        max_size: The largest number of tasks of one array.
+        in_queue: Job ids of arrays of this sweep that are in the queue. With `launch.max_running`
+            the new arrays wait for the end of these.
     """
     first = 1 + max(map(_number, folder.glob("array-*")), default=-1)
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         config = entry.config
         key = [plain(config.launch), plain(config.site), config.name]
-        if config.site.container.runtime is not None:  # these are bound, by the script
+        if config.site.container.runtime is not None:  # the script binds these two folders
             key += [config.output_dir, config.data.path]
         groups.setdefault(json.dumps([*key, str(entry.code and entry.code.path)]), []).append(entry)
     arrays: list[Array] = []
@@ -195,7 +199,7 @@ def plan(
             arrays, _shares([len(a.entries) for a in arrays], limit), strict=True
         ):
             array.max_running = share
-            array.after = Array(folder, [], job=":".join(sorted(here))) if here else None
+            array.after = Array(folder, [], job=":".join(sorted(in_queue))) if in_queue else None
         for number in range(limit, len(arrays)):
             arrays[number].after = arrays[number - limit]
     return arrays
@@ -206,28 +210,31 @@ def _number(folder: Path) -> int:
 
 
 def _shares(sizes: list[int], limit: int) -> list[int]:
-    """Split `limit` by sizes, at least 1 each."""
+    """Divide `limit` in proportion to the sizes; each share is at least 1."""
     spare, total = max(0, limit - len(sizes)), sum(sizes)
     return [1 + spare * size // total for size in sizes]
 
 
 def submit(
-    arrays: list[Array], sweep: dict[str, str] | None, inherit: list[int], note: Callable[[], None]
+    arrays: list[Array],
+    sweep: dict[str, str] | None,
+    inherit: list[int],
+    on_written: Callable[[], None],
 ) -> list[Entry]:
-    """Give the arrays to the scheduler.
+    """Write the arrays and submit them.
 
     Args:
-        arrays: from `plan`.
-        sweep: for the runs' run.json.
-        inherit: open files that `sbatch` holds too.
-        note: called when runs are written and before they are submitted.
+        arrays: The arrays from `plan`.
+        sweep: Uid and name of the parent run in MLflow, for run.json.
+        inherit: File descriptors that `sbatch` inherits.
+        on_written: Called after the files of an array are written and before it is submitted.
 
     Returns:
-        The entries that the cluster has no room for now; their runs are frozen, not queued.
+        The entries that are over the cluster's submit limit. They are frozen, but not queued.
 
     Raises:
-        LaunchError: the scheduler refuses; what was not queued is as it was before.
-        UnreachableError: it does not answer; what it was given stays marked as queued.
+        LaunchError: The scheduler refuses an array.
+        UnreachableError: The scheduler does not answer; the submitted runs stay marked as queued.
     """
     waiting = deque(arrays)
     unused = 1 + max(_number(array.folder) for array in arrays)
@@ -235,12 +242,12 @@ def submit(
         array = waiting.popleft()
         if not array.folder.exists():
             array.write(sweep)
-            note()
+            on_written()
         try:
             array.queued(slurm.sbatch(array.script, array.entries[0].config, inherit))
         except slurm.SubmitLimitError:
             if len(array.entries) > 1:
-                # How many there is room for is a sum over users, accounts and QOS: trying is surer.
+                # The limit depends on user, account and QOS: try with half of the runs.
                 rest = array.halve(array.folder.with_name(f"array-{unused}"))
                 for follower in waiting:
                     follower.after = rest if follower.after is array else follower.after

@@ -1,12 +1,13 @@
-"""The ranks in a container, the batch script and Slurm's commands outside.
+"""Ranks in a container, while the batch script and Slurm's commands are outside of it.
 
     batch script ── srun ── apptainer exec --bind … image ── python -m hpctrain run DIR
          │                                                     │
-         └── scontrol requeue  ◀── DIR/requeue, a note ────────┘ rank 0, asked to stop, has saved
+         └── scontrol requeue  ◀── the file DIR/requeue ───────┘ rank 0, after it has saved
 
-A container seldom has scontrol, or the key that it needs. The job must be requeued while it runs
-and inside the grace time, and rank 0 may still wait for its uploader: so the script looks for the
-note while srun runs, and rank 0 goes on when the note is gone.
+Most containers have neither scontrol nor the munge key that it needs. So rank 0 writes the file
+`requeue`, the requeue note, when the job shall be requeued. The batch script looks for the note
+while srun runs: the job must be requeued while it runs and before the grace time is over, and rank
+0 may still wait for its uploader. The script deletes the note, and rank 0 waits for that.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from hpctrain.errors import ConfigError
 log = logging.getLogger(__name__)
 
 REQUEUE_NOTE = "HPCTRAIN_REQUEUE_NOTE"
-"""The variable with which the batch script tells rank 0 where a note is read."""
+"""The environment variable in which the batch script tells rank 0 the path of the requeue note."""
 
-# Slurm's SIGTERM reaches it as well. A job that was cancelled is no longer RUNNING: it stays away.
+# Slurm's SIGTERM also reaches this subshell. A cancelled job is no longer RUNNING, so it is not
+# requeued.
 REQUEUE_ON_NOTE = f"""\
 # The container has no scontrol: rank 0 leaves a note, and this shell requeues the job at once.
 export {REQUEUE_NOTE}="$run"/requeue
@@ -42,17 +44,17 @@ rm -f "${REQUEUE_NOTE}"
 
 
 def in_container(config: Config, folders: Iterable[Path]) -> tuple[list[str], list[str]]:
-    """What stands between srun and python.
+    """Return the arguments that make srun start the ranks in the container.
 
     Args:
-        config: its `site.container`; a runtime of None gives nothing.
-        folders: what the ranks read and write, at the same path inside.
+        config: The config. If `site.container.runtime` is None, both results are empty.
+        folders: Folders that the ranks read and write; they have the same path in the container.
 
     Returns:
-        Arguments of srun, and the words in front of python's.
+        Options of srun, and the words of the command before python.
 
     Raises:
-        ConfigError: a folder's path cannot be bound.
+        ConfigError: The path of a folder cannot be bound.
     """
     container = config.site.container
     if container.runtime is None:
@@ -77,7 +79,15 @@ def in_container(config: Config, folders: Iterable[Path]) -> tuple[list[str], li
 
 
 def leave_note(note: Path, wait_s: float = 30.0) -> bool:
-    """Ask the batch script to requeue this job; False, with the reason logged, if nobody does."""
+    """Ask the batch script to requeue this job.
+
+    Args:
+        note: The path of the requeue note.
+        wait_s: How long to wait until the batch script has deleted it.
+
+    Returns:
+        True when the script has deleted the note; False, with the reason logged, otherwise.
+    """
     try:
         note.touch()
     except OSError as error:
@@ -94,11 +104,11 @@ def leave_note(note: Path, wait_s: float = 30.0) -> bool:
 
 
 def note_from_env() -> Path | None:
-    """Where to leave a note; None where the scheduler's commands are at hand."""
+    """Return the path of the requeue note; None outside a container."""
     return Path(os.environ[REQUEUE_NOTE]) if REQUEUE_NOTE in os.environ else None
 
 
 def _outermost(folders: Iterable[Path]) -> list[Path]:
-    """The folders that are not inside another, once each."""
+    """Return the distinct folders that are not inside another of them."""
     unique = dict.fromkeys(folders)
     return [path for path in unique if not any(other in path.parents for other in unique)]

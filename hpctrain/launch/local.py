@@ -1,4 +1,4 @@
-"""Without a cluster: submitit's local executor runs the same command, one run after the other."""
+"""Runs on this machine, without a cluster: submitit's local executor runs the same command."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from hpctrain.runs.snapshot import Snapshot
 
 
 def run(config: Config, run: RunDir, code: Snapshot | None) -> tuple[str, str]:
-    """Run on this machine and wait.
+    """Run on this machine and wait for the end.
 
     Args:
-        config: its `launch` section says how many ranks; one node only.
-        run: the frozen run directory.
-        code: what it runs from; None: the code as it is.
+        config: The config; `launch` says how many ranks, on one node.
+        run: The run directory, with a frozen config.
+        code: The code snapshot to run from; None means the code as it is.
 
     Returns:
-        The state it ended in and the id of submitit's local job.
+        The final state of the run and the id of submitit's local job.
 
     Raises:
-        KeyboardInterrupt: after the ranks have saved.
+        KeyboardInterrupt: The user has pressed Ctrl-C, and the ranks have saved.
     """
     launch = config.launch
     executor = LocalExecutor(folder=run.logs)
@@ -39,8 +39,9 @@ def run(config: Config, run: RunDir, code: Snapshot | None) -> tuple[str, str]:
         stderr_to_stdout=True,
     )
     command = shlex.join([sys.executable, "-u", "-m", "hpctrain", "run", str(run.path)])
-    # Ctrl-C reaches the whole terminal, and submitit's controller would kill the ranks at once:
-    # it inherits that SIGINT is ignored, and we pass the wish on as one that lets them save.
+    # Ctrl-C reaches every process of the terminal, and submitit's controller would kill the ranks
+    # at once. So the controller inherits that SIGINT is ignored, and we send it SIGTERM instead,
+    # with which the ranks can save.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     environment = dict(os.environ)
     try:
@@ -62,7 +63,11 @@ def run(config: Config, run: RunDir, code: Snapshot | None) -> tuple[str, str]:
 
 
 def check(config: Config) -> None:
-    """Refuse what one machine cannot do, before anything starts."""
+    """Check that the run can run on one machine.
+
+    Raises:
+        ConfigError: It needs several nodes.
+    """
     if config.launch.nodes > 1:
         raise ConfigError(
             f"launch.nodes={config.launch.nodes}: sbatch is not on the PATH, and without a cluster "

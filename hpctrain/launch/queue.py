@@ -1,8 +1,8 @@
-"""What the scheduler knows of our jobs: one `squeue`, and one `sacct` for those that have left.
+"""Queries to the scheduler: `squeue` for jobs in the queue, `sacct` for jobs that have left it.
 
-A job is ours by the path of its script (`squeue`'s Command), not by its number: that is known
-before `sbatch` answers, so a submission that was cut off in the middle is found again, and a
-number that a rebuilt cluster gives a second time deceives nobody.
+A job is recognized by the path of its script (the field Command of `squeue`), not by its job id.
+The path is known before `sbatch` answers, so a job is found even if its submission was interrupted.
+And a reinstalled cluster can use the same job ids again, but the paths are different.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 
 
 class UnreachableError(LaunchError):
-    """The controller does not answer: what it knows, or has taken, is not known here."""
+    """The controller does not answer. A job that was just submitted may be queued or not."""
 
 
 Task = tuple[str, int]
-"""The script's path and the number of the array task."""
+"""The path of the script and the number of the array task."""
 
-_SQUEUE = "%K|%i|%T|%r|%N|%S|%o"  # the path comes last: it may hold a bar
+_SQUEUE = "%K|%i|%T|%r|%N|%S|%o"  # the path comes last because it may contain a `|`
 _SACCT = ("JobID", "State", "ExitCode", "Reason", "NodeList")
 
 
@@ -36,11 +36,11 @@ class Job:
     """One array task, as `squeue` shows it.
 
     Attributes:
-        id: `ARRAYJOB_TASK`, what `scancel` and `scontrol` take.
+        id: `ARRAYJOB_TASK`, the form that `scancel` and `scontrol` accept.
         state: `PENDING`, `RUNNING`, `COMPLETING`, ...
-        reason: why it waits, or "None".
-        nodes: a Slurm hostlist; empty while it waits.
-        start: when it began or is expected to, local ISO time or "N/A".
+        reason: Why it waits, or "None".
+        nodes: A Slurm hostlist; empty while it waits.
+        start: When it has started or is expected to start: ISO local time, or "N/A".
     """
 
     id: str
@@ -51,7 +51,7 @@ class Job:
 
     @property
     def is_ending(self) -> bool:
-        """Whether it only cleans up: its program has ended."""
+        """Whether its program has ended, and Slurm only cleans up."""
         return self.state == "COMPLETING"
 
 
@@ -62,8 +62,8 @@ class Ended:
     Attributes:
         state: `COMPLETED`, `FAILED`, `TIMEOUT`, `OUT_OF_MEMORY`, `NODE_FAIL`, `CANCELLED by UID`...
         exit_code: `CODE:SIGNAL`.
-        reason: Slurm's, or "None".
-        nodes: a Slurm hostlist.
+        reason: Slurm's reason, or "None".
+        nodes: A Slurm hostlist.
     """
 
     state: str
@@ -73,20 +73,21 @@ class Ended:
 
 
 def me() -> str:
-    """Who submits here. `su` may leave another name in LOGNAME, which getpass would believe."""
+    """Return the name of the user of this process."""
+    # Not getpass.getuser(): it reads LOGNAME, where `su` may leave the name of another user.
     try:
         return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # in a container
+    except KeyError:  # a container without a passwd entry
         return str(os.getuid())
 
 
 def queued(users: Iterable[str]) -> dict[Task, Job]:
-    """The jobs of these users that wait, run or end, by script and array task.
+    """Return the jobs of these users that are in the queue, by script and array task.
 
-    One that is no array stands under `job ID`.
+    The key of a job that is no array task is `("job ID", 0)`.
 
     Raises:
-        UnreachableError: what the controller does not tell might be queued.
+        UnreachableError: The controller does not answer.
     """
     command = ("squeue", "--noheader", "--array", f"--user={','.join(users)}")
     answer = ask(*command, f"--format={_SQUEUE}")
@@ -96,22 +97,25 @@ def queued(users: Iterable[str]) -> dict[Task, Job]:
     for line in answer.splitlines():
         task, *facts, script = line.split("|", 6)
         job = Job(*facts)
-        # A job that is no array is not of a sweep of ours; a template may have started it.
+        # Sweeps are always arrays. Other jobs may be of slurm/train.sbatch.
         key = (script, int(task)) if task.isdigit() else (f"job {job.id}", 0)
         jobs[key] = job
     return jobs
 
 
 def ended(arrays: Iterable[str]) -> dict[str, Ended] | None:
-    """The tasks of these array jobs, by `ARRAYJOB_TASK`; None without an accounting database.
+    """Return the tasks of these array jobs, by `ARRAYJOB_TASK`, as `sacct` lists them.
 
-    Tasks that still wait are not listed one by one.
+    `sacct` lists pending tasks of an array as one range, not one by one.
+
+    Returns:
+        The tasks; None without an accounting database.
     """
     command = ("sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={','.join(arrays)}")
     answer = ask(*command, f"--format={','.join(_SACCT)}", quiet=True)
     if answer is None:
         return None
-    # The reason may hold a bar, nothing else can.
+    # Only the reason can contain a `|`.
     tasks = {}
     for line in answer.splitlines():
         job, state, code, *reason, nodes = line.split("|")
@@ -120,9 +124,12 @@ def ended(arrays: Iterable[str]) -> dict[str, Ended] | None:
 
 
 def ask(*command: str, quiet: bool = False) -> str | None:
-    """What a command of the scheduler prints; None if it fails, with the reason logged."""
+    """Run a command of the scheduler and return its output; None if it fails.
+
+    The reason of a failure is logged as an error, or with `quiet` as a debug message.
+    """
     try:
-        # SQUEUE_STATES, SLURM_CLUSTERS and the like would hide jobs from us.
+        # Without SQUEUE_STATES, SLURM_CLUSTERS and the like, which would hide jobs.
         done = subprocess.run(
             command,
             capture_output=True,
@@ -132,10 +139,10 @@ def ask(*command: str, quiet: bool = False) -> str | None:
             env=clean_environment(),
         )
     except subprocess.CalledProcessError as error:
-        said = (error.stderr or error.stdout).strip()
+        message = (error.stderr or error.stdout).strip()
     except (OSError, subprocess.TimeoutExpired) as error:
-        said = str(error)
+        message = str(error)
     else:
         return done.stdout
-    log.log(logging.DEBUG if quiet else logging.ERROR, "%s: %s", " ".join(command), said)
+    log.log(logging.DEBUG if quiet else logging.ERROR, "%s: %s", " ".join(command), message)
     return None

@@ -1,4 +1,4 @@
-"""Where the runs of a sweep stand: what is done or under way is not submitted again."""
+"""The states of a sweep's runs: runs that are finished or under way are not submitted again."""
 
 from __future__ import annotations
 
@@ -8,44 +8,48 @@ from hpctrain.launch.arrays import Entry
 from hpctrain.launch.queue import Job, Task, me, queued
 
 
-def queue_of(entries: list[Entry]) -> dict[Task, Job]:
-    """The queue, of whoever may have a job of these runs in it: their last submitters, and we.
+def query_queue(entries: list[Entry]) -> dict[Task, Job]:
+    """Return the queued jobs of all users who may have submitted one of these runs.
+
+    These are this user and the users who have submitted the runs last.
 
     Args:
-        entries: with what run.json said before, in `before`.
+        entries: The runs, with the content of run.json in `before`.
 
     Raises:
-        UnreachableError: the controller does not answer.
+        UnreachableError: The controller does not answer.
     """
-    asked = (entry.before.get("submission") for entry in entries)
-    return queued({me(), *(str(submission["user"]) for submission in asked if submission)})
+    submissions = (entry.before.get("submission") for entry in entries)
+    return queued({me(), *(str(each["user"]) for each in submissions if each)})
 
 
-def mark(entries: list[Entry], jobs: dict[Task, Job]) -> None:
-    """Give a state to what need not be done: finished, under way, or here twice.
+def set_states(entries: list[Entry], jobs: dict[Task, Job]) -> None:
+    """Set `state` of the runs that need not be submitted: finished, under way, or given twice.
+
+    The state of the others becomes empty. A finished run that shall be repeated gets `again`.
 
     Args:
-        entries: with what run.json said after the queue was asked, in `before`.
-        jobs: the queue.
+        entries: The runs. `before` must have been read after the queue.
+        jobs: The queue.
     """
     seen: set[str] = set()
     by_id = {job.id: task for task, job in jobs.items()}
     for entry in entries:
         entry.state = ""
-        place = os.path.realpath(entry.run.path)
-        known = entry.before
-        asked = known.get("submission") or {}
-        task: Task | None = (asked.get("script", ""), asked.get("task", -1))
-        state, rerun = known.get("state", ""), entry.config.launch.rerun
-        # A job of slurm/train.sbatch is known by its number, once it has begun.
+        path = os.path.realpath(entry.run.path)
+        record = entry.before
+        submission = record.get("submission") or {}
+        task: Task | None = (submission.get("script", ""), submission.get("task", -1))
+        state, rerun = record.get("state", ""), entry.config.launch.rerun
+        # A job of slurm/train.sbatch has no submission: its last attempt has the job id.
         if task not in jobs and state in ("running", "interrupted"):
-            task = by_id.get(known["attempts"][-1].get("job_id", ""))
+            task = by_id.get(record["attempts"][-1].get("job_id", ""))
         job = jobs.get(task) if task else None
-        if place in seen:
+        if path in seen:
             entry.state = "the same run as above"
         elif state == "finished" and rerun != "all":
             entry.state = "finished before"
-        # One that Slurm has requeued looks as if it ended, until it waits again.
+        # A job that Slurm requeues is COMPLETING, like one that has ended, until it is PENDING.
         elif job and not (job.is_ending and state in ("failed", "finished")):
             entry.state, entry.job = f"{job.state.lower()} already", job.id
             entry.task = task
@@ -53,6 +57,6 @@ def mark(entries: list[Entry], jobs: dict[Task, Job]) -> None:
             entry.state = "running elsewhere"
         elif state == "finished":
             entry.again = True
-        elif rerun == "none" and known.get("attempts"):
+        elif rerun == "none" and record.get("attempts"):
             entry.state = f"{state} before"
-        seen.add(place)
+        seen.add(path)

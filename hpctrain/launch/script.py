@@ -1,7 +1,7 @@
-"""The sbatch script of an array of runs, as text; a pure function.
+"""The text of the batch script of a job array. Nothing here reads or writes a file.
 
-Each array task finds its run directory by its number, through a link, so that the script holds no
-name that a shell could misread and the job starts from files alone:
+Each array task finds its run directory through a link whose name is the task number. So the script
+contains no names that a shell could misread:
 
     array-0/job.sh   array-0/tasks/0 -> runs/digits-3fa92c1b   array-0/tasks/1 -> …
 """
@@ -21,7 +21,8 @@ from hpctrain.launch.site import Options, check_folder, gpu_options, sbatch_opti
 from hpctrain.secrets import shell_word
 
 _CHECKED = """\
-# No `set -eu`: modules, conda and /etc/profile.d break under it. Each line is checked instead.
+# Without `set -eu`, which modules, conda and /etc/profile.d do not support: the exit code of each
+# command is checked instead.
 checked() {
     local code=$?
     ((code == 0)) && return
@@ -30,9 +31,9 @@ checked() {
 }"""
 
 
-# Python takes a while to begin, on a busy file system minutes, and would die of a preemption then:
-# Slurm requeues what still runs when the grace time ends, not what has died in it.
-_PATIENT = """/bin/sh -c 'trap "" TERM USR2; exec "$@"' rank"""
+# On a busy file system Python takes minutes to start, and until then a preemption's SIGTERM would
+# kill it. Slurm requeues only jobs that still run when the grace time ends.
+_IGNORE_SIGNALS = """/bin/sh -c 'trap "" TERM USR2; exec "$@"' rank"""
 
 
 def sbatch_script(
@@ -44,19 +45,20 @@ def sbatch_script(
     max_running: int | None = None,
     dependency: str | None = None,
 ) -> str:
-    """The script for `count` runs that ask for the same resources.
+    """Return the batch script for `count` runs that need the same resources.
 
     Args:
-        config: any of the runs': its `launch` and `site` sections and its paths are used.
-        folder: absolute; holds `tasks/0` … `tasks/COUNT-1`, links to the run directories, and
-            `batch`, for what the script itself prints.
-        count: array tasks.
-        pythonpath: folders of a code snapshot, imported before anything else.
-        max_running: tasks at a time; None: as many as the cluster likes.
-        dependency: as sbatch takes it, `afterany:123`.
+        config: The config of any of the runs; the sections `launch` and `site` and the paths are
+            used.
+        folder: The absolute path of the array's folder. It contains the links `tasks/0` …
+            `tasks/COUNT-1` to the run directories, and `batch` for the output of the script itself.
+        count: The number of array tasks.
+        pythonpath: Folders of a code snapshot; Python imports from these first.
+        max_running: How many tasks may run at a time; None means no limit.
+        dependency: The value of sbatch's option, such as `afterany:123`.
 
     Raises:
-        ConfigError: a value of `site` or a path cannot be said to Slurm.
+        ConfigError: Slurm cannot accept a value of `site` or a path.
     """
     check_folder(config, folder)
     options = sbatch_options(config)
@@ -82,7 +84,7 @@ def _directives(options: Options) -> Iterator[str]:
 
 
 def _quote_for_slurm(text: str) -> str:
-    r"""As sbatch reads it back: unlike a shell's, its '…' does not protect a backslash."""
+    r"""Quote for an #SBATCH line: unlike in a shell, '…' does not protect a backslash there."""
     if re.fullmatch(r"[\w@%+=:,./-]+", text, re.ASCII):
         return text
     return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
@@ -90,7 +92,7 @@ def _quote_for_slurm(text: str) -> str:
 
 def _teardown(config: Config) -> Iterator[str]:
     if config.site.teardown:
-        yield "\n# However this ends; the exit code stays that of srun."
+        yield "\n# Runs at the end in every case; the exit code is still that of srun."
         yield "\n".join(["teardown() (", *config.site.teardown, ")", "trap teardown EXIT"])
 
 
@@ -100,7 +102,7 @@ def _setup(config: Config) -> Iterator[str]:
         yield f"\n{_CHECKED}"
     yield ""
     if site.modules or any(re.match(r"\s*(module|ml)\b", line) for line in site.setup):
-        yield "type module &>/dev/null || source /etc/profile # a function of login shells"
+        yield "type module &>/dev/null || source /etc/profile # defines `module`"
     if site.modules:
         command = f"module load {shlex.join(site.modules)}"
         yield f"{command}\nchecked {shlex.quote(f'site.modules: {command}')}"
@@ -125,7 +127,7 @@ def _snapshot(config: Config, pythonpath: Sequence[Path]) -> Iterator[str]:
             "code snapshot could not be imported"
         )
     snapshot = shlex.quote(":".join(map(str, pythonpath)))
-    yield "\n# The code of the snapshot, whatever lies in the folder that this was submitted from."
+    yield "\n# Python imports the code of the snapshot, not that of the working directory."
     yield f'export PYTHONPATH={snapshot}"${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONSAFEPATH=1'
 
 
@@ -133,13 +135,13 @@ def _srun(config: Config, folder: Path, pythonpath: Sequence[Path]) -> Iterator[
     launch, site = config.launch, config.site
     folders = [Path(config.output_dir), folder, Path(config.data.path), *pythonpath]
     container_arguments, container = in_container(config, folders)
-    # Whether a step inherits these from the job depends on Slurm's version.
-    asked = {"cpus-per-task": launch.cpus_per_task, **gpu_options(config)}
+    # Not every version of Slurm passes these options of the job on to srun.
+    resources = {"cpus-per-task": launch.cpus_per_task, **gpu_options(config)}
     arguments = [
         f"--kill-on-bad-exit={int(site.kill_on_bad_exit)}",
-        # The ranks inherit from this shell, also where sbatch was told --export=NONE.
+        # The ranks get the environment of this shell even if sbatch had --export=NONE.
         "--export=ALL",
-        *(f"--{name}={value}" for name, value in asked.items()),
+        *(f"--{name}={value}" for name, value in resources.items()),
         *([f"--cpu-bind={site.cpu_bind}"] if site.cpu_bind else []),
         *site.srun,
         *container_arguments,
@@ -150,10 +152,10 @@ def _srun(config: Config, folder: Path, pythonpath: Sequence[Path]) -> Iterator[
         '--output="$run"/logs/%A_%a.rank%t.log',
         shlex.join(arguments),
         *([shlex.join(container)] if container else []),
-        f'{_PATIENT} {shlex.quote(python)} -u -m hpctrain run "$run"',
+        f'{_IGNORE_SIGNALS} {shlex.quote(python)} -u -m hpctrain run "$run"',
     ]
     if site.container.runtime is not None:
         yield f"\n{REQUEUE_ON_NOTE}"
-    yield "\n# Slurm's SIGTERM is for the ranks: they save and leave, this shell waits for them."
+    yield "\n# At Slurm's SIGTERM the ranks save and end; this shell must wait for them."
     yield "trap : TERM"
     yield " \\\n    ".join(lines)

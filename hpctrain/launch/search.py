@@ -1,12 +1,12 @@
-"""A search: Optuna proposes values, the cluster tries them, `n_jobs` at a time.
+"""A hyperparameter search: Optuna proposes values, and the cluster runs `n_jobs` trials at a time.
 
     study (a file in OUTPUT_DIR/sweeps) ── ask ── check ── launch and wait ── metric ── tell
                                             ▲                                            │
                                             └────────────────────────────────────────────┘
 
-A failed trial is told as failed, and the others go on. When the command is killed, the same
-command continues its study: trials that were under way are launched again, and since runs are named
-by their content, those that have finished meanwhile are not trained twice.
+A trial that fails is stored as failed, and the others go on. If the command is killed, the same
+command continues the study: it launches the trials that were under way again. A run's name depends
+on its config, so a trial that has finished meanwhile is not trained twice.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ if TYPE_CHECKING:
 Metric = float | Exception | None
 Launch = Callable[[Sequence[Sequence[str]], dict[str, str] | None], Sequence[Metric]]
 
-# How and where it is launched does not make it another search.
+# These config keys do not change what is searched, so a study is found again without them.
 _NOT_IN_NAME = ("hydra", "name", "output_dir", "tracking", "launch", "site")
-# Trials looked at for one that is not wrong.
+# Trials that are checked before the search starts, until one is valid.
 _PROBES = 20
 
 
 class Search:
-    """What is searched, and how.
+    """A search over the overrides that are sweeps.
 
     Args:
-        config: the command's config, composed with every override that is no sweep.
-        settings: `hydra.sweeper`; conf/hydra/sweeper/optuna.yaml tells what each means.
-        arguments: the overrides; those that are sweeps span the space.
-        loader: Hydra's.
+        config: The config of the command, composed with all overrides that are no sweeps.
+        settings: `hydra.sweeper`; conf/hydra/sweeper/optuna.yaml explains the keys.
+        arguments: The overrides; those that are sweeps are the search space.
+        loader: Hydra's config loader.
 
     Raises:
-        ConfigError: a setting or a sweep is wrong, or Optuna is not installed.
+        ConfigError: A setting or a sweep is wrong, or Optuna is not installed.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Search:
         self._composer = Composer(loader, config)
         params = [f"{key}={value}" for key, value in settings["params"].items()]
         parsed = OverridesParser.create(loader).parse_overrides([*params, *arguments])
-        # The command line comes last and wins.
+        # The command line comes last, so it replaces `params`.
         overrides = {override.get_key_element(): override for override in parsed}
         swept = {key: o for key, o in overrides.items() if o.is_sweep_override()}
         _check(settings, config.metric, swept, overrides.pop("launch.wait", None))
@@ -87,18 +87,18 @@ class Search:
         self._name = settings["study_name"] or self._content_name(swept.values())
 
     def run(self, launch: Launch, folder: Path) -> None:
-        """Try `n_trials` in all, print the best and write optimization_results.yaml.
+        """Run `n_trials` trials, print the best and write optimization_results.yaml.
 
         Args:
-            launch: runs trials, each a list of overrides, below an MLflow parent (its uid and name)
-                and gives their metrics.
-            folder: of this sweep.
+            launch: Runs trials and returns their metrics. Its arguments are the list of overrides
+                of each trial, and the uid and name of the parent run in MLflow.
+            folder: The folder of this sweep.
 
         Raises:
-            HpctrainError: the trials cannot be submitted, none finished, or too many failed.
+            HpctrainError: The trials cannot be submitted, none has finished, or too many failed.
         """
         jobs, total = self._settings["n_jobs"], self._settings["n_trials"]
-        self._refuse_what_cannot_be()
+        self._probe()
         folder.mkdir(parents=True, exist_ok=True)
         if self._config.launch.dry_run:
             launch([self._overrides(trial) for trial in self._ask(self._study(None), jobs)], None)
@@ -122,40 +122,40 @@ class Search:
                 )
         self._report(study, folder)
 
-    def _refuse_what_cannot_be(self) -> None:
-        """Raise what is wrong with every trial, before anything is written.
+    def _probe(self) -> None:
+        """Raise an error, before anything is written, if no trial has a valid config.
 
-        A wrong one among others is a failed trial, no more.
+        If only some trials are invalid, these are failed trials of the search.
         """
         study = self._study(None)
         for _ in range(_PROBES):
-            refusal = self._refusal(self._overrides(study.ask(self._space)))
-            if refusal is None:
+            error = self._config_error(self._overrides(study.ask(self._space)))
+            if error is None:
                 return
-        assert refusal is not None
-        raise refusal
+        assert error is not None
+        raise error
 
     def _try(self, study: Study, batch: Sequence[Trial | FrozenTrial], launch: Launch) -> int:
-        """Launch the trials, tell the study and give the number of those that failed."""
+        """Launch the trials, store the outcomes in the study, return how many trials failed."""
         from optuna.trial import TrialState
 
         overrides = [self._overrides(trial) for trial in batch]
-        outcomes: list[Metric] = [self._refusal(each) for each in overrides]
-        legal = [index for index, outcome in enumerate(outcomes) if outcome is None]
-        if legal:
+        outcomes: list[Metric] = [self._config_error(each) for each in overrides]
+        valid = [index for index, outcome in enumerate(outcomes) if outcome is None]
+        if valid:
             parent = {"uid": study.user_attrs["uid"], "name": f"search {self._name}"}
-            metrics = launch([overrides[index] for index in legal], parent)
-            for index, metric in zip(legal, metrics, strict=True):
+            metrics = launch([overrides[index] for index in valid], parent)
+            for index, metric in zip(valid, metrics, strict=True):
                 outcomes[index] = metric
         failed = 0
         for trial, outcome in zip(batch, outcomes, strict=True):
-            # Somebody else may have typed the same command.
+            # `skip_if_finished`: the same command may run twice at the same time.
             if isinstance(outcome, float) and math.isfinite(outcome):
                 study.tell(trial.number, outcome, skip_if_finished=True)
                 continue
             failed += 1
-            told = isinstance(outcome, Exception)
-            reason = outcome if told else f"{self._config.metric} is {outcome}"
+            has_error = isinstance(outcome, Exception)
+            reason = outcome if has_error else f"{self._config.metric} is {outcome}"
             print(mask(f"trial {trial.number} failed: {reason}"), file=sys.stderr)
             study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
         return failed
@@ -164,7 +164,7 @@ class Search:
         return [study.ask(self._space) for _ in range(count)]
 
     def _under_way(self, study: Study) -> list[Trial | FrozenTrial]:
-        """Trials of a command that was killed, if it had asked for all of their values."""
+        """Return the unfinished trials of a killed command that already have all values."""
         from optuna.trial import TrialState
 
         running = study.get_trials(states=(TrialState.RUNNING,))
@@ -174,8 +174,8 @@ class Search:
         values = [f"{key}={value}" for key, value in trial.params.items()]
         return [*self._fixed, *values, "launch.wait=true"]
 
-    def _refusal(self, overrides: list[str]) -> HpctrainError | None:
-        """What is wrong with a trial: it must not stop those beside it."""
+    def _config_error(self, overrides: list[str]) -> HpctrainError | None:
+        """Return the error in the config of a trial; None if it is valid."""
         try:
             check(self._composer.typed(overrides))
         except HpctrainError as error:
@@ -193,7 +193,7 @@ class Search:
         )
         sampler = {str(key): value for key, value in self._settings["sampler"].items()}
         target = str(sampler.pop("_target_"))
-        # A study that goes on must not begin with the same random numbers again.
+        # A study that is continued must not draw the same random numbers again.
         if sampler.get("seed") is not None:
             sampler["seed"] += len(study.trials)
         try:
@@ -213,7 +213,7 @@ class Search:
         return JournalStorage(JournalFileBackend(str(file)))
 
     def _content_name(self, swept: Iterable[Override]) -> str:
-        """The same for the same search, so that a command finds its study again."""
+        """Return a name that depends on the search, so that the same command finds its study."""
         kept = [str(key) for key in self._config if key not in _NOT_IN_NAME]
         plain = OmegaConf.to_container(OmegaConf.masked_copy(self._config, kept))
         space = sorted(str(override.input_line) for override in swept)

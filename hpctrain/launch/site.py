@@ -1,4 +1,4 @@
-"""`launch` and `site` as options of sbatch, in the words that this cluster wants to hear."""
+"""The config sections `launch` and `site` as options of sbatch, in the form this cluster needs."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 
 Options = dict[str, str | int | bool]
-"""Option to value; True is a flag without one."""
+"""The value of each option; True means an option without a value."""
 
-_LONGEST = 1024  # bytes of a parameter; slurmctld refuses more
+_LONGEST = 1024  # bytes of a value; slurmctld refuses longer ones
 _LONGEST_PATH = 4000  # bytes of a sweep's folder: PATH_MAX less the names of the logs in it
 
 
 def sbatch_options(config: Config) -> Options:
-    """Every option of sbatch, but those of the array and its logs.
+    """Return all options of sbatch except those for the array and its logs.
 
     Raises:
-        ConfigError: `site.sbatch` names an option that has a key of its own, or a value is
-            nothing that Slurm could read from a line.
+        ConfigError: `site.sbatch` names an option that has a config key of its own, or a value
+            cannot be written in one line.
     """
     launch, site = config.launch, config.site
     options: Options = {
@@ -43,11 +43,11 @@ def sbatch_options(config: Config) -> Options:
     for name, value in site.sbatch.items():
         option, key = name.replace("_", "-"), f"site.sbatch.{name}"
         if not re.fullmatch(r"[a-z][a-z0-9-]+", option):
-            raise ConfigError(f"{key}={value}: the long name of an option, without the dashes")
+            raise ConfigError(f"{key}={value}: give the long name of an option, without the dashes")
         if option in _OWN_KEYS:
-            raise ConfigError(f"{key}={value}: say it with {_OWN_KEYS[option]}")
+            raise ConfigError(f"{key}={value}: use {_OWN_KEYS[option]} for this option")
         if option in (*options, "no-requeue", "open-mode", "dependency"):
-            raise ConfigError(f"{key}={value}: the script says --{option} itself")
+            raise ConfigError(f"{key}={value}: the script sets --{option} itself")
         if value is None or value is False:
             continue
         if not isinstance(value, str | int | float):
@@ -57,15 +57,15 @@ def sbatch_options(config: Config) -> Options:
 
 
 def gpu_options(config: Config) -> dict[str, str]:
-    """How this cluster is asked for GPUs; for srun as well, since not every Slurm passes it on.
+    """Return the option that requests GPUs on this cluster, for sbatch and for srun.
 
-    With `gpus-per-task` each rank sees its own GPUs, else all of the node's.
+    With `gpus-per-task` each rank sees only its own GPUs, otherwise all GPUs of the node.
     """
     count, option = config.launch.gpus_per_node, config.site.gpu_option
     if count == 0 or option == "none":
         return {}
     if option == "gpus-per-task":
-        count //= config.launch.tasks_per_node  # validate() has seen that it divides evenly
+        count //= config.launch.tasks_per_node  # validate() has checked that it divides evenly
     kind = config.site.gpu_type and check_text("site.gpu_type", config.site.gpu_type)
     words = ["gpu" if option == "gres" else None, kind, str(count)]
     return {option: ":".join(filter(None, words))}
@@ -89,10 +89,11 @@ def _memory_options(config: Config) -> dict[str, str]:
 
 
 def check_text(key: str, value: str, longest: int = _LONGEST) -> str:
-    """The value, if an #SBATCH line can hold it.
+    """Return the value if it can be written in an #SBATCH line.
 
     Raises:
-        ConfigError: a newline or another control character, no valid Unicode, or too long.
+        ConfigError: It has a newline or another control character, is no valid Unicode, or is too
+            long.
     """
     if bad := [char for char in value if unicodedata.category(char) in ("Cc", "Cs")]:
         raise ConfigError(
@@ -105,13 +106,13 @@ def check_text(key: str, value: str, longest: int = _LONGEST) -> str:
 
 
 def check_folder(config: Config, folder: Path) -> None:
-    r"""Refuse the folder of an array that Slurm cannot keep logs in.
+    r"""Check that Slurm can write logs into the folder of an array.
 
-    A backslash turns all patterns of a log's path off, and srun 22.05 misreads `%%`, the escaped
-    `%` (as in `%%A %%t`): a path with one of them cannot be written reliably.
+    In the path of a log, a backslash switches all patterns such as `%A` off. An escaped percent
+    sign (`%%`) is misread by srun 22.05. So the path may contain neither.
 
     Raises:
-        ConfigError: it lies in such a path, or is too long.
+        ConfigError: The path contains one of them, or is too long.
     """
     check_text("output_dir", str(folder), _LONGEST_PATH)
     if bad := [char for char in "%\\" if char in str(folder)]:

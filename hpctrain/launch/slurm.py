@@ -1,4 +1,4 @@
-"""Talk to the scheduler: ask what it would do, submit, requeue."""
+"""Submit jobs to Slurm, and ask it for expected start times, limits and partitions."""
 
 from __future__ import annotations
 
@@ -22,40 +22,42 @@ log = logging.getLogger(__name__)
 
 
 def available() -> bool:
-    """Whether jobs can be submitted from here."""
+    """Return whether this host can submit jobs: `sbatch` is on the PATH."""
     return shutil.which("sbatch") is not None
 
 
 class SubmitLimitError(LaunchError):
-    """The cluster takes no more jobs of this user, or not as many at once."""
+    """The job array is over the cluster's limit of jobs per user, account or QOS."""
 
 
 def sbatch(script: Path, config: Config, inherit: Sequence[int] = ()) -> str:
     """Submit a script.
 
     Args:
-        script: its path is how the queue is asked for the job later.
-        config: for the explanation of a refusal.
-        inherit: open files for `sbatch` to hold until it is done, should this process be killed.
+        script: The path of the script, by which the job is found in the queue later.
+        config: The config of a run, to explain why a job is refused.
+        inherit: File descriptors of locks. `sbatch` inherits them, so the locks are held until it
+            has ended, even if this process is killed.
 
     Returns:
-        The array job's id.
+        The job id of the array.
 
     Raises:
-        LaunchError: with the scheduler's own words and the keys that it is likely about.
-        SubmitLimitError: there are too many of them.
-        UnreachableError: the controller does not answer; the job may be queued or not.
+        LaunchError: The scheduler refuses the job. The message has its words and the config keys
+            that they are probably about.
+        SubmitLimitError: There are too many jobs.
+        UnreachableError: The controller does not answer; the job may be queued or not.
     """
     timed_out = False
     for _ in _PAUSES_S:
-        # Ctrl-C must not reach it: half a submission is what the lock is there to prevent.
+        # In a session of its own, where Ctrl-C does not interrupt it in the middle.
         done = _run_sbatch("--parsable", str(script), pass_fds=inherit, start_new_session=True)
         if not done.returncode:
             return done.stdout.strip().partition(";")[0]
         words = " ".join(done.stderr.split())
         timed_out |= _UNREACHABLE.search(words) is not None
-        # What timed out may have arrived all the same, and be what the limit is reached by.
-        if timed_out and (job := _arrived(script, words)):
+        # After a timeout the job may be queued all the same, and may be the one over the limit.
+        if timed_out and (job := _find_job(script, words)):
             return job
         if _LIMIT.search(words):
             raise SubmitLimitError(_refusal(words, config))
@@ -64,11 +66,11 @@ def sbatch(script: Path, config: Config, inherit: Sequence[int] = ()) -> str:
     raise _unreachable(words)
 
 
-def _arrived(script: Path, words: str) -> str:
-    """The array job of this script; "" when the controller answers that it has none.
+def _find_job(script: Path, words: str) -> str:
+    """Return the job id of the array with this script; "" if it is not in the queue.
 
     Raises:
-        UnreachableError: it does not answer, so that a second `sbatch` might be one too many.
+        UnreachableError: The controller does not answer, so a second `sbatch` could be a duplicate.
     """
     for pause in _PAUSES_S:
         time.sleep(pause)
@@ -81,22 +83,27 @@ def _arrived(script: Path, words: str) -> str:
 
 def _unreachable(words: str) -> UnreachableError:
     return UnreachableError(
-        f"the controller does not answer ({words}); the same command looks whether the job has "
-        "arrived, and goes on"
+        f"the controller does not answer ({words}); the same command checks whether the job is "
+        "queued, and continues"
     )
 
 
 _PAUSES_S = (1, 5, 15)
-# The general message names this limit whichever it is; the particular one stands before it.
+# "job submit limit" is part of a general message about all QOS and association limits. The name of
+# the particular limit, if there is one, comes before it.
 _LIMIT = re.compile(r"Submit\w*Limit|^(?!.*\b(QOS|Assoc)\w+).*job submit limit", re.I)
 _UNREACHABLE = re.compile(r"timed out|unable to contact|connection (refused|reset)|try again", re.I)
 
 
 def expected_start(script: str, config: Config) -> str:
-    """What `sbatch --test-only` says of the text of a script: when it would start, and where.
+    """Return when and where `sbatch --test-only` expects a script to start.
+
+    Args:
+        script: The text of the script.
+        config: The config of a run, to explain why a job is refused.
 
     Raises:
-        LaunchError: it would be refused.
+        LaunchError: Slurm would refuse the job.
     """
     done = _run_sbatch("--test-only", input=script)
     words = " ".join(done.stderr.split())
@@ -120,10 +127,10 @@ def _run_sbatch(*arguments: str, **options: Any) -> subprocess.CompletedProcess[
 
 @functools.cache
 def max_array_size() -> int:
-    """The largest number of tasks of one array here.
+    """Return the largest number of tasks that one array may have on this cluster.
 
     Raises:
-        UnreachableError: the controller does not answer.
+        UnreachableError: The controller does not answer.
     """
     config = ask("scontrol", "show", "config")
     if config is None:
@@ -160,15 +167,15 @@ def _refusal(words: str, config: Config) -> str:
             f"launch.mem_gb={config.launch.mem_gb}"
         ),
     }
-    about = [shown for word, shown in keys.items() if word in words.lower()]
-    hint = f"{', '.join(about)}: " if about else ""
-    offer = ""
+    suspects = [shown for word, shown in keys.items() if word in words.lower()]
+    start = f"{', '.join(suspects)}: " if suspects else ""
+    end = ""
     if "partition" in words.lower():
-        offer = f"; partitions here: {', '.join(partitions()) or 'unknown'}"
-    return f"{hint}sbatch refused the job: {words}{offer}"
+        end = f"; partitions here: {', '.join(partitions()) or 'unknown'}"
+    return f"{start}sbatch refused the job: {words}{end}"
 
 
 def partitions() -> list[str]:
-    """Names of the cluster's partitions, as far as `sinfo` answers."""
+    """Return the names of the cluster's partitions; none if `sinfo` does not answer."""
     done = ask("sinfo", "--noheader", "--format=%R")
     return sorted(set(done.split())) if done else []

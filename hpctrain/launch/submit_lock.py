@@ -1,4 +1,4 @@
-"""One submission at a time into an output folder, whoever types it and wherever."""
+"""The submit lock: one submission at a time into an output folder, for all users and hosts."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ LOCK = ".submit.lock"
 
 
 @contextmanager
-def alone(folders: Iterable[Path]) -> Iterator[list[int]]:
-    """Hold these folders, so that nobody submits the same runs in the same moment.
+def submit_lock(folders: Iterable[Path]) -> Iterator[list[int]]:
+    """Hold the submit locks of these folders, so that no run is submitted twice.
 
     Yields:
-        The open lock files: a process that inherits them holds the folders until it ends.
+        The file descriptors of the lock files. A process that inherits them holds the locks until
+        it ends.
 
     Raises:
-        StorageError: a folder cannot be written.
+        StorageError: A folder cannot be written.
     """
-    said: set[Path] = set()
+    announced: set[Path] = set()
 
     def waiting(path: Path) -> None:
-        if path not in said:
-            said.add(path)
+        if path not in announced:
+            announced.add(path)
             say(f"another submission into {path.parent} is under way: waiting for it")
         time.sleep(0.2)
 
     with ExitStack() as stack:
         held = []
-        # In one order, or two sweeps over several folders could wait for each other; and each once,
-        # or a folder and a link to it would wait for themselves.
+        # Sorted, so that two sweeps over several folders cannot wait for each other. Without links,
+        # so that the lock of one folder is not taken twice.
         for folder in sorted({Path(os.path.realpath(folder)) for folder in folders}):
             path = folder / LOCK
             try:

@@ -1,8 +1,8 @@
-"""A sweep: checked whole, frozen, submitted, left alone.
+"""A sweep: runs that are checked together, frozen and submitted. They run without this process.
 
-add() each run ── check all ── skip what is done or under way ── freeze ── sbatch arrays
-│                              └── under a lock ─────────────────────┘     or submitit's local
-└── any wrong: nothing is written or queued                                executor
+add() each run ── check all ── skip runs that are finished or under way ── freeze ── sbatch arrays
+│                              └── under the submit lock ────────────────────────┘   or submitit's
+└── if any is wrong: nothing is written or queued                                    local executor
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from hpctrain.errors import HpctrainError, LaunchError, StorageError
 from hpctrain.launch import arrays, local, slurm, wait
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.queue import UnreachableError
-from hpctrain.launch.run_state import mark, queue_of
-from hpctrain.launch.submit_lock import LOCK, alone
+from hpctrain.launch.run_state import query_queue, set_states
+from hpctrain.launch.submit_lock import LOCK, submit_lock
 from hpctrain.launch.table import runs, say, show
 from hpctrain.runs import snapshot
 from hpctrain.runs.freeze import check, freeze
@@ -39,11 +39,13 @@ _WHERE = {
 
 
 class Sweep:
-    """Runs that were asked for together.
+    """The runs of one command.
 
     Args:
-        folder: for the scripts and job lists; it exists, and holds what tells of the request.
-        parent: uid and name of the MLflow run above these; None: they have one if they are several.
+        folder: The folder for scripts and job lists; Hydra has created it and written
+            multirun.yaml in it.
+        parent: Uid and name of the parent run in MLflow. None means that a new parent is made if
+            there are several runs.
     """
 
     def __init__(self, folder: Path, parent: dict[str, str] | None = None) -> None:
@@ -56,7 +58,7 @@ class Sweep:
         self._new_code: list[Path] = []
 
     def add(self, overrides: list[str], compose: Callable[[list[str]], Config]) -> None:
-        """Compose and check one run; what is wrong is kept for `submit` to tell."""
+        """Compose and check one run. An error is kept, and raised by `submit`."""
         try:
             config = compose(overrides)
             self.entries.append(Entry(overrides, config, check(config)))
@@ -64,15 +66,16 @@ class Sweep:
             self._wrong.append((overrides, error))
 
     def submit(self) -> list[float | Exception | None]:
-        """Submit what is missing.
+        """Submit the runs that are neither finished nor under way.
 
         Returns:
-            In the order of `add`: with `launch.wait=true` the metric, or what went wrong; else
-            None.
+            One item per run, in the order of `add`. If this method has waited for the runs
+            (`launch.wait=true`, or no cluster), the metric or an error; otherwise None.
 
         Raises:
-            HpctrainError: something is wrong with any run; nothing was queued.
-            LaunchError: the scheduler refused, or has no room for all.
+            HpctrainError: A run is wrong; nothing was queued.
+            LaunchError: The scheduler refuses a job, or there are more runs than the submit limit
+                allows.
         """
         cluster = slurm.available()
         try:
@@ -113,11 +116,11 @@ class Sweep:
         return [_outcome(entry) if waited else None for entry in self.entries]
 
     def _any(self, key: str) -> bool:
-        """Whether one of the runs asks for `launch.KEY`: then it is meant for all."""
+        """Return whether `launch.KEY` is true for at least one run; then it holds for all."""
         return any(getattr(entry.config.launch, key) for entry in self.entries)
 
     def _say_they_run(self) -> None:
-        # As the commands around the runs take it, here.
+        # In the form that `hpctrain status` accepts in this working directory.
         usual = self.folder.parent == Path.cwd() / "runs" / "sweeps"
         name = self.folder.name if usual else shlex.quote(str(self.folder))
         say(f"They run without this terminal: `python -m hpctrain status {name}`")
@@ -128,18 +131,18 @@ class Sweep:
         total = len(self.entries) + len(self._wrong)
         if total == 1:
             raise self._wrong[0][1]
-        # Runs often share a mistake: it is said once, with the first run that has it.
-        having: dict[str, list[str]] = {}
+        # Runs often have the same error: it is shown once, with the first run that has it.
+        runs_by_problem: dict[str, list[str]] = {}
         for overrides, error in self._wrong:
             for problem in str(error).splitlines():
-                having.setdefault(problem, []).append(" ".join(overrides))
+                runs_by_problem.setdefault(problem, []).append(" ".join(overrides))
         lines = [f"{len(self._wrong)} of {total} runs are wrong; nothing was queued"]
-        for problem, having_it in having.items():
-            lines.append(f"  {problem}  [{runs(len(having_it))}, first: {having_it[0]}]")
+        for problem, affected in runs_by_problem.items():
+            lines.append(f"  {problem}  [{runs(len(affected))}, first: {affected[0]}]")
         raise type(self._wrong[0][1])("\n".join(lines))
 
     def _take_code(self) -> None:
-        """Read the code once for all runs that want the same of it."""
+        """Take one code snapshot for all runs with the same settings."""
         taken: dict[tuple[object, ...], snapshot.Snapshot | None] = {}
         for entry in self.entries:
             if entry.keeps_code and entry.code:
@@ -152,7 +155,7 @@ class Sweep:
             entry.code, entry.keeps_code = taken[key], False
 
     def _scripts(self, cluster: bool) -> list[str]:
-        """The scripts as they would be sent: what is wrong shows before anything is written."""
+        """Return the batch scripts, so that errors are raised before anything is written."""
         size = slurm.max_array_size() if cluster else 1000
         planned = arrays.plan(self.entries, self.folder, size)
         texts = [array.text() for array in planned]
@@ -167,47 +170,47 @@ class Sweep:
         return texts
 
     def _queue(self, entries: list[Entry], cluster: bool) -> list[Entry]:
-        """Submit what is missing of these; give what there is no room for now."""
-        with alone({entry.run.path.parent for entry in entries}) as self._locks:
+        """Submit those of the runs that need it; return the ones over the submit limit."""
+        with submit_lock({entry.run.path.parent for entry in entries}) as self._locks:
             for entry in entries:
                 entry.before = entry.run.read()
             try:
-                jobs = queue_of(entries) if cluster else {}
+                jobs = query_queue(entries) if cluster else {}
             except UnreachableError:
                 self._discard()
                 raise
             for entry in entries:
-                # It may have ended between our two looks: then run.json says so by now.
+                # A job may have ended between the two queries; then run.json says so now.
                 if entry.before.get("submission"):
                     entry.before = entry.run.read()
-            mark(entries, jobs)
-            here = {job.id.partition("_")[0] for job in jobs.values()}
-            here &= {entry.job.partition("_")[0] for entry in self.entries}
-            return self._start([entry for entry in entries if not entry.state], cluster, here)
+            set_states(entries, jobs)
+            in_queue = {job.id.partition("_")[0] for job in jobs.values()}
+            in_queue &= {entry.job.partition("_")[0] for entry in self.entries}
+            return self._start([entry for entry in entries if not entry.state], cluster, in_queue)
 
-    def _start(self, todo: list[Entry], cluster: bool, here: set[str]) -> list[Entry]:
-        """Freeze and submit; give what there is no room for now.
+    def _start(self, todo: list[Entry], cluster: bool, in_queue: set[str]) -> list[Entry]:
+        """Freeze and submit runs; return the ones over the submit limit.
 
         Args:
-            todo: what is missing.
-            cluster: whether there is one.
-            here: arrays of this sweep that are in the queue.
+            todo: The runs.
+            cluster: Whether there is a cluster. Without one, the runs are only frozen.
+            in_queue: Job ids of arrays of this sweep that are in the queue.
         """
         if not todo:
             return []
         _prepare_tracking(todo)
         sweep = self.parent or (self._fresh if len(self.entries) > 1 else None)
-        kept: dict[Path, Path] = {}
+        archived: dict[Path, Path] = {}
         try:
             for code in {entry.code.path: entry.code for entry in todo if entry.code}.values():
                 if code.write():
                     self._new_code.append(code.path)
             for entry in todo:
                 if entry.again:
-                    kept[entry.run.path] = entry.run.archive()
+                    archived[entry.run.path] = entry.run.archive()
                     entry.before, entry.again = {}, False
             if cluster:
-                planned = arrays.plan(todo, self.folder, slurm.max_array_size(), here)
+                planned = arrays.plan(todo, self.folder, slurm.max_array_size(), in_queue)
                 return arrays.submit(planned, sweep, self._locks, self._write_list)
             for entry in todo:
                 freeze(entry.config, entry.run)
@@ -218,29 +221,29 @@ class Sweep:
         except UnreachableError:
             raise
         except (LaunchError, StorageError):
-            # What was not queued leaves no trace; what was, stays listed.
+            # Runs that were not queued are restored; runs that were queued stay in the list.
             for entry in todo:
-                self._withdraw(entry, kept.get(entry.run.path))
+                self._withdraw(entry, archived.get(entry.run.path))
             self._discard()
             raise
         finally:
-            # Where the disk is full the links in the folder still tell the runs.
+            # If the disk is full, the links in the folder still show which runs there are.
             with suppress(OSError):
                 if self.folder.exists() and cluster:
                     self._write_list()
 
-    def _withdraw(self, entry: Entry, kept: Path | None) -> None:
-        """Leave a run as it was; `kept` is where the finished one is that it was to replace."""
+    def _withdraw(self, entry: Entry, archived: Path | None) -> None:
+        """Restore a run that was not queued; `archived` is the finished run that it replaced."""
         if entry.job:
             return
         if entry.task and entry.before:
-            # Where that cannot be written: the queue does not have it, so it counts as before.
+            # If this fails: the run is not in the queue, so its state "queued" has no effect.
             with suppress(OSError):
                 entry.run.update(state=entry.before["state"], submission=None)
         elif entry.task:
             shutil.rmtree(entry.run.path, ignore_errors=True)
-        if kept is not None:
-            kept.rename(entry.run.path)
+        if archived is not None:
+            archived.rename(entry.run.path)
 
     def _run_here(self, todo: list[Entry]) -> None:
         for entry in todo:
@@ -248,15 +251,15 @@ class Sweep:
         self._write_list()
 
     def _say_code(self) -> None:
-        made = (e for e in self.entries if e.job and not e.state.endswith("already"))
-        codes = {entry.code.path: entry.code for entry in made if entry.code}
+        submitted = (e for e in self.entries if e.job and not e.state.endswith("already"))
+        codes = {entry.code.path: entry.code for entry in submitted if entry.code}
         for code in codes.values():
             say(f"code: a copy, {code.path}")
             for folder in code.unfrozen:
-                say(f"  not copied, for git does not know it: {folder}", style="yellow")
+                say(f"  not copied, because it is in no git repository: {folder}", style="yellow")
 
     def _discard(self) -> None:
-        """Where nothing was queued nothing stays: no copy of the code, no empty folders."""
+        """If nothing was queued, delete the new code snapshots and all empty folders."""
         if any(entry.job for entry in self.entries):
             return
         for path in (self.folder, *self._new_code):
@@ -284,10 +287,12 @@ class Sweep:
 
 
 def _prepare_tracking(todo: list[Entry]) -> None:
-    """Find out now what is wrong with a store; making a new one takes seconds, for the first job.
+    """Check the stores of the runs, and create missing experiments.
+
+    A missing SQLite store is left to the first job, since creating it takes seconds.
 
     Raises:
-        TrackingError: it is unusable.
+        TrackingError: A store is unusable.
     """
     for uri, experiment in {
         (str(entry.config.tracking.uri), entry.config.tracking.experiment)
@@ -299,6 +304,7 @@ def _prepare_tracking(todo: list[Entry]) -> None:
 
 
 def _outcome(entry: Entry) -> float | Exception | None:
+    """Return the metric of a run that has ended, or an error if it has not finished."""
     state = entry.run.read().get("state", "lost")
     if state != "finished":
         return LaunchError(f"{entry.run.name} is {state}, not finished: see {entry.run.logs}")

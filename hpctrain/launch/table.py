@@ -1,4 +1,4 @@
-"""What a sweep prints: one line a run, as many as a screen holds."""
+"""The output of a sweep: a table with one row per run, a progress bar, and single lines."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from rich.text import Text
 from hpctrain.launch.arrays import Entry
 from hpctrain.secrets import mask
 
-ROWS = 40
+ROWS = 40  # longer tables are cut
 T = TypeVar("T")
 
 
 def say(text: str, style: str = "") -> None:
-    """A line for people, on standard error."""
+    """Print a line on standard error."""
     Console(stderr=True, soft_wrap=True).print(Text(text, style))
 
 
 def runs(count: int) -> str:
-    """`1 run`, `2 runs`."""
+    """Return the number with its noun: `1 run`, `2 runs`."""
     return f"{count:,} run" + ("s" if count != 1 else "")
 
 
-def progress(asked: Sequence[T]) -> Iterable[T]:
-    """The runs, with a bar on a terminal when there are many."""
-    hidden = len(asked) <= ROWS or not sys.stderr.isatty()
+def progress(items: Sequence[T]) -> Iterable[T]:
+    """Iterate over `items`; show a progress bar if they are many and this is a terminal."""
+    hidden = len(items) <= ROWS or not sys.stderr.isatty()
     console = Console(stderr=True)
-    return track(asked, "checking", console=console, disable=hidden, transient=True)
+    return track(items, "checking", console=console, disable=hidden, transient=True)
 
 
 def show(entries: list[Entry]) -> None:
-    """Print the runs, what differs between them, their states and, once known, their metrics."""
+    """Print a table of the runs: name, overrides that not all have, state, job, and metric."""
     metrics = [entry.metric() for entry in entries]
     names = dict.fromkeys(
         entry.config.metric
         for entry, value in zip(entries, metrics, strict=True)
         if value is not None
     )
-    # A name is there to be copied: where there is no room, the overrides are folded.
+    # Names are never cut, so that they can be copied: the overrides are folded if space is short.
     run, state, job = (Column(title, no_wrap=True) for title in ("run", "state", "job"))
     table = Table(run, Column("overrides", overflow="fold"), state, job, *names)
     common = set.intersection(*(set(entry.overrides) for entry in entries))
     for entry, metric in list(zip(entries, metrics, strict=True))[:ROWS]:
         own = [text for text in entry.overrides if text not in common or len(entries) == 1]
-        # Text, for an override may look like rich's markup.
+        # Text, because an override may look like rich's markup.
         cells = [entry.run.name, mask(" ".join(own)), entry.state, entry.job]
         for name in names:
             mine = name == entry.config.metric and metric is not None

@@ -1,4 +1,4 @@
-"""Wait for a sweep's jobs, and submit what there was no room for."""
+"""Wait for the jobs of a sweep; submit the runs that were over the submit limit."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.queue import Job, UnreachableError
-from hpctrain.launch.run_state import queue_of
+from hpctrain.launch.run_state import query_queue
 from hpctrain.launch.table import say
 
 POLL_S = (2.0, 30.0)
-"""Between two questions to the scheduler: at first, and after a while."""
+"""Seconds between two calls of `squeue`: at first, and at most."""
 
 
 def wait(
     entries: list[Entry], submit: Callable[[list[Entry]], list[Entry]], left: list[Entry]
 ) -> None:
-    """Return when none of the runs is in the queue any more; one `squeue` a poll for all.
+    """Return when none of the runs is in the queue any more.
+
+    Each poll needs one `squeue` for all runs.
 
     Args:
-        entries: the whole sweep's.
-        submit: gives entries to the scheduler and returns those that there is no room for.
-        left: what waits for room.
+        entries: All runs of the sweep.
+        submit: Submits runs; returns those that are over the submit limit.
+        left: The runs that are not submitted yet.
     """
-    pause, most, told = POLL_S[0], sum(entry.task is not None for entry in entries), -1
+    pause, printed = POLL_S[0], -1
+    most = sum(entry.task is not None for entry in entries)  # jobs that the limit has allowed
     with Progress(
         TextColumn("waiting for"),
         BarColumn(bar_width=20),
@@ -48,7 +51,7 @@ def wait(
                     jobs = _jobs(entries)
                     most = len(jobs)
             except UnreachableError as error:
-                # A controller that restarts is no reason to lose the runs that it will remember.
+                # The controller may be restarting. The jobs go on, so keep waiting for them.
                 say(f"{error}; asking again", style="yellow")
                 time.sleep(pause)
                 continue
@@ -56,9 +59,9 @@ def wait(
             ended = len(entries) - len(jobs) - len(left)
             note = f"{running} running, {len(jobs) - running + len(left)} waiting"
             progress.update(shown, completed=ended, note=note)
-            if ended != told and progress.disable:
+            if ended != printed and progress.disable:
                 say(f"{ended} of {len(entries)} runs have ended")
-            told = ended
+            printed = ended
             if not jobs and not left:
                 break
             time.sleep(pause)
@@ -68,6 +71,6 @@ def wait(
 
 
 def _jobs(entries: list[Entry]) -> list[Job]:
-    """Those in the queue."""
-    queue = queue_of(entries)
+    """Return the jobs of these runs that are in the queue."""
+    queue = query_queue(entries)
     return [queue[task] for task in {e.task for e in entries if e.task} if task in queue]

@@ -1,1 +1,1 @@
-"""A run's directory: its identity, its frozen config, its code and where it comes from."""
+"""The run directory: the name of a run, its frozen config, its code and its provenance."""

@@ -1,4 +1,4 @@
-"""The data sets that a config names, checked by their metadata only: nothing of them is read."""
+"""Check the data sets that a config names, and compute their digest. Only metadata is read."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from hpctrain.errors import ConfigError, DataError
 
 
 def data_digest(config: Config) -> str:
-    """Name the data of a validated config: equal digests are equal samples in equal order.
+    """Return the digest of the data of a validated config.
+
+    Equal digests mean equal samples in the same order.
 
     Raises:
-        ConfigError: a key does not fit the data.
-        DataError: a data set is missing, incomplete or of another format.
+        ConfigError: A config key does not fit the data.
+        DataError: A data set is missing, incomplete or has another format.
     """
     data = config.data
     index = _checked("data.path", data.path)
@@ -47,12 +49,12 @@ def data_digest(config: Config) -> str:
 
 
 def _subset(digests: list[str], data: DataConfig, count: int) -> int:
-    """The samples of `data.subset`, of which a file is part of the data."""
+    """Return the number of samples in `data.subset`; append the digest of its indices."""
     subset = str(data.subset)
     if data.windows.field is not None:
-        count = 2**62  # how many windows there are, the shards say
+        count = 2**62  # the number of windows is only known from the shards
     try:
-        length, digest = _chosen(subset, count, _stamp(subset))
+        length, digest = _parse_subset(subset, count, _stamp(subset))
     except (ConfigError, DataError) as error:
         raise type(error)(f"data.subset={subset}: {error}") from error
     digests.extend(digest)
@@ -60,8 +62,8 @@ def _subset(digests: list[str], data: DataConfig, count: int) -> int:
 
 
 @functools.lru_cache(maxsize=16)
-def _chosen(subset: str, count: int, stamp: object) -> tuple[int, list[str]]:
-    from hpctrain.data.samplers.subset import parse_subset  # and with it numpy, 0.15 s
+def _parse_subset(subset: str, count: int, stamp: object) -> tuple[int, list[str]]:
+    from hpctrain.data.samplers.subset import parse_subset  # this imports numpy: 0.15 s
 
     indices = parse_subset(subset, count)
     if isinstance(indices, range):
@@ -79,11 +81,11 @@ def _checked(key: str, path: str) -> Index:
 
 
 def _training(key: str, index: Index, data: DataConfig, split: str) -> int:
-    """Check the fields that are asked for; return the samples of the split."""
+    """Check the fields that the config names; return the number of samples in the split."""
     for name, field, kind in _fields(data):
         if field not in index.fields:
-            known = ", ".join(f"{known} {spec}" for known, spec in index.fields.items())
-            raise ConfigError(f"{name}={field}: the fields of {key} are {known}")
+            existing = ", ".join(f"{each} {spec}" for each, spec in index.fields.items())
+            raise ConfigError(f"{name}={field}: the fields of {key} are {existing}")
         spec = index.fields[field]
         if kind is not None and spec.variable != (kind == "variable-length"):
             raise ConfigError(f"{name}={field}: it must be a {kind} field; it is {spec}")
@@ -97,7 +99,7 @@ def _training(key: str, index: Index, data: DataConfig, split: str) -> int:
 
 
 def _fields(data: DataConfig) -> Iterator[tuple[str, str, str | None]]:
-    """The keys that name fields, the fields, and of which kind they must be."""
+    """Yield each config key that names a field, the field, and the kind that it must have."""
     for field in data.fields or []:
         yield "data.fields", field, None
     variable = {
@@ -122,7 +124,7 @@ def _split(key: str, index: Index, split: str) -> int:
 
 
 def _check_batch(config: Config, count: int, what: str) -> None:
-    """Where the number of samples follows from the index alone."""
+    """Check the batch size, if the index alone gives the number of samples."""
     data, size = config.data, config.train.global_batch_size
     if data.windows.field is not None or data.tail != "drop":
         return
@@ -135,7 +137,7 @@ def _check_batch(config: Config, count: int, what: str) -> None:
 
 @functools.lru_cache(maxsize=16)
 def _index(path: str, stamp: object) -> Index:
-    """The checked index of a data set; the runs of a sweep mostly share one."""
+    """Return the checked index of a data set. It is cached: most runs of a sweep share it."""
     index = load_index(path)
     if not is_url(path):
         index.check(Path(path))
@@ -143,6 +145,7 @@ def _index(path: str, stamp: object) -> Index:
 
 
 def _stamp(path: str) -> object:
+    """Return a value that changes when the file does, as a part of a cache key."""
     if is_url(path):
         return None
     try:

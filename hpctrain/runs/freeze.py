@@ -1,6 +1,6 @@
-"""From a typed config to a frozen run directory: everything is checked before anything is written.
+"""Check a typed config and write its run directory. Nothing is written before all is checked.
 
-Config ── check() ── RunDir (named, not yet there) ── freeze() ── config.yaml, run.json, provenance/
+Config ── check() ── RunDir (a name, no files) ── freeze() ── config.yaml, run.json, provenance/
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from hpctrain.tracking.store import check_uri
 
 
 def check(config: Config, world_size: int | None = None) -> RunDir:
-    """Validate the config and the data set it names, by their metadata only.
+    """Validate the config, the metadata of its data sets, and the URI of the MLflow store.
 
     Args:
-        config: the typed config, paths absolute.
-        world_size: ranks that run it; None: those that `launch` asks for.
+        config: The typed config, with absolute paths.
+        world_size: The number of ranks; None means the number in `launch`.
 
     Returns:
-        The run's directory, which need not exist yet.
+        The run directory, which need not exist yet.
 
     Raises:
-        ConfigError: a value is wrong.
-        DataError: the data set is missing, incomplete or of another format.
-        TrackingError: the store cannot work.
+        ConfigError: A value is wrong.
+        DataError: A data set is missing, incomplete or has another format.
+        TrackingError: The store cannot work.
     """
     validate(config, world_size)
     if config.tracking.enabled and config.tracking.upload:
@@ -37,12 +37,12 @@ def check(config: Config, world_size: int | None = None) -> RunDir:
 
 
 def freeze(config: Config, run: RunDir) -> None:
-    """Write the run directory of a checked config, for a training here and now.
+    """Write the run directory of a checked config, for a training without a submission.
 
-    With `launch.rerun=all` a finished run is kept under another name and done again.
+    A finished run is left as it is; with `launch.rerun=all` it is archived and starts again.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: The directory cannot be written.
     """
     if run.read().get("state") == "finished":
         if config.launch.rerun != "all":

@@ -1,4 +1,4 @@
-"""What git knows of the code: its repositories, their files, commit and changes."""
+"""The git repositories of the code: their files, commits and changes."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from hpctrain.errors import ConfigError
 
 
 class Repo:
-    """A working tree.
+    """The working tree of a git repository.
 
     Args:
-        root: its top folder.
-        used: the folders in it that Python imports from.
-        name: what it is called beside the others.
+        root: The top folder.
+        used: The folders in it that Python imports from.
+        name: A name that no other working tree of this process has.
     """
 
     def __init__(self, root: Path, used: list[Path], name: str = "") -> None:
         self.root, self.used, self.name = root, used, name
 
     def files(self) -> list[str]:
-        """Paths, relative to the root, of what the code consists of.
+        """Return the paths of the code's files, relative to the root.
 
-        Tracked files, whatever their state; new ones that are not ignored; and ignored modules
-        beside them (`_version.py`, compiled extensions), without which imports would fail. The same
-        of the repositories inside: submodules, and clones that are not ignored.
+        These are all tracked files, new files that are not ignored, and ignored modules in the same
+        folders (`_version.py`, compiled extensions), without which imports would fail. Files of
+        submodules, and of other repositories inside that are not ignored, are included.
         """
         folders = [os.path.relpath(folder, self.root) for folder in self.used]
         others = ("ls-files", "-z", "--others", "--exclude-standard")
@@ -43,7 +43,7 @@ class Repo:
         tracked = self._git("ls-files", "-z", "--cached")
         new = self._git(*others, "--", *folders)
         ignored = self._git(*others, "--ignored", "--directory", "--", *modules)
-        # What has a bar at its end is a folder that is ignored as a whole.
+        # A name with a slash at its end is a folder that is ignored as a whole.
         names = {name for name in ignored.split("\0") if not name.endswith("/")}
         for name in {*tracked.split("\0"), *new.split("\0")} - {""}:
             inner = self.root / name
@@ -55,7 +55,7 @@ class Repo:
         return sorted(names - {""})
 
     def facts(self) -> dict[str, Any]:
-        """Commit, branch and what differs from them, for `git.json`."""
+        """Return the entry for `git.json`: path, commit, branch, dirty, remote."""
         status = self._git("status", "--porcelain", "--untracked-files=no")
         try:
             commit, branch = self._git("rev-parse", "HEAD", "--abbrev-ref", "HEAD").split()
@@ -70,7 +70,7 @@ class Repo:
         }
 
     def diff(self) -> str:
-        """Changes since the commit; `git apply` takes them."""
+        """Return the changes since the commit as a patch for `git apply`; "" without a commit."""
         try:
             return self._git("diff", "--no-ext-diff", "--no-color", "--binary", "HEAD")
         except ConfigError:
@@ -78,26 +78,26 @@ class Repo:
 
     def _git(self, *arguments: str) -> str:
         command = ["git", "-C", str(self.root), *arguments]
-        # Another repository's variables, set inside a git hook, would be obeyed.
+        # Inside a git hook there are variables of another repository, which git would use.
         env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
         try:
             done = subprocess.run(command, capture_output=True, env=env, check=True)
         except FileNotFoundError:
             raise ConfigError(
-                f"launch.snapshot: git, which knows what the code in {self.root} consists of, is "
-                "not on the PATH; launch.snapshot=off does without"
+                f"launch.snapshot: git, which lists the files of the code in {self.root}, is not "
+                "on the PATH; launch.snapshot=off works without it"
             ) from None
         except subprocess.CalledProcessError as error:
-            said = " ".join(os.fsdecode(error.stderr).split())
+            message = " ".join(os.fsdecode(error.stderr).split())
             raise ConfigError(
-                f"launch.snapshot: git cannot read {self.root} ({said}); launch.snapshot=off does "
-                "without"
+                f"launch.snapshot: git cannot read {self.root} ({message}); launch.snapshot=off "
+                "works without it"
             ) from error
         return os.fsdecode(done.stdout)
 
 
 def code_folders() -> list[Path]:
-    """The folders that Python imports from, beside the installed packages: working copies."""
+    """Return the folders that Python imports from, without those of installed packages."""
     installed = {os.path.realpath(path) for path in sysconfig.get_paths().values()}
     places = [os.getcwd(), *sys.path, *_editable()]
     folders = [Path(os.path.realpath(place)) for place in places]
@@ -112,9 +112,9 @@ def code_folders() -> list[Path]:
 
 
 def repositories(folders: list[Path]) -> tuple[list[Repo], list[Path]]:
-    """The working trees that these folders lie in, and the folders that lie in none.
+    """Return the working trees that contain these folders, and the folders that are in none.
 
-    A tree has the name of its folder, or where another has it already `NAME.2` and so on.
+    The name of a working tree is the name of its folder; if another has this name, `NAME.2`, ….
     """
     repos: dict[Path, Repo] = {}
     seen: Counter[str] = Counter()
@@ -133,7 +133,7 @@ def repositories(folders: list[Path]) -> tuple[list[Repo], list[Path]]:
 
 
 def _editable() -> Iterator[str]:
-    """Folders of the packages that are installed by `pip install -e`."""
+    """Yield the folders of the packages that `pip install -e` has installed."""
     for package in distributions():
         text = package.read_text("direct_url.json")
         about = json.loads(text) if text else {}
@@ -143,5 +143,5 @@ def _editable() -> Iterator[str]:
 
 
 def _without_password(remote: str) -> str:
-    """`https://user:token@host/x` in git's list of remotes, less what is before the `@`."""
+    """Return the URL in a line of `git remote -v`, without the user and password before `@`."""
     return re.sub(r"//[^/@\s]*@", "//", "".join(remote.split()[1:2]))

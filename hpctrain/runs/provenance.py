@@ -1,9 +1,9 @@
-"""Where a run comes from, kept in its directory: commits, changes, installed packages.
+"""The provenance of a run, in its directory: commits, changes and installed packages.
 
 provenance/
-    git.json         one entry a working tree: path, commit, branch, dirty, remote
-    NAME.diff        its changes since the commit; `git apply` takes them
-    packages.txt     Python and the installed packages, as `pip freeze` writes them
+    git.json         one entry per working tree: path, commit, branch, dirty, remote
+    NAME.diff        the changes in a working tree since the commit, a patch for `git apply`
+    packages.txt     Python and the installed packages, in the format of `pip freeze`
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hpctrain.runs.git import code_folders, repositories
 
 @functools.cache
 def collect() -> Mapping[str, str]:
-    """The files' contents by name, for this process's code and environment."""
+    """Return the content of each file, by name, for the code and environment of this process."""
     content = {"packages.txt": packages()}
     facts = []
     repos, _ = repositories(code_folders())
@@ -32,19 +32,19 @@ def collect() -> Mapping[str, str]:
             facts.append(repo.facts())
             changes = repo.diff()
         except ConfigError:
-            continue  # no git here, or it refuses (safe.directory): nothing to know
+            continue  # there is no git here, or it refuses to read the folder (safe.directory)
         if changes:
             content[f"{repo.name}.diff"] = changes
     return content | {"git.json": json.dumps(facts, indent=1) + "\n"}
 
 
 def store(folder: Path, content: Mapping[str, str], twin: Path | None = None) -> None:
-    """Write the files into a run's provenance folder; one with other content is kept beside it.
+    """Write the provenance folder of a run. A folder with other content is archived.
 
     Args:
         folder: `RUN/provenance`.
-        content: from `collect`.
-        twin: another run's folder with this content, to share its files on disk.
+        content: The result of `collect`.
+        twin: The folder of another run with the same content; its files are shared as hard links.
     """
     if folder.is_dir():
         if all(_text(folder / name) == text for name, text in content.items()):
@@ -68,14 +68,14 @@ def _text(path: Path) -> str:
 
 
 def packages() -> str:
-    """`# Python 3.11.7 …` and a line `name==version` for each installed package, sorted."""
+    """Return a line `# Python 3.11.7 …` and a sorted line `name==version` for each package."""
     found = set()
     for place in dict.fromkeys(sys.path):
         try:
             names = os.listdir(place or ".")
         except OSError:
             continue
-        # Their names tell: opening each package's METADATA would take ten times as long.
+        # The folder's name has the version. Reading each METADATA would take ten times as long.
         found |= {name for name in names if name.endswith(".dist-info")}
     lines = [name.removesuffix(".dist-info").replace("-", "==", 1) for name in found]
     head = f"# Python {platform.python_version()} {sys.executable} ({platform.platform()})"
@@ -83,7 +83,10 @@ def packages() -> str:
 
 
 def changes(folder: Path) -> list[str]:
-    """How Python and the packages here differ from those recorded in a provenance folder."""
+    """Return the lines of packages.txt that differ between a provenance folder and this process.
+
+    Recorded lines that are missing now begin with `-`, new lines with `+`.
+    """
     try:
         recorded = set((folder / "packages.txt").read_text().splitlines())
     except OSError:
@@ -94,7 +97,7 @@ def changes(folder: Path) -> list[str]:
 
 
 def commit(folder: Path) -> str:
-    """The commit of the first working tree, with `-dirty` where it was changed; else empty."""
+    """Return the commit of the first working tree, with `-dirty` if it has changes; "" if none."""
     try:
         first = json.loads((folder / "git.json").read_text())[0]
     except (OSError, ValueError, LookupError):

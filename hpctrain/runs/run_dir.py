@@ -1,17 +1,18 @@
-"""A run is a directory, and everything about it is inside.
+"""The run directory, which contains everything about a run.
 
     runs/digits-3fa92c1b/
-        config.yaml    resolved, frozen when the run was first asked for: what every rank reads
+        config.yaml    the frozen config, which every rank reads
         run.json       signature, state, submission, attempts, result
         provenance/    commit, changes and package versions (see `hpctrain.runs.provenance`)
-        progress.json  the last step and metrics, while it runs
-        stop           somebody wants it to stop for good (see `hpctrain.runs.stop_request`)
-        logs/          what the ranks print under Slurm, one file a rank
+        progress.json  the last step and its metrics, while the run trains
+        stop           a stop request (see `hpctrain.runs.stop_request`)
+        logs/          output of the ranks under Slurm, one file per rank
         checkpoints/   step-00000200/ …
-        journal/       what is tracked, before MLflow has it
+        journal/       params, metrics and tags, for MLflow (see `hpctrain.tracking.journal`)
 
-The name is content-addressed: the hash of what decides the result (`config.identity`). So the
-same command finds the same directory and continues there, and two runs never share one.
+The name has the signature, a digest of all config keys and data that decide the result
+(`config.identity`). So the same command finds the same directory and continues there, and two
+different runs never have the same directory.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from hpctrain.errors import StorageError
 
 
 class RunDir:
-    """One run's directory.
+    """The directory of one run.
 
-    States of run.json: "created" (frozen), "queued" (in the scheduler), "running", "interrupted"
-    (stopped and saved), "failed", "finished". A run that was given to the scheduler has a
-    `submission`: the path of the script, the number of its array task, user and time.
+    The states in run.json are "created" (frozen), "queued" (submitted to Slurm), "running",
+    "interrupted" (stopped and saved), "failed" and "finished". A run that was submitted has a
+    `submission`: the path of the script, the number of the array task, the user and the time.
     """
 
     def __init__(self, path: Path, data_digest: str = "") -> None:
@@ -47,16 +48,16 @@ class RunDir:
 
     @classmethod
     def of(cls, config: Config, data_digest: str) -> RunDir:
-        """The directory of this config; nothing is written."""
+        """Return the directory of this config. Nothing is written."""
         name = f"{config.name}-{signature(config, data_digest)}"
         return cls(Path(config.output_dir) / name, data_digest)
 
     @classmethod
     def open(cls, path: Path) -> RunDir:
-        """An existing directory.
+        """Return an existing run directory.
 
         Raises:
-            StorageError: it was never frozen, not to the end, or is damaged.
+            StorageError: It was not frozen completely, or it is damaged.
         """
         run = cls(Path(os.path.realpath(path)))
         for name in ("config.yaml", "run.json"):
@@ -69,7 +70,7 @@ class RunDir:
 
     @property
     def name(self) -> str:
-        """For people: the last part of the path."""
+        """The last part of the path."""
         return self.path.name
 
     @property
@@ -89,15 +90,16 @@ class RunDir:
         return self.path / "provenance"
 
     def freeze(self, config: Config, sync: bool = True, **facts: Any) -> None:
-        """Write the directory and its config; a second time is a re-launch of the same run.
+        """Write the directory with config.yaml and run.json; update them if they exist.
 
         Args:
-            config: what `of` was given.
-            sync: wait for the disk; one who freezes many calls `disk.sync_file_system` once.
-            facts: further values for run.json, at the same stroke.
+            config: The config that `of` was called with.
+            sync: Whether to call fsync. If you freeze many runs, call `disk.sync_file_system` once
+                instead.
+            **facts: More values for run.json.
 
         Raises:
-            StorageError: no permission or no space.
+            StorageError: There is no permission or no space.
         """
         try:
             for folder in (self.path, self.logs, self.checkpoints):
@@ -106,7 +108,7 @@ class RunDir:
             with self._change(sync) as content:
                 if not content:
                     content |= {
-                        "uid": uuid.uuid4().hex,  # finds the run in a shared MLflow
+                        "uid": uuid.uuid4().hex,  # identifies the run in MLflow
                         "signature": self.name.rpartition("-")[2],
                         "data_digest": self.data_digest,
                         "state": "created",
@@ -120,11 +122,15 @@ class RunDir:
             ) from error
 
     def archive(self) -> Path:
-        """Keep the directory under another name, `NAME.1` and so on; the name is free then."""
+        """Rename the directory to `NAME.1`, or the next free number; return the new path."""
         return set_aside(self.path)
 
     def read(self) -> dict[str, Any]:
-        """The content of run.json; empty when there is none yet."""
+        """Return the content of run.json; empty if the file does not exist.
+
+        Raises:
+            StorageError: The file is damaged or cannot be read.
+        """
         try:
             content = json.loads((self.path / "run.json").read_text())
         except (FileNotFoundError, NotADirectoryError):
@@ -145,13 +151,18 @@ class RunDir:
             content |= values
 
     def begin_attempt(self, **facts: Any) -> None:
-        """Record that a process (world size, host, job) takes up the run."""
+        """Record the start of an attempt; `facts` are its host, job, world size and so on."""
         with self._change() as content:
             content["state"] = "running"
             content["attempts"].append({"started": time.time(), **facts})
 
     def end_attempt(self, state: str, **facts: Any) -> None:
-        """Record how the last attempt ended; `facts` go into it, a `result` to the top."""
+        """Record the end of the last attempt.
+
+        Args:
+            state: The new state of the run.
+            **facts: More values for the attempt; but `result` is stored for the run.
+        """
         with self._change() as content:
             content["state"] = state
             content["result"] = facts.pop("result", content.get("result"))
@@ -159,7 +170,10 @@ class RunDir:
 
     @contextmanager
     def _change(self, sync: bool = True) -> Iterator[dict[str, Any]]:
-        """Read, change, write: alone, for a job may begin while its submission is noted."""
+        """Yield run.json's content for changes, and write it back, under a lock.
+
+        The lock is needed because a job may start while its submission is being written.
+        """
         with (self.path / ".run.json.lock").open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             content = self.read()
@@ -169,10 +183,10 @@ class RunDir:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the directory for one job; the kernel releases it with the process.
+        """Hold the lock of the run. The kernel releases it when the process ends.
 
         Raises:
-            StorageError: another process holds it.
+            StorageError: Another process holds it.
         """
         with (self.path / "lock").open("a+") as file:
             try:
@@ -189,10 +203,10 @@ class RunDir:
             yield
 
     def is_locked(self) -> bool:
-        """Whether a process holds the directory now, as far as this host can see.
+        """Return whether a process holds the lock of the run, as far as this host can see.
 
-        Looks through a shared lock on the file as it is: taking the run, however short, would
-        make a job that begins in that moment fail.
+        This tries a shared lock. With an exclusive one, even for a short time, a job that starts at
+        the same moment would fail.
         """
         try:
             descriptor = os.open(self.path / "lock", os.O_RDONLY)

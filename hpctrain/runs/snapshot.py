@@ -1,12 +1,12 @@
-"""A copy of the code, so that editing it changes nothing for jobs that are queued.
+"""The code snapshot: a copy of the code, so that later edits do not change queued jobs.
 
-    runs/code/3fa92c1be0d44c12/      named by its content: the runs of a sweep share one
+    runs/code/3fa92c1be0d44c12/      the name is a digest of the content; a sweep has one snapshot
         my_project/…                 each working tree that Python imports from
-        installed/hpctrain/…         and this package, when it is installed rather than a checkout
-        pythonpath.json              which folders in it Python imports from
+        installed/hpctrain/…         this package, if it is installed and not in a working tree
+        pythonpath.json              the folders in the snapshot that Python imports from
 
-A job has the copy's folders at the front of PYTHONPATH. Installed packages are not copied, they
-are gigabytes: their versions are recorded, and the job says when they have changed.
+In a job these folders are at the front of PYTHONPATH. Installed packages are not copied because
+they have gigabytes. Their versions are recorded, and the job logs when they have changed.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a job's code is, read but not yet written.
+    """A code snapshot. `take` reads the files into memory; `write` writes them.
 
     Attributes:
-        digest: names the content.
-        path: where the copy is or will be.
-        pythonpath: folders that Python imports from, in order: in it, and last the folder that
-            this was typed in, if git does not know it.
-        unfrozen: working folders that git does not know, so not copied.
+        digest: The digest of the content.
+        path: The folder of the snapshot, which need not exist yet.
+        pythonpath: The folders that Python imports from, in order: folders in the snapshot, and at
+            the end the working directory if it is in no git repository.
+        unfrozen: Folders with code that are in no git repository, so they are not copied.
     """
 
     digest: str
@@ -54,25 +54,25 @@ class Snapshot:
 
     @classmethod
     def load(cls, path: Path) -> Snapshot | None:
-        """One that was written before; None when it is gone."""
+        """Return the snapshot in a folder, without its files; None if it does not exist."""
         try:
             folders = json.loads((path / _PATHS).read_text())
         except FileNotFoundError:
             return None
-        # An absolute one stays what it is.
+        # `path / folder` is `folder` if that is absolute.
         return cls(path.name, path, tuple(path / folder for folder in folders), (), {})
 
     def write(self) -> bool:
-        """Write the copy: all of it or nothing.
+        """Write the folder of the snapshot, completely or not at all.
 
         Returns:
-            False when it was there.
+            False if it exists already.
 
         Raises:
-            StorageError: no permission or no space.
+            StorageError: There is no permission or no space.
         """
         if self.path.is_dir():
-            self.path.touch()  # `gc` spares what is young
+            self.path.touch()  # `gc` does not delete young folders
             return False
         unfinished = temporary(self.path)
         try:
@@ -86,7 +86,7 @@ class Snapshot:
             unfinished.replace(self.path)
         except OSError as error:
             shutil.rmtree(unfinished, ignore_errors=True)
-            if not self.path.is_dir():  # another sweep was quicker
+            if not self.path.is_dir():  # if it is there, another process has written it
                 raise StorageError(
                     f"launch.snapshot: cannot write {self.path} ({error.strerror})"
                 ) from error
@@ -95,7 +95,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class _File:
-    content: bytes  # of a link: where it leads
+    content: bytes  # of a link: its target
     mode: int
 
     def write(self, path: Path) -> None:
@@ -104,48 +104,50 @@ class _File:
             path.symlink_to(os.fsdecode(self.content))
             return
         path.write_bytes(self.content)
-        # Not to be edited: other runs have it too.
+        # Read-only, because other runs use the file too.
         path.chmod(path.stat().st_mode & (0o555 if self.mode & stat.S_IXUSR else 0o444))
 
 
 def take(config: Config) -> Snapshot | None:
-    """Read the code that a job of this config would run; nothing is written.
+    """Read the code that a job with this config runs. Nothing is written.
 
     Returns:
-        None with `launch.snapshot=off`.
+        The snapshot; None with `launch.snapshot=off`.
 
     Raises:
-        ConfigError: it is too large, or `launch.snapshot=git` and it is not in a repository.
+        ConfigError: The code is too large; or `launch.snapshot=git`, and git cannot read it or the
+            working directory is in no repository.
+        StorageError: A file cannot be read.
     """
     if config.launch.snapshot == "off":
         return None
-    insists = config.launch.snapshot == "git"
+    require_git = config.launch.snapshot == "git"
     repos, outside = repositories(code_folders())
-    if insists and Path.cwd() in outside:
+    if require_git and Path.cwd() in outside:
         raise ConfigError(
-            f"launch.snapshot=git: {Path.cwd()} is in no git repository (git init; or "
-            "launch.snapshot=auto copies what is in one, off nothing)"
+            f"launch.snapshot=git: {Path.cwd()} is in no git repository (use git init; or "
+            "launch.snapshot=auto, which copies only code in repositories; or launch.snapshot=off)"
         )
-    room = _Room(config, [folder for repo in repos for folder in repo.used])
+    reader = _Reader(config, [folder for repo in repos for folder in repo.used])
     for repo in repos:
         try:
-            room.read_repository(repo)
+            reader.read_repository(repo)
         except ConfigError as error:
-            if insists:
+            if require_git:
                 raise
             outside += repo.used
             log.warning("%s", error)
-    room.read_package()
-    room.check()
-    copied = room.imported()
-    # The copy is all that is imported, but for a folder that could not be copied.
+    reader.read_package()
+    reader.check()
+    copied = reader.imported()
+    # Python still imports from the working directory if it could not be copied.
     here = [folder for folder in outside if folder == Path.cwd()]
-    digest = _digest(room.files, [*copied, *map(str, here)])
-    place = Path(config.output_dir) / "code" / digest
-    # A folder without modules has nothing to freeze.
+    digest = _digest(reader.files, [*copied, *map(str, here)])
+    path = Path(config.output_dir) / "code" / digest
+    # The user is not told about folders without modules.
     unfrozen = (f for f in outside if any(f.glob("*.py")) or any(f.glob("*/__init__.py")))
-    imported = (*(place / folder for folder in copied), *here)
-    return Snapshot(digest, place, imported, tuple(unfrozen), room.files)
+    imported = (*(path / folder for folder in copied), *here)
+    return Snapshot(digest, path, imported, tuple(unfrozen), reader.files)
 
 
 def _digest(files: dict[str, _File], imported: list[str]) -> str:
@@ -156,11 +158,11 @@ def _digest(files: dict[str, _File], imported: list[str]) -> str:
     return hashed.hexdigest()[:16]
 
 
-class _Room:
-    """Reads files until there are too many bytes of them.
+class _Reader:
+    """Reads the files of a snapshot. Over the size limit it only adds up their sizes.
 
     Attributes:
-        files: by their path in the copy.
+        files: The files, by their path in the snapshot.
     """
 
     def __init__(self, config: Config, used: list[Path]) -> None:
@@ -171,7 +173,8 @@ class _Room:
         self._sizes: dict[str, int] = {}
         self._total = 0
         self._output = Path(config.output_dir)
-        # Results and data may lie in the working tree, not ignored; or be all around the code.
+        # The working tree may contain results and data that are not ignored: leave these out. But
+        # if the code itself is inside such a folder, the folder must not be left out.
         self._not_code = [
             place
             for place in (self._output, Path(config.data.path))
@@ -180,28 +183,29 @@ class _Room:
         self._is_result = functools.cache(self._is_result_folder)
 
     def read_repository(self, repo: Repo) -> None:
-        """Take a working tree.
+        """Read the files of a working tree.
 
         Raises:
-            ConfigError: git cannot tell what is in it.
+            ConfigError: git cannot list them.
+            StorageError: A file cannot be read.
         """
         self._read_all(repo.name, repo.root, repo.files())
         inside = [os.path.relpath(folder, repo.root) for folder in repo.used]
         self._folders += [os.path.normpath(os.path.join(repo.name, folder)) for folder in inside]
-        # Not in an ignored .venv, which may well lie in there.
+        # `files` does not have this package if it is installed in an ignored .venv of the tree.
         if PACKAGE.is_relative_to(repo.root):
             module = f"{repo.name}/{PACKAGE.relative_to(repo.root)}/__init__.py"
             self._has_package |= module in self.files
 
     def read_package(self) -> None:
-        """Take this package as it is installed, unless it was in a working tree."""
+        """Read the installed files of this package, unless it was in a working tree."""
         if not self._has_package:
             modules = [str(path.relative_to(PACKAGE.parent)) for path in PACKAGE.rglob("*.py")]
             self._read_all("installed", PACKAGE.parent, sorted(modules))
             self._folders.append("installed")
 
     def imported(self) -> list[str]:
-        """The copy's folders that Python imports from, in order."""
+        """Return the folders in the snapshot that Python imports from, in order."""
         has = {folder for path in self.files for folder in _parents(path)}
         return [folder for folder in dict.fromkeys(self._folders) if folder in has]
 
@@ -228,30 +232,31 @@ class _Room:
         if stat.S_ISLNK(facts.st_mode):
             target = os.readlink(full)
             end = os.path.normpath(full.parent / target)
-            # From the copy a relative way out would lead elsewhere.
+            # A relative link that leads out of the tree would have another target in the snapshot.
             target = target if Path(end).is_relative_to(root) else end
             self.files[path] = _File(os.fsencode(target), stat.S_IFLNK)
         elif stat.S_ISREG(facts.st_mode):
             self._sizes[str(full)] = facts.st_size
             self._total += facts.st_size
-            # What is too large altogether need not be read to say so.
+            # Over the limit, only the sizes are needed for the error message.
             if self._total <= self._limit:
                 self.files[path] = _File(full.read_bytes(), stat.S_IXUSR & facts.st_mode)
 
     def _is_result_folder(self, first: str, second: str) -> bool:
-        """Whether a folder in `output_dir` is a run, a sweep or a copy of code."""
-        known = re.match(r"code/\.?[0-9a-f]{16}|sweeps/\d{4}-", f"{first}/{second}")
-        return known is not None or (self._output / first / "run.json").exists()
+        """Return whether a folder in `output_dir` is a run, a sweep or a code snapshot."""
+        match = re.match(r"code/\.?[0-9a-f]{16}|sweeps/\d{4}-", f"{first}/{second}")
+        return match is not None or (self._output / first / "run.json").exists()
 
     def check(self) -> None:
+        """Raise ConfigError if the files are over the size limit."""
         if self._total <= self._limit:
             return
         largest = sorted(self._sizes.items(), key=lambda item: -item[1])[:3]
         shown = ", ".join(f"{path} {size / 1e6:.0f} MB" for path, size in largest)
         raise ConfigError(
             f"launch.snapshot_max_mb={self._limit / 1e6:g}: the code has {len(self._sizes):,} "
-            f"files of {self._total / 1e6:,.0f} MB (largest: {shown}); name what is no code in "
-            ".gitignore, raise the limit, or launch.snapshot=off"
+            f"files of {self._total / 1e6:,.0f} MB (largest: {shown}); list files that are no code "
+            "in .gitignore, raise the limit, or set launch.snapshot=off"
         )
 
 

@@ -1,11 +1,11 @@
-"""The wish that a run stops for good: the file `stop` in its directory.
+"""A stop request: the file `stop` in a run directory asks the run to stop for good.
 
-    cancel ── stop {"by": …, "time": …} ── rank 0 sees it, or Slurm has killed the job: no requeue
-    submitted or started anew by somebody ── the wish is over, and the file soon gone
+    cancel writes {"by": …, "time": …} ── rank 0 reads it, saves and stops; the job is not requeued
+    a user submits or starts the run again ── the request is over, and the file is deleted
 
-A signal cannot say whether the job shall come back, reaches only jobs of one's own cluster and
-host, and is lost on a job that Slurm requeues in the same moment; a file stands until it is
-answered. So a restart by Slurm keeps it, and only a new start by a person takes it away.
+A signal would not be enough. It cannot say whether the job shall be requeued, it reaches only jobs
+of the same cluster and processes of the same host, and it is lost if Slurm requeues the job at the
+same moment. The file stays when Slurm restarts the job; only a new start by a user ends it.
 """
 
 from __future__ import annotations
@@ -19,22 +19,30 @@ from hpctrain.disk import write_atomically
 
 
 def stop_file(run: Path) -> Path:
-    """Where the wish stands, in the run directory `run`."""
+    """Return the path of the stop request in the run directory `run`."""
     return run / "stop"
 
 
 def write(run: Path, by: str) -> None:
-    """Ask this run to save, to stop and not to come back; `by` is who asks."""
-    wish = {"by": by, "time": time.time()}
-    write_atomically(stop_file(run), json.dumps(wish) + "\n", sync=False)
+    """Ask a run to save and to stop for good.
+
+    Args:
+        run: The run directory.
+        by: The user who asks.
+    """
+    request = {"by": by, "time": time.time()}
+    write_atomically(stop_file(run), json.dumps(request) + "\n", sync=False)
 
 
 def read(run: Path, since: float = 0.0) -> dict[str, Any] | None:
-    """Who asked, and when; None when nobody did. An empty file made by hand counts.
+    """Return the stop request of a run. A file without content, made by hand, is valid too.
 
     Args:
-        run: its directory.
-        since: when it was last submitted: an older wish is over.
+        run: The run directory.
+        since: The time of the last submission, in seconds since the epoch; older requests are over.
+
+    Returns:
+        The user, `by`, and the time, `time`, of the request; None if there is no request.
     """
     file = stop_file(run)
     try:
@@ -42,14 +50,14 @@ def read(run: Path, since: float = 0.0) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     try:
-        wish = json.loads(text)
+        request = json.loads(text)
     except ValueError:
-        wish = None
-    if not (isinstance(wish, dict) and {"by", "time"} <= wish.keys()):
-        wish = {"by": "a file", "time": file.stat().st_mtime}
-    return wish if wish["time"] >= since else None
+        request = None
+    if not (isinstance(request, dict) and {"by", "time"} <= request.keys()):
+        request = {"by": "a file", "time": file.stat().st_mtime}
+    return request if request["time"] >= since else None
 
 
 def clear(run: Path) -> None:
-    """What was wished is over."""
+    """Delete the stop request, if there is one."""
     stop_file(run).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The last word of a run: a short table and where to look next."""
+"""The summary at the end of a run: a short table, and commands to look further."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hpctrain.secrets import mask, reference
 
 
 def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
-    """Print a finished run's result and the commands that look further.
+    """Print the result of a finished run and the commands to look further.
 
     Args:
-        config: the run's.
-        run: its directory.
-        arguments: of the command line that asked for the run; empty inside a job.
+        config: The config of the run.
+        run: The run directory.
+        arguments: The overrides on the command line; empty inside a job.
     """
     result = run.read().get("result") or {}
     table = Table(show_header=False)
@@ -36,7 +36,7 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
     if "perf/samples_per_s" in result:
         table.add_row("samples/s", f"{result['perf/samples_per_s']:,.0f}")
     table.add_row("run directory", Text(_short(run.path)))
-    # Not wrapped: a path is there to be copied.
+    # Lines are not wrapped, so that paths can be copied.
     console = Console(soft_wrap=True)
     console.print(table)
     console.print("look further:", highlight=False)
@@ -52,7 +52,7 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
 
 
 def _tool(name: str) -> str:
-    """The name as it must be typed here: by path when an environment is not activated."""
+    """Return how a program of this environment can be called: by name, or by path."""
     beside = Path(sys.executable).with_name(name)
     found = shutil.which(name)
     if found and Path(found).resolve() == beside.resolve():

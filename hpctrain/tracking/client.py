@@ -1,6 +1,7 @@
-"""MLflow itself: the only module, with its user `mlrun`, that imports it.
+"""The connection to MLflow. Only this module and `mlrun` import mlflow.
 
-`python -m hpctrain.tracking.client URI EXPERIMENT` makes a SQLite store (see `store.initialise`).
+`python -m hpctrain.tracking.client URI EXPERIMENT` creates a SQLite store; `store.initialise` runs
+this command.
 """
 
 import logging
@@ -23,7 +24,7 @@ _FATAL = {
 
 
 def connect(uri: str) -> Any:
-    """An `MlflowClient` of the store; it asks nothing of it yet."""
+    """Return an `MlflowClient` for the store. This sends no request yet."""
     _configure()
     from mlflow import MlflowClient
 
@@ -31,16 +32,19 @@ def connect(uri: str) -> Any:
 
 
 def _configure() -> None:
-    # Our own loop does the retrying: MLflow's defaults hang for minutes in a single call.
+    # `MlflowRun` retries in its own loop: with MLflow's defaults one call can hang for minutes.
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-    # No calls home from compute nodes.
+    # Compute nodes must not send usage data to MLflow's makers.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
 
 
 def experiment_id(client: Any, uri: str, name: str) -> str:
-    """Find or create the experiment, and with it a SQLite store. Call it under the write lock."""
+    """Return the id of the experiment `name`; create the experiment if it does not exist.
+
+    The caller must hold `store.write_lock`: the first call also creates a missing SQLite store.
+    """
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         artifacts = None if store.is_server(uri) else _artifacts(uri)
@@ -56,37 +60,42 @@ def experiment_id(client: Any, uri: str, name: str) -> str:
 
 
 def _artifacts(uri: str) -> str:
-    # MLflow's default is ./mlruns of whichever process happens to come first.
+    # MLflow's default is ./mlruns in the working directory of the process that comes first.
     return (store.sqlite_path(uri).absolute().parent / "mlartifacts").as_uri()
 
 
 def nature(error: Exception) -> Literal["transient", "rejected", "fatal"]:
-    """Whether trying again can help, the data is at fault, or nothing will help."""
+    """Classify an error of a call to MLflow.
+
+    Returns:
+        "transient" if another try can succeed, "rejected" if the data is at fault, "fatal" if
+        neither another try nor other data can help.
+    """
     code = getattr(error, "error_code", None)
     if code is None:
-        waits = isinstance(error, OSError) or type(error).__module__.startswith("sqlalchemy.")
-        return "transient" if waits and not isinstance(error, PermissionError) else "fatal"
+        storage = isinstance(error, OSError) or type(error).__module__.startswith("sqlalchemy.")
+        return "transient" if storage and not isinstance(error, PermissionError) else "fatal"
     if code == "INVALID_PARAMETER_VALUE":
         return "rejected"
     if code in _FATAL or "out-of-date database schema" in str(error):
         return "fatal"
-    # Even BAD_REQUEST: a server says so when its pool of database connections is exhausted.
+    # BAD_REQUEST too: a server answers so when its pool of database connections is exhausted.
     return "transient"
 
 
 def main(argv: list[str]) -> int:
-    """Make the store and the experiment."""
+    """Create the store and the experiment; return the exit code."""
     uri, experiment = argv
     try:
         with store.write_lock(uri):
             _configure()
             from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-            # MLflow pastes this path into its SQL: as a URI it holds no quotes.
+            # MLflow inserts this path into its SQL unescaped; a URI contains no quotes.
             SqlAlchemyStore(uri, _artifacts(uri))
             experiment_id(connect(uri), uri, experiment)
     except Exception as error:
-        # One line, the last of stderr, is what the caller shows.
+        # The caller shows the last line of stderr.
         log.exception("initialise")
         print(" ".join(str(error).split()), file=sys.stderr)
         return 1

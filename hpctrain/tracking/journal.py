@@ -1,4 +1,4 @@
-"""The journal: one append-only file that holds everything a run has to say.
+"""The journal: one append-only file with all params, metrics, tags and states of a run.
 
     <run_dir>/journal/events.jsonl
     {"kind":"status","attempt":1,"time":1.7e9,"status":"RUNNING","host":"n01","pid":71,"started":5}
@@ -6,11 +6,15 @@
     {"kind":"metrics","attempt":1,"time":1.7e9,"step":1,"metrics":{"loss":2.3,"grad_norm":"nan"}}
     {"kind":"superseded","attempt":2,"time":1.7e9,"from":214,"to":307}
 
-One writer, rank 0; one `os.write` per record on an O_APPEND descriptor. A record's
-byte offset is its identity: a checkpoint stores it (`position`), the uploader's cursor is one.
-Nothing is ever cut off. After a resume the metrics between the checkpoint's position and the end
-are overtaken, and a `superseded` record says so. A line that a crash has torn is closed with a
-newline at the next start, and readers skip it.
+Rank 0 is the only writer. It writes each record with one `os.write` on an O_APPEND descriptor.
+
+A *position* is a byte position in this file. The position of a record's first byte identifies the
+record. A checkpoint stores a position, and so does the MLflow run: everything before that one has
+been uploaded.
+
+The file is never truncated. After a resume, the metrics between the checkpoint's position and the
+end are superseded; a `superseded` record says so. A crash can leave an incomplete last line. The
+next start ends this line with a newline, and readers skip it.
 """
 
 import json
@@ -27,31 +31,31 @@ from hpctrain.errors import StorageError
 
 log = logging.getLogger(__name__)
 
-_TAIL = 64 * 1024
+_TAIL = 64 * 1024  # bytes
 
 
 def journal_path(run_dir: Path) -> Path:
-    """The journal of the run in `run_dir`."""
+    """Return the path of the journal in a run directory."""
     return run_dir / "journal" / "events.jsonl"
 
 
 class Record(NamedTuple):
-    """One line of the journal, with the bytes it occupies."""
+    """One line of the journal."""
 
-    start: int
-    end: int
+    start: int  # position of the first byte
+    end: int  # position after the newline
     body: dict[str, Any]
 
 
 class Journal:
-    """The writer.
+    """The writer of a journal.
 
     Args:
-        run_dir: The run's directory; `journal/` is made in it.
-        fsync_every: A background thread brings records to the disk at least this often (seconds).
+        run_dir: The run directory. The folder `journal/` is created in it.
+        fsync_every: Seconds after which a background thread calls fsync on new records.
 
     Attributes:
-        attempt: The number of this attempt at the run: one more than the journal has seen.
+        attempt: The number of this attempt: one more than the last one in the journal.
     """
 
     def __init__(self, run_dir: Path, fsync_every: float = 10.0) -> None:
@@ -64,8 +68,8 @@ class Journal:
         except OSError as error:
             raise StorageError(f"{self.path}: the journal cannot be opened: {error}") from error
         size = os.fstat(self._fd).st_size
-        self._waiting = b""  # what a full disk has refused so far
-        self._refused = False
+        self._unwritten = b""  # records that a full disk has refused so far
+        self._write_failed = False
         self._lock = threading.Lock()
         self._dirty = False
         self._closed = threading.Event()
@@ -80,20 +84,20 @@ class Journal:
 
     @property
     def position(self) -> int:
-        """Where the next record will begin. A checkpoint stores it, after `sync`."""
+        """The position where the next record will begin. Call `sync` before you store it."""
         with self._lock:
             return self._end()
 
     def append(self, kind: str, at: float | None = None, **fields: Any) -> None:
         """Append one record.
 
-        A disk that is full or gone does not stop the training: the record waits in memory and goes
-        out with the next one that can be written.
+        A disk that is full or gone does not stop the training: the record is kept in memory and
+        written before the next record, once writing works again.
 
         Args:
-            kind: What it is: "metrics", "params", "tags", "status", "superseded".
-            at: Its time in seconds since the epoch; now if not given.
-            **fields: The rest, in JSON types; floats must be finite (see `encode`).
+            kind: "metrics", "params", "tags", "status" or "superseded".
+            at: The time of the record in seconds since the epoch; None means now.
+            **fields: The other fields, in JSON types. Floats must be finite (see `encode`).
         """
         body = {
             "kind": kind,
@@ -106,31 +110,31 @@ class Journal:
             if self._fd < 0:
                 log.error("%s: a %s record after the end is dropped", self.path, kind)
                 return
-            self._waiting += line
+            self._unwritten += line
             try:
-                while self._waiting:
-                    self._waiting = self._waiting[os.write(self._fd, self._waiting) :]
+                while self._unwritten:
+                    self._unwritten = self._unwritten[os.write(self._fd, self._unwritten) :]
             except OSError as error:
-                if not self._refused:
+                if not self._write_failed:
                     log.error(
                         "%s: %s; metrics wait in memory until it can be written", self.path, error
                     )
-                self._refused = True
+                self._write_failed = True
             else:
-                self._refused = False
+                self._write_failed = False
             self._dirty = True
 
     def rewind(self, position: int) -> None:
-        """Mark the metrics from `position` to here as overtaken by the attempt that starts now."""
+        """Record that this attempt supersedes the metrics from `position` to the end."""
         end = self.position
         if position > end:
-            # The checkpoint outlived the journal's last bytes: a node died between two fsyncs.
+            # A node died between two fsyncs: the last bytes that the checkpoint knew are lost.
             log.warning("%s ends at %d, before position %d", self.path, end, position)
         elif position < end:
             self.append("superseded", **{"from": position, "to": end})
 
     def sync(self) -> None:
-        """Return when everything appended so far is on the disk."""
+        """Call fsync: after this everything appended so far is on the disk."""
         with self._lock:
             self._dirty = False
         if self._fd < 0:
@@ -141,77 +145,78 @@ class Journal:
             log.error("%s: fsync: %s", self.path, error)
 
     def close(self) -> None:
-        """Sync and close."""
+        """Call fsync and close the file. A second call does nothing."""
         if self._closed.is_set():
             return
         self._closed.set()
         self._timer.join()
         self.sync()
         with self._lock:
-            # A late writer must fail, not write into whatever file gets this number next.
+            # The system gives this descriptor's number to the next file that is opened: a late
+            # `append` must fail, not write into that file.
             fd, self._fd = self._fd, -1
             os.close(fd)
-        if self._waiting:
-            log.error("%s: %d bytes could not be written", self.path, len(self._waiting))
+        if self._unwritten:
+            log.error("%s: %d bytes could not be written", self.path, len(self._unwritten))
 
     def _end(self) -> int:
-        # After an O_APPEND write the descriptor stands at the end of what it wrote.
-        return os.lseek(self._fd, 0, os.SEEK_CUR) + len(self._waiting)
+        # An O_APPEND write moves the descriptor to the end of the bytes it wrote.
+        return os.lseek(self._fd, 0, os.SEEK_CUR) + len(self._unwritten)
 
     def _sync_on_timer(self, every: float) -> None:
-        # A thread, because an fsync can take a second on a busy parallel file system.
+        # In a thread, because an fsync can take a second on a busy parallel file system.
         while not self._closed.wait(every):
             if self._dirty:
                 self.sync()
 
 
-def read(path: Path, offset: int = 0, limit: int = 1 << 20) -> tuple[list[Record], int]:
-    """Read whole records from `offset` on.
+def read(path: Path, position: int = 0, limit: int = 1 << 20) -> tuple[list[Record], int]:
+    """Read whole records from `position` on.
 
     Args:
         path: The journal.
-        offset: A record's start, or the offset that an earlier call returned.
-        limit: About how many bytes to read at most; a longer record is still read whole.
+        position: The start of a record, or the position that an earlier call returned.
+        limit: Stop after the first record that ends this many bytes after `position`.
 
     Returns:
-        The records, without torn ones, and the offset to go on from. It stays before a last line
-        that has no newline yet: its writer may be in the middle of it.
+        The records, without invalid lines, and the position where the next call shall continue.
+        This position is before a last line without a newline: its writer may not have finished.
     """
     try:
         file = path.open("rb")
     except FileNotFoundError:
-        return [], offset
+        return [], position
     records = []
     with file:
-        file.seek(offset)
-        stop = offset + limit
+        file.seek(position)
+        stop = position + limit
         for line in file:
             if not line.endswith(b"\n"):
                 break
-            start, offset = offset, offset + len(line)
+            start, position = position, position + len(line)
             body = parse(line)
             if body is not None:
-                records.append(Record(start, offset, body))
-            if offset >= stop:
+                records.append(Record(start, position, body))
+            if position >= stop:
                 break
-    return records, offset
+    return records, position
 
 
-def read_all(path: Path, offset: int = 0, end: int | None = None) -> Iterator[Record]:
-    """Every record from `offset` on that begins before `end`, a piece at a time."""
+def read_all(path: Path, position: int = 0, end: int | None = None) -> Iterator[Record]:
+    """Yield every record from `position` on that begins before the position `end`."""
     while True:
-        records, following = read(path, offset)
+        records, following = read(path, position)
         for record in records:
             if end is not None and record.start >= end:
                 return
             yield record
-        if following == offset or (end is not None and following >= end):
+        if following == position or (end is not None and following >= end):
             return
-        offset = following
+        position = following
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
-    """The record in `line`; None if it is torn."""
+    """Return the record in `line`; None if the line is incomplete or is no record."""
     try:
         body = json.loads(line)
     except ValueError:
@@ -220,18 +225,18 @@ def parse(line: bytes) -> dict[str, Any] | None:
 
 
 def encode(value: float) -> float | str:
-    """A float as JSON can hold it: JSON has no NaN and no infinity."""
+    """Return a float as JSON can hold it: JSON has no NaN and no infinity, so these are text."""
     value = float(value)
     return value if math.isfinite(value) else repr(value)
 
 
 def decode(value: float | str) -> float:
-    """The float that `encode` was given."""
+    """Return the float that `encode` was called with."""
     return float(value)
 
 
 def _last_attempt(fd: int, size: int) -> int:
-    """The attempt of the last whole record; 0 in an empty journal."""
+    """Return the attempt of the last valid record; 0 for an empty journal."""
     window = _TAIL
     while True:
         begin = max(0, size - window)

@@ -1,4 +1,4 @@
-"""The two small files beside the journal: where it is to go, and how far it has got.
+"""The two small files beside the journal: its destination, and what is uploaded already.
 
 <run_dir>/journal/meta.json       written by the tracker, read by the uploader
 <run_dir>/journal/uploaded.json   written by the uploader, read by `hpctrain sync`
@@ -17,16 +17,16 @@ from hpctrain.errors import TrackingError
 
 @dataclass(frozen=True)
 class Meta:
-    """Where a journal goes."""
+    """The destination of a journal: an MLflow store, and the names of the run there."""
 
     uri: str
-    """The MLflow store, resolved: an absolute sqlite path, or a server."""
+    """The MLflow store: an absolute sqlite path, or a server."""
     experiment: str
     run_name: str
     uid: str
-    """Our own name of the run, a tag in MLflow, which does not let us choose its run id."""
+    """Our own id of the run, stored as a tag in MLflow: its run id cannot be chosen."""
     parent_uid: str | None = None
-    """The sweep that the run belongs to."""
+    """The id of the sweep that the run belongs to."""
     parent_name: str | None = None
 
     def write(self, run_dir: Path) -> None:
@@ -47,13 +47,14 @@ class Meta:
 
 @dataclass(frozen=True)
 class Uploaded:
-    """How far a journal has been carried. The truth is the store's own cursor; this is a copy."""
+    """What the uploader has uploaded. This is a copy: the position that counts is in the store."""
 
     uri: str
     uid: str
     experiment_id: str
     run_id: str
     offset: int
+    """The position in the journal, under the key that this file has always had."""
 
     def write(self, run_dir: Path) -> None:
         """Write `uploaded.json`."""
@@ -82,7 +83,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, body: dict[str, Any]) -> None:
-    """A store's password stays outside."""
+    # A password in the URI is not written, only a reference to it.
     body = {key: secrets.reference(v) if isinstance(v, str) else v for key, v in body.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(body, indent=2) + "\n", sync=False)

@@ -1,10 +1,10 @@
-"""One MLflow run, found by our uid, written in batches, each with the journal's cursor.
+"""One run in MLflow. It is written in batches, and each batch stores the position in the journal.
 
-MLflow chooses run ids itself, so a run is found by the tag `hpctrain.uid`. The tag
-`hpctrain.cursor` is the journal offset up to which everything is in the store; it travels in the
-same `log_batch` as the data. MLflow commits metrics before tags, and drops a metric that it
-already has with the same step, time and value: an uploader killed anywhere repeats at most one
-batch, and nothing stands twice.
+MLflow chooses run ids itself, so a run is found by its tag `hpctrain.uid`. The tag
+`hpctrain.cursor` holds the position up to which everything is in the store (stored runs have this
+name, so it stays). It is sent in the same `log_batch` as the data. MLflow commits metrics before
+tags, and ignores a metric that it already has with the same step, time and value. So an uploader
+that is killed repeats at most one batch, and no value is stored twice.
 """
 
 import getpass
@@ -25,19 +25,19 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# MLflow's limits.
+# MLflow's limits: entries of a batch, characters of a key, a param and a tag.
 BATCH = 1000
 _SMALL_BATCH = 100
 _KEY = 250
 _PARAM = 6000
 _TAG = 8000
 
-_CURSOR = "hpctrain.cursor"
+_POSITION = "hpctrain.cursor"
 _UID = "hpctrain.uid"
 _PARENT = "mlflow.parentRunId"
 
 _LONGEST_PAUSE = 30.0
-_LOCK_SECONDS = 10.0  # then pause, which knows whether there is still time
+_LOCK_SECONDS = 10.0  # after this it counts as a failed try, and `pause` decides about another
 
 
 class Point(NamedTuple):
@@ -50,16 +50,18 @@ class Point(NamedTuple):
 
 
 class MlflowRun:
-    """The run of `meta` in its store.
+    """A run in an MLflow store. The constructor finds or creates it.
 
     Args:
-        meta: Where it is, and what it is called.
-        start_time: Of the journal, in seconds since the epoch.
-        pause: Sleeps for the seconds it is given between two tries, or raises to give up.
+        meta: The store, and the names of the run there.
+        start_time: The time of the journal's first record, in seconds since the epoch.
+        pause: Called between two tries with a number of seconds. It sleeps, or raises to give up.
 
     Attributes:
-        cursor: The journal offset from which on nothing is known to be in the store.
-        params: The params it has. MLflow does not let them change.
+        experiment_id: MLflow's id of the experiment.
+        run_id: MLflow's id of the run.
+        position: The position in the journal up to which everything is in the store.
+        params: The params that the run has. MLflow does not let them change.
     """
 
     def __init__(self, meta: Meta, start_time: float, pause: Callable[[float], None]) -> None:
@@ -68,29 +70,32 @@ class MlflowRun:
         self._client = connect(meta.uri)
         self.experiment_id = self._call(experiment_id, self._client, meta.uri, meta.experiment)
         self._parent_id = self._open_parent(start_time) if meta.parent_uid else None
-        # The start time tells a run directory from an earlier one of the same name and uid that
-        # was deleted: it has its own journal, so it must have its own MLflow run and cursor.
-        journal = f" and attributes.start_time = {_milliseconds(start_time)}"
+        # A deleted run directory and a new one can have the same name and uid. The new one has its
+        # own journal, so it needs its own MLflow run and position. Their start times differ.
+        same_journal = f" and attributes.start_time = {_milliseconds(start_time)}"
         run = self._call(
-            self._find_or_create, meta.uid, meta.run_name, start_time, self._parent_id, journal
+            self._find_or_create, meta.uid, meta.run_name, start_time, self._parent_id, same_journal
         )
         self.run_id: str = run.info.run_id
-        self.cursor = int(run.data.tags.get(_CURSOR, 0))
+        self.position = int(run.data.tags.get(_POSITION, 0))
         self.params: dict[str, str] = dict(run.data.params)
 
-    def log_points(self, points: list[Point], cursor: int) -> None:
-        """Log metrics, then move the cursor."""
+    def log_points(self, points: list[Point], position: int) -> None:
+        """Log metrics, then store the position."""
         from mlflow.entities import Metric
 
         metrics = [Metric(clean_key(p.key), p.value, _milliseconds(p.time), p.step) for p in points]
-        # One place in the last batch is the cursor's.
+        # The last batch needs room for one more entry, the position.
         *full, last = _split(metrics, BATCH - 1)
         for batch in full:
             self._log_batch(metrics=batch)
-        self._log_batch(metrics=last, tags=self._tags({_CURSOR: str(cursor)}))
+        self._log_batch(metrics=last, tags=self._tags({_POSITION: str(position)}))
 
-    def log_params(self, params: dict[str, str], cursor: int) -> None:
-        """Log params, then move the cursor. One that has another value already becomes a tag."""
+    def log_params(self, params: dict[str, str], position: int) -> None:
+        """Log params, then store the position.
+
+        A param that the run has with another value becomes the tag `hpctrain.changed.KEY`.
+        """
         from mlflow.entities import Param
 
         cleaned = {clean_key(key): _shorten(value, _PARAM) for key, value in params.items()}
@@ -101,22 +106,23 @@ class MlflowRun:
         for batch in _split([Param(key, value) for key, value in new.items()], _SMALL_BATCH):
             self._log_batch(params=batch)
         self.params.update(new)
-        self.log_tags({f"hpctrain.changed.{key}": value for key, value in changed.items()}, cursor)
+        tags = {f"hpctrain.changed.{key}": value for key, value in changed.items()}
+        self.log_tags(tags, position)
 
-    def log_tags(self, tags: dict[str, str], cursor: int) -> None:
-        """Set tags, then move the cursor."""
+    def log_tags(self, tags: dict[str, str], position: int) -> None:
+        """Set tags, then store the position."""
         *full, last = _split(self._tags(tags), _SMALL_BATCH - 1)
         for batch in full:
             self._log_batch(tags=batch)
-        self._log_batch(tags=last + self._tags({_CURSOR: str(cursor)}))
+        self._log_batch(tags=last + self._tags({_POSITION: str(position)}))
 
     def set_running(self) -> None:
-        """The run is (again) in progress, and so is its sweep."""
+        """Set the status of the run and of its sweep to RUNNING."""
         for run_id in filter(None, (self.run_id, self._parent_id)):
             self._call(self._client.update_run, run_id, status="RUNNING")
 
     def set_ended(self, status: str, end_time: float) -> None:
-        """The run has ended; its sweep too, if no other run of it is in progress."""
+        """Set the final status; end the sweep too if no other run of it is RUNNING."""
         self._call(self._client.set_terminated, self.run_id, status, _milliseconds(end_time))
         if self._parent_id:
             query = f"tags.`{_PARENT}` = '{self._parent_id}' and attributes.status = 'RUNNING'"
@@ -129,7 +135,7 @@ class MlflowRun:
                 )
 
     def _open_parent(self, start_time: float) -> str:
-        """The sweep's run. Its runs may come from many nodes at once: one of them creates it."""
+        """Return the id of the MLflow run that stands for the sweep."""
         uid, name = self._meta.parent_uid, self._meta.parent_name
         assert uid is not None
         run = self._call(self._find_or_create, uid, name or uid, start_time, None)
@@ -139,7 +145,7 @@ class MlflowRun:
         self, uid: str, name: str, start_time: float, parent: str | None, condition: str = ""
     ) -> Any:
         query = f"tags.`{_UID}` = '{uid}'{condition}"
-        # The oldest: should two nodes have created a parent at once, all agree on one of them.
+        # If two nodes have created the same parent at once, all nodes take the oldest.
         order = ["attributes.start_time ASC", "attributes.run_id ASC"]
         found = self._client.search_runs([self.experiment_id], query, order_by=order, max_results=1)
         if found:
@@ -153,7 +159,7 @@ class MlflowRun:
         )
 
     def _log_batch(self, **batch: list[Any]) -> None:
-        """Log a batch; if MLflow refuses it, all of it but the entries that are at fault."""
+        """Log a batch; if MLflow rejects it, log it without the entries that are at fault."""
         try:
             self._call(self._client.log_batch, self.run_id, **batch, synchronous=True)
         except Exception as error:
@@ -163,13 +169,13 @@ class MlflowRun:
                 if len(entries) == 1 and len(batch) == 1:
                     log.error("MLflow rejects %s: %s", entries[0], error)
                     continue
-                # First the halves of the data; tags, with the cursor, come last.
+                # Tags come last in `batch`: the position is stored after the data.
                 middle = (len(entries) + 1) // 2
                 for half in filter(None, (entries[:middle], entries[middle:])):
                     self._log_batch(**{kind: half})
 
     def _call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call until it succeeds or fails for good, alone in a SQLite store."""
+        """Call `function` under the store's write lock, again and again after transient errors."""
         delay = 0.5
         while True:
             try:
@@ -179,7 +185,7 @@ class MlflowRun:
                 if nature(error) != "transient":
                     raise
                 log.warning("%s; trying again in %.1f s", " ".join(str(error).split())[:500], delay)
-                # Inside the handler: an exception of its own will carry this one.
+                # Inside the handler, so that an exception of `pause` carries this one as context.
                 self._pause(delay * random.uniform(0.7, 1.0))
             delay = min(2 * delay, _LONGEST_PAUSE)
 
@@ -191,7 +197,7 @@ class MlflowRun:
 
 
 def clean_key(key: str) -> str:
-    """`key` in the letters that MLflow allows: `acc@1` becomes `acc_1`."""
+    """Return `key` with only characters that MLflow allows: `acc@1` becomes `acc_1`."""
     key = posixpath.normpath(re.sub(r"[^/\w.\- :]", "_", key)).lstrip("/")
     if key in ("", ".") or key.startswith(".."):
         key = f"_{key}"
@@ -219,5 +225,5 @@ def _shorten(value: str, limit: int) -> str:
 
 
 def _split(entries: list[Any], size: int) -> list[list[Any]]:
-    """Pieces of at most `size`; one empty piece if there is nothing."""
+    """Return pieces of at most `size` entries; one empty piece if there are no entries."""
     return [entries[i : i + size] for i in range(0, len(entries), size)] or [[]]

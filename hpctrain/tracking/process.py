@@ -1,4 +1,4 @@
-"""Processes: which one this is, whether one still lives, how to start a module of ours."""
+"""Processes: identify one, see whether it still runs, and start a module of hpctrain."""
 
 import os
 import signal
@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-# What a scheduler, a terminal or a user sends to a whole job. The uploader must outlive them: it
-# still has to carry over what the training writes while it reacts to the same signal.
+# A scheduler, a terminal or a user sends these signals to a whole job. The uploader ignores them:
+# it must still upload the records that the training writes when it gets the same signal.
 BROADCAST_SIGNALS = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -20,32 +20,32 @@ BROADCAST_SIGNALS = (
 
 
 class Process(NamedTuple):
-    """A process by host, number and start time: numbers are used again, the three are not."""
+    """A process, identified by host, pid and start time, since pids are used again."""
 
     host: str
     pid: int
-    started: int
+    started: int  # clock ticks since boot
 
     @classmethod
     def current(cls) -> "Process":
-        """This one."""
+        """Return the calling process."""
         return cls(socket.gethostname(), os.getpid(), _started(os.getpid()) or 0)
 
     @property
     def here(self) -> bool:
-        """Whether it is (or was) on this host, so that `alive` can tell."""
+        """Whether the process is or was on this host; only then is `alive` meaningful."""
         return self.host == socket.gethostname()
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs; a zombie does not."""
+        """Whether the process still runs; a zombie does not."""
         return _started(self.pid) == self.started
 
 
 def _started(pid: int) -> int | None:
-    """The start time of `pid` in clock ticks since boot; None if it does not run."""
+    """Return the start time of `pid` in clock ticks since boot; None if it does not run."""
     try:
-        # The name, in parentheses, may itself hold spaces and parentheses.
+        # The process name is in parentheses, and may itself contain spaces and parentheses.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
@@ -53,10 +53,13 @@ def _started(pid: int) -> int | None:
 
 
 def python_module(module: str, *args: str) -> tuple[list[str], dict[str, str]]:
-    """The command and environment that run `module` with this very hpctrain, from any folder."""
+    """Return the command and the environment that run `module` from any working directory.
+
+    The new process imports the same copy of hpctrain as this one.
+    """
     env = dict(os.environ)
     root = str(Path(__file__).parents[2])
     if root not in (*site.getsitepackages(), site.getusersitepackages()):
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))
-    # -P: whatever lies in the working directory must not be imported in the place of mlflow.
+    # -P: a file in the working directory must not be imported in place of mlflow.
     return [sys.executable, "-P", "-m", module, *args], env

@@ -1,4 +1,4 @@
-"""An MLflow server, asked by plain HTTP: a millisecond where importing mlflow takes seconds."""
+"""Plain HTTP requests to an MLflow server. They take 1 ms; importing mlflow takes seconds."""
 
 import base64
 import http.client
@@ -19,11 +19,11 @@ _TIMEOUT = 3.0
 
 
 def initialise(uri: str, experiment: str) -> bool:
-    """See `store.initialise`."""
+    """Do what `store.initialise` does, for a server."""
     try:
         if not has_experiment(uri, experiment):
             status, body = _rest(uri, "experiments/create", {"name": experiment})
-            # Another process may have been faster; that is as good.
+            # Another process may have created it meanwhile.
             if status != 200 and body.get("error_code") != "RESOURCE_ALREADY_EXISTS":
                 raise _refused(uri, status, body)
     except OSError as error:
@@ -38,11 +38,11 @@ def initialise(uri: str, experiment: str) -> bool:
 
 
 def has_experiment(uri: str, experiment: str) -> bool:
-    """Whether the server holds `experiment`.
+    """Return whether the server has the experiment.
 
     Raises:
-        OSError: It does not answer now.
-        TrackingError: It answers, but not with yes or no.
+        OSError: The server does not answer now.
+        TrackingError: The experiment was deleted, or the server answers with an error.
     """
     query = urllib.parse.urlencode({"experiment_name": experiment})
     status, body = _rest(uri, f"experiments/get-by-name?{query}")
@@ -59,7 +59,7 @@ def has_experiment(uri: str, experiment: str) -> bool:
 
 def _refused(uri: str, status: int, body: dict[str, Any]) -> Exception:
     message = body.get("message", "not an MLflow server's answer")
-    # A gateway's 5xx is a server that is away; anything else will not get better by waiting.
+    # A gateway answers 5xx while the server is down. Other errors do not go away by waiting.
     kind = OSError if status >= 500 else TrackingError
     return kind(f"tracking.uri={uri}: HTTP {status}: {message}")
 
@@ -67,7 +67,11 @@ def _refused(uri: str, status: int, body: dict[str, Any]) -> Exception:
 def _rest(
     uri: str, endpoint: str, body: dict[str, str] | None = None
 ) -> tuple[int, dict[str, Any]]:
-    """One call of MLflow's REST interface; OSError if nobody answers in time."""
+    """Call MLflow's REST interface; return the HTTP status and the JSON object of the answer.
+
+    Raises:
+        OSError: There is no answer in time.
+    """
     request = urllib.request.Request(
         f"{uri.rstrip('/')}/api/2.0/mlflow/{endpoint}",
         data=None if body is None else json.dumps(body).encode(),
@@ -89,7 +93,7 @@ def _rest(
 
 
 def _authorization() -> dict[str, str]:
-    """The variables that MLflow's own client reads."""
+    """Return the HTTP header, from the same environment variables that MLflow's client reads."""
     token = os.environ.get("MLFLOW_TRACKING_TOKEN")
     user = os.environ.get("MLFLOW_TRACKING_USERNAME")
     if user:

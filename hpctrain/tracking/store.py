@@ -1,15 +1,15 @@
-"""The MLflow store as a URI: which are allowed, whether one is ready, making it so.
+"""The MLflow store, named by a URI: check the URI, see whether the store is ready, create it.
 
     check_uri("sqlite:////data/mlflow.db")     a local file
     check_uri("http://tracking:5000")          a server
-    initialise(uri, "mnist")                   once, before any job; then milliseconds
+    initialise(uri, "mnist")                   once before the first job; later calls take 1 ms
 
-mlflow itself is not imported here: that costs seconds and 14,000 file-system calls. A server is
-asked by plain HTTP, a SQLite store by the standard library; only a store that does not exist yet
-is made by a subprocess, since many processes that find a fresh one at once would all migrate it
-and most would die.
+This module does not import mlflow, which takes seconds and 14,000 file-system calls. It talks to a
+server by plain HTTP, and to a SQLite store with the standard library. Only a SQLite store that does
+not exist is created with mlflow, by one subprocess: if many processes opened a new store at once,
+all of them would migrate its schema and most would fail.
 
-Every process imports this file, and few need HTTP: `server` is imported where it is needed.
+Every process imports this module and few need HTTP, so `server` is imported inside functions.
 """
 
 import re
@@ -24,7 +24,7 @@ from hpctrain.errors import TrackingError
 from hpctrain.lock import file_lock, patience
 from hpctrain.tracking.process import python_module
 
-# SQLite needs locks and mapped pages that agree between hosts. These do not promise them.
+# SQLite needs locks and memory maps that are consistent between hosts. These do not promise that.
 NETWORK_FILE_SYSTEMS = re.compile(
     r"nfs\d?|lustre|gpfs|mmfs|beegfs|fhgfs|ceph|cifs|smb\w*|9p|afs|panfs|pvfs2|orangefs|wekafs|ocfs2|"
     r"gfs2|glusterfs|fuse\.(ceph|dfuse|sshfs|glusterfs|juicefs|rclone|s3fs|gcsfuse)"
@@ -34,14 +34,14 @@ _LOCK_SECONDS = 120.0
 
 
 def check_uri(uri: str, mounts: Path = Path("/proc/mounts")) -> None:
-    """Refuse a store that cannot work.
+    """Check that a store with this URI can work.
 
     Args:
         uri: `tracking.uri`: `sqlite:///file.db` (relative), `sqlite:////file.db`, `http(s)://...`.
         mounts: The mount table.
 
     Raises:
-        TrackingError: It says what to do instead.
+        TrackingError: The store cannot work; the message says what to do instead.
     """
     if is_server(uri):
         if urllib.parse.urlsplit(uri).password:
@@ -63,20 +63,20 @@ def check_uri(uri: str, mounts: Path = Path("/proc/mounts")) -> None:
 
 
 def resolve_uri(uri: str, base: Path) -> str:
-    """`uri` with a relative sqlite path made absolute, from `base`."""
+    """Return `uri` with an absolute sqlite path; a relative one is relative to `base`."""
     return uri if is_server(uri) else f"sqlite:///{(base / sqlite_path(uri)).resolve()}"
 
 
 def is_server(uri: str) -> bool:
-    """Whether `uri` names an MLflow server."""
+    """Return whether `uri` names an MLflow server."""
     return uri.startswith(("http://", "https://"))
 
 
 def sqlite_path(uri: str) -> Path:
-    """The file of a `sqlite:///` URI.
+    """Return the file of a `sqlite:///` URI.
 
     Raises:
-        TrackingError: It is no such URI.
+        TrackingError: The URI is of another form.
     """
     prefix, path = uri[:10], uri[10:]
     if prefix != "sqlite:///" or path in ("", ":memory:") or "?" in path:
@@ -93,7 +93,7 @@ def sqlite_path(uri: str) -> Path:
 
 
 def file_system(path: Path, mounts: Path = Path("/proc/mounts")) -> str:
-    """The type of the file system that holds `path`, or will; "" if unknown."""
+    """Return the type of the file system of `path`, which need not exist; "" if unknown."""
     path = path.absolute().resolve()
     best, kind = -1, ""
     try:
@@ -104,16 +104,16 @@ def file_system(path: Path, mounts: Path = Path("/proc/mounts")) -> str:
         fields = line.split()
         if len(fields) < 3:
             continue
-        # Blanks in a mount point are written in octal.
+        # Blanks in a mount point are written as octal escapes.
         point = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), fields[1])
-        # Of two mounts on one point the later hides the earlier.
+        # A later mount on the same mount point hides the earlier one.
         if path.is_relative_to(point) and len(point) >= best:
             best, kind = len(point), fields[2]
     return kind
 
 
 def is_ready(uri: str, experiment: str) -> bool:
-    """Whether the store is there and holds `experiment`. Cheap: no mlflow."""
+    """Return whether the store exists and has the experiment. This does not import mlflow."""
     if is_server(uri):
         from hpctrain.tracking import server
 
@@ -133,11 +133,11 @@ def is_ready(uri: str, experiment: str) -> bool:
 
 
 def initialise(uri: str, experiment: str) -> bool:
-    """Create the store and the experiment unless they are there. Any number may call at once.
+    """Create the store and the experiment unless they exist. Many processes may call it at once.
 
     Returns:
-        True if the store is ready. False if it is a server that does not answer now: no error,
-        since the journal keeps everything until it does.
+        True if the store is ready. False if it is a server that does not answer now. This is no
+        error: the journal keeps everything until the server answers.
 
     Raises:
         TrackingError: The store is unusable.
@@ -152,7 +152,7 @@ def initialise(uri: str, experiment: str) -> bool:
     path = sqlite_path(uri).absolute()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Whoever comes second waits here and then finds the work done, without importing mlflow.
+        # Other processes wait here. Then the store is ready and they need not import mlflow.
         with file_lock(beside(path, "init.lock"), patience(_LOCK_SECONDS, str(path))):
             if not is_ready(uri, experiment):
                 _initialise_sqlite(uri, experiment, path.parent)
@@ -163,7 +163,15 @@ def initialise(uri: str, experiment: str) -> bool:
 
 @contextmanager
 def write_lock(uri: str, seconds: float = _LOCK_SECONDS) -> Iterator[None]:
-    """Hold the store for one write. A server has its own order; a SQLite file has one writer."""
+    """Hold the lock for one write to a SQLite store; for a server do nothing.
+
+    Args:
+        uri: The store.
+        seconds: How long to wait for the lock.
+
+    Raises:
+        TimeoutError: Another process has held the lock for so long.
+    """
     if is_server(uri):
         yield
         return
@@ -174,13 +182,13 @@ def write_lock(uri: str, seconds: float = _LOCK_SECONDS) -> Iterator[None]:
 
 
 def beside(path: Path, suffix: str) -> Path:
-    """A hidden companion of `path`."""
+    """Return the path of a hidden file in the folder of `path`: `.NAME.SUFFIX`."""
     return path.with_name(f".{path.name}.{suffix}")
 
 
 def _initialise_sqlite(uri: str, experiment: str, folder: Path) -> None:
     command, env = python_module("hpctrain.tracking.client", uri, experiment)
-    # In the store's own folder: MLflow derives the default experiment's artifact path from it.
+    # MLflow derives the default experiment's artifact path from the working directory.
     try:
         done = subprocess.run(
             command,

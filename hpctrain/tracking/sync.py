@@ -1,4 +1,4 @@
-"""`python -m hpctrain sync [RUN_DIR...]`: upload what is missing, here and now."""
+"""`python -m hpctrain sync [RUN_DIR...]`: upload to MLflow what the uploader has not."""
 
 import argparse
 import dataclasses
@@ -16,24 +16,28 @@ from hpctrain.tracking.meta import Meta, Uploaded
 from hpctrain.tracking.store import check_uri, resolve_uri
 from hpctrain.tracking.uploader import GaveUp, Uploader, upload_lock
 
-_PATIENCE = 60.0
+_PATIENCE = 60.0  # seconds of pauses per run while the store does not answer
 
 
 def main(argv: list[str]) -> int:
-    """Upload the journals of the run directories; all under `runs/` if none is named.
+    """Upload the journals of the run directories; of all under `runs/` if none is given.
 
     Raises:
         TrackingError: Something could not be uploaded.
     """
     parser = argparse.ArgumentParser(
         prog="python -m hpctrain sync",
-        description="Upload to MLflow what run directories hold and the store does not.",
+        description="Upload the params, metrics and tags of runs that are not in MLflow yet.",
     )
     parser.add_argument("run_dir", nargs="*", type=Path, help="default: every run under runs/")
     parser.add_argument(
-        "--check", action="store_true", help="ask the store even where all seems to be uploaded"
+        "--check",
+        action="store_true",
+        help="ask the store also about runs that seem to be uploaded completely",
     )
-    parser.add_argument("--uri", help="into this store, from now on, not the one of the run")
+    parser.add_argument(
+        "--uri", help="upload to this store, now and later, instead of the store of the run"
+    )
     options = parser.parse_args(argv)
     run_dirs = options.run_dir or find_runs(Path("runs"))
     if not run_dirs:
@@ -43,20 +47,24 @@ def main(argv: list[str]) -> int:
 
 
 def find_runs(root: Path) -> list[Path]:
-    """Every run directory with a journal under `root`."""
+    """Return every run directory under `root` that has a journal."""
     return sorted(path.parent.parent for path in root.glob("**/journal/meta.json"))
 
 
 def sync(run_dirs: Iterable[Path], check: bool = False, uri: str | None = None) -> int:
-    """Upload what is missing and print one line a run; 0 if all of it is in the store now.
+    """Upload what is missing in the store and print one line per run.
 
     Args:
-        run_dirs: The runs.
-        check: Ask the store, even where the uploader has noted that everything is there.
-        uri: A store (resolved) to use instead of the run's own.
+        run_dirs: The run directories.
+        check: Ask the store even where `uploaded.json` says that everything is there.
+        uri: The store to use, now and later, instead of the one in `meta.json`; an absolute path
+            or a server.
+
+    Returns:
+        The exit code, 0.
 
     Raises:
-        TrackingError: Something could not be uploaded; the other runs are.
+        TrackingError: The upload of some runs has failed; the other runs are uploaded.
     """
     if uri:
         check_uri(uri)
@@ -80,7 +88,7 @@ def sync(run_dirs: Iterable[Path], check: bool = False, uri: str | None = None) 
 
 
 def is_uploaded(run_dir: Path, meta: Meta) -> bool:
-    """Whether the uploader noted that everything is in the store."""
+    """Return whether everything is in the store of `meta`, according to `uploaded.json`."""
     note = Uploaded.read(run_dir)
     if note is None or (note.uri, note.uid) != (meta.uri, meta.uid):
         return False
@@ -89,7 +97,7 @@ def is_uploaded(run_dir: Path, meta: Meta) -> bool:
 
 def _upload(run_dir: Path, meta: Meta) -> str:
     check_uri(meta.uri)
-    # mlflow's own chatter is of no use here.
+    # The warnings of mlflow do not help the user here.
     warnings.simplefilter("ignore")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
     logging.getLogger("alembic").setLevel(logging.ERROR)
@@ -118,7 +126,7 @@ def _upload(run_dir: Path, meta: Meta) -> str:
     except GaveUp as error:
         raise TrackingError(f"{meta.uri} does not answer: {error.__context__}") from error
     except Exception as error:
-        # MLflow's own, and the file system's; anything else is a fault of ours.
+        # An error of MLflow or of the file system; any other is a bug in hpctrain.
         if isinstance(error, OSError) or hasattr(error, "error_code"):
             raise TrackingError(f"{meta.uri}: {error}") from error
         raise
@@ -126,4 +134,4 @@ def _upload(run_dir: Path, meta: Meta) -> str:
 
 
 class _Busy(Exception):
-    """Another uploader has this run."""
+    """Another uploader holds the upload lock of this run."""

@@ -1,15 +1,14 @@
-"""The tracker: what the trainer talks to.
+"""The tracker: the interface through which the trainer records params, metrics and the outcome.
 
     tracker: Tracker = JournalTracker(run_dir, uri=..., experiment=..., run_name=..., uid=...)
     tracker.start(params=config, tags={"git.commit": "..."})
     tracker.rewind(checkpoint.tracker_position)      # after a resume, before the first metric
     tracker.log_metrics({"loss": 0.7}, step=1)       # about 10 us: one line in the journal
-    tracker.sync(); position = tracker.position()    # into the checkpoint
+    tracker.sync(); position = tracker.position()    # the checkpoint stores it
     tracker.finish("FINISHED")
 
-Rank 0 has a `JournalTracker`, every other rank a `NullTracker`. mlflow is imported by neither: the
-journal is carried over by a process of its own (`uploader`), whose slowness or death the training
-never feels.
+Rank 0 has a `JournalTracker`, every other rank a `NullTracker`. Neither imports mlflow: a separate
+process, the `uploader`, uploads the journal. The training does not notice if it is slow or dies.
 """
 
 import logging
@@ -31,11 +30,11 @@ log = logging.getLogger(__name__)
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
-_RESTARTS = 5
+_RESTARTS = 5  # at most so many restarts of a killed uploader
 
 
 class Tracker(Protocol):
-    """Where params, metrics and the outcome go."""
+    """The interface of a tracker."""
 
     def start(self, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Begin an attempt."""
@@ -44,20 +43,26 @@ class Tracker(Protocol):
         """Record the metrics of a step."""
 
     def position(self) -> int:
-        """What a checkpoint stores, so that `rewind` knows what came after it."""
+        """Return the position in the journal, which a checkpoint stores for `rewind`."""
 
     def rewind(self, position: int) -> None:
-        """After a resume: the metrics logged since `position` are overtaken."""
+        """After a resume, mark the metrics logged since `position` as superseded."""
 
     def sync(self) -> None:
-        """Return when everything recorded is on the disk."""
+        """Call fsync: after this everything recorded so far is on the disk."""
 
     def finish(self, status: Status, reason: str = "", end_time: float | None = None) -> None:
-        """End the attempt."""
+        """End the attempt with a final status.
+
+        Args:
+            status: How it ended.
+            reason: Why, for people.
+            end_time: When, in seconds since the epoch; None means now.
+        """
 
 
 class NullTracker:
-    """Tracks nothing."""
+    """A tracker that records nothing."""
 
     def start(self, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Do nothing."""
@@ -66,7 +71,7 @@ class NullTracker:
         """Do nothing."""
 
     def position(self) -> int:
-        """Zero."""
+        """Return 0."""
         return 0
 
     def rewind(self, position: int) -> None:
@@ -80,16 +85,16 @@ class NullTracker:
 
 
 class JournalTracker:
-    """Writes the journal and keeps an uploader running beside it.
+    """A tracker that writes the journal and keeps an uploader process running.
 
     Args:
-        run_dir: The run's directory.
-        uri: The store.
-        experiment: MLflow's experiment.
-        run_name: The run's name there.
-        uid: The run's own identity; letters, digits, `_`, `.` and `-`.
-        parent_uid: The identity of the sweep it belongs to.
-        parent_name: The sweep's name.
+        run_dir: The run directory.
+        uri: The MLflow store.
+        experiment: The name of the experiment in MLflow.
+        run_name: The name of the run in MLflow.
+        uid: The id of the run: letters, digits, `_`, `.` and `-`.
+        parent_uid: The id of the sweep that the run belongs to.
+        parent_name: The name of the sweep.
         upload: Whether to start the uploader; without it `hpctrain sync` uploads later.
         drain: Seconds that `finish` waits for the uploader.
 
@@ -120,14 +125,14 @@ class JournalTracker:
         self._uploader: subprocess.Popen[bytes] | None = None
         self._restarts = 0
         self._finished = False
-        self._placed = False  # whether it is clear where in the run this attempt begins
+        self._rewound = False
         self._journal = Journal(self._run_dir)
         self.attempt = self._journal.attempt
         meta = Meta(self._uri, experiment, run_name, uid, parent_uid, parent_name)
         meta.write(self._run_dir)
 
     def start(self, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
-        """Begin an attempt: record what runs, with which params, and start the uploader."""
+        """Begin an attempt: record process, params and tags, and start the uploader."""
         self._journal.append("status", status="RUNNING", **Process.current()._asdict())
         if params:
             self._journal.append("params", params=_public(flatten(params)))
@@ -138,38 +143,39 @@ class JournalTracker:
             try:
                 check_uri(self._uri)
             except TrackingError as error:
-                # Checked at submission already; a compute node may see other mounts than that one.
+                # Submission has checked it too, but a compute node can have other mounts.
                 log.warning("%s; metrics stay in %s", error, self._journal.path)
             else:
                 self._start_uploader()
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Record the metrics of a step: one write, no waiting.
+        """Record the metrics of a step, with one write and no fsync.
 
-        An attempt that logs without having called `rewind` starts over.
+        If `rewind` was not called before, the attempt starts over: all older metrics are
+        superseded.
         """
-        if not self._placed:
+        if not self._rewound:
             self.rewind(0)
         values = {key: encode(value) for key, value in metrics.items()}
         self._journal.append("metrics", step=int(step), metrics=values)
 
     def position(self) -> int:
-        """The journal's length in bytes. Call `sync` before a checkpoint relies on it."""
+        """Return the position in the journal. Call `sync` before you store it."""
         return self._journal.position
 
     def rewind(self, position: int) -> None:
-        """After a resume: the metrics logged since `position` are overtaken."""
-        self._placed = True
+        """After a resume, mark the metrics logged since `position` as superseded."""
+        self._rewound = True
         if self.attempt > 1:
             self._journal.rewind(position)
 
     def sync(self) -> None:
-        """Bring the journal to the disk; a good moment to see whether the uploader still lives."""
+        """Call fsync on the journal; restart the uploader if it was killed."""
         self._journal.sync()
         self._revive_uploader()
 
     def finish(self, status: Status, reason: str = "", end_time: float | None = None) -> None:
-        """Record the outcome and wait, for a bounded time, until it is in the store."""
+        """End the attempt; wait up to `drain` seconds until everything is in the store."""
         if self._finished:
             return
         self._finished = True
@@ -181,7 +187,7 @@ class JournalTracker:
 
     def _await(self, uploader: subprocess.Popen[bytes]) -> None:
         assert uploader.stdin is not None
-        uploader.stdin.close()  # this wakes it
+        uploader.stdin.close()  # this wakes the uploader
         try:
             code = uploader.wait(self._drain)
         except subprocess.TimeoutExpired:
@@ -201,7 +207,7 @@ class JournalTracker:
         return self._journal.path.with_name("uploader.log")
 
     def _revive_uploader(self) -> None:
-        # A code means that it gave up with a reason; a signal, that somebody shot it.
+        # A negative code means that a signal killed it. With any other code it gave up on purpose.
         uploader = self._uploader
         if uploader and (uploader.poll() or 0) < 0 and self._restarts < _RESTARTS:
             assert uploader.stdin is not None
@@ -214,7 +220,7 @@ class JournalTracker:
         command, env = python_module(
             "hpctrain.tracking.uploader", str(self._run_dir), f"--drain={self._drain}"
         )
-        # The child inherits the mask: a signal to the whole job waits until it ignores signals.
+        # The child inherits the mask: signals are blocked until the uploader ignores them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, BROADCAST_SIGNALS)
         try:
             with self._log_path.open("ab") as output:
@@ -234,13 +240,13 @@ class JournalTracker:
 
 
 def _public(values: Mapping[str, Any]) -> dict[str, str]:
-    """As text that anybody may see who sees the store."""
+    """Return the values as text, without the secrets in them: others can read the store."""
     known = secrets.known()
     return {key: secrets.reference(str(value), values=known) for key, value in values.items()}
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested params as `{"optimizer.lr": "0.1"}`; an empty mapping or a list is one value."""
+    """Return nested params as `{"optimizer.lr": "0.1"}`; a list or empty mapping is one value."""
     flat: dict[str, str] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:

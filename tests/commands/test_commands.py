@@ -26,7 +26,7 @@ from hpctrain.commands.status import Row, _table
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.faults.stop import Stop
 from hpctrain.launch.queue import Ended, Job
-from hpctrain.runs import stop_request as stopfile
+from hpctrain.runs import stop_request
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.train.display import NoDisplay
 from hpctrain.train.progress_file import ProgressFile
@@ -76,7 +76,7 @@ ATTEMPT = {"started": NOW - 900, "launcher": "slurm", "host": "node1", "job_id":
 SAVED = ATTEMPT | {"ended": NOW - 100, "step": 40, "reason": "SIGTERM", "state": "interrupted"}
 RAISED = ATTEMPT | {"ended": NOW - 100, "error": "ValueError:\n two  lines"}
 BEAT = {"step": 50, "max_steps": 100, "time": NOW - 3, "stepped": NOW - 3, "steps_per_s": 2.0}
-WISH = {"by": "ann", "time": NOW - 10}
+REQUEST = {"by": "ann", "time": NOW - 10}
 
 
 @pytest.mark.parametrize(
@@ -111,15 +111,27 @@ WISH = {"by": "ann", "time": NOW - 10}
         # Out of the queue, by its own word.
         ("failed", [RAISED], {}, "failed", "ValueError: two lines"),
         ("interrupted", [SAVED], {}, "interrupted", "saved at step 40, SIGTERM"),
-        ("interrupted", [SAVED], {"wish": WISH}, "interrupted", "step 40, cancelled by ann"),
+        (
+            "interrupted",
+            [SAVED],
+            {"stop_request": REQUEST},
+            "interrupted",
+            "step 40, cancelled by ann",
+        ),
         ("interrupted", [SAVED], {"ended": ended("TIMEOUT")}, "interrupted", "SIGTERM; TIMEOUT"),
         # Out of the queue without a word of its own.
         ("running", [ATTEMPT], {"ended": ended("OUT_OF_MEMORY")}, "lost", "OUT_OF_MEMORY"),
         ("running", [ATTEMPT], {"ended": ended("NODE_FAIL")}, "lost", "NODE_FAIL"),
         ("queued", [], {"ended": ended("FAILED")}, "lost", "FAILED, exit code 1:0"),
         ("queued", [], {"ended": ended("CANCELLED by 0")}, "cancelled", "CANCELLED by 0"),
-        ("queued", [], {"wish": WISH}, "cancelled", "by ann"),
-        ("running", [ATTEMPT], {"wish": WISH, "progress": BEAT}, "cancelled", "after step 50"),
+        ("queued", [], {"stop_request": REQUEST}, "cancelled", "by ann"),
+        (
+            "running",
+            [ATTEMPT],
+            {"stop_request": REQUEST, "progress": BEAT},
+            "cancelled",
+            "after step 50",
+        ),
         ("queued", [], {}, "lost", "no longer in the queue"),
         ("running", [ATTEMPT], {"progress": BEAT}, "lost", "on node1, after step 50"),
         ("queued", [], {"asked": NOW - 5, "unanswered": True}, "queued", "being submitted"),
@@ -145,7 +157,7 @@ WISH = {"by": "ann", "time": NOW - 10}
         (
             "running",
             [ATTEMPT],
-            {"job": job("RUNNING"), "progress": BEAT, "wish": WISH},
+            {"job": job("RUNNING"), "progress": BEAT, "stop_request": REQUEST},
             "running",
             "asked to stop by ann",
         ),
@@ -294,7 +306,7 @@ def test_watching_ends_by_itself_and_by_ctrl_c(tmp_path: Path, no_slurm: None) -
             watching.send_signal(signal.SIGINT)
             assert watching.wait(20) == 0
     wrong = run_module("hpctrain", "status", "--watch", run.name, code=2)
-    assert "a run's name comes first" in wrong.stderr
+    assert "give the run first" in wrong.stderr
 
 
 def test_the_commands_import_nothing_heavy(tmp_path: Path, no_slurm: None) -> None:
@@ -545,11 +557,11 @@ def test_cancel_and_resume_here(digits: Path, tmp_path: Path, no_slurm: None) ->
     assert row["state"] == "interrupted"
     assert row["step"] == record["attempts"][-1]["step"]
     assert "cancelled by" in row["reason"]
-    # Started again by a person: the old wish is over. Without --save: at once.
+    # Started again by a person: the old stop request is over. Without --save: at once.
     with training(digits, tmp_path) as (process, _):
         while len(run_json(run)["attempts"]) < 2:
             time.sleep(0.1)
-        assert not stopfile.stop_file(run).exists()
+        assert not stop_request.stop_file(run).exists()
         done = run_module("hpctrain", "cancel", "--all", "--json", cwd=tmp_path)
         assert json.loads(done.stdout)[0]["action"] == "terminate"
         assert process.wait(30) == 143
@@ -629,23 +641,23 @@ def test_a_pulse_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
 
 
 def test_the_stop_file_is_seen(tmp_path: Path) -> None:
-    stopfile.write(tmp_path, "me")
-    wish = stopfile.read(tmp_path)
-    assert wish is not None
-    assert time.time() - wish["time"] < 60
+    stop_request.write(tmp_path, "me")
+    request = stop_request.read(tmp_path)
+    assert request is not None
+    assert time.time() - request["time"] < 60
     # Submitted again since: it is over.
-    assert stopfile.read(tmp_path, since=time.time() + 1) is None
+    assert stop_request.read(tmp_path, since=time.time() + 1) is None
     with Stop() as stop:
-        stop.watch(stopfile.stop_file(tmp_path))
+        stop.watch(stop_request.stop_file(tmp_path))
         end = time.monotonic() + 10
         while not stop.asked and time.monotonic() < end:
             time.sleep(0.01)
         assert stop.asked == "cancel"
-    stopfile.clear(tmp_path)
-    stopfile.clear(tmp_path)
-    assert stopfile.read(tmp_path) is None
-    stopfile.stop_file(tmp_path).touch()  # by hand
-    assert stopfile.read(tmp_path) is not None
+    stop_request.clear(tmp_path)
+    stop_request.clear(tmp_path)
+    assert stop_request.read(tmp_path) is None
+    stop_request.stop_file(tmp_path).touch()  # by hand
+    assert stop_request.read(tmp_path) is not None
 
 
 def test_array_tasks_in_one_word() -> None:

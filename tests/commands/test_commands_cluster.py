@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.runs import stop_request as stopfile
+from hpctrain.runs import stop_request
 from tests import cluster
 from tests.cluster import Paced
 from tests.conftest import Completed, linked_python, run_json, run_module, runs
@@ -178,11 +178,11 @@ def test_from_the_queue_to_the_end(
     )
     assert status(folder, **no_accounting)[running.name]["state"] == "interrupted"
 
-    # The same command goes on where they stopped, and the old wish is over.
+    # The same command goes on where they stopped, and the old stop request is over.
     submit(train, folder, *LONG, *shape, "seed=1,2")
     cluster.wait_for(lambda: len(run_json(running)["attempts"]) == 3, 90, "the third attempt")
     wait_for_step(running, saved + 20)
-    assert not stopfile.stop_file(running).exists()
+    assert not stop_request.stop_file(running).exists()
     attempts = run_json(running)["attempts"]
     assert attempts[2]["restart_count"] == 0
     log = running / "logs" / f"{status(folder)[running.name]['job_id']}.rank0.log"
@@ -197,14 +197,14 @@ def test_from_the_queue_to_the_end(
     wait_for_state(running, "interrupted")
 
 
-def test_a_wish_outlives_a_requeue(train: Train, tmp_path: Path, paced: Paced) -> None:
+def test_a_stop_request_outlives_a_requeue(train: Train, tmp_path: Path, paced: Paced) -> None:
     """Asked to stop in the moment in which Slurm took its node: it comes back, and stops."""
     (run,) = submit(train, tmp_path / "runs", *LONG, "site.partition=preemptible")
     wait_for_step(run, 20)
     job = status(run.parent)[run.name]["job_id"]
     assert cluster.tool("preempt", job).returncode == 0
     wait_for_state(run, "requeued")
-    stopfile.write(run, "me")
+    stop_request.write(run, "me")
     hurry(run)
     cluster.wait_for(
         lambda: run_json(run)["attempts"][-1].get("reason") == "cancel", 90, "the stop"

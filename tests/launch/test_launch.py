@@ -129,5 +129,5 @@ def test_a_wrong_sbatch_option_stops_before_anything_is_written(
     train: Train, tmp_path: Path
 ) -> None:
     done = train("-m", "seed=1,2", "+site.sbatch.partition=x", code=2)
-    assert "site.sbatch.partition=x: say it with site.partition" in done.stderr
+    assert "site.sbatch.partition=x: use site.partition" in done.stderr
     assert not (tmp_path / "runs").exists()

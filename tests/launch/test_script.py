@@ -156,11 +156,11 @@ def test_no_gpus_are_asked_for_where_they_come_unasked() -> None:
 @pytest.mark.parametrize(
     ("site", "said"),
     [
-        (SiteConfig(sbatch={"nodes": 3}), "site.sbatch.nodes=3: say it with launch.nodes"),
-        (SiteConfig(sbatch={"mail_type": "ALL"}), "say it with site.mail_type"),
+        (SiteConfig(sbatch={"nodes": 3}), "site.sbatch.nodes=3: use launch.nodes"),
+        (SiteConfig(sbatch={"mail_type": "ALL"}), "use site.mail_type for this option"),
         (SiteConfig(sbatch={"output": "x"}), "the logs are in the run directory"),
-        (SiteConfig(sbatch={"no-requeue": True}), "the script says --no-requeue itself"),
-        (SiteConfig(sbatch={"p": "gpu"}), "site.sbatch.p=gpu: the long name of an option"),
+        (SiteConfig(sbatch={"no-requeue": True}), "the script sets --no-requeue itself"),
+        (SiteConfig(sbatch={"p": "gpu"}), "site.sbatch.p=gpu: give the long name of an option"),
         (SiteConfig(sbatch={"comment": ["a"]}), "site.sbatch.comment=['a']: text, a number"),
         (SiteConfig(account="a\n#SBATCH --uid=0"), r"site.account='a\n#SBATCH --uid=0': '\n'"),
         (SiteConfig(sbatch={"comment": "x" * 1025}), "1025 bytes, but Slurm takes 1024"),

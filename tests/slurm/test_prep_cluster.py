@@ -103,7 +103,7 @@ def test_arrays_that_are_not_all_the_parts(here: Path) -> None:
         tasks = cluster.slurm("squeue", "--array", "--noheader", "--format=%i", "--jobs", job)
         tasks = tasks or cluster.slurm("sacct", "-X", "-n", "--format=JobID%20", "--jobs", job)
         assert set(ended(here, *tasks.split())) == {"FAILED|2:0"}
-        assert "--array counts the parts from 1, all of them" in output(here, tasks.split()[0])
+        assert "--array must have all parts, counted from 1" in output(here, tasks.split()[0])
     assert not (here / OUT).exists()
 
 

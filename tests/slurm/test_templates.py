@@ -135,7 +135,7 @@ def test_a_wrong_config_ends_before_any_step(here: Path) -> None:
     sweep = submit(here, "train.sbatch", "experiment=digits", "--cfg", "job")
     assert ended(here, typo, sweep) == ["FAILED|2:0"] * 2
     assert "did you mean optimizer.lr?" in output(here, typo)
-    assert "names no run to train here" in output(here, sweep)
+    assert "not the config of one run" in output(here, sweep)
     steps = cluster.slurm("sacct", "--noheader", "--format=JobID", "--jobs", f"{typo},{sweep}")
     assert not re.search(r"\.\d", steps)
 
@@ -205,7 +205,7 @@ def test_array_trains_a_run_a_line(digits: Path, here: Path) -> None:
     assert "seed='3: No closing quotation" in said[2]
     assert "did you mean optimizer.lr?" in said[3]
     for text, number in zip(said[4:], (5, 6), strict=True):
-        assert f"my runs.txt: line {number}, which is this task's, is empty or missing" in text
+        assert f"my runs.txt: line {number}, for this task, is empty or missing" in text
     assert "it has 4 lines" in said[5]
     assert f"none.txt: no such file in {here}" in output(here, f"{missing}_1")
     (first,), (second,) = runs(here / "runs"), runs(here / "$(touch oops) `id`")
@@ -273,7 +273,7 @@ def test_mlflow_server_serves_other_nodes(digits: Path, here: Path) -> None:
     assert f"tracking.uri={uri}" in output(here, server)
     second = submit(here, "mlflow-server.sbatch", "my store")
     assert ended(here, second) == ["FAILED|1:0"]
-    assert f"my store is served already: {uri}" in output(here, second)
+    assert f"my store already has a server: {uri}" in output(here, second)
 
     given = ("experiment=digits", f"data.path={digits}", "train.max_steps=5", f"tracking.uri={uri}")
     job = submit(here, "--nodelist=node2", "train.sbatch", *given)

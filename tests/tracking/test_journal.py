@@ -19,7 +19,7 @@ def bodies(run_dir: Path) -> list[dict[str, object]]:
     return [record.body for record in read_all(journal_path(run_dir))]
 
 
-def test_a_record_is_a_line_and_its_offset_its_identity(tmp_path: Path) -> None:
+def test_a_record_is_a_line_and_its_position_its_identity(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     assert (journal.attempt, journal.position) == (1, 0)
     journal.append("metrics", step=1, metrics={"loss": 0.1})
@@ -41,9 +41,9 @@ def test_reading_a_piece_at_a_time_gives_the_same(tmp_path: Path) -> None:
         journal.append("metrics", step=step, metrics={"loss": 1.0})
     journal.close()
     whole, end = read(journal.path)
-    pieces, offset = [], 0
-    while offset < end:
-        records, offset = read(journal.path, offset, limit=150)
+    pieces, position = [], 0
+    while position < end:
+        records, position = read(journal.path, position, limit=150)
         assert 1 <= len(records) <= 3
         pieces += records
     assert pieces == whole

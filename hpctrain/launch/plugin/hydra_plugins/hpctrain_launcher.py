@@ -1,4 +1,4 @@
-"""Sweeper and launcher of `-m`, where Hydra looks for them; the work is in `hpctrain.launch`."""
+"""The sweeper and the launcher of `-m`, as Hydra plugins; the work is done in `hpctrain.launch`."""
 
 from __future__ import annotations
 
@@ -11,34 +11,37 @@ from hydra_plugins.hydra_submitit_launcher.submitit_launcher import SlurmLaunche
 
 
 class HpctrainSweeper(BasicSweeper):
-    """Hydra's own, less its check that stops at the first wrong run: the launcher tells all."""
+    """Hydra's basic sweeper without its check of the runs, which stops at the first error.
+
+    The launcher checks all runs and reports all errors.
+    """
 
     def sweep(self, arguments: list[str]) -> None:
         """Launch all runs in one batch.
 
         Raises:
-            ConfigError: several batches are asked for; the first would be queued before the
-                others are checked.
+            ConfigError: `max_batch_size` demands several batches; the first would be queued before
+                the others are checked.
         """
         from hpctrain.errors import ConfigError
 
         if self.max_batch_size is not None:
             raise ConfigError(
                 f"hydra.sweeper.max_batch_size={self.max_batch_size}: a sweep is checked and "
-                f"submitted whole; launch.max_running={self.max_batch_size} has so many runs at a "
-                "time"
+                f"submitted as a whole; launch.max_running={self.max_batch_size} limits how many "
+                "runs run at a time"
             )
         super().sweep(arguments)
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
-        """Do nothing: the launcher composes every run, once, before any is submitted."""
+        """Do nothing: the launcher composes each run once, before it submits any."""
 
 
 class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
-    """Validates the whole sweep, freezes it, submits it as an array and returns.
+    """Validates all runs of a sweep, freezes them and submits them as job arrays.
 
     Attributes:
-        parent: uid and name of the MLflow run above the runs of several batches.
+        parent: Uid and name of the parent run in MLflow that several batches share.
     """
 
     parent: dict[str, str] | None = None
@@ -49,16 +52,16 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
         """Submit one run for each list of overrides.
 
         Args:
-            job_overrides: command-line overrides of each run.
-            initial_job_idx: number of the first one in the sweep.
+            job_overrides: The command-line overrides of each run.
+            initial_job_idx: The number of the first run in the sweep.
 
         Returns:
-            With `launch.wait=true` each run's metric, else nothing yet: the runs go on alone.
+            One result per run: with `launch.wait=true` its metric, otherwise None.
 
         Raises:
-            ConfigError: any of the runs is wrong; then none is submitted.
+            ConfigError: A run is wrong; then none is submitted.
         """
-        # Hydra imports every plugin at each start, so what costs time comes here.
+        # Hydra imports every plugin at each start, so slow imports are here.
         from hpctrain.config.compose_sweep import Composer
         from hpctrain.disk import write_atomically
         from hpctrain.launch.sweep import Sweep
@@ -68,11 +71,11 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
         assert self.hydra_context is not None
         assert self.config is not None
         folder = Path(str(self.config.hydra.sweep.dir))
-        if initial_job_idx:  # a later batch is a sweep beside the first
+        if initial_job_idx:  # a later batch has a folder of its own
             folder = folder.with_name(f"{folder.name}-{initial_job_idx}")
             folder.mkdir()
         note = folder / "multirun.yaml"
-        if note.exists():  # what was typed, and the shell may have put a secret into it
+        if note.exists():  # it has the command line, in which a shell may have expanded a secret
             write_atomically(note, reference(note.read_text()))
         sweep = Sweep(folder, self.parent)
         composer = Composer(self.hydra_context.config_loader, self.config)

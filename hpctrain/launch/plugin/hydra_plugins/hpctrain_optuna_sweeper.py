@@ -1,4 +1,4 @@
-"""The sweeper `hydra/sweeper=optuna`, where Hydra looks for it; see `hpctrain.launch.search`."""
+"""The sweeper `hydra/sweeper=optuna`, as a Hydra plugin; see `hpctrain.launch.search`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class HpctrainOptunaSweeper(Sweeper):
-    """Lets Optuna propose each trial's values; the launcher runs them and waits.
+    """Lets Optuna propose the values of each trial; the launcher runs the trials and waits.
 
     Args:
-        settings: conf/hydra/sweeper/optuna.yaml tells what each means.
+        settings: The keys that conf/hydra/sweeper/optuna.yaml explains.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -29,7 +29,7 @@ class HpctrainOptunaSweeper(Sweeper):
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
-        """Take what Hydra has: its config loader, our launcher and the command's config."""
+        """Keep the config and Hydra's config loader, and create the launcher."""
         self.config = config
         self.hydra_context = hydra_context
         self._launcher: Any = Plugins.instance().instantiate_launcher(
@@ -40,10 +40,10 @@ class HpctrainOptunaSweeper(Sweeper):
         """Search the space that `arguments` and `hydra.sweeper.params` span.
 
         Raises:
-            ConfigError: the space or a setting is wrong.
-            LaunchError: no trial finished, or too many failed.
+            ConfigError: The space or a setting is wrong.
+            LaunchError: No trial has finished, or too many have failed.
         """
-        # Hydra imports every plugin at each start, so what costs time comes here.
+        # Hydra imports every plugin at each start, so slow imports are here.
         from hpctrain.launch.search import Search
 
         assert self.config is not None

@@ -1,6 +1,6 @@
-"""The road of a batch.
+"""The modules that a batch passes through.
 
-    sampler ── which sample stands at a position: pure           samplers/
+    sampler ── which sample stands at a position                 samplers/
        │
     source ─── samples by index: reader, windows, concat,        storage/  mapped or decoded bytes
        │       images                                            places/   in place, or staged

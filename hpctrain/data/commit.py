@@ -1,9 +1,9 @@
-"""How a data set appears in a folder at once, and what a writer that was killed leaves.
+"""How a data set appears in a folder all at once, and how the work of a killed writer is finished.
 
 OUT/.hpctrain-partial/        shards that are being written
-OUT/.hpctrain-partial/lock    held by who writes; a file, as network file systems lock no folders
-OUT/.hpctrain-partial/commit.json and index.json: from here on the new data set is whole,
-and only moved: who was killed meanwhile goes on (`resume`)
+OUT/.hpctrain-partial/lock    the writer holds it; a file, as network file systems lock no folders
+OUT/.hpctrain-partial/commit.json and index.json: when both are there, the new data set is whole
+and only has to be moved; after a kill `resume` goes on with that
 OUT/*.h5, then OUT/index.json
 """
 
@@ -23,21 +23,20 @@ from hpctrain.errors import DataError, StorageError
 
 PARTIAL = ".hpctrain-partial"
 LOCK = "lock"  # in PARTIAL
-MOVES = "commit.json"  # in PARTIAL: {shard in the index: where it lies in PARTIAL}
-REPLACED = "replaced"  # in PARTIAL: the index of the data set that gives way
+MOVES = "commit.json"  # in PARTIAL: {path of a shard in the index: its path in PARTIAL}
+REPLACED = "replaced"  # in PARTIAL: a folder for the index of the data set that is replaced
 
 
 def check_ours(folder: Path) -> None:
-    """See that a data set in `folder` may be replaced: that it is made of shards of ours.
+    """Check that a data set in `folder` may be replaced: hpctrain wrote its files.
 
     Raises:
-        DataError: It is made of files that others wrote (`python -m data_prep index`), which
-            would be lost with it.
+        DataError: Others wrote its files (`python -m data_prep index`); they would be lost.
     """
     try:
         index = Index.load(folder)
     except DataError:
-        return  # there is none, or nobody knows which files are its
+        return  # there is no data set, or its files are not known
     source = index.provenance.get("source")
     adopted = isinstance(source, Mapping) and source.get("name") == "index"
     for shard in index.shards:
@@ -54,19 +53,19 @@ def commit(folder: Path, index: Index, moves: Mapping[str, str]) -> None:
     """Move shards from PARTIAL into `folder`, the index last, and remove PARTIAL.
 
     Args:
-        folder: A data set that is there is replaced.
-        index: Of the new one.
-        moves: For each of its shards, and of the files beside them, its path in PARTIAL.
+        folder: A data set in it is replaced.
+        index: Index of the new data set.
+        moves: The path in PARTIAL of each shard, and of each file beside the shards.
 
     Raises:
-        DataError: The data set that is there is not ours; see `check_ours`.
-        StorageError: The folder cannot be written; it may be resumed.
+        DataError: The data set in `folder` cannot be replaced; see `check_ours`.
+        StorageError: The folder cannot be written; `resume` may finish the commit later.
     """
     partial = folder / PARTIAL
     check_ours(folder)
     try:
         index.save(partial)
-        sync(partial)  # MOVES without the index would mean that it was moved already
+        sync(partial)  # MOVES without the index means that the index has been moved
         _write(partial / MOVES, json.dumps(dict(moves)))
         sync(partial)
         discard(folder)
@@ -75,10 +74,10 @@ def commit(folder: Path, index: Index, moves: Mapping[str, str]) -> None:
 
 
 def resume(folder: Path) -> bool:
-    """Finish the commit that was begun in `folder`, if there is one; return whether.
+    """Finish the commit that was begun in `folder`; return whether there was one.
 
     Raises:
-        DataError: It cannot be read.
+        DataError: MOVES cannot be read.
         OSError: The folder cannot be written.
     """
     partial = folder / PARTIAL
@@ -94,7 +93,7 @@ def resume(folder: Path) -> bool:
     new = partial / index_file.FILE
     if new.exists():
         replaced = partial / REPLACED
-        if (folder / index_file.FILE).exists():  # until the new one is there, there is none
+        if (folder / index_file.FILE).exists():  # until the new index is there, the folder has none
             replaced.mkdir(exist_ok=True)
             os.replace(folder / index_file.FILE, replaced / index_file.FILE)
         for name, place in moves.items():
@@ -110,9 +109,7 @@ def resume(folder: Path) -> bool:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Finish what an interrupted writer had begun to move, and remove what else it left.
-
-    The lock stays.
+    """Finish the commit of an interrupted writer, and remove its other files but the lock.
 
     Raises:
         OSError: The folder cannot be written.
@@ -122,14 +119,14 @@ def clear_leftovers(folder: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """The last act of who holds the lock alone: `clear_leftovers`, and PARTIAL is gone.
+    """Call `clear_leftovers`, and remove PARTIAL; the caller holds the exclusive lock.
 
     Raises:
         OSError: The folder cannot be written.
     """
     clear_leftovers(folder)
     (folder / PARTIAL / LOCK).unlink(missing_ok=True)
-    with suppress(OSError):  # the next writer is there already
+    with suppress(OSError):  # the next writer has put its lock there
         (folder / PARTIAL).rmdir()
 
 
@@ -137,7 +134,7 @@ def settle(folder: Path, *, wait: float = 0) -> None:
     """Finish the commit of a writer that was killed, if there is one.
 
     Args:
-        folder: May not exist.
+        folder: The folder of the data set; it need not exist.
         wait: See `lock`.
 
     Raises:
@@ -158,25 +155,25 @@ def settle(folder: Path, *, wait: float = 0) -> None:
             unlock(descriptor)
     except StorageError:
         if MOVES in names:
-            raise  # otherwise it has only just begun
+            raise  # without MOVES the other process has only just begun
     except OSError as error:
         raise storage_error(folder, error) from None
 
 
 def lock(folder: Path, *, shared: bool = False, wait: float = 0) -> int | None:
-    """Hold `folder` against other writers, while the descriptor is open; PARTIAL exists then.
+    """Lock `folder` against other writers while the descriptor is open, and make PARTIAL.
 
     Args:
-        folder: Exists.
-        shared: With others that share.
-        wait: So many seconds for another process to end.
+        folder: An existing folder.
+        shared: Whether other processes may hold the lock too, if they share it.
+        wait: How many seconds to wait for another process to unlock it.
 
     Returns:
         The descriptor; None where the file system has no locks.
 
     Raises:
         OSError: The folder cannot be written.
-        StorageError: Another process holds it.
+        StorageError: Another process holds the lock.
     """
     path, end = folder / PARTIAL / LOCK, time.monotonic() + wait
     while True:
@@ -184,7 +181,7 @@ def lock(folder: Path, *, shared: bool = False, wait: float = 0) -> int | None:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except FileNotFoundError:
-            continue  # who had finished has just removed it
+            continue  # the process before has just removed PARTIAL
         try:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             if holds(folder, descriptor):
@@ -201,7 +198,7 @@ def lock(folder: Path, *, shared: bool = False, wait: float = 0) -> int | None:
 
 
 def alone(folder: Path, descriptor: int | None) -> bool:
-    """Make a shared lock one's own, if nobody else has it; otherwise it is lost."""
+    """Make a shared lock exclusive, if no other process holds it; otherwise the lock is lost."""
     if descriptor is None:
         return False
     try:
@@ -212,7 +209,7 @@ def alone(folder: Path, descriptor: int | None) -> bool:
 
 
 def holds(folder: Path, descriptor: int) -> bool:
-    """Whether the lock is still that of the folder: who finishes removes it."""
+    """Return whether the lock file is still in the folder: a writer that ends removes it."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(folder / PARTIAL / LOCK))
     except FileNotFoundError:
@@ -226,15 +223,15 @@ def unlock(descriptor: int | None) -> None:
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:
-    """What to tell of a file or folder that cannot be written."""
-    # HDF5 tells where in its code it failed; somewhere in there is what the system said.
+    """Return the error for a file or folder that cannot be written."""
+    # A message of HDF5 is a trace of its code; the system's message is somewhere in it.
     system = re.search(r"error message = '([^']+)'", str(error))
     why = error.strerror or (system[1] if system else str(error))
     return StorageError(f"cannot write {path}: {why}")
 
 
 def _empty(partial: Path) -> None:
-    """Remove all but the lock; MOVES last, so that who is killed here is understood."""
+    """Remove all but the lock; MOVES last, so that after a kill here `resume` can go on."""
     for path in [*partial.iterdir()] if partial.exists() else []:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -244,7 +241,7 @@ def _empty(partial: Path) -> None:
 
 
 def _listed(folder: Path) -> set[str]:
-    """The shards and files that the index in `folder` lists; none without a readable index."""
+    """Return the shards and files that the index in `folder` lists; none if it cannot be read."""
     try:
         index = Index.load(folder)
     except DataError:
@@ -254,7 +251,7 @@ def _listed(folder: Path) -> set[str]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Write a file whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("w") as file:
         file.write(text)
@@ -264,7 +261,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Force a file to the disk, or a folder's renames."""
+    """Force a file, or the renames in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -3,18 +3,18 @@
     codec    filter id      levels
     none                            contiguous: the loader maps it, and reads single samples
     gzip     1              1-9     every HDF5 library reads it; small, and slow
-    lz4      32004                  the fastest to read; saves the least
+    lz4      32004                  the fastest to read, and the largest
     zstd     32015          1-22    small, and fast to read
     blosc2   32026          0-9     Zstandard by blocks that fit the cache
 
-A chunk is whole samples, about `chunk_bytes` of them and at least one. It is read and decoded at
-once, so samples that lie together should be wanted together: see `hpctrain.data.samplers.blocks`.
+A chunk holds whole samples, at least one, and about `chunk_bytes`. It is read and decoded as a
+whole, so samples of one chunk should be read together: see `hpctrain.data.samplers.blocks`.
 
-Numbers of more than one byte go through the shuffle filter first, first bytes before second
-bytes, which nearly always helps. All but gzip need hdf5plugin, to write and for readers other than
-ours: `import hdf5plugin` in Python, HDF5_PLUGIN_PATH for h5dump and MATLAB.
+Numbers of more than one byte go through the shuffle filter first (all first bytes, then all second
+bytes, …), which nearly always saves space. All codecs but gzip need hdf5plugin, for writing and for
+other readers: `import hdf5plugin` in Python, HDF5_PLUGIN_PATH for h5dump and MATLAB.
 
-The same samples give the same bytes, by one version of the codecs.
+The same samples give the same bytes, if the version of the codec is the same.
 """
 
 import os
@@ -36,20 +36,20 @@ LEVELS = {
     "zstd": (range(1, 23), 3),
     "blosc2": (range(10), 3),
 }
-"""Of each codec: those that it has, and the default."""
+"""The levels of each codec, and its default level."""
 PLUGINS = ("lz4", "zstd", "blosc2")
 CHUNK_BYTES = 2**20
-MOST_BYTES = 2**31 - 2**20  # in a chunk: Blosc2's and LZ4's limit is a little more
+MOST_BYTES = 2**31 - 2**20  # in a chunk: the limit of Blosc2 and LZ4 is slightly higher
 
 
 @dataclass(frozen=True)
 class Compression:
-    """See the module.
+    """A codec and its settings.
 
     Attributes:
         codec: One of LEVELS.
-        level: More is smaller and slower; None: the codec's default, if it has levels.
-        chunk_bytes: Of samples in a chunk, about, before they are compressed.
+        level: A higher level is smaller and slower; None: the codec's default, if it has levels.
+        chunk_bytes: Bytes of the samples of a chunk, about, before they are compressed.
 
     Raises:
         ConfigError: There is no such codec, level or chunk, or the library is missing.
@@ -83,10 +83,10 @@ class Compression:
         return self.codec if self.level is None else f"{self.codec} (level {self.level})"
 
     def check(self, fields: Mapping[str, Field]) -> None:
-        """See that the samples fit into chunks.
+        """Check that the samples fit into chunks.
 
         Raises:
-            DataError: One sample (one element of a variable-length one) is too large.
+            DataError: One sample (one element, if the length varies) is too large.
         """
         for name, field in fields.items():
             if self.codec != "none" and field.nbytes > MOST_BYTES:
@@ -97,11 +97,11 @@ class Compression:
                 )
 
     def rows(self, row_bytes: int) -> int:
-        """How many samples of so many bytes make a chunk."""
+        """Return how many samples of `row_bytes` bytes make a chunk."""
         return max(1, min(self.chunk_bytes, MOST_BYTES) // row_bytes)
 
     def filters(self, dtype: np.dtype[Any]) -> dict[str, Any]:
-        """Return what h5py's `create_dataset` takes, for a codec that is not none."""
+        """Return the keyword arguments of h5py's `create_dataset`; the codec is not "none"."""
         shuffle = dtype.itemsize > 1
         if self.codec == "gzip":
             return {"compression": "gzip", "compression_opts": self.level, "shuffle": shuffle}
@@ -116,7 +116,7 @@ class Compression:
 
 @contextmanager
 def as_asked() -> Iterator[None]:
-    """Keep BLOSC_NTHREADS and its like out of what is written: Blosc2 notes them in its frames."""
+    """Hide variables like BLOSC_NTHREADS: Blosc2 would store them in the file."""
     kept = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith("BLOSC")}
     try:
         yield
@@ -125,10 +125,10 @@ def as_asked() -> Iterator[None]:
 
 
 def plugins() -> Any:
-    """Return hdf5plugin, and see that HDF5 uses the codecs it brings.
+    """Return hdf5plugin, and make HDF5 use the codecs of hdf5plugin.
 
-    HDF5 may have found others before: netCDF4, once imported, sets HDF5_PLUGIN_PATH for this
-    process and those it starts. What another build writes reads the same, and has other bytes.
+    HDF5 may have found other builds of the codecs before: netCDF4 sets HDF5_PLUGIN_PATH when it is
+    imported. Another build writes the same values in other bytes.
 
     Raises:
         ImportError: It is not installed.

@@ -1,9 +1,9 @@
-"""Several data sets end to end, read as one.
+"""Several data sets, read as if they were joined end to end.
 
     >>> both = Concat({"old": Reader(old, "train"), "new": Reader(new, "train")})
     >>> both.read(np.array([0, len(both) - 1]))          # the first of old, the last of new
 
-`hpctrain.data.samplers.mixture` draws from such an index space by weights.
+`hpctrain.data.samplers.mixture` draws from these indices by weights.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,13 +23,13 @@ class Concat:
     """The samples of the first source, then those of the next.
 
     Args:
-        sources: By name, which errors say.
+        sources: The sources by name; error messages use the names.
 
     Attributes:
-        fields: The schema of the first; the others have the same fields, in any order.
+        fields: The schema of the first source; the others have the same fields, in any order.
 
     Raises:
-        DataError: No source, or fields that do not agree.
+        DataError: There is no source, or the fields do not agree.
     """
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
@@ -48,7 +48,7 @@ class Concat:
     def read(
         self, indices: Int64s, out: Mapping[str, Array] | None = None
     ) -> Mapping[str, Array | Ragged]:
-        """Return samples in the order asked: one read of each source that has some.
+        """Return the samples `indices`, in that order, with one read of each source that has some.
 
         Args:
             indices: int64 (n,), each in [0, len); repeats are allowed.
@@ -61,7 +61,7 @@ class Concat:
         if indices.size and not (indices.min() >= 0 and indices.max() < len(self)):
             raise IndexError(f"indices {indices.min()} to {indices.max()} of {len(self)} samples")
         parts = list(self._parts(indices))
-        if len(parts) < 2:  # as it is, without a copy; without samples, of the first source
+        if len(parts) < 2:  # no copy is needed; an empty read goes to the first source
             source, own, _ = parts[0] if parts else (self._sources[0], indices, slice(0))
             found = source.read(own, out)
             return {name: found[name] for name in self.fields}
@@ -87,14 +87,14 @@ class Concat:
                 source.prepare(own)
 
     def _parts(self, indices: Int64s) -> Iterator[tuple[Source, Int64s, slice | Int64s]]:
-        """The sources that have some: their own indices, and their rows of the result."""
+        """Yield each source that has some: its own indices, and its rows of the result."""
         numbers = np.searchsorted(self._ends, indices, side="right")
         for number, rows in groups(numbers):
             source = self._sources[number]
             yield source, indices[rows] - (self._ends[number] - len(source)), rows
 
 
-Parts = Sequence[tuple[slice | Int64s, Any]]  # rows of the result, the samples that go there
+Parts = Sequence[tuple[slice | Int64s, Any]]  # rows of the result, and the samples of these rows
 
 
 def _join_ragged(parts: Parts, count: int) -> Ragged:
@@ -104,7 +104,7 @@ def _join_ragged(parts: Parts, count: int) -> Ragged:
     np.cumsum(offsets, out=offsets)
     like = parts[0][1].values
     values = np.empty((int(offsets[-1]), *like.shape[1:]), like.dtype)
-    for rows, part in parts:  # each element moves as far as its sample
+    for rows, part in parts:  # all elements of a sample move equally far
         moves = np.repeat(offsets[:-1][rows] - part.offsets[:-1], part.lengths)
         values[moves + np.arange(len(part.values))] = part.values
     return Ragged(values, offsets)

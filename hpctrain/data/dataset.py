@@ -1,23 +1,23 @@
-"""The data sets of hpctrain in other people's training loops.
+"""The data sets of hpctrain for other training loops: torch, Lightning, Accelerate.
 
-`HDF5Dataset` is a plain map-style torch dataset: any sampler, any DataLoader. torch asks it for
-whole batches, which it gathers at once; with its `collate` they stay whole:
+`HDF5Dataset` is a map-style torch dataset, for any sampler and any DataLoader. torch asks it for
+whole batches, which it reads in one gather; its `collate` does not take them apart:
 
     dataset = HDF5Dataset(folder, "train")
     loader = DataLoader(dataset, batch_size=64, shuffle=True, collate_fn=dataset.collate)
 
-Accelerate divides that among its processes:
+Accelerate divides the batches among its processes:
 
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
 `LoaderDataset` wraps our own `Loader`, which is faster, shuffles without memory and resumes
-exactly. It already gives each rank its share, so nobody may divide it again:
+exactly. Each rank gets its share already, so it must not be divided again:
 
     loader = Loader(Reader(folder, "train"), global_batch_size=64, dp_rank=rank, dp_size=ranks)
     for batch in DataLoader(LoaderDataset(loader), batch_size=None): ...          # one epoch
 
-Lightning takes it as it is, with `use_distributed_sampler=False`, and stores its state in the
-checkpoints, so that a run that continues in the middle of an epoch sees the rest of that epoch:
+Lightning takes it directly, with `use_distributed_sampler=False`, and stores its state in the
+checkpoints: a run that is resumed in the middle of an epoch sees the rest of that epoch:
 
     trainer = lightning.Trainer(use_distributed_sampler=False)
     trainer.fit(module, LoaderDataset(loader), ckpt_path="last")
@@ -43,7 +43,7 @@ Sample = dict[str, torch.Tensor]
 
 
 class Samples(Sequence[Sample]):
-    """Samples that were read together; they become single ones only where one is asked for."""
+    """Samples that were read together; one is taken out only when it is indexed."""
 
     def __init__(self, rows: Mapping[str, Array | Ragged]) -> None:
         self._rows = rows
@@ -52,30 +52,30 @@ class Samples(Sequence[Sample]):
         return len(next(iter(self._rows.values())))
 
     def __getitem__(self, i: Any) -> Any:
-        """Sample `i`, 0 to len - 1: a tensor for each field, as long as it is."""
+        """Return sample `i`, 0 to len - 1: a tensor for each field, not padded."""
         if not 0 <= i < len(self):
             raise IndexError(f"sample {i} of {len(self)}")
         return {name: _tensor(value[i]) for name, value in self._rows.items()}
 
     def batch(self) -> Batch:
-        """Return all of them, as a `Loader` does: lengths that vary are padded, with a length."""
+        """Return a batch of all samples, as a `Loader` does with collate="pad", without mask."""
         collate = Collate({}, "pad", Buffers())
         (batch,) = collate(self._rows, np.ones((1, len(self)), np.bool_))
-        del batch[MASK]  # all of them count
+        del batch[MASK]  # all samples count
         return batch
 
 
 class HDF5Dataset(Dataset[Any]):
-    """One split as a map-style data set; processes may fork from it, and it can be pickled.
+    """One split as a map-style data set; it works after a fork, and can be pickled.
 
-    A sample has a tensor (*shape) for each field, (length, *shape) where the length varies:
-    the dtype of the field, but uint16 becomes int32 and uint32 int64.
+    A sample has a tensor for each field, (*shape), or (length, *shape) if the length varies. The
+    dtype is that of the field, but uint16 becomes int32 and uint32 becomes int64.
 
     Args:
-        folder: Of the data set (with its index.json).
+        folder: Folder of the data set (with its index.json).
         split: Name of the split.
         fields: The fields to read; all by default.
-        transform: From a sample to what shall stand for it.
+        transform: A function that is applied to each sample.
 
     Raises:
         DataError: See `hpctrain.data.reader.Reader`.
@@ -95,34 +95,35 @@ class HDF5Dataset(Dataset[Any]):
         return len(self.reader)
 
     def __getitem__(self, index: int) -> Any:
-        """Sample `index`, 0 to len - 1, transformed."""
+        """Return sample `index`, 0 to len - 1, transformed."""
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
-        """Many samples by one read; torch's DataLoader asks for its batches this way."""
+        """Return many samples with one read; torch's DataLoader calls it for each batch."""
         samples = Samples(self.reader.read(np.asarray(indices, np.int64)))
         return samples if self.transform is None else [self.transform(s) for s in samples]
 
     @staticmethod
     def collate(samples: Sequence[Any]) -> Any:
-        """Make a batch: at once where the samples were read together, else as torch does."""
+        """Make a batch: at once if the samples were read together, otherwise as torch does."""
         return samples.batch() if isinstance(samples, Samples) else default_collate(list(samples))
 
 
 class LoaderDataset(IterableDataset[Batch]):
-    """A `Loader`, for those who iterate by epochs.
+    """A `Loader` that is iterated over one epoch at a time.
 
-    Each `iter()` is one epoch: the rest of it after `load_state_dict`, else a new one, also when
-    the one before was broken off. Its length is that of a whole epoch. For evaluation, too, give
-    it a loader without `max_epochs`, with shuffle=False and tail="pad".
+    Each `iter()` gives one epoch. After `load_state_dict` it is the rest of the epoch of the state;
+    otherwise a new epoch, also if the consumer left the one before early. The length is that of a
+    whole epoch. For an evaluation too, the loader has no `max_epochs`; it has shuffle=False and
+    tail="pad".
 
     Args:
-        loader: This rank's; from now on it is used only here.
+        loader: The loader of this rank; nothing else may use it.
     """
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
-        self._batches: Iterator[Batch] | None = None  # lives on from epoch to epoch
+        self._batches: Iterator[Batch] | None = None  # one iterator for all epochs
         self._resumed = False
 
     def __len__(self) -> int:
@@ -136,7 +137,7 @@ class LoaderDataset(IterableDataset[Batch]):
             )
         loader = self._loader
         offset = loader.state_dict()["consumed"] % loader.count
-        if offset and not self._resumed:  # broken off: go to the next epoch
+        if offset and not self._resumed:  # the consumer left the epoch early
             loader.load_state_dict({"consumed": (loader.epoch + 1) * loader.count})
             self._batches = None
         self._resumed = False
@@ -147,14 +148,14 @@ class LoaderDataset(IterableDataset[Batch]):
             yield batch
             if loader.epoch != epoch:
                 return
-        self._batches = None  # the loader has an end
+        self._batches = None  # the loader has ended
 
     def state_dict(self) -> dict[str, int]:
-        """Where the consumer is; see `Loader.state_dict`."""
+        """See `Loader.state_dict`."""
         return self._loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue there, in the middle of an epoch too; see `Loader.load_state_dict`."""
+        """Continue from `state`, also in the middle of an epoch; see `Loader.load_state_dict`."""
         self._loader.load_state_dict(state)
         self._batches, self._resumed = None, True
 

@@ -1,4 +1,4 @@
-"""One field of the samples: what its values are, and where in a shard they lie. No numpy."""
+"""One field of the samples: its dtype and shape, and where it lies in a shard. No numpy."""
 
 import math
 import re
@@ -7,8 +7,8 @@ from typing import Any
 
 from hpctrain.errors import DataError
 
-# Little-endian in the file. No bool, complex, string or object, and no uint64, which torch
-# cannot compute with: store uint8, two fields, UTF-8 bytes, int64.
+# Little-endian in the file. Other values are stored as one of these: bool as uint8, complex numbers
+# as two fields, strings as UTF-8 bytes, uint64 (torch cannot compute with it) as int64.
 DTYPES = {
     "uint8": 1,
     "uint16": 2,
@@ -21,7 +21,7 @@ DTYPES = {
     "float32": 4,
     "float64": 8,
 }
-"""And the bytes of each."""
+"""The dtypes that a field may have, and the bytes of a value."""
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -31,13 +31,13 @@ class Field:
 
     Attributes:
         dtype: One of DTYPES.
-        shape: Of one sample; of one element of a sample when the length varies.
+        shape: Shape of one sample; of one element of a sample if the length varies.
         variable: Whether a sample is a sequence of any length of such elements.
-        dataset: Path in the file, where it is not that of `hpctrain.data.format`, else "".
+        dataset: Path in the file, if it is not that of `hpctrain.data.format`; otherwise "".
         offsets: The same for the offsets of a variable-length field.
-        axis: Of the dataset, that counts the samples.
+        axis: The axis of the dataset that counts the samples.
 
-    Fields are equal when their samples are alike, wherever they lie.
+    Two fields are equal if their samples are of one kind, wherever in a file they lie.
     """
 
     dtype: str
@@ -48,10 +48,10 @@ class Field:
     axis: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse what no shard can hold.
+        """Check that a shard can hold the field.
 
         Raises:
-            DataError: An unknown dtype, a shape without elements, or an axis that cannot be.
+            DataError: The dtype is unknown, the shape has no elements, or the axis is impossible.
         """
         if self.dtype not in DTYPES:
             raise DataError(f"dtype {self.dtype} is not supported; allowed: {', '.join(DTYPES)}")
@@ -62,7 +62,7 @@ class Field:
             raise DataError(f"axis {self.axis} cannot count {kind}")
 
     def as_json(self) -> dict[str, Any]:
-        """What the index holds of it."""
+        """Return what the index holds of the field."""
         values = asdict(self)
         return {
             key: value
@@ -72,16 +72,16 @@ class Field:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a sample; where its length varies, of one element."""
+        """Bytes of a sample; of one element if the length varies."""
         return DTYPES[self.dtype] * math.prod(self.shape)
 
     @property
     def elsewhere(self) -> bool:
-        """Whether it lies where only version 2 can say."""
+        """Whether only version 2 of the index can say where the field lies."""
         return bool(self.dataset or self.offsets or self.axis)
 
     def datasets(self, name: str) -> tuple[str, str]:
-        """Paths in the file: of the values, and of the offsets ("" where there are none)."""
+        """Return the paths in the file of the values and of the offsets ("" for a fixed size)."""
         if not self.variable:
             return self.dataset or name, ""
         return self.dataset or f"{name}/values", self.offsets or f"{name}/offsets"
@@ -93,10 +93,10 @@ class Field:
 
 
 def check_name(name: str, what: str) -> None:
-    """Refuse a field's or split's name that is not portable in files and HDF5.
+    """Check that the name of a field or split is portable in file names and HDF5.
 
     Raises:
-        DataError: With the name and what is allowed.
+        DataError: It is not; the message says what is allowed.
     """
     if not NAME.fullmatch(name):
         raise DataError(

@@ -9,17 +9,17 @@
 - The first axis of every dataset is the sample (of `values`: the element).
 - Datasets are contiguous and not compressed, little-endian, and begin at a multiple of 4096
   bytes, so that a reader may map them; the dtypes are those of `field.DTYPES`.
-- Or, as `hpctrain.data.compression` says, they are compressed in chunks of whole samples, which
-  begin there too; `offsets` stay contiguous.
+- Or they are compressed (`hpctrain.data.compression`) in chunks of whole samples, which begin at
+  such multiples too; `offsets` stay contiguous.
 - A file is named SPLIT-00000.h5. It holds as many samples as fit in `max_bytes` of data, and at
   least one.
-- The same samples in the same order give the same bytes, however they were batched: no times
-  are stored, and the layout is the oldest that HDF5 writes (by one version of HDF5 and of the
-  codecs).
+- The same samples in the same order give the same bytes, whatever the batches were: no times are
+  stored, and the layout is the oldest that HDF5 writes. The versions of HDF5 and of the codecs
+  must be the same.
 
-A data set appears at once: shards are written and synced in `OUT/.hpctrain-partial/`, then moved
-into OUT, and `index.json` last. A writer that is killed leaves that folder, which the next one
-clears; one that raises leaves nothing.
+A data set appears all at once: shards are written and synced in `OUT/.hpctrain-partial/`, then
+moved into OUT, and `index.json` last. A writer that is killed leaves that folder, which the next
+one clears; a writer that raises leaves nothing.
 
     >>> write_shards(Path("out"), [("train", {"image": images, "label": labels})])
 """
@@ -60,27 +60,28 @@ from hpctrain.data.types import Array
 from hpctrain.errors import DataError
 
 MAX_BYTES = 256 * 2**20
-KEPT = 2**20  # bytes: smaller arrays are copied, so that they are joined
-LOOK_BYTES = 2**20  # of samples at least that statistics are made of at once
+KEPT = 2**20  # bytes of an array; smaller ones are copied, so that they can be joined
+LOOK_BYTES = 2**20  # bytes of samples, at least, that go into the statistics together
 
 
 class ShardFiles:
     """Writes samples into shards in one folder, and nothing else: no index, no lock.
 
-    Memory: about a shard for each split, and when compressed, two more while it is written.
+    It takes the memory of about a shard for each split; a compressed shard takes two more while
+    it is written.
 
     Args:
-        folder: Exists.
-        fields: The schema; without it, that of the first batch.
+        folder: An existing folder.
+        fields: The schema; None: the schema of the first batch.
         max_bytes: Data in one shard, before it is compressed.
-        compression: Of the shards.
-        sync: Each is forced to the disk; False: the caller does it.
+        compression: Codec of the shards.
+        sync: Whether each shard is forced to the disk; False: the caller does it.
 
     Attributes:
         fields: The schema, once it is known.
 
     Raises:
-        DataError: A bad field.
+        DataError: A field cannot be stored.
     """
 
     def __init__(
@@ -101,11 +102,11 @@ class ShardFiles:
         """Append samples to `split`; they are copied.
 
         Args:
-            split: Its name.
+            split: Name of the split.
             batch: For each field (n, *shape); for a variable-length one a `Ragged` or a list of
                 n arrays (length, *shape).
-            lasting: Nobody writes into these arrays again: those that are no part of a much
-                larger one are kept as they are.
+            lasting: Whether nobody writes into these arrays again; they are then kept instead of
+                copied, but for parts of a much larger array.
 
         Raises:
             DataError: A field is missing or unknown, or has another dtype, shape or count.
@@ -137,7 +138,7 @@ class ShardFiles:
                 self._flush(state)
 
     def finish(self) -> tuple[list[Shard], dict[str, dict[str, Moments]]]:
-        """Write what is left; return the shards and, by split and field, what their values are.
+        """Write what is left; return the shards and, by split and field, the statistics.
 
         Raises:
             StorageError: The disk is full or the folder not writable.
@@ -175,15 +176,15 @@ class ShardWriter:
     """Writes a data set into a folder; a context manager that leaves nothing after an exception.
 
     Args:
-        folder: Made if it does not exist. A finished data set in it stays as it is until
-            `finish` replaces it.
-        fields: The schema; without it, that of the first batch.
+        folder: Created if it does not exist. A finished data set in it stays until `finish`
+            replaces it.
+        fields: The schema; None: the schema of the first batch.
         max_bytes: Data in one shard, before it is compressed.
-        compression: Of the shards.
-        categories: Names of the values 0, 1, … of fields.
+        compression: Codec of the shards.
+        categories: Names of the values 0, 1, … of some fields.
 
     Raises:
-        DataError: A bad field, or the folder holds adopted files; see `check_ours`.
+        DataError: A field cannot be stored, or the folder holds adopted files; see `check_ours`.
         StorageError: The folder cannot be written, or another process is writing into it.
     """
 
@@ -218,7 +219,7 @@ class ShardWriter:
             The index that was written.
 
         Raises:
-            DataError: There was no sample.
+            DataError: There are no samples.
             StorageError: The disk is full or the folder not writable.
         """
         shards, moments = self._files.finish()
@@ -240,7 +241,7 @@ class ShardWriter:
 
     def abort(self) -> None:
         """Remove what was written so far; a finished data set in the folder stays."""
-        with suppress(OSError):  # what made it fail may still be there; the next writer clears
+        with suppress(OSError):  # the disk may still be full; the next writer clears
             discard(self._folder)
         self._close()
 
@@ -282,7 +283,7 @@ def write_shards(
 
 
 class _Split:
-    """A split's finished shards, and the samples that wait for the next."""
+    """The finished shards of a split, and the samples that wait for the next shard."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -291,7 +292,7 @@ class _Split:
         self.clear()
 
     def clear(self) -> None:
-        """Let go of the samples."""
+        """Forget the samples that wait."""
         self.parts: dict[str, list[Any]] = {}
         self.count, self.bytes = 0, 0
         self._seen, self._seen_bytes = 0, 0
@@ -305,7 +306,7 @@ class _Split:
             self.look()
 
     def look(self) -> None:
-        """Take what is new into the statistics, while the cache has it."""
+        """Add new samples to the statistics, while they are in the cache."""
         for name, parts in self.parts.items():
             if new := parts[self._seen :]:
                 self.moments.setdefault(name, Moments()).add(_joined(new))
@@ -323,7 +324,7 @@ def _joined(parts: list[Any]) -> Array | Ragged:
 
 
 def _part(value: Array | Ragged, start: int, stop: int, lasting: bool) -> Array | Ragged:
-    """Samples `start` to `stop`, in native byte order, that nobody else will change."""
+    """Return the samples `start` to `stop`, in native byte order, in arrays that nobody changes."""
     if isinstance(value, Ragged):
         rows = value.rows(start, stop)
         return Ragged(_own(rows.values, lasting), rows.offsets)
@@ -338,10 +339,10 @@ def _own(array: Array, lasting: bool) -> Array:
 
 
 def _held(array: Array) -> float:
-    """The bytes that live as long as this array does."""
+    """Return the bytes of memory that stay allocated as long as this array does."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     base: Any = array.base
     if isinstance(base, memoryview) and isinstance(base.obj, mmap):
-        return 0  # of a file: the system takes it back when it needs to
+        return 0  # a mapped file: the system can free its pages
     return array.nbytes if base is None else np.inf  # memory of another library

@@ -1,4 +1,4 @@
-"""`index.json`: what a data set is. Read by everybody, the login node too: no torch, no h5py.
+"""`index.json`, which describes a data set. The login node reads it too: no torch, no h5py.
 
 A data set is a folder of HDF5 shards (see `hpctrain.data.format`) and this file beside them. It
 is written last, so a folder with an `index.json` is a finished data set. Version 1:
@@ -6,8 +6,8 @@ is written last, so a folder with an `index.json` is a finished data set. Versio
     {
       "format": "hpctrain-shards",
       "version": 1,
-      "digest": "xxh3_128:…",          names the data: schema, categories, shard digests in their
-                                       order; not where it lies, nor how and when it was made
+      "digest": "xxh3_128:…",          names the data: of schema, categories and the digests of the
+                                       shards in order; not of the path, nor of the provenance
       "fields": {
         "image": {"dtype": "uint8", "shape": [3, 64, 64], "variable": false},
         "text":  {"dtype": "uint8", "shape": [], "variable": true}
@@ -19,7 +19,7 @@ is written last, so a folder with an `index.json` is a finished data set. Versio
          "count": 4096,                samples
          "bytes": 50335744,            size of the file
          "digest": "xxh3_128:…",       of the whole file
-         "elements": {"text": 91204}}  of each variable-length field; may be missing
+         "elements": {"text": 91204}}  in each variable-length field; may be missing
       ],                               the order of a split's shards is the order of its samples
       "categories": {"label": ["cat", "dog"]},
                                        names of a field's values 0, 1, …; may be missing
@@ -31,10 +31,10 @@ is written last, so a folder with an `index.json` is a finished data set. Versio
         }
       },                               per split and field, of the finite values (of all elements
                                        of all samples); std is the population's; null: there are
-                                       none, or the number is beyond float64. nan: how many of the
-                                       nonfinite are NaN, null: not counted. classes: how often
-                                       each value of an integer field of shape [] is there, if
-                                       there are at most 1,000. lengths: of variable-length samples
+                                       no values, or the number is beyond float64. nan: how many
+                                       of the nonfinite are NaN, null: not counted. classes: how
+                                       often each value of an integer field of shape [] occurs, if
+                                       it has at most 1,000. lengths: of variable-length samples
       "provenance": {                  for people and for data_prep, never part of the digest
         "command": "python -m data_prep …", "created": "2026-01-31T12:00:00+00:00",
         "versions": {"hpctrain": "0.1.0", …}, "options": {…},
@@ -42,16 +42,17 @@ is written last, so a folder with an `index.json` is a finished data set. Versio
       }
     }
 
-A reader ignores keys that it does not know; whatever it must not ignore raises the version.
+A reader ignores keys that it does not know. A change that a reader must not ignore has a new
+version number.
 
-Version 2 is of HDF5 files that others wrote (`python -m data_prep index`). A field of theirs may
-lie elsewhere than `hpctrain.data.format` says, and then has one or more of these keys:
+Version 2 describes HDF5 files that others wrote (`python -m data_prep index`). Their fields need
+not lie where `hpctrain.data.format` says; such a field has one or more of these keys:
 
         "dataset": "/x/data",          its path in each file; of a variable-length field's values
         "offsets": "/x/ends",          the path of a variable-length field's offsets
         "axis": 1                      the axis of the dataset that counts the samples
 
-An index without such a field is of version 1.
+An index without such a field has version 1.
 
     >>> index = Index.load(Path("data/digits"))
     >>> index.split("train").count
@@ -80,7 +81,7 @@ NO_ELEMENTS: Mapping[str, int] = {}  # shared by 100,000 shards
 class Shard:
     """One HDF5 file: `path` relative to the index, `count` samples, `bytes` of the file.
 
-    `elements` has the total length of each variable-length field, if the index says so.
+    `elements` has the number of elements of each variable-length field, if the index has them.
     """
 
     path: str
@@ -91,10 +92,10 @@ class Shard:
     elements: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse a path that leads out of the folder, and sizes that cannot be.
+        """Check path and sizes.
 
         Raises:
-            DataError: See above.
+            DataError: The path leads out of the folder, or a size is not positive.
         """
         parts = self.path.split("/")  # an absolute path begins with an empty one
         if "" in parts or "." in parts or ".." in parts:
@@ -114,7 +115,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Of the samples of a variable-length field, in elements; `total` is their sum."""
+    """Statistics of the lengths of variable-length samples, in elements; `total` is their sum."""
 
     mean: float | None
     std: float | None
@@ -125,7 +126,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Of the finite values of one field in one split; the module has the keys."""
+    """Statistics of the finite values of a field in a split; the module describes the keys."""
 
     mean: float | None
     std: float | None
@@ -138,7 +139,7 @@ class Statistics:
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read what `to_json` returned, of an earlier version too."""
+        """Read what `to_json` returned, also in an earlier version."""
         classes, lengths = values.get("classes"), values.get("lengths")
         return cls(
             *(values["mean"], values["std"], values["min"], values["max"], values["nonfinite"]),
@@ -148,14 +149,14 @@ class Statistics:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return what the index holds: without classes or lengths where there are none."""
+        """Return the keys of the index, without classes or lengths where there are none."""
         optional = ("classes", "lengths")
         return {k: v for k, v in asdict(self).items() if k not in optional or v is not None}
 
 
 @dataclass(frozen=True)
 class Index:
-    """A finished data set, as `index.json` holds it; the module's docstring has every key."""
+    """A finished data set, as in `index.json`; the module describes every key."""
 
     fields: Mapping[str, Field]
     shards: tuple[Shard, ...]
@@ -164,10 +165,10 @@ class Index:
     categories: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse categories of what is no field.
+        """Check the categories.
 
         Raises:
-            DataError: See above.
+            DataError: A field does not exist.
         """
         categories = {name: tuple(values) for name, values in self.categories.items()}
         object.__setattr__(self, "categories", categories)  # as they are loaded
@@ -180,15 +181,17 @@ class Index:
 
     @property
     def version(self) -> int:
-        """The lowest that can say it."""
+        """The lowest version that can describe the data set."""
         return 2 if any(spec.elsewhere for spec in self.fields.values()) else 1
 
     @property
     def digest(self) -> str:
-        """Names the data: equal digests are equal samples in equal order."""
+        """The name of the data: data sets with equal digests have equal samples in equal order."""
         schema = {name: spec.as_json() for name, spec in self.fields.items()}
         shards = [[shard.split, shard.count, shard.digest] for shard in self.shards]
-        named = [self.categories] if self.categories else []  # older digests stay
+        named = (
+            [self.categories] if self.categories else []
+        )  # digests without categories stay as they were
         content = json.dumps([FORMAT, self.version, schema, shards, *named], sort_keys=True)
         return "xxh3_128:" + xxhash.xxh3_128_hexdigest(content.encode())
 
@@ -201,7 +204,7 @@ class Index:
         """Return one split's shards.
 
         Raises:
-            DataError: There is no such split; the message has those that exist.
+            DataError: There is no such split; the message lists the splits.
         """
         shards = tuple(shard for shard in self.shards if shard.split == name)
         if not shards:
@@ -219,10 +222,10 @@ class Index:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read `folder/index.json`; the shards are not looked at (see `check`).
+        """Read `folder/index.json`; the shards are not read (see `check`).
 
         Raises:
-            DataError: No folder, no index, or one that this version cannot read.
+            DataError: There is no folder or no index, or this version cannot read it.
         """
         path = Path(folder) / FILE
         try:
@@ -342,7 +345,7 @@ def check_shard(path: Path, shard: Shard) -> None:
     """Compare the size of a shard's file with the index.
 
     Raises:
-        DataError: It is missing, truncated or longer than listed.
+        DataError: The file is missing, truncated or longer than listed.
     """
     try:
         size = os.stat(path).st_size

@@ -1,13 +1,13 @@
 """Statistics of a field in one pass, while its shards are written.
 
 Mean and variance of blocks are combined (Chan, Golub and LeVeque, "Updating formulae and a
-pairwise algorithm for computing sample variances", Stanford CS-79-773, 1979): no cancellation,
-whatever the mean, and memory for one block.
+pairwise algorithm for computing sample variances", Stanford CS-79-773, 1979). There is no
+cancellation, whatever the mean is, and it takes the memory of one block.
 
-In a block, deviations are from a pivot, the mean p of every 64th value, and with the block's mean m
-the variance is mean((x - p)²) - (m - p)². The values that p is the mean of are a 64th of the block,
-so (m - p)² is at most 64 times the variance (Jensen): no more than six bits are lost, and no pass
-over the block is needed for its mean. Sums of 8-bit integers are exact.
+In a block, deviations are taken from a pivot p, the mean of every 64th value. With the block's
+mean m, the variance is mean((x - p)²) - (m - p)². As p is the mean of a 64th of the block,
+(m - p)² is at most 64 times the variance (Jensen): at most six bits are lost, and the block's mean
+needs no pass of its own. Sums of 8-bit integers are exact.
 """
 
 import math
@@ -20,29 +20,29 @@ from hpctrain.data.index import Lengths, Statistics
 from hpctrain.data.ragged import Ragged
 from hpctrain.data.types import Array
 
-BLOCK = 2**17  # values: their float64 copy stays in the cache
-BYTES_BLOCK, ROW = 2**18, 256  # of 8-bit integers; 256 · 255² < 2**24: float32 adds them exactly
+BLOCK = 2**17  # values of a block: their float64 copy stays in the cache
+BYTES_BLOCK, ROW = 2**18, 256  # the same for 8-bit integers; 256 · 255² < 2**24 is exact in float32
 ONES = np.ones(ROW, np.float32)
-PIVOT = 64  # every so many-th value
+PIVOT = 64  # the pivot is the mean of every 64th value
 MOST_CLASSES = 1000
 SPAN = 2**16  # largest range of integers that is counted in a table
 
 
 class Moments:
-    """Mean, standard deviation and range of the finite values, in float64, and what else counts.
+    """Running statistics of a field, in float64.
 
     Attributes:
-        count: Finite values.
-        mean: Of these.
-        square: The sum of their squared deviations.
-        low: The least, or None.
-        high: The greatest, or None.
-        nonfinite: The others.
+        count: Number of finite values.
+        mean: Mean of the finite values.
+        square: Sum of the squared deviations from the mean.
+        low: Least finite value, or None.
+        high: Greatest finite value, or None.
+        nonfinite: Number of values that are not finite.
         nan: How many of these are NaN.
-        classes: How often each value is there; None where it is not one integer a sample, or
-            there are more than MOST_CLASSES.
-        lengths: Of the samples of a variable-length field.
-        total: The sum of these.
+        classes: How often each value occurs; None if a sample is not one integer, or there are
+            more than MOST_CLASSES values.
+        lengths: Statistics of the lengths of variable-length samples.
+        total: Sum of the lengths.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Moments:
         self.total = 0
 
     def add(self, samples: Array | Ragged) -> None:
-        """Take in samples of any shape and real dtype."""
+        """Add samples of any shape and real dtype."""
         values = samples.values if isinstance(samples, Ragged) else samples
         if isinstance(samples, Ragged):
             if self.lengths is None:
@@ -74,9 +74,9 @@ class Moments:
 
     def _add(self, values: Array, wide: Array) -> None:
         if values.dtype == np.float16:
-            values = values.astype(np.float32)  # its own arithmetic is slow
+            values = values.astype(np.float32)  # arithmetic of float16 is slow
         with np.errstate(invalid="ignore"):
-            low, high = values.min().item(), values.max().item()  # of a NaN: NaN
+            low, high = values.min().item(), values.max().item()  # NaN if one value is
         if not (math.isfinite(low) and math.isfinite(high)):
             finite = values[np.isfinite(values)]
             self.nonfinite += values.size - finite.size
@@ -92,7 +92,7 @@ class Moments:
         self._combine(values.size, *moments(values, wide))
 
     def merge(self, other: Self) -> None:
-        """Take in what another has seen after this one."""
+        """Add the statistics of the samples that follow."""
         lows = [low for low in (self.low, other.low) if low is not None]
         highs = [high for high in (self.high, other.high) if high is not None]
         self.low, self.high = min(lows, default=None), max(highs, default=None)
@@ -108,7 +108,7 @@ class Moments:
             self._combine(other.count, other.mean, other.square)
 
     def state(self) -> dict[str, Any]:
-        """What `from_state` takes; JSON, and exact."""
+        """Return what `from_state` takes; it can be stored as JSON without loss."""
         return vars(self) | {"lengths": self.lengths and self.lengths.state()}
 
     @classmethod
@@ -116,7 +116,7 @@ class Moments:
         """Continue from `state`."""
         moments = cls()
         vars(moments).update(state)
-        if moments.classes is not None:  # JSON has made text of the values
+        if moments.classes is not None:  # keys of JSON are text
             moments.classes = {int(value): count for value, count in moments.classes.items()}
         if state["lengths"] is not None:
             moments.lengths = cls.from_state(state["lengths"])
@@ -140,7 +140,7 @@ class Moments:
         self.count = total
 
     def result(self) -> Statistics:
-        """Return what was seen so far."""
+        """Return the statistics of all samples added so far."""
         mean, std = self._mean_std()
         lengths = None
         if self.lengths is not None:
@@ -157,10 +157,12 @@ class Moments:
 
 
 def _of_values(values: Array, wide: Array) -> tuple[float, float]:
-    """Mean, and the sum of squared deviations from it; `wide` is room for as many float64."""
+    """Return mean and sum of squared deviations; `wide` is scratch memory, float64."""
     wide = wide[: values.size]
     np.copyto(wide, values)
-    with np.errstate(over="ignore", invalid="ignore"):  # beyond float64: None, see result
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # beyond float64 they become None, see result
         pivot = float(wide[::PIVOT].mean())
         wide -= pivot
         sum_ = float(wide.sum())
@@ -171,20 +173,20 @@ def _of_values(values: Array, wide: Array) -> tuple[float, float]:
 
 
 def _of_bytes(values: Array, wide: Array) -> tuple[float, float]:
-    """As `_of_values`, of 8-bit integers; `wide` is float32."""
+    """Do the same as `_of_values` for 8-bit integers; `wide` is float32."""
     count = values.size
     wide = wide[: -(-count // ROW) * ROW]
     wide[count:] = 0
     np.copyto(wide[:count], values)
     rows = wide.reshape(-1, ROW)
-    # Rows are too short for BLAS to take threads, which would spin when the cores are busy.
+    # For such short rows BLAS uses no threads, which would spin when the cores are busy.
     sum_ = int(np.vecdot(rows, ONES).sum(dtype=np.float64))
     squares = int(np.vecdot(rows, rows).sum(dtype=np.float64))
     return sum_ / count, (squares * count - sum_ * sum_) / count
 
 
 def _counts(values: Array, low: int, high: int) -> dict[int, int] | None:
-    """How often each integer is there."""
+    """Return how often each integer occurs; None if there are more than MOST_CLASSES."""
     if high - low < SPAN:
         table = np.bincount(values.astype(np.int64) - low)
         which = np.flatnonzero(table)

@@ -1,15 +1,15 @@
-"""Samples of one split by index, from shards that are opened when first needed.
+"""The samples of one split, read by index; shards are opened when they are first needed.
 
-A contiguous, uncompressed dataset (what `data_prep` writes) has an offset in its file: the shard
-is mapped, and the samples of a batch, from any shards, are one gather without HDF5 in the way.
-Any other layout is read by `hpctrain.data.storage.layout`.
+A contiguous, uncompressed dataset (`data_prep` writes these) begins at a byte offset of its file.
+The shard is memory-mapped, and the samples of a batch, from any shards, are read by one gather,
+without HDF5. `hpctrain.data.storage.layout` reads other layouts.
 
     >>> reader = Reader(Path("data/digits"), "train")
     >>> reader.read(np.array([5, 0, 5]))["image"].shape
     (3, 1, 8, 8)
 
-Threads may share a reader. A fork gets its own handles (h5py's must not cross it), and pickling
-leaves them behind.
+Threads may share a reader. A forked or unpickled reader opens the shards itself: handles of h5py
+must not be used after a fork.
 """
 
 import os
@@ -32,7 +32,7 @@ from hpctrain.data.storage.opened import IO, OpenShards
 from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import DataError
 
-CHECK_EVERY_S = 5.0  # that nobody writes into open shards
+CHECK_EVERY_S = 5.0  # time between two checks that nobody writes into open shards
 BLOCK_BYTES = 2**20  # stripes of parallel file systems have 1 to 4 MB
 
 
@@ -40,21 +40,22 @@ class Reader:
     """The samples of one split, 0 to len(reader) - 1.
 
     Args:
-        folder: Of the data set (with its index.json), or its URL.
+        folder: Folder of the data set (with its index.json), or its URL.
         split: Name of the split.
         fields: The fields to read, in this order; all by default.
         place: Where the shards' files are, if not in `folder`.
-        index: Of the data set, where it has been read already.
-        io: How what is stored plainly is read: "mmap", "read" or "auto", which reads on network
-            file systems.
+        index: The index of the data set; None: it is read from `folder`.
+        io: How contiguous datasets are read: "mmap" maps them, "read" reads them, "auto" reads
+            them on network file systems and maps them on others.
 
     Attributes:
         index: The data set's index.
-        fields: The schema of what is read.
-        shards: The split's, in order.
+        fields: The schema of the samples.
+        shards: The shards of the split, in order.
 
     Raises:
-        DataError: No data set, or no such split or field; the message has those that exist.
+        DataError: There is no data set, or no such split or field; the message lists those that
+            exist.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Reader:
         self._forget()
 
     def _forget(self) -> None:
-        """Begin without open shards: a new process."""
+        """Begin without open shards, as a new process does."""
         self._opened: OpenShards | None = None
         self._check_at = time.monotonic() + CHECK_EVERY_S
         self._lock = threading.Lock()
@@ -94,18 +95,18 @@ class Reader:
     def read(
         self, indices: Int64s, out: Mapping[str, Array] | None = None
     ) -> dict[str, Array | Ragged]:
-        """Return samples, in the order asked; repeats are allowed.
+        """Return the samples `indices`, in that order; repeats are allowed.
 
         Args:
             indices: int64 (n,), each in [0, len).
             out: Arrays (n, *shape) to fill, for any of the fixed-size fields.
 
         Returns:
-            Each field: an array (n, *shape) that belongs to the caller, or that of `out`; a
-            `Ragged` of n samples when the length varies.
+            For each field the array of `out`, or a new array (n, *shape); a `Ragged` of n samples
+            if the length varies.
 
         Raises:
-            DataError: A shard is missing, damaged or not what the index says.
+            DataError: A shard is missing, damaged or does not agree with the index.
             IndexError: An index is out of range.
         """
         shards, rows = self.locate(indices)
@@ -139,14 +140,14 @@ class Reader:
         return found
 
     def spans(self, name: str, shards: Int64s, starts: Int64s, length: int, out: Array) -> None:
-        """Read spans of a variable-length field's values, whatever samples they belong to.
+        """Read spans of a variable-length field's values, over the ends of samples too.
 
         Args:
             name: The field.
-            shards: Of each span, int64 (n,), by its place in `self.shards`.
-            starts: Its first element in the shard's values, int64 (n,).
-            length: Elements of every span; each lies within its shard.
-            out: (n, length, *shape), to fill.
+            shards: The shard of each span, as its place in `self.shards`, int64 (n,).
+            starts: First element of each span in the shard's values, int64 (n,).
+            length: Elements of every span; each span lies within its shard.
+            out: Array (n, length, *shape) to fill.
         """
         opened = self.opened
         for part in _parts(len(starts), opened.at_once):
@@ -154,9 +155,9 @@ class Reader:
                 opened.spans(f"{name}/values", shards[part], starts[part], length, out[part])
 
     def elements(self, name: str) -> Int64s:
-        """Return the elements of a variable-length field in each shard, int64 (shards,).
+        """Return how many elements of a variable-length field each shard has, int64 (shards,).
 
-        The index has them; where it was written without, each shard is opened.
+        The index has the numbers; if it lacks one, the shard is opened.
         """
         found = [shard.elements.get(name, -1) for shard in self.shards]
         for i, known in enumerate(found):
@@ -166,7 +167,7 @@ class Reader:
         return np.array(found, np.int64)
 
     def offsets(self, name: str, shard: int) -> Int64s:
-        """Return where the samples of a variable-length field begin in a shard, and the end."""
+        """Return the offsets of a variable-length field in a shard, int64 (count + 1,)."""
         count = self.shards[shard].count + 1
         found: Int64s = np.empty(count, np.int64)
         which = np.array([shard])
@@ -185,7 +186,7 @@ class Reader:
         )
 
     def block_size(self) -> int:
-        """Return how many samples make a good run: whole chunks, of about BLOCK_BYTES."""
+        """Return how many samples make a block of whole chunks, of about BLOCK_BYTES."""
         first = np.zeros(1, np.int64)
         with self.opened.held(first):
             chunk = self.opened.chunk_rows(0)
@@ -205,7 +206,7 @@ class Reader:
         self._announced = set(ranges)
 
     def prepare_shards(self, shards: Int64s) -> None:
-        """These shards, by their places in `self.shards`, are read soon, in this order."""
+        """Prepare for reading these shards (places in `self.shards`) soon, in this order."""
         unique, first = np.unique(shards, return_index=True)
         self._place.plan([self.shards[i] for i in unique[np.argsort(first)].tolist()])
 
@@ -216,7 +217,7 @@ class Reader:
             IndexError: An index is out of range.
         """
         indices = np.asarray(indices, dtype=np.int64)
-        # Negative ones are the largest of all when taken as unsigned.
+        # As unsigned numbers, negative ones are larger than all others.
         if indices.size and indices.view(np.uint64).max() >= self._count:
             raise IndexError(f"indices {indices.min()} to {indices.max()} of {self._count} samples")
         if len(self._ends) == 1:
@@ -225,13 +226,13 @@ class Reader:
         return shards, indices - self._firsts[shards]
 
     def _check_unchanged(self) -> None:
-        """See, now and then, that nobody has written into open shards."""
+        """Check every CHECK_EVERY_S that nobody has written into open shards."""
         if time.monotonic() > self._check_at:
             self._check_at = time.monotonic() + CHECK_EVERY_S
             self.opened.check_unchanged()
 
     def _will_need(self, start: int, stop: int) -> None:
-        """Have the samples `start` to `stop` read ahead, where the system can."""
+        """Let the system read the samples `start` to `stop` ahead."""
         first, last = np.searchsorted(self._ends, (start, stop - 1), side="right").tolist()
         for shard in range(first, last + 1):
             begin = int(self._firsts[shard])
@@ -262,7 +263,7 @@ class Reader:
         return {name: known[name] for name in chosen}
 
     def _places(self, name: str, shards: Int64s, rows: Int64s) -> tuple[Int64s, Int64s]:
-        """Where samples of a variable-length field begin and end in their shards' values."""
+        """Return where samples of a variable-length field begin and end in their shards' values."""
         pairs = np.empty((len(rows), 2), np.int64)
         self.opened.spans(f"{name}/offsets", shards, rows, 2, pairs)
         starts, stops = pairs[:, 0], pairs[:, 1]
@@ -293,7 +294,7 @@ class Reader:
 _READERS: weakref.WeakSet[Reader] = weakref.WeakSet()
 
 
-def _after_fork() -> None:  # the parent's handles and locks are not ours
+def _after_fork() -> None:  # handles and locks of the parent must not be used
     for reader in list(_READERS):
         reader._forget()
 

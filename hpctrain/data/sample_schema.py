@@ -1,4 +1,4 @@
-"""What samples must be to enter a data set: the fields of its schema, and nothing else."""
+"""Checks that samples have the fields of the data set's schema, and no others."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,10 +15,10 @@ ArrayBatch = Mapping[str, Array | Ragged | Sequence[Array]]
 
 
 def check_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
-    """Refuse names that cannot be stored.
+    """Check the names of fields.
 
     Raises:
-        DataError: No field, a name that is not portable, or one that the loader needs.
+        DataError: There is no field, a name is not portable, or the loader needs the name.
     """
     if not fields:
         raise DataError("a data set needs at least one field")
@@ -30,14 +30,14 @@ def check_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
 
 
 def infer_fields(batch: ArrayBatch) -> dict[str, Field]:
-    """Return the schema of a batch: lists and `Ragged` are of variable length.
+    """Return the schema of a batch: a list or a `Ragged` is a variable-length field.
 
     Raises:
-        DataError: A dtype or shape that no shard can hold, with the field's name.
+        DataError: A shard cannot hold the dtype or shape of a field; the message names it.
     """
     fields = {}
     for name, value in batch.items():
-        # A fixed-size field is (n, *shape), and one sample of a variable one (length, *shape).
+        # A fixed-size field is (n, *shape); a sample of a variable-length field (length, *shape).
         array = value if isinstance(value, np.ndarray) else value[0]
         variable = not isinstance(value, np.ndarray)
         try:
@@ -67,7 +67,7 @@ def check_batch(batch: ArrayBatch, fields: Mapping[str, Field]) -> dict[str, Arr
             value = np.asarray(value)
         array = value.values if isinstance(value, Ragged) else value
         variable = isinstance(value, Ragged)
-        dtype = array.dtype.newbyteorder("=").name  # another byte order loses nothing
+        dtype = array.dtype.newbyteorder("=").name  # the byte order may differ
         if (dtype, array.shape[1:], variable) != (field.dtype, field.shape, field.variable):
             found = f"{dtype} {list(array.shape[1:])}{' of variable length' * variable}"
             raise DataError(f"field {name!r}: found samples of {found}, the data set has {field}")

@@ -1,9 +1,9 @@
-"""One shard file: how `hpctrain.data.format` lays it out, and its digest.
+"""The writing of one shard file, in the layout of `hpctrain.data.format`, and its digest.
 
-Contiguous: HDF5 writes the frame and makes room for the datasets; the data then goes straight to
-their offsets. Compressed: HDF5 makes the file in memory. Either way what reaches the disk are
-ordinary writes, as fast as the disk, a disk that gets full is an ordinary OSError, and the digest
-is computed on the way.
+For contiguous datasets HDF5 writes everything but the data, which is then written at the byte
+offsets of the datasets. HDF5 makes a compressed file in memory. In both cases ordinary writes bring
+the file to the disk, at the disk's speed; a full disk is an ordinary OSError, and the digest is
+computed during the writes.
 """
 
 import ctypes
@@ -24,8 +24,8 @@ from hpctrain.data.types import Array
 FORMAT = "hpctrain-shard"
 VERSION = 1
 ALIGNMENT = 4096  # bytes: a page
-STEP = 2**20  # bytes written, then digested while the cache has them
-AHEAD = 2**24  # bytes that wait in memory, at least, before the disk begins
+STEP = 2**20  # bytes that are written, and then digested while the cache has them
+AHEAD = 2**24  # bytes, at least, that are written before the disk is told to begin
 IMAGE_STEP = 2**24  # bytes by which a file in memory grows
 LAYOUT = {"libver": "earliest", "alignment_threshold": 1, "alignment_interval": ALIGNMENT}
 
@@ -49,22 +49,22 @@ def write_shard(
 ) -> tuple[int, str]:
     """Write one file, and force it to the disk.
 
-    Memory: when compressed, twice the file's size.
+    A compressed file takes memory of twice its size.
 
     Args:
-        path: Replaced if it exists.
-        split: Name of its split.
+        path: Path of the file; it is replaced if it exists.
+        split: Name of the split.
         fields: The schema.
-        parts: For each field the samples in pieces, at least one, of the schema's dtype and
-            shape; a variable-length field's are `Ragged`.
-        compression: Of all but the offsets of variable-length fields.
-        sync: False: the caller forces it to the disk.
+        parts: For each field its samples in one or more pieces, of the schema's dtype and shape;
+            the pieces of a variable-length field are `Ragged`.
+        compression: Codec of all datasets but the offsets of variable-length fields.
+        sync: Whether the file is forced to the disk; False: the caller does it.
 
     Returns:
-        Its bytes, and "xxh3_128:…" of them.
+        The size of the file in bytes, and its digest "xxh3_128:…".
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     datasets: dict[str, Sequence[Array]] = {}
     for name, field in fields.items():
@@ -84,7 +84,7 @@ def write_shard(
 
 
 class _Output:
-    """A file that is written from its beginning to its end, and its digest."""
+    """A file that is written from beginning to end while its digest is computed."""
 
     def __init__(self, descriptor: int, sync: bool) -> None:
         self._descriptor, self._sync = descriptor, sync
@@ -105,7 +105,7 @@ class _Output:
         self.size += len(data)
 
     def keep(self, stop: int | None = None) -> None:
-        """Leave what the file has up to `stop`, or its end."""
+        """Keep what the file has up to byte `stop`, or up to its end."""
         while stop is None or self.size < stop:
             step = os.read(self._descriptor, STEP if stop is None else min(STEP, stop - self.size))
             if not step:
@@ -116,16 +116,16 @@ class _Output:
             self.size += len(step)
 
     def finish(self) -> tuple[int, str]:
-        """Return its bytes and their digest, when it is on the disk, if it is to be."""
+        """Return size and digest, after the file is on the disk if `sync`."""
         if self._sync:
             os.fsync(self._descriptor)
         return self.size, f"xxh3_128:{self._digest.hexdigest()}"
 
 
 def _begin_to_disk(descriptor: int, start: int) -> None:
-    """Have what is written from `start` on go to the disk meanwhile: fsync then waits less.
+    """Let the system begin to write the bytes from `start` on to the disk: fsync then waits less.
 
-    A hint; where the system or the file system does not take it, nothing happens.
+    It is a hint, without effect where the system or the file system does not know it.
     """
     if hasattr(_libc, "sync_file_range"):
         _libc.sync_file_range(descriptor, ctypes.c_int64(start), ctypes.c_int64(0), 2)
@@ -136,7 +136,10 @@ def _write_contiguous(
 ) -> tuple[int, str]:
     try:
         offsets = _write_frame(path, split, count, datasets)
-    except (OSError, RuntimeError) as error:  # h5py's of a full disk, when it closes the file
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # h5py raises RuntimeError if the disk is full when it closes the file
         found = re.search(r"errno = (\d+)", str(error))
         if found is None:
             raise OSError(str(error)) from None
@@ -155,7 +158,7 @@ def _write_contiguous(
 def _write_frame(
     path: Path, split: str, count: int, datasets: Mapping[str, Sequence[Array]]
 ) -> dict[str, int]:
-    """Write everything but the data; return the offset of each dataset that has any."""
+    """Write everything but the data; return the byte offset of each dataset that is not empty."""
     offsets = {}
     with h5py.File(path, "w", locking=False, **LAYOUT) as file:
         _write_attributes(file, split, count)
@@ -173,9 +176,9 @@ def _write_frame(
 def _image(
     split: str, count: int, datasets: Mapping[str, Sequence[Array]], compression: Compression
 ) -> memoryview:
-    """The file of compressed datasets, made in memory."""
+    """Return a file of compressed datasets, made in memory."""
     memory = {"driver": "core", "backing_store": False, "block_size": IMAGE_STEP}
-    # Each chunk is written whole, so that a cache of chunks is of no use.
+    # Each chunk is written as a whole, so no cache of chunks is needed.
     with as_asked(), h5py.File("shard", "w", rdcc_nbytes=0, **memory, **LAYOUT) as file:
         _write_attributes(file, split, count)
         for name, arrays in datasets.items():
@@ -202,7 +205,7 @@ def _image(
 
 
 def _chunks(arrays: Sequence[Array], rows: int) -> Iterator[Array]:
-    """Cut arrays that follow each other into so many rows at a time, the last as it comes."""
+    """Yield the rows of arrays that follow each other, `rows` at a time; the last may be fewer."""
     held: list[Array] = []
     room = rows
     for array in arrays:

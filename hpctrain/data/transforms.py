@@ -1,13 +1,13 @@
-"""Transforms of whole batches, on whatever device these are: one kernel each, no loop over samples.
+"""Transforms of whole batches, on the device of the batch: no loop over samples.
 
     transform: Compose of RandomCrop(32, padding=4), RandomFlip(), Normalise()
     batch = bind(transform, index.statistics["train"])(batch, draws)
 
-A transform is a callable (batch, draws) -> batch. It never writes into the tensors that it is
-given, which may be the loader's buffers, and leaves other fields as they are. The random ones
-take their choices from `draws` (`hpctrain.data.draws`), so that they depend on the sample and the
-epoch, not on ranks or devices; fields that are named together get the same choice, as an image
-and its mask must. Images are (b, channels, height, width), of any dtype.
+A transform is a callable (batch, draws) -> batch. It never writes into its input tensors, which may
+be the loader's buffers, and it leaves other fields as they are. Random transforms take their
+choices from `draws` (`hpctrain.data.draws`), so that a choice depends on the sample and the epoch,
+not on ranks or devices. Fields that are named together, such as an image and its mask, get the same
+choice. Images are (b, channels, height, width), of any dtype.
 """
 
 import copy
@@ -32,31 +32,31 @@ DTYPES: dict[str, torch.dtype] = {
 
 
 class Transform(Protocol):
-    """What may be done to a batch; see the module.
+    """The interface of a batch transform; see the module.
 
-    One that draws says so by an attribute `random = True`: evaluation leaves it out.
+    A random transform has an attribute `random = True`: evaluation leaves it out.
     """
 
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
-        """Return the batch with its own fields replaced."""
+        """Return the batch with the fields of this transform replaced."""
 
 
 def bind(transform: Transform, statistics: Mapping[str, Statistics]) -> Transform:
-    """Return `transform` with what it takes from the data set.
+    """Return `transform` with the statistics that it needs.
 
     Args:
-        transform: One that wants to know has a method `bind` like this function's.
-        statistics: Of each field of the training split; an index has them.
+        transform: If it needs statistics, it has a method `bind(statistics)`.
+        statistics: The statistics of each field of the training split, from the index.
 
     Raises:
-        DataError: The index has not what is needed.
+        DataError: Statistics that the transform needs are not in the index.
     """
     method = getattr(transform, "bind", None)
     return transform if method is None else method(statistics)
 
 
 class Compose:
-    """One transform after the other."""
+    """Applies transforms one after the other."""
 
     def __init__(self, transforms: Sequence[Transform]) -> None:
         self.transforms = list(transforms)
@@ -80,14 +80,14 @@ class Compose:
 
 
 class Cast:
-    """To another dtype.
+    """Converts fields to another dtype.
 
     Args:
-        dtype: Its name, one of DTYPES.
-        fields: Which; "image" by default.
+        dtype: Name of the dtype, one of DTYPES.
+        fields: The fields; "image" by default.
 
     Raises:
-        ConfigError: An unknown dtype.
+        ConfigError: The dtype is unknown.
     """
 
     def __init__(self, dtype: str, fields: Names = "image") -> None:
@@ -99,19 +99,19 @@ class Cast:
 
 
 class Normalise:
-    """(x - mean) / std.
+    """Replaces x by (x - mean) / std.
 
     Args:
         mean: One number, or one for each channel, in the units of the field (0 to 255 for
-            uint8). Without mean and std, those of the index: `bind` fills them in.
-        std: Likewise, each above 0.
-        fields: Which; "image" by default.
-        dtype: Of the result, floating-point; of the arithmetic too, but that is never below
+            uint8). Without mean and std, `bind` takes both from the index.
+        std: One number, or one for each channel, each above 0.
+        fields: The fields; "image" by default.
+        dtype: Floating-point dtype of the result. The arithmetic has this dtype, but at least
             float32.
 
     Raises:
-        ConfigError: Only one of mean and std, unlike lengths, a std that is not above 0, or
-            another dtype.
+        ConfigError: Only one of mean and std is given, their lengths differ, a std is not above
+            0, or the dtype is not a floating-point one.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Normalise:
         return batch | {name: self._apply(name, _field(batch, name)) for name in self._fields}
 
     def bind(self, statistics: Mapping[str, Statistics]) -> "Normalise":
-        """See `bind`; given numbers stay."""
+        """See `bind`; numbers that were given stay."""
         if self._moments:
             return self
         bound = copy.copy(self)
@@ -168,21 +168,21 @@ class Normalise:
                 mean, std = mean.view(shape), std.view(shape)
             self._ready[key] = mean.to(values.device), (1 / std).to(values.device)
         mean, factor = self._ready[key]
-        # First the difference: where the mean is large, a product would lose the digits.
+        # The difference comes first: where the mean is large, the product would lose digits.
         return (values.to(wide) - mean).mul_(factor).to(self._dtype)
 
 
 class RandomCrop:
-    """A window of `size` at a random place, the same for all fields of a sample.
+    """Crops a window of `size` at a random place, the same for all fields of a sample.
 
     Args:
         size: Height and width, or one number for both.
         padding: Rows and columns that are added on every side first.
-        fields: Which, of one height and width; "image" by default.
+        fields: The fields, all of one height and width; "image" by default.
         fill: Value of the padding.
 
     Raises:
-        ConfigError: A size below 1 or a padding below 0.
+        ConfigError: A size is below 1, or the padding is below 0.
     """
 
     random = True
@@ -217,7 +217,7 @@ class RandomCrop:
         return batch | {name: self._crop(image, top, left) for name, image in images.items()}
 
     def _crop(self, images: torch.Tensor, top: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
-        """Gather rows of pixels: all windows of `width` pixels, by where they begin."""
+        """Gather the rows of the crops: each is the `width` pixels from its first one on."""
         if self._padding:
             images = F.pad(images, [self._padding] * 4, value=self._fill)
         b, channels, rows, columns = images.shape
@@ -234,15 +234,15 @@ class RandomCrop:
 
 
 class RandomFlip:
-    """Mirrored left to right (or upside down) with probability `p`, all fields of a sample alike.
+    """Mirrors samples left to right (or upside down) with probability `p`.
 
     Args:
-        p: 0 to 1.
-        fields: Which; "image" by default.
+        p: Probability, 0 to 1.
+        fields: The fields, mirrored alike in a sample; "image" by default.
         axis: "width" (left to right) or "height".
 
     Raises:
-        ConfigError: Another probability or axis.
+        ConfigError: The probability or the axis is not one of these.
     """
 
     random = True
@@ -292,7 +292,7 @@ def _image(batch: Batch, name: str) -> torch.Tensor:
 def _checked(
     mean: float | Sequence[float], std: float | Sequence[float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both as float64, (1,) or (channels,)."""
+    """Return both as float64, (1,) or (channels,)."""
     pair = [
         torch.tensor(x if isinstance(x, Sequence) else [x], dtype=torch.float64)
         for x in (mean, std)

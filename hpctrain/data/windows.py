@@ -4,8 +4,8 @@
     windows    └──0──┘ └──1──┘ └──2──┘              length 4, stride 4: the last 2 are left out
     documents  0 0 0 0 0 0 1 1 0 0 0 0
 
-A window may contain the end of a document, but not the end of a shard: elements at the end of a
-shard that do not fill a window are left out. For language models take length = context + 1 and stride =
+A window may go over the end of a document, but not of a shard: elements at the end of a shard that
+do not fill a window are left out. For language models take length = context + 1 and stride =
 context: every token but the first of a shard is predicted once.
 
     >>> windows = Windows(Reader(Path("data/text"), "train"), "text", length=1025)

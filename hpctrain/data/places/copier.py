@@ -48,9 +48,8 @@ class Copier:
         self.depot, self.copied_bytes = depot, 0
         self._origin, self._wanted_threads = origin, threads
         self._changed = threading.Condition()  # guards all attributes below
-        self._locks: dict[
-            str, threading.Lock
-        ] = {}  # at most one thread works on a shard       self._planned: dict[str, Shard] = {}
+        self._locks: dict[str, threading.Lock] = {}  # one per shard: one thread works on it
+        self._planned: dict[str, Shard] = {}
         self._in_use: set[str] = set()  # given out by `path`, not yet released
         self._queue: OrderedDict[str, Shard] = OrderedDict()  # planned, not yet started
         self._copying: set[str] = set()

@@ -66,8 +66,8 @@ def verify(source: str | Path, shards: Sequence[Shard], others: Sequence[Shard] 
     Args:
         source: Folder or URL of the data set.
         shards: The shards to read.
-        others: Other shards of the data set. If a file holds the bytes of a shard with another name,
-            the message says which one.
+        others: Other shards of the data set. If a file holds the bytes of another shard, the
+            message names that shard.
 
     Raises:
         DataError: Names every shard that is missing, unreadable or wrong.

@@ -54,9 +54,8 @@ class BlockOrder:
         self.count, self.seed, self.block_size = count, seed, block_size
         self.window = min(window, self.blocks_per_epoch)
         self._length = self.window * block_size  # samples of a window
-        self._lacks = (
-            self.blocks_per_epoch * block_size - count
-        )  # samples that the last block lacks
+        # Samples that the last block lacks.
+        self._lacks = self.blocks_per_epoch * block_size - count
         self._short = (-1, -1)  # last computed: an epoch and the slot of its short block
 
     def __call__(self, epoch: int, positions: Int64s) -> Int64s:

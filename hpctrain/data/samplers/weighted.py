@@ -100,9 +100,8 @@ class Balanced:
         """Return the samples at `positions` of `epoch`; see `Sampler`."""
         classes = len(self.classes)
         turns, within = np.divmod(check_positions(positions, self.count), classes)
-        turns += epoch * (
-            self.count // classes
-        )  # counted over all epochs; also the draw of each class
+        # From here on `turns` counts over all epochs. It is also the draw number in each class.
+        turns += epoch * (self.count // classes)
         chosen = permute_each(classes, self._keys[0], turns, within)
         places = np.empty_like(turns)
         for size, rows in groups(self._sizes[chosen]):

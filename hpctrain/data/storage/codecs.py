@@ -244,9 +244,8 @@ def _zstd(_: tuple[int, ...]) -> tuple[Stage, Errors]:
         target = out if out is not None else scratch("decoded", size)
         with local.context.stream_reader(data) as frame:
             count = frame.readinto(target)
-            if count != size or frame.read(
-                1
-            ):  # reads to the end, so that the frame's checksum is verified
+            # Read to the end, so that the checksum of the frame is verified.
+            if count != size or frame.read(1):
                 raise Damaged(f"it does not hold {size} bytes")
         return target
 

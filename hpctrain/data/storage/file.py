@@ -71,9 +71,8 @@ class File:
         try:
             if _identity(os.fstat(descriptor)) != self._identity:
                 raise Damaged("the file has been replaced while it was read")
-            os.dup2(
-                descriptor, self._descriptor, inheritable=False
-            )  # also for the other readers of this object
+            # Under the same number, so that other threads that read this file use it too.
+            os.dup2(descriptor, self._descriptor, inheritable=False)
         finally:
             os.close(descriptor)
 

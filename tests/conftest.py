@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import forkserver
+
 if TYPE_CHECKING:
     from tests.cluster import Paced
 
@@ -18,6 +20,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Ranks of the test process's own launcher are none of the tests' business.
 for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
     os.environ.pop(name, None)
+forkserver.begin()
 
 Completed = subprocess.CompletedProcess[str]
 ROOT = Path(__file__).parents[1]
@@ -46,10 +49,10 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(digits: Path, tmp_path: Path) -> Callable[..., Completed]:
     """`hpctrain ARGS experiment=digits` into tmp_path/runs; fails unless it exits with `code`."""
 
-    def call(*arguments: str, code: int = 0, **env: str) -> Completed:
+    def call(*arguments: str, code: int = 0, new: bool = False, **env: str) -> Completed:
         where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
         given = ["experiment=digits", *where, *arguments]
-        return run_module("hpctrain", *given, code=code, cwd=tmp_path, **env)
+        return run_module("hpctrain", *given, code=code, cwd=tmp_path, new=new, **env)
 
     return call
 
@@ -94,10 +97,15 @@ def group_of_one() -> Iterator[None]:
 
 
 def run_module(
-    module: str, *arguments: str, code: int = 0, cwd: Path | None = None, **env: str
+    module: str,
+    *arguments: str,
+    code: int = 0,
+    cwd: Path | None = None,
+    new: bool = False,
+    **env: str,
 ) -> Completed:
-    """`python -m MODULE ARGUMENTS`, which must exit with `code`."""
-    done = subprocess.run(
+    """`python -m MODULE ARGUMENTS`, which must exit with `code`; `new`: never as a fork."""
+    done = (subprocess if new else forkserver).run(
         [sys.executable, "-m", module, *arguments],
         capture_output=True,
         text=True,

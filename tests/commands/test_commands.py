@@ -30,6 +30,7 @@ from hpctrain.runs import stop_request
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.train.display import NoDisplay
 from hpctrain.train.progress_file import ProgressFile
+from tests import forkserver
 from tests.conftest import Completed, run_json, run_module, runs
 
 Train = Callable[..., Completed]
@@ -323,7 +324,7 @@ def test_the_commands_import_nothing_heavy(tmp_path: Path, no_slurm: None) -> No
         given = [sys.executable, "-c", program, *command, "--dir", str(tmp_path)]
         done = subprocess.run(given, capture_output=True, text=True, check=False)
         assert done.returncode == 0, (command, done.stderr)
-        asked = run_module("hpctrain", command[0], "--help").stdout
+        asked = run_module("hpctrain", command[0], "--help", new=True).stdout
         assert f"usage: python -m hpctrain {command[0]}" in asked
 
 
@@ -530,7 +531,7 @@ def training(digits: Path, tmp_path: Path, *arguments: str) -> Iterator[tuple[An
     where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "tracking=off"]
     given = ["experiment=digits", "train.max_epochs=9000", "checkpoint.every_steps=20"]
     command = [sys.executable, "-m", "hpctrain", *given, *where, *arguments]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    process = forkserver.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
         while not list(tmp_path.glob("runs/*/checkpoints/step-????????")):
             assert process.poll() is None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import cluster
+from tests import cluster, forkserver
 from tests.conftest import NET, Completed, run_json, run_module, runs
 
 Train = Callable[..., Completed]
@@ -24,7 +24,7 @@ def interrupt(digits: Path, folder: Path) -> Path:
     where = [f"data.path={digits}", f"output_dir={folder}/runs", "tracking=off"]
     long = ["train.max_epochs=60", "checkpoint.every_steps=20", "launch.wait=true"]
     command = [sys.executable, "-m", "hpctrain", "experiment=digits", *where, *long]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=folder)
+    process = forkserver.Popen(command, stderr=subprocess.DEVNULL, cwd=folder)
     while not (found := list(folder.glob("runs/*/checkpoints/step-????????"))):
         assert process.poll() is None
         time.sleep(0.1)

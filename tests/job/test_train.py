@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests import forkserver
 from tests.conftest import Completed, journal_metrics, run_json, run_module, runs
 
 Train = Callable[..., Completed]
@@ -43,12 +44,12 @@ def wait_for_step(run_folder: Path, step: int, process: subprocess.Popen[Any]) -
 def start(digits: Path, folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
     where = [f"data.path={digits}", f"output_dir={folder}/runs"]
     command = [sys.executable, "-m", "hpctrain", "experiment=digits", *where, *overrides]
-    return subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL)
+    return forkserver.Popen(command, cwd=folder, stderr=subprocess.DEVNULL)
 
 
 @pytest.mark.slow
 def test_digits_reach_97_percent_and_are_tracked(train: Train, tmp_path: Path) -> None:
-    done = train()
+    done = train(new=True)
     run = only_run(tmp_path)
     result = run_json(run)["result"]
     assert run_json(run)["state"] == "finished"
@@ -114,7 +115,7 @@ def test_stopped_and_resumed_is_the_undisturbed_run_bit_by_bit(
     assert stopped_at < 880
     if kill != signal.SIGKILL:
         assert run_json(run)["state"] == "interrupted"
-    train(*common)
+    train(*common, new=kill == signal.SIGTERM)
     attempts = run_json(run)["attempts"]
     assert run_json(run)["state"] == "finished"
     assert len(attempts) == 2
@@ -151,7 +152,7 @@ def torchrun(digits: Path, tmp_path: Path) -> subprocess.Popen[bytes]:
     where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "tracking=off"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     training = ["experiment=digits", "train.max_epochs=5000", *LONG[1:]]
-    process = subprocess.Popen(
+    process = forkserver.Popen(
         [*command, "-m", "hpctrain", *training, *where], stderr=subprocess.DEVNULL
     )
     wait_for_step(tmp_path / "runs", 25, process)
@@ -207,14 +208,14 @@ def test_interrupted_run_goes_on_as_the_same_mlflow_run(
 
 
 def test_a_failing_training_exits_1_with_its_traceback(train: Train, tmp_path: Path) -> None:
-    done = train("model.in_features=3", "tracking=off", code=1)
+    done = train("model.in_features=3", "tracking=off", code=1, new=True)
     assert "Traceback" in done.stderr
     assert "mat1 and mat2 shapes" in done.stderr
     assert run_json(only_run(tmp_path))["state"] == "failed"
 
 
 def test_no_traceback_unless_asked(train: Train) -> None:
-    done = train("optimizer.lr=-1", code=2)
+    done = train("optimizer.lr=-1", code=2, new=True)
     assert done.stderr == "error: optimizer.lr=-1.0: it must be greater than 0 and less than 2^62\n"
     assert "Traceback" in train("optimizer.lr=-1", code=2, HPCTRAIN_DEBUG="1").stderr
 

@@ -23,7 +23,7 @@ def test_dry_run_prints_the_script_and_leaves_nothing(train: Train, tmp_path: Pa
 
 
 def test_one_wrong_run_stops_the_sweep_and_all_are_told(train: Train, tmp_path: Path) -> None:
-    done = train("-m", "optimizer.lr=1e-3,-1,abc", "seed=0,-5", code=2)
+    done = train("-m", "optimizer.lr=1e-3,-1,abc", "seed=0,-5", code=2, new=True)
     assert "5 of 6 runs are wrong; nothing was queued" in done.stderr
     for problem in ("optimizer.lr=-1.0: it must", "optimizer.lr=abc: it must", "seed=-5: it must"):
         assert done.stderr.count(problem) == 1

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests import cluster
+from tests import cluster, forkserver
 from tests.conftest import Completed, run_json, run_module, runs
 
 Train = Callable[..., Completed]
@@ -203,7 +203,7 @@ def test_a_search_on_the_cluster_outlives_a_failure_and_its_command(
     ]
     where = ["experiment=digits", f"data.path={digits}", f"output_dir={tmp_path}/runs"]
     command = [sys.executable, "-m", "hpctrain", *where, *search]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    process = forkserver.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
     submitted = "runs/sweeps/*/array-0/job_id"
     cluster.wait_for(lambda: list(tmp_path.glob(submitted)), 60, "a job")
     process.send_signal(signal.SIGKILL)

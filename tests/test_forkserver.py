@@ -1,0 +1,188 @@
+"""A fork of the tests' server is `python -m MODULE`, as far as a test can see it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import forkserver
+
+FACTS = """\
+import json, os, random, signal, sys
+import numpy
+facts = {
+    "name": __name__,
+    "spec": __spec__.name,
+    "main": sys.modules["__main__"].__dict__ is globals(),
+    "argv": sys.argv,
+    "orig_argv": sys.orig_argv,
+    "path": sys.path,
+    "cwd": os.getcwd(),
+    "env": {k: v for k, v in os.environ.items() if k not in ("_", "LC_CTYPE")},
+    "umask": os.umask(0),
+    "stdin": sys.stdin.read(),
+    "encodings": [(s.encoding, s.errors) for s in (sys.stdin, sys.stdout, sys.stderr)],
+    "buffering": [(s.line_buffering, s.fileno()) for s in (sys.stdout, sys.stderr)],
+    "files": sorted(int(name) for name in os.listdir("/proc/self/fd"))[:3],
+    "parent": os.getppid(),
+    "leader": os.getsid(0) == os.getpid(),
+    "ours": sorted(name for name in sys.modules if name.startswith(("hpctrain", "data_prep"))),
+    "handlers": [
+        str(signal.getsignal(number))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
+    ],
+}
+print(json.dumps(facts))
+print("to stderr", file=sys.stderr)
+sys.exit(3)
+"""
+
+
+def write(folder: Path, name: str, program: str) -> list[str]:
+    (folder / f"{name}.py").write_text(textwrap.dedent(program))
+    return [sys.executable, "-m", name]
+
+
+@pytest.mark.parametrize("session", [False, True])
+def test_a_fork_sees_what_a_new_process_sees(tmp_path: Path, session: bool) -> None:
+    command = [*write(tmp_path, "facts", FACTS), "a b", "--x=ü"]
+    env = {**os.environ, "HPCTRAIN_X": "1", "SLURM_JOB_ID": "7", "MASTER_PORT": "5"}
+    env.pop("HOME", None)
+    answers: list[Any] = []
+    for run in (subprocess.run, forkserver.run):
+        done = run(
+            command,
+            input="hello",
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=env,
+            umask=0o027,
+            start_new_session=session,
+        )
+        assert (done.returncode, done.stderr) == (3, "to stderr\n")
+        answers.append(json.loads(done.stdout))
+    assert answers[1] == answers[0]
+    assert answers[1]["parent"] == os.getpid()
+    assert answers[1]["ours"] == []
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "said"),
+    [
+        ("import sys; sys.exit('a word')", 1, "a word\n"),
+        ("raise ValueError('wrong')", 1, "ValueError: wrong\n"),
+        ("raise KeyboardInterrupt", -signal.SIGINT, "KeyboardInterrupt\n"),
+        ("import os; os.kill(os.getpid(), 15)", -signal.SIGTERM, ""),
+        ("import os; os.abort()", -signal.SIGABRT, ""),
+        ("import atexit, sys; atexit.register(print, 'end', file=sys.stderr)", 0, "end\n"),
+        (
+            "import sys, threading, time\n"
+            "t = lambda: (time.sleep(0.2), print('last', file=sys.stderr))\n"
+            "threading.Thread(target=t).start()",
+            *(0, "last\n"),
+        ),
+    ],
+)
+def test_the_end_is_that_of_a_new_process(
+    tmp_path: Path, program: str, code: int, said: str
+) -> None:
+    command = write(tmp_path, "program", program)
+    done = forkserver.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == code
+    assert done.stderr.endswith(said)
+    assert bool(done.stderr) == bool(said)
+
+
+def test_a_module_that_is_not_there(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "none_such"]
+    done = forkserver.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, f"{sys.executable}: No module named none_such\n")
+
+
+def test_signals_timeouts_and_groups(tmp_path: Path) -> None:
+    program = "import time\nprint('up', flush=True)\ntime.sleep(100)"
+    command = write(tmp_path, "sleeper", program)
+    options: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        with forkserver.Popen(command, cwd=tmp_path, start_new_session=True, **options) as sleeper:
+            assert sleeper.forked
+            assert sleeper.stdout is not None
+            assert sleeper.stdout.readline() == "up\n"
+            assert sleeper.poll() is None
+            with pytest.raises(subprocess.TimeoutExpired):
+                sleeper.wait(0.01)
+            os.killpg(sleeper.pid, number)
+            assert sleeper.wait(20) == -number
+    with pytest.raises(subprocess.TimeoutExpired):
+        forkserver.run(command, cwd=tmp_path, timeout=0.1, capture_output=True)
+
+
+def test_torch_computes_in_a_fork(tmp_path: Path) -> None:
+    program = """\
+        import torch
+        x = torch.randn(200, 200, requires_grad=True)
+        (x @ x).sum().backward()
+        print(torch.isfinite(x.grad).all().item(), torch.get_num_threads())
+        """
+    command = write(tmp_path, "torch_of_a_fork", program)
+    # `_trains` goes by the words; here they are those of a training.
+    (tmp_path / "hpctrain").mkdir()
+    (tmp_path / "hpctrain" / "__init__.py").touch()
+    (tmp_path / "torch_of_a_fork.py").rename(tmp_path / "hpctrain" / "__main__.py")
+    command = [sys.executable, "-m", "hpctrain", "a=b"]
+    done = forkserver.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("True 1\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "env"),
+    [
+        (["-c", ""], {}),
+        (["-u", "-m", "this"], {}),
+        (["-m", "this"], {"PYTHONPATH": "/somewhere"}),
+        (["-m", "this"], {"OMP_NUM_THREADS": "2"}),
+        (["-m", "this"], {"LC_ALL": "C"}),
+    ],
+)
+def test_what_a_fork_cannot_do_is_done_by_a_new_process(
+    words: list[str], env: dict[str, str]
+) -> None:
+    command = [sys.executable, *words]
+    with forkserver.Popen(command, env=os.environ | env, stdout=subprocess.DEVNULL) as process:
+        assert not process.forked
+        assert process.wait(20) == 0
+
+
+def test_hash_seeds_differ_between_commands(tmp_path: Path) -> None:
+    command = write(tmp_path, "seed", "print(hash('a'))")
+    said = {
+        forkserver.run(command, capture_output=True, cwd=tmp_path).stdout
+        for _ in range(forkserver.SERVERS)
+    }
+    assert len(said) == forkserver.SERVERS
+
+
+def test_servers_end_with_the_tests(tmp_path: Path) -> None:
+    """Also when the test process is killed."""
+    program = """\
+        import os, subprocess, sys
+        from tests import forkserver
+        forkserver.run([sys.executable, "-m", "this"], stdout=subprocess.DEVNULL)
+        print(*(s.process.pid for group in forkserver._servers.values() for s in group))
+        if sys.argv[1:]:
+            sys.stdout.flush()
+            os.kill(os.getpid(), 9)
+        """
+    for kill in ([], ["kill"]):
+        command = [sys.executable, "-c", textwrap.dedent(program), *kill]
+        # The servers hold stderr: its end is theirs.
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.stdout.strip()
+        assert done.stderr == ""

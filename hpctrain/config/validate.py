@@ -198,4 +198,4 @@ def _buckets(config: Config) -> Iterator[str]:
     size_key = "train.global_batch_size" if buckets.size is None else "data.buckets.size"
     size = buckets.size or config.train.global_batch_size
     if buckets.field is not None and buckets.window % size:
-        yield (f"data.buckets.window={buckets.window}: it must be a multiple of {size_key}={size}")
+        yield f"data.buckets.window={buckets.window}: it must be a multiple of {size_key}={size}"

@@ -5,7 +5,6 @@ A stretch of many steps is planned at once, and read in groups of steps.
 
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
-from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -50,7 +49,8 @@ class Group(NamedTuple):
     def plan(self) -> Plan:
         """The plan of these steps; it waits for the planning thread."""
         chosen = slice(self.first, self.first + len(self.consumed))
-        return Plan(*(array[chosen] for array in self.planned.result()))
+        positions, samples, mask = self.planned.result()
+        return Plan(positions[chosen], samples[chosen], mask[chosen])
 
     def part(self, start: int, stop: int) -> "Group":
         """Return the steps `start` to `stop`, counted from the first one here."""
@@ -71,10 +71,14 @@ class Planner:
 
     def stretches(self, consumed: int, planning: Executor) -> Iterator[Group]:
         """Yield the stretches after the state `consumed`, while `planning` plans the next one."""
-        groups = (self._planned(stretch, planning) for stretch in self._steps.stretches(consumed))
-        for group, _ in pairwise(chain(groups, (None,))):
-            assert group is not None
-            yield group
+        current: Group | None = None
+        for stretch in self._steps.stretches(consumed):
+            following = self._planned(stretch, planning)
+            if current is not None:
+                yield current
+            current = following
+        if current is not None:
+            yield current
 
     def read_ahead(self, group: Group, planning: Executor) -> None:
         """Let `planning` ask the source to read the group's blocks ahead, where there are blocks.

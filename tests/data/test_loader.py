@@ -23,8 +23,8 @@ from hpctrain.errors import ConfigError, DataError
 class Numbers:
     """Samples that are their own index."""
 
-    def __init__(self, count, slow=0.0, fail_at=None):
-        self.count, self.slow, self.fail_at = count, slow, fail_at
+    def __init__(self, count, fail_at=None):
+        self.count, self.fail_at = count, fail_at
         self.fields = {"x": Field("int64")}
         self.reads = 0
 
@@ -35,7 +35,6 @@ class Numbers:
         self.reads += 1
         if self.fail_at in indices:
             raise DataError("shard s.h5 is gone")
-        time.sleep(self.slow)
         out["x"][:] = indices
         return out
 

@@ -73,7 +73,7 @@ class IndexSelectAlone(IndexSelect):
 
 
 class Idle(MapStyle):
-    """A dataset that does nothing, and always the same batch: what torch's DataLoader costs."""
+    """A dataset that does nothing and gives the same batch: the cost of torch's DataLoader."""
 
     resumes = False
     shuffle = "-"
@@ -121,7 +121,7 @@ class _Memmap:
 
 
 class H5pySamples(MapStyle):
-    """What people write first: one sample a read."""
+    """h5py with one read for each sample, as a first version often has it."""
 
     @classmethod
     def write(cls, work: Work, folder: Path) -> None:
@@ -137,7 +137,7 @@ class H5pySamples(MapStyle):
 
 
 class H5pyBatches(H5pySamples):
-    """h5py's fancy index, which wants the rows ascending."""
+    """h5py's fancy index, which needs ascending rows."""
 
     def dataset(self, work: Work, folder: Path) -> Any:
         return _H5pyBatches(work, folder)
@@ -218,7 +218,7 @@ class HpctrainAlone(Hpctrain):
 
 
 class HpctrainBlock(Hpctrain):
-    """Ours, in runs that a file system likes: the mode for data that is not in memory."""
+    """Ours, with block shuffle: the mode for data that is not in the page cache."""
 
     shuffle = "block"
 

@@ -1,4 +1,4 @@
-"""What a loader must do to take part, and what those around torch's DataLoader share."""
+"""The interface of a measured loader, and the common part of those with torch's DataLoader."""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -15,10 +15,10 @@ class Competitor:
 
     Attributes:
         package: Its name on PyPI, installed into an environment of its own; "": none is needed.
-        peer: Whether it is one of the loaders that ours is held against.
-        by_hand: Whether that takes code that goes around the peer's own way to make tensors.
-        shuffle: What its shuffling is.
-        resumes: Whether it can; it is then checked.
+        peer: Whether it is one of the loaders that ours is compared with.
+        by_hand: Whether it makes tensors by code of ours, not in the peer's own way.
+        shuffle: How it shuffles.
+        resumes: Whether it can resume; that is then checked.
         parallel: Whether two processes (for ours: two threads) make sense.
     """
 
@@ -47,10 +47,10 @@ class Competitor:
             yield from self.epoch()
 
     def close(self) -> None:
-        """Let go of what the garbage collector does not."""
+        """Close what the garbage collector does not close."""
 
     def state(self, consumed: int) -> Any:
-        """What resumes after the `consumed` batches that were taken of the first epoch."""
+        """Return the state after `consumed` batches of the first epoch."""
         return consumed
 
 

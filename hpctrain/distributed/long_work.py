@@ -34,7 +34,7 @@ _LONGEST_PERIOD_S = 10.0
 
 @dataclass
 class Group:
-    """What `long_work` needs to know of the process group.
+    """The facts about the process group that `long_work` needs.
 
     Attributes:
         store: The key-value store that all ranks share.
@@ -111,7 +111,7 @@ class _Meeting:
         self._prefix = f"long_work/{next(group._numbers)}"
         others = range(1, group.world_size)
         self._watched = others if group.rank == 0 else range(1)
-        # For each watched rank its number of heartbeats, and when that number was first seen.
+        # For each watched rank, its number of heartbeats and the time when it was first seen.
         self._seen: dict[int, tuple[int, float]] = {}
 
     @contextmanager
@@ -175,4 +175,4 @@ class _Meeting:
                 )
 
     def _heartbeats(self, rank: int) -> str:
-        return f"{self._prefix}/heartbeats/{rank}"
+        return f"long_work/heartbeats/{rank}"  # the same for every use, so that keys stay few

@@ -135,7 +135,7 @@ def jobs_of(ids: Iterable[str]) -> list[str]:
 def _step(run: Facts, state: State, *, save: bool) -> Step:
     attempt = run.attempt
     if state.name == "damaged":
-        message = f"left: {state.reason}; if it has a job, squeue shows it and scancel ends it"
+        message = f"skipped: {state.reason}; if it has a job, squeue shows it and scancel ends it"
         return Step(run, state, "skip", message)
     if state.name not in UNDER_WAY:
         return Step(run, state, "skip", f"{state.name}, nothing to do")

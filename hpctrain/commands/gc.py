@@ -269,7 +269,7 @@ def _print(items: list[Item], sizes: list[int], problems: list[str], *, deleted:
     elif deleted:
         print(f"deleted: {len(done)}, {decimal(sum(done))} freed")
     else:
-        print(f"{len(items)}, {decimal(sum(sizes))} in all; nothing was deleted: add --delete")
+        print(f"{len(items)} items, {decimal(sum(sizes))}; nothing was deleted: add --delete")
 
 
 def _print_json(items: list[Item], sizes: list[int], problems: list[str], *, deleted: bool) -> None:

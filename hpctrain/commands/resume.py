@@ -75,7 +75,8 @@ def main(argv: list[str]) -> int:
         print(json.dumps(done + left))
     elif names or not entries:
         for run, state in rest:
-            print(f"{run.name}: {state.name}{f', {state.reason}' if state.reason else ''}; left")
+            reason = f", {state.reason}" if state.reason else ""
+            print(f"{run.name}: {state.name}{reason}; not resumed")
         if not found:
             print("no runs here")
     return 0

@@ -111,7 +111,7 @@ def _ending(run: Facts) -> State | None:
 
 
 def _at_rest(run: Facts) -> State:
-    """Return the state of a run that was not left as queued or running, and is not in the queue."""
+    """Return the state of a run that has recorded its own end and is not in the queue."""
     if run.recorded_state == "created":
         return State("created")
     if run.recorded_state == "failed":
@@ -132,7 +132,7 @@ def _at_rest(run: Facts) -> State:
 
 
 def _gone(run: Facts, now: float) -> State:
-    """Return the state of a run that run.json calls queued or running, without a job in squeue."""
+    """Return the state of a run without a job in squeue, if run.json says queued or running."""
     word = "" if run.ended is None else _word(run.ended.state)
     submitted_s = now - float(run.submission.get("time", 0.0))
     fresh = _is_of_this_attempt(run) and now - float(run.progress["time"]) < _ALIVE_S

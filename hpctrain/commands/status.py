@@ -196,7 +196,7 @@ def _fitting(rows: list[list[Text]], width: int) -> list[int]:
     reason = _COLUMNS.index("reason")
     widths[reason] = min(widths[reason], _REASON_LEAST)
     kept = list(range(len(_COLUMNS)))
-    # --json has all of them.
+    # Columns are left out in this order; --json has all of them.
     for title in ("restarts", "node", "metric", "ETA", "step"):
         if 1 + sum(widths[n] + 3 for n in kept) > width:
             kept.remove(_COLUMNS.index(title))
@@ -211,7 +211,7 @@ def _console() -> Console:
 
 def _seconds(text: str) -> float:
     try:
-        return max(2.0, float(text))  # be kind to the controller
+        return max(2.0, float(text))  # more frequent calls would be a load for the controller
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"{text} is not a number of seconds; give the run first: status {text} --watch"

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 
 _FOREIGN = re.compile(
-    r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|SPANK)_\w*"  # the other allocation
+    r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|SPANK)_\w*"  # variables of the other allocation
     r"|(PMI|PMI2|PMIX|OMPI|PRTE|PALS|HYDI|MV2_COMM|SUBMITIT|TORCHELASTIC)_\w*|MPI_LOCAL\w*"
     r"|MASTER_(ADDR|PORT)|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME"  # its ranks
     r"|(CUDA|HIP|ROCR|NVIDIA)_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_AFFINITY_MASK"  # its GPUs

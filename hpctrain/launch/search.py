@@ -109,7 +109,7 @@ class Search:
         waiting = self._under_way(study)
         if study.trials:
             done = len(study.trials) - len(waiting)
-            print(f"study {self._name} goes on: {done} trials done, {len(waiting)} under way")
+            print(f"study {self._name} continues: {done} trials done, {len(waiting)} under way")
         tried = failed = 0
         while waiting := waiting or self._ask(study, min(jobs, total - len(study.trials))):
             batch, waiting = waiting[:jobs], waiting[jobs:]
@@ -276,7 +276,7 @@ def _distribution(override: Override) -> BaseDistribution:
             return FloatDistribution(low, high, log=log)
         texts = list(override.sweep_string_iterator())
         if not isinstance(sweep, RangeSweep):
-            return CategoricalDistribution(sorted(set(texts)))  # shuffled or not: the same study
+            return CategoricalDistribution(sorted(set(texts)))  # the order must not matter
         if all(text.lstrip("-").isdigit() for text in texts):
             whole = [int(text) for text in texts]
             return IntDistribution(min(whole), max(whole), step=abs(int(sweep.step)))

@@ -94,7 +94,10 @@ class Sweep:
         left = self._queue(self.entries, cluster)
         self._write_list()
         if not cluster:
-            self._run_here([entry for entry in self.entries if entry.state == "frozen"])
+            for entry in self.entries:
+                if entry.state == "frozen":
+                    entry.state, entry.job = local.run(entry.config, entry.run, entry.code)
+            self._write_list()
         show(self.entries)
         self._say_code()
         if cluster and self._any("wait"):
@@ -107,8 +110,8 @@ class Sweep:
         elif left:
             raise LaunchError(
                 f"{len(left)} of {len(self.entries)} runs are not queued: the cluster has no room "
-                "for more jobs of yours now. The same command submits the rest later; with "
-                "launch.wait=true it does so as room comes"
+                "for more jobs of yours now. Run the same command later to submit the rest; with "
+                "launch.wait=true it waits and submits them when other jobs have ended"
             )
         elif cluster and any(entry.job for entry in self.entries):
             self._say_they_run()
@@ -244,11 +247,6 @@ class Sweep:
             shutil.rmtree(entry.run.path, ignore_errors=True)
         if archived is not None:
             archived.rename(entry.run.path)
-
-    def _run_here(self, todo: list[Entry]) -> None:
-        for entry in todo:
-            entry.state, entry.job = local.run(entry.config, entry.run, entry.code)
-        self._write_list()
 
     def _say_code(self) -> None:
         submitted = (e for e in self.entries if e.job and not e.state.endswith("already"))

@@ -52,7 +52,7 @@ def wait(
                     most = len(jobs)
             except UnreachableError as error:
                 # The controller may be restarting. The jobs go on, so keep waiting for them.
-                say(f"{error}; asking again", style="yellow")
+                say(f"{error}; trying again", style="yellow")
                 time.sleep(pause)
                 continue
             running = sum(job.state == "RUNNING" for job in jobs)

@@ -30,11 +30,11 @@ def collect() -> Mapping[str, str]:
     for repo in repos:
         try:
             facts.append(repo.facts())
-            changes = repo.diff()
+            diff = repo.diff()
         except ConfigError:
             continue  # there is no git here, or it refuses to read the folder (safe.directory)
-        if changes:
-            content[f"{repo.name}.diff"] = changes
+        if diff:
+            content[f"{repo.name}.diff"] = diff
     return content | {"git.json": json.dumps(facts, indent=1) + "\n"}
 
 

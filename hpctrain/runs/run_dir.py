@@ -63,8 +63,9 @@ class RunDir:
         for name in ("config.yaml", "run.json"):
             if not (run.path / name).is_file():
                 raise StorageError(f"{path}: no run directory ({name} is missing)")
+        content = run.read()
         for key in ("signature", "data_digest"):
-            if key not in run.read():
+            if key not in content:
                 raise StorageError(f"{run.path}/run.json is damaged (it has no {key!r})")
         return run
 

@@ -86,7 +86,8 @@ class Journal:
     def position(self) -> int:
         """The position where the next record will begin. Call `sync` before you store it."""
         with self._lock:
-            return self._end()
+            # An O_APPEND write moves the descriptor to the end of the bytes it wrote.
+            return os.lseek(self._fd, 0, os.SEEK_CUR) + len(self._unwritten)
 
     def append(self, kind: str, at: float | None = None, **fields: Any) -> None:
         """Append one record.
@@ -158,10 +159,6 @@ class Journal:
             os.close(fd)
         if self._unwritten:
             log.error("%s: %d bytes could not be written", self.path, len(self._unwritten))
-
-    def _end(self) -> int:
-        # An O_APPEND write moves the descriptor to the end of the bytes it wrote.
-        return os.lseek(self._fd, 0, os.SEEK_CUR) + len(self._unwritten)
 
     def _sync_on_timer(self, every: float) -> None:
         # In a thread, because an fsync can take a second on a busy parallel file system.

@@ -69,7 +69,7 @@ def test_code_beside_the_command_is_found_whether_git_knows_it_or_not(
         subprocess.run(["git", "init", "-q", "."], cwd=tmp_path, check=True)
     size = ("train.max_steps=2", "tracking=off", "output_dir=.")
     done = train("-m", "model._target_=my_net.Net", *size, PATH=str(path))
-    assert ("not copied, for git does not know it" in done.stderr) != known_to_git
+    assert ("not copied, because it is in no git repository" in done.stderr) != known_to_git
     (run,) = runs(tmp_path)
     assert run_json(run)["state"] == "finished"
     copies = list(tmp_path.glob("code/*/*/my_net.py"))

@@ -159,7 +159,7 @@ def test_a_search_here_goes_on_where_it_stopped(
     check_best(tmp_path / "runs")
     # The same command has nothing left to do; a larger one does the rest.
     again = train(*search, "hydra.sweeper.n_trials=6", **no_sbatch)
-    assert "goes on: 6 trials done, 0 under way" in again.stdout
+    assert "continues: 6 trials done, 0 under way" in again.stdout
     assert len(runs(tmp_path / "runs")) == len(states)
     more = train(*search, "hydra.sweeper.n_trials=8", **no_sbatch)
     assert " of 8 trials of study digits-" in more.stdout
@@ -210,7 +210,7 @@ def test_a_search_on_the_cluster_outlives_a_failure_and_its_command(
     process.wait()
     first = {run.name for run in runs(tmp_path / "runs")}
     done = train(*search)
-    assert "goes on: 0 trials done, 4 under way" in done.stdout
+    assert "continues: 0 trials done, 4 under way" in done.stdout
     records = {run.name: run_json(run) for run in runs(tmp_path / "runs")}
     assert first <= records.keys()
     assert len(records) == 8

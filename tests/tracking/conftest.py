@@ -1,4 +1,4 @@
-"""Real stores and real processes. mlflow is never imported in the process of the tests."""
+"""Fixtures: real stores and real processes. The process of the tests never imports mlflow."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ def python(*args: str) -> list[str]:
 
 @pytest.fixture(scope="session")
 def first_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
-    """A store that six processes found absent and made at once."""
+    """A store that six processes have created at the same time."""
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     code = (
         "import sys; from hpctrain.tracking import initialise;"
@@ -37,7 +37,7 @@ def first_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[in
 
 @pytest.fixture
 def database(first_store: tuple[Path, list[int]], tmp_path: Path) -> Path:
-    """A store of this test's own, as a copy: making one takes seconds."""
+    """A store for this test. It is a copy, because creating one takes seconds."""
     path = tmp_path / "mlflow.db"
     shutil.copy(first_store[0], path)
     return path
@@ -45,7 +45,7 @@ def database(first_store: tuple[Path, list[int]], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def rows(database: Path) -> Callable[..., Rows]:
-    """Ask the store."""
+    """A function that runs a query on the store."""
 
     def ask(query: str, *values: Any) -> Rows:
         with closing(sqlite3.connect(database, timeout=30)) as connection:
@@ -56,7 +56,7 @@ def rows(database: Path) -> Callable[..., Rows]:
 
 @pytest.fixture
 def tags(rows: Callable[..., Rows]) -> Callable[[str], dict[str, str]]:
-    """The tags of the run with this uid, its id and its status."""
+    """A function that returns the tags of the run with a uid, its id and its status."""
 
     def ask(uid: str) -> dict[str, str]:
         ((run_id, status),) = rows(
@@ -72,7 +72,7 @@ def tags(rows: Callable[..., Rows]) -> Callable[[str], dict[str, str]]:
 
 @pytest.fixture
 def train() -> Callable[..., subprocess.Popen[str]]:
-    """Start a training; its output is in `stdout`."""
+    """A function that starts a training, whose output is in `stdout`."""
 
     def start(run_dir: Path, uri: str | Path, **options: Any) -> subprocess.Popen[str]:
         uri = f"sqlite:///{uri}" if isinstance(uri, Path) else uri
@@ -89,7 +89,7 @@ def train() -> Callable[..., subprocess.Popen[str]]:
 
 @pytest.fixture
 def sync() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`python -m hpctrain sync`."""
+    """A function that runs `python -m hpctrain sync`."""
     code = "import sys; from hpctrain.tracking.sync import main; sys.exit(main(sys.argv[1:]))"
 
     def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
@@ -101,7 +101,7 @@ def sync() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture
 def uploader() -> Callable[..., subprocess.Popen[bytes]]:
-    """Start an uploader as the tracker does."""
+    """A function that starts an uploader as the tracker does."""
 
     def start(run_dir: Path, *args: str) -> subprocess.Popen[bytes]:
         command, env = python_module("hpctrain.tracking.uploader", str(run_dir), *args)

@@ -1,4 +1,4 @@
-"""A training loop without a training: what rank 0 does with its tracker.
+"""A program that uses the tracker as rank 0 of a training does, without a training.
 
 python fake_training.py RUN_DIR URI OPTIONS_AS_JSON
 """

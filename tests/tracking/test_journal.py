@@ -57,7 +57,7 @@ def test_a_torn_line_is_closed_and_skipped(tmp_path: Path) -> None:
     journal.append("metrics", step=2, metrics={"loss": 1.0})
     journal.close()
     os.truncate(journal.path, journal.path.stat().st_size - 9)
-    # While it may still be in the making, it is not read.
+    # An incomplete line is not read, because its writer may not have finished.
     assert read(journal.path)[1] == whole
     again = Journal(tmp_path)
     assert again.attempt == 2

@@ -24,7 +24,7 @@ def run(tracker: Tracker, *rewinds: int) -> None:
     tracker.log_metrics({"loss": 1}, 2)
     tracker.sync()
     tracker.finish("FINISHED")
-    tracker.finish("FAILED")  # the first word counts
+    tracker.finish("FAILED")  # the second call has no effect
 
 
 def test_an_attempt_that_does_not_resume_starts_over(tmp_path: Path) -> None:

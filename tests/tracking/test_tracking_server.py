@@ -1,4 +1,4 @@
-"""Against a real `mlflow server` that dies in the middle."""
+"""Tests with a real `mlflow server` that is killed during the upload."""
 
 import json
 import math
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 class Server:
-    """One that can be killed and started again on the same port."""
+    """A server that can be killed and started again on the same port."""
 
     def __init__(self, database: Path) -> None:
         self.database = database
@@ -60,7 +60,7 @@ class Server:
                 time.sleep(0.1)
 
     def kill(self) -> None:
-        # Its workers are in its session, which is our own making.
+        # The workers of the server are in the same session.
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
@@ -126,7 +126,7 @@ def test_a_server_killed_in_the_middle_loses_nothing(
     again = sync("--check", tmp_path / "r")
     assert again.stdout == f"{tmp_path}/r: 0 points uploaded to {server.uri}\n"
 
-    # A deleted experiment is said to be deleted, at submission.
+    # At submission a deleted experiment is an error that says so.
     (identity,) = rows("SELECT experiment_id FROM experiments WHERE name = 'new'")[0]
     body = json.dumps({"experiment_id": str(identity)}).encode()
     url = f"{server.uri}/api/2.0/mlflow/experiments/delete"

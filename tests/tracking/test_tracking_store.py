@@ -118,7 +118,7 @@ def test_a_server_that_is_away_is_no_error(caplog: pytest.LogCaptureFixture) -> 
         assert not is_ready(uri, "exp")
         assert initialise(uri, "exp") is False
         assert "hpctrain sync" in caplog.text
-        # Somebody listens, but never answers.
+        # The port is open, but there is never an answer.
         unused.listen()
         begin = time.perf_counter()
         assert initialise(uri, "exp") is False

@@ -1,4 +1,4 @@
-"""Journals into real SQLite stores, by real processes that die in the middle."""
+"""Uploads to real SQLite stores, by real processes that are killed during the upload."""
 
 import json
 import math
@@ -34,7 +34,7 @@ def output(process: subprocess.Popen[Any]) -> str:
 
 
 def offline(run_dir: Path, database: Path, points: int, **options: Any) -> None:
-    """A journal with a final status that nobody has uploaded."""
+    """Write a journal with a final status, without uploading it."""
     uri = f"sqlite:///{database}"
     tracker = JournalTracker(
         run_dir, uri=uri, experiment="exp", run_name="n", uid=run_dir.name, upload=False, **options
@@ -154,7 +154,7 @@ def test_killed_training_is_killed_and_its_next_attempt_continues_it(
     assert again["hpctrain.job.attempt"] == "2"
     assert again["hpctrain.reason"] == "all steps done"
     assert again["hpctrain.superseded"] == "steps 40-59 (by attempt 2)"
-    # What the resumed attempt repeats exactly stands once; what differs is there as well, later.
+    # Values that the resumed attempt repeats are stored once; different values are stored as well.
     assert rows("SELECT count(*), count(DISTINCT step) FROM metrics WHERE key = 'loss'") == [
         (80, 80)
     ]
@@ -215,7 +215,7 @@ def test_a_killed_uploader_is_started_again(
     tracker._uploader.wait()
     tracker.log_metrics({"loss": 1}, 0)
     tracker.sync()
-    # A signal to the whole job may come before the new one has had time to ignore it.
+    # A signal to the whole job may come before the new uploader ignores signals.
     tracker._uploader.terminate()
     tracker.finish("FAILED", "it diverged", end_time=1_900_000_000.5)
     assert tags("r")["status"] == "FAILED"
@@ -229,7 +229,7 @@ def test_offline_then_sync(
     database: Path, tmp_path: Path, train: Start, sync: Sync, rows: Rows, tags: Tags
 ) -> None:
     offline(tmp_path / "a", database, 1000)
-    # Torn by a crash, on a node that has died with everything on it.
+    # A node has died, and the last line of the journal is incomplete.
     process = train(tmp_path / "b", database, begin=0, end=30, upload=False, die=0.01)
     assert output(process) == "DYING\n"
     with journal_path(tmp_path / "b").open("ab") as file:
@@ -249,7 +249,7 @@ def test_offline_then_sync(
     assert again.stdout.count("nothing to do") == 2
     checked = sync("--check", tmp_path / "a")
     assert "0 points uploaded" in checked.stdout
-    # One that is none does not keep the others waiting.
+    # A path that is no run directory does not stop the other uploads.
     mixed = sync(tmp_path / "absent", tmp_path / "b")
     assert "absent: " in mixed.stderr
     assert "TrackingError: not everything is uploaded" in mixed.stderr
@@ -261,8 +261,8 @@ def test_offline_then_sync(
 def test_a_run_directory_made_anew_is_another_run(
     database: Path, tmp_path: Path, sync: Sync, rows: Rows
 ) -> None:
-    # The same command, hence the same uid; the first directory has been deleted meanwhile. What
-    # the journals name is out of reach, too.
+    # Both directories are of the same command, so they have the same uid; the first was deleted
+    # before the second was made. The store in their meta.json cannot be used.
     offline(tmp_path / "old" / "r", Path("/lustre/mlflow.db"), 100)
     time.sleep(0.01)
     offline(tmp_path / "new" / "r", Path("/lustre/mlflow.db"), 50)
@@ -282,7 +282,7 @@ def test_metrics_that_were_overtaken_before_anyone_uploaded_them_are_left_out(
             tmp_path / "r", uri=uri, experiment="exp", run_name="n", uid="r", upload=False
         )
         tracker.start({}, {})
-        # From the start, then from step 10, then from step 10 again: nothing newer was saved.
+        # The attempts begin at step 0, 10 and 10, because step 10 was saved last.
         tracker.rewind(positions[0] if attempt else 0)
         for step in range(10 if attempt else 0, 20):
             if step == 10:
@@ -305,7 +305,7 @@ def test_what_mlflow_refuses_does_not_hold_up_the_rest(
     journal = Journal(tmp_path / "r")
     for step in range(300):
         journal.append("metrics", step=step, metrics={"a": 1.0, "b": 1.0})
-    # A tracker never writes this; a journal of another version might.
+    # The tracker never writes these records, but another version of hpctrain may.
     journal.append("metrics", step="seventeen", metrics={"a": 1.0})
     journal.append("of the future", anything=1)
     journal.append("status", status="FINISHED")

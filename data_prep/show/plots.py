@@ -7,8 +7,8 @@ import numpy as np
 
 from data_prep.datasets.dataset import evenly
 from data_prep.show.console import number, printable
+from data_prep.show.summary import Summary, class_name, not_finite
 from data_prep.show.views import View
-from data_prep.tools.stats import Summary, class_name, not_finite
 from hpctrain.data.types import Array
 
 if TYPE_CHECKING:

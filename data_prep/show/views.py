@@ -11,8 +11,8 @@ import numpy as np
 
 from data_prep.datasets.dataset import DataSet, evenly
 from data_prep.show.console import printable
-from data_prep.tools.head import SIGNATURES, as_image, is_text, stretched
-from data_prep.tools.stats import Summary, class_name
+from data_prep.show.images import SIGNATURES, as_image, is_text, stretched
+from data_prep.show.summary import Summary, class_name
 from hpctrain.data.field import Field
 from hpctrain.data.index import Split
 from hpctrain.data.types import Array

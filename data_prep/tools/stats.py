@@ -8,8 +8,8 @@ values, classes and lengths are distributed, each split in a colour.
 import argparse
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,46 +17,13 @@ import numpy as np
 
 from data_prep.datasets.dataset import DataSet
 from data_prep.show import console
-from hpctrain.data.field import Field
+from data_prep.show.summary import Summary, class_name, not_finite
 from hpctrain.data.index import Split
 from hpctrain.data.moments import Moments
 
 MOST = 30  # classes listed
 MAX_CLASSES = 1000
 BAR = 24  # characters
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What is known of a field in a split.
-
-    Attributes:
-        split: Its name.
-        count: Of the samples.
-        name: The field's.
-        field: Its schema.
-        mean: Of the finite values, as the next three; None where there are none.
-        std: The population's.
-        min: The least.
-        max: The greatest.
-        nonfinite: How many values are not finite.
-        nan: How many of these are NaN; None: not known.
-        classes: How often each value is there, for whole numbers of few values.
-        lengths: Of a variable-length field's samples: mean, std, min, max, total.
-    """
-
-    split: str
-    count: int
-    name: str
-    field: Field
-    mean: float | None = None
-    std: float | None = None
-    min: float | None = None
-    max: float | None = None
-    nonfinite: int = 0
-    nan: int | None = None
-    classes: Mapping[int, int] | None = None
-    lengths: Mapping[str, float | None] | None = None
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -181,18 +148,3 @@ def _print(data: DataSet, summaries: Sequence[Summary]) -> None:
                 rows.append([f"and {len(s.classes) - MOST:,} more", *[None] * 4])
             columns = ["value", "name", "samples", "share", ""]
             console.show(columns, rows, numbers="value samples share")
-
-
-def class_name(value: int, names: Sequence[str]) -> str:
-    """Of a value, or "" where it has none."""
-    return names[value] if 0 <= value < len(names) else ""
-
-
-def not_finite(summary: Summary) -> str:
-    """`12 NaN, 3 infinite`, as far as that is known."""
-    if summary.mean is None and summary.min is None and not summary.nonfinite:
-        return "-"  # no statistics
-    if summary.nan is None or not summary.nonfinite:
-        return f"{summary.nonfinite:,}"
-    counts = {"NaN": summary.nan, "infinite": summary.nonfinite - summary.nan}
-    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)

@@ -1,0 +1,32 @@
+"""Which fields are images or files of images, and their samples as pixels to draw."""
+
+import numpy as np
+
+from hpctrain.data.field import Field
+from hpctrain.data.types import Array
+
+SIGNATURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n": "PNG", b"RIFF": "WebP", b"BM": "BMP"}
+
+
+def is_text(field: Field) -> bool:
+    """Whether a field may hold text or files: sequences of bytes."""
+    return field.variable and field.dtype == "uint8" and not field.shape
+
+
+def as_image(value: Array, field: Field) -> Array | None:
+    """A sample as uint8 (H, W, 1, 3 or 4), if it is an image: uint8 (C, H, W) or (H, W)."""
+    if field.dtype != "uint8" or field.variable:
+        return None
+    if len(field.shape) == 2 and min(field.shape) > 1:
+        return value[:, :, None]
+    if len(field.shape) == 3 and field.shape[0] in (1, 3, 4):
+        return np.moveaxis(value, 0, 2)
+    return None
+
+
+def stretched(image: Array, field_max: float | None = None) -> Array:
+    """Grey images that use a small part of 0 to 255 only, in all of it: digits of 0 to 16."""
+    high = int(image.max()) if field_max is None else int(field_max)
+    if image.shape[2] > 1 or not 0 < high <= 127:
+        return image
+    return np.asarray(np.minimum(image.astype(np.float32) * (255 / high), 255), np.uint8)

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,11 +64,6 @@ class Survey:
     splits: Sequence[str]
     schema: Mapping[str, Field]
     statistics: bool
-
-    def __call__(self, number: int, progress: Progress) -> Callable[[], Found]:
-        """The task of a process: nothing is left to do after `look`."""
-        found = self.look(number, progress)
-        return lambda: found
 
     def look(self, number: int, progress: Progress) -> Found:
         """Digest the file, and see that all of it can be read.

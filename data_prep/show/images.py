@@ -1,4 +1,4 @@
-"""Which fields are images or files of images, and their samples as pixels to draw."""
+"""Recognise fields of images and of image files, and turn samples into pixels to draw."""
 
 import numpy as np
 
@@ -9,12 +9,15 @@ SIGNATURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n": "PNG", b"RIFF": "WebP", b
 
 
 def is_text(field: Field) -> bool:
-    """Whether a field may hold text or files: sequences of bytes."""
+    """Return whether a field may hold text or files, which are sequences of bytes."""
     return field.variable and field.dtype == "uint8" and not field.shape
 
 
 def as_image(value: Array, field: Field) -> Array | None:
-    """A sample as uint8 (H, W, 1, 3 or 4), if it is an image: uint8 (C, H, W) or (H, W)."""
+    """Return a sample as uint8 (H, W, C), or None if it is no image.
+
+    An image is uint8 (H, W), or uint8 (C, H, W) with 1, 3 or 4 channels.
+    """
     if field.dtype != "uint8" or field.variable:
         return None
     if len(field.shape) == 2 and min(field.shape) > 1:
@@ -25,7 +28,7 @@ def as_image(value: Array, field: Field) -> Array | None:
 
 
 def stretched(image: Array, field_max: float | None = None) -> Array:
-    """Grey images that use a small part of 0 to 255 only, in all of it: digits of 0 to 16."""
+    """Stretch a dark grey image, such as a digit with values 0 to 16, to the range 0 to 255."""
     high = int(image.max()) if field_max is None else int(field_max)
     if image.shape[2] > 1 or not 0 < high <= 127:
         return image

@@ -1,4 +1,4 @@
-"""What the commands show about a field in a split: its statistics, in numbers and in words."""
+"""The statistics of a field in a split, and their parts as text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

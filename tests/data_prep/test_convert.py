@@ -42,7 +42,7 @@ def test_the_same_command_twice_does_the_work_once(tmp_path, numbers, data_prep)
     code, said, err = data_prep("arrays", numbers, out)
     assert (code, err) == (0, "")
     assert said == f"{out} already holds this data set: {Index.load(out).digest}\n"
-    os.rename(numbers, tmp_path / "z.npy")  # the same content from elsewhere
+    os.rename(numbers, tmp_path / "z.npy")  # the same content in another file
     assert "already holds" in data_prep("arrays", "--field", f"y={tmp_path}/z.npy", out)[1]
     assert "already holds" in data_prep("arrays", "--field", f"y={tmp_path}/z.npy", out)[1]
     assert before == (
@@ -167,7 +167,7 @@ def test_records_that_cannot_be_used(tmp_path):
     assert index.split("train").count == 2
     assert index.provenance["left_out"]["unusable"] == 3
     assert list(map(json.loads, report.read_text().splitlines())) == wanted
-    # Without --nan refuse it is told that there are such values.
+    # Without --nan refuse, the summary says that there are such values.
     index = convert(hand([Row(float("nan"))]), tmp_path / "NAN", options())
     assert "x has 1 NaN or infinite values; --nan refuse would say where" in summary(index)
 
@@ -202,7 +202,7 @@ def test_out_is_not_writable(tmp_path, numbers, data_prep):
 FULL = """
 import resource, sys
 from data_prep.cli import main
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # as a disk that gets full
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # like a disk that becomes full
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -279,7 +279,7 @@ with open("/proc/self/status") as file:
 
 
 def test_memory_does_not_grow_with_the_data(tmp_path):
-    """Nor is a file that is mapped in memory longer than its piece takes."""
+    """A file is mapped only while its piece is converted."""
     peaks = []
     for megabytes in (32, 256):
         path = tmp_path / f"x{megabytes}.npy"

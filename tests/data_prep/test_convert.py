@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from data_prep import progress
+from data_prep import progress_bar
 from data_prep.cli import main
 from data_prep.convert import convert
 from data_prep.finalize import summary
@@ -252,20 +252,20 @@ def test_quiet(tmp_path, numbers, data_prep):
 
 
 def test_progress_in_lines(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    monkeypatch.setattr(progress_bar, "EVERY_S", 0.0)
     for known, left in ((30, r", \d+ s left"), (None, "")):
-        with progress.Progress(known, 0, label="first pass: ") as told:
-            told.advance(10, 2_000_000)
-            told.advance(10, 0)
+        with progress_bar.Progress(known, 0, label="first pass: ") as progress:
+            progress.advance(10, 2_000_000)
+            progress.advance(10, 0)
         lines = capsys.readouterr().err.splitlines()
         total = f"/{known}" if known else ""
         rates = r"[\d,]+ samples/s, [\d,]+ MB/s"
         assert re.fullmatch(rf"first pass: 20{total} samples, 2\.0 MB, {rates}{left}", lines[1])
-    with progress.Progress(None, 8_000_000) as told:
-        told.advance(10, 2_000_000)
+    with progress_bar.Progress(None, 8_000_000) as progress:
+        progress.advance(10, 2_000_000)
     assert "s left" in capsys.readouterr().err
-    with progress.Progress(None, 0, quiet=True) as told:
-        told.advance(10, 10)
+    with progress_bar.Progress(None, 0, quiet=True) as progress:
+        progress.advance(10, 10)
     assert capsys.readouterr().err == ""
 
 
@@ -293,9 +293,9 @@ def test_memory_does_not_grow_with_the_data(tmp_path):
 
 LINES = """
 import sys
-from data_prep import progress
+from data_prep import progress_bar
 from data_prep.cli import main
-progress.EVERY_S = 0.0
+progress_bar.EVERY_S = 0.0
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
 """

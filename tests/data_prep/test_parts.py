@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -115,13 +116,15 @@ def test_a_part_waits_for_one_that_puts_together(tmp_path, reference):
     out = tmp_path / "OUT"
     out.mkdir()
     script = (
-        "import sys, time; from pathlib import Path; from hpctrain.data.commit import lock\n"
-        "held = lock(Path(sys.argv[1])); print(flush=True); time.sleep(1)"
+        "import sys; from pathlib import Path; from hpctrain.data.commit import lock\n"
+        "held = lock(Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
     )
-    holder = subprocess.Popen([sys.executable, "-c", script, out], stdout=subprocess.PIPE)
+    command, pipe = [sys.executable, "-c", script, out], subprocess.PIPE
+    holder = subprocess.Popen(command, stdin=pipe, stdout=pipe)
     holder.stdout.readline()
     with pytest.raises(StorageError, match="another process is writing a data set into"):
         convert(hand(*ROWS), out, options("train=0.7,val=0.3"))
+    threading.Timer(0.5, holder.stdin.close).start()
     assert part(out, 1, 1) is not None
     assert holder.wait() == 0
     holder.stdout.close()

@@ -90,8 +90,8 @@ def pieces(tmp_path):
     return [path for path in folder.glob("*") if path.name.isdigit()] if folder.exists() else []
 
 
-def wait(until, seconds=60):
-    end = time.monotonic() + seconds
+def wait(until):
+    end = time.monotonic() + 60
     while not until():
         assert time.monotonic() < end
         time.sleep(0.005)
@@ -150,7 +150,7 @@ def test_no_worker_outlives_a_killed_parent(tmp_path):
     assert len(started) == 2
     os.kill(process.pid, signal.SIGKILL)
     assert "leaked" not in process.communicate(timeout=60)[1]
-    wait(lambda: not any(map(alive, started)), 10)
+    wait(lambda: not any(map(alive, started)))
     assert os.listdir(tmp_path / "OUT") == [PARTIAL]
     there = len(pieces(tmp_path))
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

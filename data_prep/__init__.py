@@ -1,9 +1,9 @@
-"""data_prep: any data into HDF5 shards that hpctrain trains on, and everybody else reads.
+"""data_prep: convert data into HDF5 shards for hpctrain; any other HDF5 program reads them too.
 
-    sources/   commands that write      ── formats/: how the files of others are read
-    tools/     commands that look       ── datasets/: how ours are read; show/, exports/
+    sources/   commands that write data sets ── formats/: readers of foreign file formats
+    tools/     commands that read data sets  ── datasets/: readers of our data sets; show/, exports/
     convert    source ── pieces ── processes ── shards ── finalize ── OUT/*.h5, OUT/index.json
 
-`python -m data_prep --help` has the commands; `cli` names them, each is a module that nobody
-else imports. Of hpctrain it needs the format and what reads it, never torch.
+`python -m data_prep --help` lists the commands. `cli` has the module of each command; no other
+module imports it. data_prep imports the data set format from hpctrain, and never torch.
 """

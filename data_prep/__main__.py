@@ -4,8 +4,8 @@ import os
 import sys
 
 if __name__ == "__main__":
-    # A process for each core does the work: BLAS's threads, which wait by spinning, would take up
-    # to a tenth of it from them. It is read when numpy is imported.
+    # There is one worker process per core. The threads of BLAS spin while they wait, which would
+    # take up to a tenth of the processor time. numpy reads the variable when it is imported.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
     from data_prep.cli import main

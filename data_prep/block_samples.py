@@ -1,4 +1,4 @@
-"""The samples of a block: which can be used, what they hold, which splits they go to."""
+"""The samples of a block: which ones can be used, their bytes, and their splits."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,19 +18,25 @@ Rows = Mapping[str, Array | Ragged]
 
 
 @dataclass(frozen=True)
-class Usable:
-    """Samples of a block: `rows`, and which of the block's they are."""
+class BlockSamples:
+    """Some or all samples of a block.
+
+    Attributes:
+        block: The block.
+        rows: The values of the samples, field by field, as the schema says.
+        which: The position of each sample in the block, (n,).
+    """
 
     block: Block
     rows: Rows
     which: Int64s
 
     @classmethod
-    def of(cls, block: Block, source: Source) -> "Usable":
-        """All, as the schema has them.
+    def of(cls, block: Block, source: Source) -> "BlockSamples":
+        """Return all samples of a block.
 
         Raises:
-            DataError: It does not fit the schema.
+            DataError: The block does not fit the schema.
         """
         try:
             rows = {
@@ -49,14 +55,14 @@ class Usable:
     def __len__(self) -> int:
         return len(self.which)
 
-    def only(self, mask: NDArray[np.bool_]) -> "Usable":
-        """Those where `mask`, (n,), is set."""
+    def only(self, mask: NDArray[np.bool_]) -> "BlockSamples":
+        """Return the samples where `mask`, (n,), is set."""
         if mask.all():
             return self
-        return Usable(self.block, _only(self.rows, mask), self.which[mask])
+        return BlockSamples(self.block, _only(self.rows, mask), self.which[mask])
 
     def contents(self) -> list[bytes]:
-        """The bytes of each sample's fields; of a sequence also its length."""
+        """Return the bytes of each sample's fields, with the length of each sequence."""
         parts = [
             _ragged_bytes(value) if isinstance(value, Ragged) else _bytes(value)
             for value in self.rows.values()
@@ -64,28 +70,28 @@ class Usable:
         return parts[0] if len(parts) == 1 else list(map(b"".join, zip(*parts, strict=True)))
 
     def split_keys(self) -> Sequence[bytes]:
-        """What decides the split."""
+        """Return the key of each sample that decides its split."""
         keys = self.block.keys
         if keys is None:
             return self.contents()
         return keys if len(self) == len(keys) else [keys[i] for i in self.which.tolist()]
 
     def splits(self, split: Split) -> tuple[Sequence[str], NDArray[np.intp]]:
-        """The names of splits, and for each sample its split's place among them, (n,)."""
+        """Return the names of splits, and for each sample the number of its name, (n,)."""
         if isinstance(split, ByColumn):
             column = self.block.column
-            assert column is not None  # the source has it: see `convert`
-            known: dict[str, int] = {}
-            numbers = [known.setdefault(str(column[i]), len(known)) for i in self.which.tolist()]
-            return list(known), np.array(numbers, np.intp)
+            assert column is not None  # `convert` has checked that the source has it
+            names: dict[str, int] = {}
+            numbers = [names.setdefault(str(column[i]), len(names)) for i in self.which.tolist()]
+            return list(names), np.array(numbers, np.intp)
         if isinstance(split, ByFile):
             return [split.of_file(self.block.file)], np.zeros(len(self), np.intp)
         if len(split.fractions) == 1:
             return list(split.fractions), np.zeros(len(self), np.intp)
         return list(split.fractions), split.numbers(hash_keys(self.split_keys()))
 
-    def finite(self, problems: Reading) -> "Usable":
-        """Those without a value that is not finite."""
+    def finite(self, problems: Reading) -> "BlockSamples":
+        """Return the samples whose values are all finite; report the others."""
         good = np.ones(len(self), bool)
         for name, value in self.rows.items():
             array = value.values if isinstance(value, Ragged) else value
@@ -100,8 +106,8 @@ class Usable:
                     )
         return self.only(good)
 
-    def named(self, split: ByColumn, problems: Reading) -> "Usable":
-        """Those whose column names a split."""
+    def named(self, split: ByColumn, problems: Reading) -> "BlockSamples":
+        """Return the samples whose column holds a valid split name; report the others."""
         names, numbers = self.splits(split)
         reasons: dict[int, str] = {}
         for place, name in enumerate(names):
@@ -117,14 +123,14 @@ class Usable:
         return self.only(good)
 
     def _record(self, i: int) -> tuple[str, str]:
-        """What to call a sample: its file and record."""
+        """Return the file and the name of a sample's record, for messages."""
         place = int(self.which[i])
         records = self.block.records
         return self.block.file, records[place] if records is not None else f"sample {place}"
 
 
 def _native(value: Array | Ragged) -> Array | Ragged:
-    """In native byte order: equal samples have equal bytes."""
+    """Return the values in native byte order, so that equal samples have equal bytes."""
     array = value.values if isinstance(value, Ragged) else value
     if array.dtype.isnative:
         return value
@@ -133,7 +139,7 @@ def _native(value: Array | Ragged) -> Array | Ragged:
 
 
 def _bytes(array: Array) -> list[bytes]:
-    """Of each row; made at once, as a million of them would take long one by one."""
+    """Return the bytes of each row; all in one call, because a loop over many rows is slow."""
     rows = np.ascontiguousarray(array).reshape(len(array), -1)
     width = rows.itemsize * rows.shape[1]
     if width >= 2**31:
@@ -160,7 +166,7 @@ def _only(rows: Rows, mask: NDArray[np.bool_]) -> Rows:
 def by_split(
     rows: Rows, names: Sequence[str], numbers: NDArray[np.intp]
 ) -> Iterator[tuple[str, Rows]]:
-    """The samples of each split that has some, in the order of the names."""
+    """Yield (split, samples) for each split that has samples, in the order of the names."""
     counts = np.bincount(numbers, minlength=len(names)).tolist()
     for place, name in enumerate(names):
         if counts[place]:
@@ -168,7 +174,7 @@ def by_split(
 
 
 def nbytes_of(rows: Rows) -> int:
-    """Of their values."""
+    """Return the size of all values in bytes."""
     return sum(
         value.values.nbytes if isinstance(value, Ragged) else value.nbytes
         for value in rows.values()

@@ -1,8 +1,8 @@
-"""The command line. Everything heavy is imported by the command that needs it.
+"""The command line. Each command imports the large libraries that it needs by itself.
 
-Exit codes: 0 done (or nothing to do), 2 usage, 3 data, 6 storage, 130 Ctrl-C; 1 is what `diff`
-says of two data sets that differ, or a bug, with its traceback. `HPCTRAIN_DEBUG=1` shows the
-traceback of the others too.
+Exit codes: 0 done (or nothing to do), 2 usage, 3 data, 6 storage, 130 Ctrl-C. The code 1 means
+that `diff` has found a difference, or that there is a bug, which is shown with its traceback.
+`HPCTRAIN_DEBUG=1` shows the traceback of all other errors too.
 """
 
 import argparse
@@ -25,17 +25,17 @@ COMMANDS = {
     "webdataset": ("sources.webdataset", "tar files of samples"),
     "mds": ("sources.mds", "a folder of mosaicml-streaming"),
     "huggingface": ("sources.huggingface", "a folder of Hugging Face datasets"),
-    "python": ("sources.python", "FILE.py:function, any generator of dicts"),
-    "sample": ("sources.sample", "data that is here already, or computed: for first runs"),
-    "repack": ("sources.repack", "a data set again, in other shards, codec or order"),
-    "index": ("tools.adopt", "adopt HDF5 files where they lie: write index.json only"),
+    "python": ("sources.python", "FILE.py:FUNCTION, a generator of dicts"),
+    "sample": ("sources.sample", "small data sets for first runs; nothing to download"),
+    "repack": ("sources.repack", "write a data set again, in other shards, codec or order"),
+    "index": ("tools.adopt", "adopt HDF5 files in place: write only index.json"),
     "finalize": ("tools.finalize", "put the parts of a job array together (see --part)"),
-    "inspect": ("tools.inspect", "schema, shards, provenance of a data set"),
-    "head": ("tools.head", "the first samples"),
-    "stats": ("tools.stats", "statistics of the fields, as a table or a plot"),
+    "inspect": ("tools.inspect", "show schema, shards and provenance of a data set"),
+    "head": ("tools.head", "show the first samples"),
+    "stats": ("tools.stats", "show statistics of the fields, as a table or a plot"),
     "verify": ("tools.verify", "compare the shards with the index"),
-    "diff": ("tools.diff", "what two data sets do not have in common"),
-    "export": ("tools.export", "back to npz, images or Parquet"),
+    "diff": ("tools.diff", "show the differences of two data sets"),
+    "export": ("tools.export", "write samples as npz, images or Parquet"),
 }
 
 
@@ -60,25 +60,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Wrong words are one line, as any other error: the usage of some commands is a page."""
+    """A parser that reports an error in one line; argparse would print a page of usage first."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"data_prep: {message}; {self.prog} --help lists what there is\n")
 
 
 class _Command(_Parser):
-    """Takes its options between the files and OUT too."""
+    """The parser of a command; options may also stand between the files and OUT."""
 
     _inner = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """See `argparse`, whose subparsers do not do this by themselves."""
+        """Parse the arguments; see `argparse`, whose subparsers do not mix options and files."""
         if self._inner:
             return super().parse_known_args(args, namespace)
         self._inner = True
         found, unknown = self.parse_known_intermixed_args(args, namespace)
         self._inner = False
-        if unknown:  # the main parser would not say whose they are
+        if unknown:  # the message of the main parser would not name the command
             self.error(f"unrecognized arguments: {shlex.join(unknown)}")
         return found, unknown
 
@@ -86,8 +86,9 @@ class _Command(_Parser):
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m data_prep",
-        description="Write a data set as HDF5 shards with an index, and look after it.",
-        epilog="The same command twice does the work once; an interrupted one goes on.",
+        description="Write a data set as HDF5 shards with an index, or look at one.",
+        epilog="A command that is given again does no work twice: it continues where an "
+        "interruption has stopped it.",
         formatter_class=partial(argparse.HelpFormatter, indent_increment=0),  # one line a command
     )
     commands = parser.add_subparsers(

@@ -1,13 +1,16 @@
-"""`--codec auto`: every codec on a few samples of the source, and the rule that chooses one.
+"""`--codec auto`: try every codec on a few samples of the source, and choose one by a rule.
 
-Of the codecs that save a quarter of the bytes, and that one core reads at 500 MB/s or more (a few
-cores then decode faster than a node gets data from a shared file system, and the loader decodes
-in threads): the one that saves most; of those within 5 % of it the one that reads fastest. gzip
-only where no other does: it takes many times as long to write. None where none does: it is mapped,
-costs no core, and single samples are read alone.
+The rule:
+1. A codec must save a quarter of the bytes, and one core must read it at 500 MB/s or more. At that
+   rate a few cores decode faster than a node gets data from a shared file system, and the loader
+   decodes in threads.
+2. Among the codecs whose size is within 5 % of the smallest, the one that is read fastest wins.
+3. gzip is chosen only if no other codec meets 1., because it takes many times as long to write.
+4. If no codec meets 1., the shards are not compressed: they are then mapped, need no core to
+   decode, and a single sample is read alone.
 
-Speeds are this machine's, now. So the choice is made once, and kept in the job and in the index's
-provenance; parts of a job array are told it.
+The speeds depend on the machine and its load. So the choice is made once, and is kept in the job
+and in the provenance of the index. The parts of a job array get it as options.
 """
 
 import json
@@ -34,19 +37,19 @@ from hpctrain.data.storage.chunks import Chunked
 from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
 
-PIECES, PIECE_BYTES = 4, 4 * 2**20  # what is tried: the beginnings of so many pieces
-SAVES, FLOOR_MB_S, NEAR = 0.25, 500, 0.05  # the rule's
+PIECES, PIECE_BYTES = 4, 4 * 2**20  # the first PIECE_BYTES of PIECES pieces are tried
+SAVES, FLOOR_MB_S, NEAR = 0.25, 500, 0.05  # the numbers of the rule
 REPEATS = 3
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of a codec.
+    """The result of trying a codec.
 
     Attributes:
         compression: The codec.
-        size: Bytes in the file for each byte of samples.
-        mb_s: At which one core reads samples.
+        size: The bytes in the file per byte of samples.
+        mb_s: The speed at which one core reads samples, in MB/s.
     """
 
     compression: Compression
@@ -55,7 +58,7 @@ class Trial:
 
 
 def recorded(out: Path, fingerprint: str) -> dict[str, Any] | None:
-    """What was chosen for this job when it began, if it did: the provenance's `compression`."""
+    """Return the choice of the job that was begun in `out`, or None if there is no such job."""
     try:
         job = json.loads((out / PARTIAL / JOB).read_bytes())
         if job["fingerprint"] == fingerprint:
@@ -66,15 +69,15 @@ def recorded(out: Path, fingerprint: str) -> dict[str, Any] | None:
 
 
 def choose(source: Source, asked: Compression, *, quiet: bool = False) -> tuple[Compression, str]:
-    """Try the codecs on a few samples, and print what came of it.
+    """Try the codecs on a few samples, and print the results.
 
     Args:
-        source: Its first pieces are read.
-        asked: The size of chunks.
-        quiet: Do not print.
+        source: The source; a few of its pieces are read.
+        asked: A compression with the size of chunks to use.
+        quiet: Whether nothing is printed.
 
     Returns:
-        The choice, and why.
+        The choice and the reason for it.
 
     Raises:
         DataError: The source cannot be read.
@@ -107,7 +110,7 @@ def choose(source: Source, asked: Compression, *, quiet: bool = False) -> tuple[
 
 
 def decide(trials: list[Trial]) -> tuple[Compression, str]:
-    """Apply the rule (see the module) to trials, the first of which is of none."""
+    """Apply the rule of this module to trials; the first trial must be without compression."""
     good = [each for each in trials[1:] if each.size <= 1 - SAVES and each.mb_s >= FLOOR_MB_S]
     if not good:
         why = f"nothing saves {SAVES:.0%} and is read at {FLOOR_MB_S} MB/s by one core"
@@ -143,13 +146,13 @@ def trial(
 
 
 def options_of(compression: Compression) -> str:
-    """What to give on the command line."""
+    """Return the options of the command line for a compression."""
     level = "" if compression.level is None else f" --level {compression.level}"
     return f"--codec {compression.codec}{level}"
 
 
 def _samples(source: Source) -> Iterator[dict[str, Array | Ragged]]:
-    """A few MB from the beginning of a few pieces."""
+    """Yield samples: a few MB from the beginning of each of a few pieces."""
     count = len(source.pieces)
     for number in sorted({i * count // PIECES for i in range(min(PIECES, count))}):
         room = PIECE_BYTES
@@ -165,7 +168,7 @@ def _samples(source: Source) -> Iterator[dict[str, Array | Ragged]]:
 
 
 def _first(value: Array | Ragged, count: int) -> Array | Ragged:
-    """Copied: the source may use its buffer again."""
+    """Return a copy of the first samples, which does not keep the whole block in memory."""
     if isinstance(value, Ragged):
         rows = value.rows(0, count)
         return Ragged(rows.values.copy(), rows.offsets)
@@ -173,19 +176,19 @@ def _first(value: Array | Ragged, count: int) -> Array | Ragged:
 
 
 def _read(path: Path) -> tuple[int, int, float]:
-    """Bytes stored, bytes of samples, and seconds to read these."""
+    """Return the bytes in the file, the bytes of the samples, and the seconds to read them."""
     with h5py.File(path, "r", locking=False) as file:
         datasets = [dataset for dataset in _datasets(file) if dataset.size]
         stored = sum(dataset.id.get_storage_size() for dataset in datasets)
         outs = [np.empty(dataset.shape, dataset.dtype) for dataset in datasets]
         seconds = []
         for _ in range(REPEATS):
-            cache = ChunkCache()  # a new one has nothing decoded
+            cache = ChunkCache()  # a new cache holds no decoded chunks
             readers = [
                 Chunked(dataset, path, cache=cache).copy if dataset.chunks else _mapped(dataset)
                 for dataset in datasets
             ]
-            start = time.thread_time()  # others may be busy on this machine
+            start = time.thread_time()  # not the wall clock: other programs may be busy
             for reader, out in zip(readers, outs, strict=True):
                 reader(0, len(out), out)
             seconds.append(time.thread_time() - start)

@@ -1,11 +1,11 @@
-"""The road of every command that writes: look at OUT, do the pieces, put them together.
+"""Convert a source into a data set: look at OUT, write the pieces, put them together.
 
     source ── pieces ─┬─ read, check, split ── shards ─┐
                       ├─ …                             ├─ finalize ── OUT/*.h5, index.json
                       └─ …                             ┘
 
-OUT that holds the same already is left as it is. Who was killed continues with the pieces that
-are missing, and the result has the same bytes.
+If OUT already holds the same data set, it is left as it is. After an interruption the same command
+writes only the pieces that are missing, and the result has the same bytes.
 """
 
 import hashlib
@@ -14,17 +14,17 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from data_prep import processes
 from data_prep.finalize import BESIDE, REPORT, finalize, summary
-from data_prep.job import WAIT_S, Job, JobFolder, Plan, Result
+from data_prep.job import WAIT_S, Job, Plan
 from data_prep.options import Options
 from data_prep.passes import choose
 from data_prep.piece import Converter, NotTheSameError
-from data_prep.processes import Progress
 from data_prep.progress_bar import Progress as ProgressBar
 from data_prep.provenance import made_by
 from data_prep.show.console import size
@@ -40,14 +40,14 @@ from hpctrain.errors import ConfigError, DataError, StorageError
 
 
 def convert(source: Source, out: Path, options: Options) -> Index | None:
-    """Write `source` into the folder `out`, unless it is there already.
+    """Write `source` into the folder `out`, unless `out` already holds the same data set.
 
     Returns:
         The index; None when only a part was written.
 
     Raises:
-        ConfigError: Options that the source cannot meet.
-        DataError: `out` holds something else, or the source is not usable.
+        ConfigError: The options do not fit the source.
+        DataError: `out` holds something else, or the source cannot be used.
         StorageError: `out` cannot be written, or has too little room.
     """
     _check(source, options, out)
@@ -64,7 +64,7 @@ def convert(source: Source, out: Path, options: Options) -> Index | None:
         raise commit.storage_error(out, error) from None
     with Job(out, shared=parts) as job:
         if (found := _finished(out, plan, options)) is not None:
-            return found  # by another process, before this one had the lock
+            return found  # another process has finished it before this one got the lock
         job.begin(plan, overwrite=options.overwrite)
         _do(Converter(source, options), job)
         if parts and not _is_last(job, options):
@@ -77,7 +77,7 @@ def convert(source: Source, out: Path, options: Options) -> Index | None:
 
 
 def _do(converter: Converter, job: Job) -> None:
-    """Do the pieces that are missing, or this part's."""
+    """Write the pieces that are missing: all of them, or those of this part."""
     source, options, total = converter.source, converter.options, job.plan.pieces
     share = range(total) if options.part is None else job.plan.share(options.part[0])
     done = job.pieces.done()
@@ -90,12 +90,12 @@ def _do(converter: Converter, job: Job) -> None:
     if options.two_passes and todo:
         with _progress(source, range(total), options, "first pass: ") as progress:
             choose(converter, job, progress.advance)
-    task = _Write(converter, job.pieces)
+    task, finish = partial(converter.write, job.pieces), partial(converter.finish, job.pieces)
     with _progress(source, todo, options) as progress:
         try:
-            for _ in processes.run(task, todo, options.workers, progress.advance):
+            for _ in processes.run(task, todo, options.workers, progress.advance, finish):
                 pass
-        except NotTheSameError:  # what the first pass saw is worth nothing, nor what followed
+        except NotTheSameError:  # the results of the first pass are wrong, and all pieces with them
             commit.clear_leftovers(job.out)
             raise
 
@@ -114,19 +114,8 @@ def _progress(
     )
 
 
-@dataclass(frozen=True)
-class _Write:
-    """A worker's task."""
-
-    converter: Converter
-    folder: JobFolder
-
-    def __call__(self, number: int, progress: Progress) -> Callable[[], Result]:
-        return self.converter.write(self.folder, number, progress)
-
-
 def _is_last(job: Job, options: Options) -> bool:
-    """Whether this part is to put all together: all are done, and none is at work."""
+    """Return whether this part must put all parts together: no other part is left or running."""
     assert options.part is not None
     part, parts = options.part
     left = job.plan.pieces - len(job.pieces.done())
@@ -145,10 +134,10 @@ def _is_last(job: Job, options: Options) -> bool:
 
 
 def _with_codec(source: Source, out: Path, options: Options, plan: Plan) -> tuple[Options, Plan]:
-    """Choose the codec, or take what was chosen when this job began.
+    """Choose the codec, or return the one that was chosen when this job began.
 
     Raises:
-        ConfigError: Parts would choose each for themselves.
+        ConfigError: This is a part: each part could choose another codec.
     """
     from data_prep import codec
 
@@ -167,10 +156,10 @@ def _with_codec(source: Source, out: Path, options: Options, plan: Plan) -> tupl
 
 
 def _check(source: Source, options: Options, out: Path) -> None:
-    """See that source, options and OUT fit together.
+    """Check that the source, the options and OUT fit together.
 
     Raises:
-        ConfigError: They do not.
+        ConfigError: They do not fit together.
     """
     check_fields(source.fields)
     options.compression.check(source.fields)
@@ -198,10 +187,10 @@ def _check(source: Source, options: Options, out: Path) -> None:
 
 
 def _check_apart(source: Source, out: Path) -> None:
-    """See that OUT is no part of the source, nor the other way round.
+    """Check that neither OUT nor the source is inside of the other.
 
     Raises:
-        ConfigError: It is.
+        ConfigError: One of them is inside of the other.
     """
     target = out.resolve()
     files = (file for piece in source.pieces for file in piece.files)
@@ -214,7 +203,7 @@ def _check_apart(source: Source, out: Path) -> None:
 
 
 def _files(source: Source) -> list[SourceFile]:
-    """Each once, in the order of the pieces."""
+    """Return each file once, in the order of the pieces."""
     return list(dict.fromkeys(file for piece in source.pieces for file in piece.files))
 
 
@@ -262,7 +251,7 @@ def _plan(source: Source, options: Options) -> Plan:
 
 
 def _without_part(command: str) -> str:
-    """The command that all parts have in common: alone it does the same."""
+    """Return the command without `--part`; it writes the same data set as all parts together."""
     words = shlex.split(command)
     for i, word in enumerate(words):
         if word == "--part":
@@ -273,10 +262,10 @@ def _without_part(command: str) -> str:
 
 
 def _finished(out: Path, plan: Plan, options: Options) -> Index | None:
-    """The data set in `out`, if it is the one that is wanted.
+    """Return the index of the data set in `out` if it is the one that the plan describes.
 
     Raises:
-        DataError: `out` holds something that is not to be replaced.
+        DataError: `out` holds something that must not be replaced.
     """
     index = _existing(out)
     if index is None:
@@ -297,10 +286,11 @@ def _finished(out: Path, plan: Plan, options: Options) -> Index | None:
 
 
 def _existing(out: Path) -> Index | None:
-    """The data set in `out`, or None when there is room for one.
+    """Return the index of the data set in `out`, or None when `out` is free for a new one.
 
     Raises:
-        DataError: `out` holds something that is not ours to replace.
+        DataError: `out` holds something that is no data set.
+        StorageError: `out` cannot be read.
     """
     try:
         names = {path.name for path in out.iterdir()}
@@ -321,7 +311,7 @@ def _existing(out: Path) -> Index | None:
 
 
 def _damage(index: Index, out: Path) -> str:
-    """What is wrong with the data set in `out`, or nothing."""
+    """Return what is wrong with the data set in `out`; "" when it is whole."""
     try:
         index.check(out)
     except DataError as error:

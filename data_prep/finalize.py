@@ -1,4 +1,4 @@
-"""From finished pieces to a data set: names for the shards, the index, and all of it at once."""
+"""Make a data set of finished pieces: name the shards, write the index, publish all at once."""
 
 import json
 from collections import Counter, defaultdict
@@ -16,15 +16,15 @@ from hpctrain.disk import write_atomically
 from hpctrain.errors import DataError
 
 REPORT = "problems.jsonl"  # in OUT: the records that could not be used
-BESIDE = "beside"  # in the provenance: {file: digest}, see `Source`
-SHOWN = 3
+BESIDE = "beside"  # key in the provenance: {file: digest}, see `Source`
+SHOWN = 3  # problems or parts that a message lists
 
 
 def finalize(job: Job) -> Index:
     """Put the pieces of a job together.
 
     Raises:
-        DataError: Pieces are missing, records could not be used (`on_error` "collect"), or
+        DataError: Pieces are missing, records could not be used (`on_error` is "collect"), or
             there is no sample at all.
         StorageError: The folder cannot be written.
     """
@@ -34,12 +34,12 @@ def finalize(job: Job) -> Index:
         raise DataError(_missing(plan, out, missing))
     results = [job.pieces.result(number) for number in range(plan.pieces)]
     problems = [problem for result in results for problem in result.problems]
-    if problems and plan.on_error == "stop":  # pieces of an interrupted --on-error skip
+    if problems and plan.on_error == "stop":  # the pieces come from an earlier --on-error skip
         raise DataError(f"{problems[0]}; --on-error skip leaves such records out")
     try:
         _report(out, problems)
         if problems and plan.on_error == "collect":
-            discard(out)  # it is done: who mends the source begins anew
+            discard(out)  # after a change of the source all pieces must be read again
             end = "nothing was written (--on-error collect; skip leaves them out)"
             raise DataError(f"{_listed(out, problems)}; {end}")
         shards, moves = _named(job, results)
@@ -88,10 +88,10 @@ def finalize(job: Job) -> Index:
 
 
 def finalize_parts(out: Path) -> Index:
-    """Put the parts in a folder together, unless that is done already.
+    """Put the parts in a folder together, unless that has been done already.
 
     Raises:
-        DataError: There are none, or one is missing: the message has the command.
+        DataError: There are no parts, or one is missing: the message has its command.
         StorageError: The folder cannot be written, or a part is being written.
     """
     settle(out)
@@ -106,7 +106,7 @@ def finalize_parts(out: Path) -> Index:
 
 
 def summary(index: Index) -> str:
-    """`1797 samples (train 1415, val 382) in 2 shards, 0.2 MB, xxh3_128:…`, and what is not."""
+    """Return `1797 samples (train 1415, val 382) in 2 shards, …`, and lines on what is missing."""
     counts = {name: index.split(name).count for name in index.splits}
     count = sum(counts.values())
     nbytes = sum(shard.bytes for shard in index.shards)
@@ -148,7 +148,7 @@ def _missing(plan: Plan, out: Path, missing: list[int]) -> str:
 
 
 def _named(job: Job, results: list[Result]) -> tuple[list[Shard], dict[str, str]]:
-    """The shards by split, in the order of the pieces, and where each lies now."""
+    """Return the shards by split, in the order of the pieces, and the present path of each."""
     found: dict[str, list[tuple[int, Shard]]] = {split: [] for split in job.plan.splits}
     for number, result in enumerate(results):
         for shard in result.shards:
@@ -174,7 +174,7 @@ def _beside(job: Job) -> dict[str, str]:
 
 
 def _report(out: Path, problems: list[Problem]) -> None:
-    """Write, or remove, the list of the records that could not be used."""
+    """Write the list of the records that could not be used, or remove an old one."""
     if not problems:
         (out / REPORT).unlink(missing_ok=True)
         return

@@ -1,10 +1,10 @@
-"""The folder of a conversion that is not finished, shared by all its processes and restarts.
+"""The folder of an unfinished conversion, shared by all its processes and restarts.
 
-OUT/.hpctrain-partial/job.json            what is being done: who continues must agree
+OUT/.hpctrain-partial/job.json            the plan; every process that continues must have the same
 OUT/.hpctrain-partial/pieces/00012/       a finished piece: its shards and piece.json
-OUT/.hpctrain-partial/pieces/.00012.…/    one that is being written, by one process
+OUT/.hpctrain-partial/pieces/.00012.…/    a piece that one process is writing
 OUT/.hpctrain-partial/looks/00012.npz     what the first of two passes saw of a piece
-OUT/.hpctrain-partial/looks/00012.choice.npz    what follows from all of them for its samples
+OUT/.hpctrain-partial/looks/00012.choice.npz    which samples of the piece stay, and their splits
 """
 
 import json
@@ -28,22 +28,22 @@ from hpctrain.disk import write_atomically
 from hpctrain.errors import DataError
 
 JOB, PIECES, LOOKS, PIECE = "job.json", "pieces", "looks", "piece.json"
-WAIT_S = 60.0  # for another part that puts all together
+WAIT_S = 60.0  # the longest wait for another part that is putting all parts together
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is being done, as far as `finalize` has to know; JSON.
+    """A conversion, as far as `finalize` needs to know it; JSON.
 
     Attributes:
-        fingerprint: Names the source and all options that the result depends on.
-        pieces: How many there are.
-        splits: The names known beforehand, in their order.
+        fingerprint: A digest of the source and of all options that the result depends on.
+        pieces: The number of pieces.
+        splits: The names of the splits that are known beforehand, in their order.
         fields: The schema.
         categories: See `Source`.
-        provenance: For the index, less what is only known at the end.
-        on_error: What becomes of records that cannot be used.
-        parts: Of how many parts the command was one; 0: it does all.
+        provenance: The provenance for the index, without what is only known at the end.
+        on_error: What to do with records that cannot be used: "stop", "skip" or "collect".
+        parts: The number of parts N of `--part I/N`; 0 without that option.
         beside: See `Source`.
     """
 
@@ -59,11 +59,11 @@ class Plan:
 
     @property
     def command(self) -> str:
-        """The command line, without `--part`."""
+        """Return the command line without `--part`."""
         return str(self.provenance.get("command"))
 
     def share(self, part: int) -> range:
-        """The pieces of a part, from 1."""
+        """Return the numbers of the pieces of a part; parts count from 1."""
         parts = max(1, self.parts)
         return range(self.pieces * (part - 1) // parts, self.pieces * part // parts)
 
@@ -82,17 +82,17 @@ class Problem:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a piece.
+    """The result of converting a piece.
 
     Attributes:
-        fingerprint: Of the job.
-        shards: Their paths are within the piece's folder.
-        moments: By split and field, `Moments.state`.
-        digest: Of the samples.
-        duplicates: Samples left out because their content was there before.
-        leaks: Of those, how many would have gone to another split than the first.
-        problems: Records that could not be used.
-        skipped: How many records held nothing, by the reason.
+        fingerprint: The fingerprint of the job.
+        shards: The shards; their paths are relative to the piece's folder.
+        moments: `Moments.state` by split and field.
+        digest: The digest of the samples.
+        duplicates: The number of samples left out because an earlier sample is equal.
+        leaks: How many of the duplicates belong to another split than the first equal sample.
+        problems: The records that could not be used.
+        skipped: The number of records that held nothing, by the reason.
     """
 
     fingerprint: str
@@ -107,13 +107,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the first of two passes decided of a piece's samples.
+    """What the first of two passes decided about the samples of a piece.
 
     Attributes:
-        keep: bool (n,).
+        keep: Which samples are kept, bool (n,).
         leaks: See `Result`.
-        names: Of the splits.
-        splits: For each sample the place of its split in `names`, (n,); None: its own matter.
+        names: The names of the splits.
+        splits: The number of each sample's split in `names`, (n,); None: the sample's key decides.
     """
 
     keep: NDArray[np.bool_]
@@ -124,13 +124,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class JobFolder:
-    """Where pieces are written and found; any process may."""
+    """The folder where any process writes pieces and finds them."""
 
     folder: Path
     fingerprint: str
 
     def done(self) -> set[int]:
-        """The pieces that are finished."""
+        """Return the numbers of the finished pieces."""
         try:
             names = os.listdir(self.folder / PIECES)
         except (FileNotFoundError, NotADirectoryError):
@@ -143,22 +143,26 @@ class JobFolder:
         folder.mkdir()
         return folder
 
-    def finish(self, number: int, folder: Path, result: Result) -> None:
-        """Have the piece in `folder` be there, whole, after a crash too."""
-        write_atomically(folder / PIECE, json.dumps(asdict(result)))
-        commit.sync(folder)
+    def note_result(self, folder: Path, result: Result) -> None:
+        """Write the result of a piece into the piece's unfinished folder."""
+        (folder / PIECE).write_text(json.dumps(asdict(result)), encoding="utf-8")
+
+    def finish(self, number: int, folder: Path) -> None:
+        """Give the piece in `folder` its name once all its files are on the disk."""
+        for path in (*folder.iterdir(), folder):
+            commit.sync(path)
         try:
             folder.rename(self._place(number))
         except OSError:
             if not self._place(number).exists():
                 raise
-            shutil.rmtree(folder)  # the same task ran twice: both did the same
+            shutil.rmtree(folder)  # the same task ran twice, with the same result
 
     def result(self, number: int) -> Result:
-        """Of a finished piece.
+        """Return the result of a finished piece.
 
         Raises:
-            DataError: It is another job's, or damaged.
+            DataError: The piece is damaged, or belongs to another job.
         """
         place, then = self._place(number), "remove it, and give the command again"
         try:
@@ -181,35 +185,35 @@ class JobFolder:
         return result
 
     def path(self, number: int, shard: str) -> str:
-        """Of a piece's shard, within `folder`."""
+        """Return the path of a piece's shard, relative to `folder`."""
         return f"{PIECES}/{number:05d}/{shard}"
 
     def look_path(self, number: int) -> Path:
-        """Where the first pass notes what it saw of a piece."""
+        """Return the path of the file with what the first pass saw of a piece."""
         return self.folder / LOOKS / f"{number:05d}.npz"
 
     def look(self, number: int) -> dict[str, NDArray[Any]]:
-        """What `note_look` was given."""
+        """Return the arrays that `note_look` has written."""
         with np.load(self.look_path(number)) as content:
             return dict(content)
 
     def note_look(self, number: int, **arrays: Any) -> None:
-        """Note what the first pass saw."""
+        """Write down what the first pass saw of a piece."""
         _save(self.look_path(number), arrays)
 
     def choice_path(self, number: int) -> Path:
-        """Where it is noted what becomes of a piece's samples."""
+        """Return the path of the file with the choice for the samples of a piece."""
         return self.folder / LOOKS / f"{number:05d}.choice.npz"
 
     def choice(self, number: int) -> Choice:
-        """What `choose` was given."""
+        """Return the choice that `choose` has written."""
         with np.load(self.choice_path(number)) as content:
             arrays = dict(content)
         names, leaks = arrays["names"].tolist(), int(arrays["leaks"])
         return Choice(arrays["keep"], leaks, names, arrays.get("splits"))
 
     def choose(self, number: int, choice: Choice) -> None:
-        """Note what becomes of a piece's samples."""
+        """Write down the choice for the samples of a piece."""
         arrays = {"keep": choice.keep, "leaks": choice.leaks, "names": np.array(choice.names, str)}
         if choice.splits is not None:
             arrays["splits"] = choice.splits
@@ -220,11 +224,11 @@ class JobFolder:
 
 
 class Job:
-    """An unfinished conversion, held against other writers while it is open.
+    """An unfinished conversion; it is locked against other writers until it is closed.
 
     Args:
-        out: Exists.
-        shared: Beside other parts of the same job.
+        out: The folder OUT, which must exist.
+        shared: Whether other parts of the same job may write at the same time.
 
     Raises:
         StorageError: The folder cannot be written, or another process is writing there.
@@ -242,14 +246,14 @@ class Job:
             raise storage_error(out, error) from None
 
     def begin(self, plan: Plan, *, overwrite: bool = False) -> None:
-        """Go on with what was begun here, or begin.
+        """Begin a job, or continue it if it has been begun here.
 
         Args:
-            plan: What is to be done.
-            overwrite: Another job's finished pieces may be removed.
+            plan: The plan of the job.
+            overwrite: Whether finished pieces of another job may be removed.
 
         Raises:
-            DataError: Another job's are there.
+            DataError: There are finished pieces of another job.
             StorageError: The folder cannot be written.
         """
         found, self.plan = self._found(), plan
@@ -266,7 +270,7 @@ class Job:
             raise storage_error(self.out, error) from None
 
     def _make_room(self, found: Plan | None, overwrite: bool) -> None:
-        """Remove what another job has left, if it may be."""
+        """Remove the pieces of another job, if that is allowed."""
         if self._shared and found is not None:
             raise DataError(
                 f"{self.out} holds parts of another source or of other options: {found.command}; "
@@ -283,7 +287,7 @@ class Job:
             commit.clear_leftovers(self.out)
 
     def load(self) -> bool:
-        """Take up what was begun here; return whether there is anything."""
+        """Load the job that was begun here; return whether there is one."""
         found = self._found()
         if found is None:
             return False
@@ -291,7 +295,7 @@ class Job:
         return True
 
     def alone(self) -> bool:
-        """Hold it against other parts too, if there are none at work; otherwise let go of it."""
+        """Lock the folder against other parts too; if one is at work, unlock and return False."""
         if self._shared and not commit.alone(self.out, self._lock):
             commit.unlock(self._lock)
             self._lock = None
@@ -315,11 +319,11 @@ class Job:
             shutil.rmtree(unfinished, ignore_errors=True)
 
     def keep(self) -> None:
-        """Leave it there for the other parts and for `finalize`, even without a finished piece."""
+        """Keep the folder for the other parts and `finalize`, even without a finished piece."""
         self._kept = True
 
     def close(self) -> None:
-        """Let other writers in; nothing stays behind but what is finished."""
+        """Unlock the folder; remove unfinished pieces, and the folder if nothing is finished."""
         with suppress(OSError):
             if not self._kept and commit.alone(self.out, self._lock):
                 self._remove_unfinished()
@@ -336,7 +340,7 @@ class Job:
 
 
 def _save(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Whole or not at all."""
+    """Write a file of arrays atomically."""
     unfinished = path.with_name(f".{path.name}")
     with unfinished.open("wb") as file:
         np.savez(file, **arrays)

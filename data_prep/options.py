@@ -1,16 +1,20 @@
-"""What every command that writes a data set takes.
+"""The options of every command that writes a data set.
 
-The size of a shard, 256 MiB unless asked otherwise, lies between two costs. Small shards are
-many: each is an open, a few requests to the metadata server, and a line in the index, times every
-rank that reads it; 10 TB are 40,000 of these, at 64 MiB 160,000, where directories and servers
-begin to suffer. Large shards are few: ranks that divide the shards among themselves want several
-each (64 ranks and 4 shards leave 60 waiting), a piece is what one process converts, holds in
-memory and does again after a crash, and a shard is the unit of staging, of verification and of
-the loader's block shuffle. 256 MiB is also many stripes of a parallel file system (1 to 4 MiB on
-Lustre, 4 to 16 MiB blocks on GPFS), so that reading one shard already asks several servers.
-Opening a shard of four datasets takes 1 ms on a local disk (measured), 0.4 % of what reading it at
-1 GB/s takes; where an open costs 20 ms, as on a busy shared file system, it is 7 %, and of a shard
-of 64 MiB 30 %.
+The default shard size, 256 MiB, is a compromise.
+
+Small shards are many. Each rank opens each shard that it reads, sends a few requests to the
+metadata server, and reads a line of the index. 10 TB are 40,000 shards of 256 MiB, or 160,000 of
+64 MiB, with which directories and servers become slow. Opening a shard of four datasets takes 1 ms
+on a local disk (measured): 0.4 % of the time to read it at 1 GB/s. Where an open takes 20 ms, as
+on a busy shared file system, it is 7 %, and 30 % for a shard of 64 MiB.
+
+Large shards are few. Ranks that divide the shards among themselves need several shards each: with
+64 ranks and 4 shards 60 ranks have nothing to read. A piece, which becomes a shard, is the unit
+that one process converts, holds in memory and repeats after a crash. A shard is the unit of
+staging, of verification and of the loader's block shuffle.
+
+256 MiB also are many stripes of a parallel file system (1 to 4 MiB on Lustre, blocks of 4 to
+16 MiB on GPFS), so that several servers take part in reading one shard.
 """
 
 import argparse
@@ -31,22 +35,22 @@ ON_ERROR = ("stop", "skip", "collect")
 
 @dataclass(frozen=True)
 class Options:
-    """How to write, whatever is written.
+    """How to write a data set, whatever the source.
 
     Attributes:
-        shard_bytes: Data in one shard, at most, before it is compressed.
-        compression: Of the shards.
-        auto: The codec is to be chosen (see `data_prep.codec`); `compression` has the chunks.
-        split: Which split each sample belongs to.
-        stratify: The field whose classes are split each in the same proportions, or "".
-        dedup: "exact" leaves out samples whose content was there before.
-        on_error: What becomes of records that cannot be used.
-        nan: "refuse": a sample with a value that is not finite cannot be used.
-        workers: Processes.
-        part: (i, n): only the i-th of n parts, from 1; `finalize` follows.
-        overwrite: Another data set in OUT, or what is left of another command, may be replaced.
-        quiet: Print errors only.
-        command: For the provenance.
+        shard_bytes: The most bytes of data in one shard, before compression.
+        compression: The compression of the shards.
+        auto: Whether the codec is chosen by `data_prep.codec`; `compression` has the chunk size.
+        split: The rule that assigns each sample to a split.
+        stratify: The field whose classes are all split in the same proportions, or "".
+        dedup: "exact" leaves out samples that are equal to an earlier one; or "none".
+        on_error: What to do with records that cannot be used: "stop", "skip" or "collect".
+        nan: "refuse" if samples with values that are not finite cannot be used, or "allow".
+        workers: The number of worker processes.
+        part: (i, n) writes only the i-th of n parts, from 1; `finalize` puts them together.
+        overwrite: Whether another data set or unfinished command in OUT may be replaced.
+        quiet: Whether only errors are printed.
+        command: The command line, for the provenance.
     """
 
     shard_bytes: int
@@ -65,10 +69,10 @@ class Options:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Self:
-        """Take them from the command line.
+        """Return the options that the arguments of the command line give.
 
         Raises:
-            ConfigError: A value that is not allowed.
+            ConfigError: A value is not allowed.
         """
         part = _part(args.part)
         if part and (args.dedup != "none" or args.stratify):
@@ -95,9 +99,9 @@ class Options:
 
     @property
     def of_result(self) -> dict[str, Any]:
-        """What the bytes of the result depend on; JSON.
+        """Return the options that the bytes of the result depend on; JSON.
 
-        Not `on_error`: it only decides whether there is a result.
+        `on_error` is not among them: it only decides whether there is a result.
         """
         return {
             "shard_bytes": self.shard_bytes,
@@ -110,13 +114,13 @@ class Options:
 
     @property
     def two_passes(self) -> bool:
-        """Whether all samples have to be seen before the first is written."""
+        """Return whether all samples must be read once before the first one is written."""
         return self.dedup != "none" or bool(self.stratify)
 
     @property
     def _of_compression(self) -> dict[str, Any]:
         compression = self.compression
-        if self.auto:  # what is chosen must not change what the job is
+        if self.auto:  # the choice must not change the fingerprint of the job
             return {"codec": "auto", "chunk_bytes": compression.chunk_bytes}
         if compression.codec == "none":
             return {"codec": "none"}
@@ -124,44 +128,46 @@ class Options:
 
 
 def add_arguments(parser: argparse.ArgumentParser, split: str = "train=1") -> None:
-    """Add the common options, with the converter's own default for the split."""
+    """Add the common options to the parser of a command; `split` is the default of `--split`."""
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write")
     group = parser.add_argument_group("writing")
     group.add_argument(
         "--shard-size",
         default=SHARD_SIZE,
         metavar="SIZE",
-        help="data in one shard, before it is compressed, such as 64MB or 1GiB (default: "
+        help="the most data in one shard, before compression, such as 64MB or 1GiB (default: "
         "%(default)s)",
     )
     group.add_argument(
         "--codec",
         choices=(*LEVELS, "auto"),
         default="none",
-        help="how shards are compressed: none can be mapped, gzip is read everywhere, lz4 is the "
-        "fastest, zstd and blosc2 are small and fast; auto tries them on a few samples (default: "
-        "%(default)s)",
+        help="how shards are compressed: shards with none can be mapped into memory, every HDF5 "
+        "reads gzip, lz4 is the fastest, zstd and blosc2 are small and fast; auto tries all of "
+        "them on a few samples (default: %(default)s)",
     )
     group.add_argument(
         "--level",
         type=int,
         metavar="N",
-        help="of the codec: gzip 1-9, zstd 1-22, blosc2 0-9; more is smaller and slower (default: "
+        help="level of the codec: gzip 1-9, zstd 1-22, blosc2 0-9; a higher level is smaller and "
+        "slower (default: "
         + ", ".join(f"{name} {levels[1]}" for name, levels in LEVELS.items() if levels)
         + ")",
     )
     group.add_argument(
         "--chunk",
         metavar="SIZE",
-        help="samples that are compressed, read and decoded together, at least one (default: about "
-        f"{CHUNK_BYTES // 2**20}MiB of them)",
+        help="size of the samples that are compressed, read and decoded together; a chunk holds "
+        f"at least one sample (default: {CHUNK_BYTES // 2**20}MiB)",
     )
     group.add_argument(
         "--split",
         default=split,
         metavar="SPLIT",
-        help="train=0.9,val=0.1: by a hash of the sample, so that it stays where it is when data "
-        "is added; column:NAME; file:train=PATTERN,val=PATTERN (default: %(default)s)",
+        help="train=0.9,val=0.1 splits by a hash of the sample, so that a sample stays in its "
+        "split when data is added; column:NAME takes the split from a column; "
+        "file:train=PATTERN,val=PATTERN takes it from the file name (default: %(default)s)",
     )
     group.add_argument(
         "--stratify",
@@ -173,32 +179,34 @@ def add_arguments(parser: argparse.ArgumentParser, split: str = "train=1") -> No
         "--dedup",
         choices=("none", "exact"),
         default="none",
-        help="exact: leave out samples whose content was there before (reads the source twice)",
+        help="exact: leave out samples that are equal to an earlier one (reads the source twice)",
     )
     group.add_argument(
         "--on-error",
         choices=ON_ERROR,
         default="stop",
-        help="a record that cannot be used: stop at the first; skip it; collect: read "
-        "everything, report them all, and write nothing (default: %(default)s)",
+        help="for records that cannot be used. stop: end at the first one; skip: leave them out; "
+        "collect: read everything, report all of them, and write nothing if there are any "
+        "(default: %(default)s)",
     )
     group.add_argument(
         "--nan",
         choices=("allow", "refuse"),
         default="allow",
-        help="refuse: a sample with a value that is not finite cannot be used",
+        help="refuse: treat samples with values that are not finite as records that cannot be used",
     )
     group.add_argument(
         "--workers",
         type=positive,
         metavar="N",
-        help="processes (default: the cores); the result does not depend on it",
+        help="number of worker processes (default: the number of cores); the result does not "
+        "depend on it",
     )
     group.add_argument(
         "--part",
         metavar="I/N",
-        help="write the I-th of N parts, from 1, as one task of a job array; the last one puts all "
-        "together, as does python -m data_prep finalize OUT",
+        help="write the I-th of N parts, from 1, as one task of a job array; the part that ends "
+        "last puts all parts together, and so does python -m data_prep finalize OUT",
     )
     group.add_argument("--overwrite", action="store_true", help="replace what OUT holds")
     group.add_argument("--quiet", action="store_true", help="print errors only")
@@ -208,7 +216,7 @@ def parse_size(text: str, option: str = "--shard-size") -> int:
     """Return the bytes of a size such as "64MB" or "1.5GiB".
 
     Raises:
-        ConfigError: It is not a size with a unit.
+        ConfigError: The text is not a size with a unit.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip())
     size = float(match[1]) * UNITS.get(match[2], 0) if match else 0
@@ -240,7 +248,7 @@ def _part(text: str | None) -> tuple[int, int] | None:
 
 
 def positive(text: str) -> int:
-    """A whole number from 1, for argparse."""
+    """Return a whole number from 1 up; the type of an argument for argparse."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return int(text)

@@ -1,33 +1,34 @@
-"""What needs all samples before the first is written: duplicates, and proportions by class.
+"""The first of two passes, for duplicates and for stratified splits.
 
-A first pass over the source notes a few bytes of each sample; from all of them it follows which
-are left out, and where each goes. That takes about 100 bytes of memory a sample, in one process.
+Both need all samples before the first sample is written. The first pass writes down a few bytes
+for each sample. From these, one process decides which samples are left out and which split each
+sample goes to. It needs about 100 bytes of memory for each sample.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_prep import processes
-from data_prep.job import Choice, Job, JobFolder
+from data_prep.job import Choice, Job
 from data_prep.piece import Converter
 from data_prep.processes import Progress
 from data_prep.split import Fractions
 
 
 def choose(converter: Converter, job: Job, progress: Progress) -> None:
-    """Look at all pieces, and note in the job's folder what becomes of each one's samples.
+    """Look at all pieces, and write the choice for the samples of each piece into the job's folder.
 
-    Of equal samples the first is kept, in the order of the source.
+    Of equal samples the first one in the order of the source is kept.
     """
     options, folder = converter.options, job.pieces
     numbers = range(len(converter.source.pieces))
     if all(folder.choice_path(number).exists() for number in numbers):
         return
     todo = [number for number in numbers if not folder.look_path(number).exists()]
-    for _ in processes.run(_Look(converter, folder), todo, options.workers, progress):
+    task = partial(converter.look, folder)
+    for _ in processes.run(task, todo, options.workers, progress):
         pass
     looks = [folder.look(number) for number in numbers]
     ends = np.cumsum([int(look["count"]) for look in looks])[:-1]
@@ -47,7 +48,7 @@ def choose(converter: Converter, job: Job, progress: Progress) -> None:
         keys, strata = (
             np.concatenate([look[what] for look in looks])[keep] for what in ("keys", "strata")
         )
-        numbers_of = np.zeros(total, np.intp)  # of what is left out: any
+        numbers_of = np.zeros(total, np.intp)  # samples that are left out may have any number
         numbers_of[keep] = options.split.stratified(keys, strata)
         chosen = list(np.split(numbers_of, ends))
     parts = zip(np.split(keep, ends), np.split(leaks, ends), chosen, strict=True)
@@ -55,19 +56,9 @@ def choose(converter: Converter, job: Job, progress: Progress) -> None:
         folder.choose(number, Choice(kept, int(leaked.sum()), names, split))
 
 
-@dataclass(frozen=True)
-class _Look:
-    converter: Converter
-    folder: JobFolder
-
-    def __call__(self, number: int, progress: Progress) -> Callable[[], None]:
-        self.converter.look(self.folder, number, progress)
-        return lambda: None
-
-
 def _first(contents: NDArray[np.uint64]) -> NDArray[np.intp]:
-    """The number of the first row that is equal, for each of (n, 2)."""
-    order = np.lexsort((contents[:, 1], contents[:, 0]))  # stable: the first is the first
+    """Return for each row of `contents`, (n, 2), the number of the first row that equals it."""
+    order = np.lexsort((contents[:, 1], contents[:, 0]))  # stable, so the first row stays first
     ordered = contents[order]
     begins = np.ones(len(order), bool)
     begins[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
@@ -77,13 +68,10 @@ def _first(contents: NDArray[np.uint64]) -> NDArray[np.intp]:
 
 
 def _numbered(parts: list[tuple[NDArray[np.str_], NDArray[np.intp]]]) -> NDArray[np.intp]:
-    """One numbering for names that each part has numbered for itself."""
-    known: dict[str, int] = {}
-    return np.concatenate(
-        [
-            np.array([known.setdefault(name, len(known)) for name in names.tolist()], np.intp)[
-                numbers
-            ]
-            for names, numbers in parts
-        ]
-    )
+    """Number names in one way for all parts, which have numbered them independently."""
+    numbering: dict[str, int] = {}
+    renumbered = []
+    for names, numbers in parts:
+        own = [numbering.setdefault(name, len(numbering)) for name in names.tolist()]
+        renumbered.append(np.array(own, np.intp)[numbers])
+    return np.concatenate(renumbered)

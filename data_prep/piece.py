@@ -1,10 +1,10 @@
-"""One piece of a source: read, checked, given its splits, written as shards.
+"""Convert one piece of a source: read it, check it, assign the splits, and write the shards.
 
-A function of the piece alone, so any process may do it, at any time, and do it again.
+The result depends on the piece alone, so any process may convert it, at any time, and again.
 """
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from data_prep.block_samples import Rows, Usable, by_split, nbytes_of
+from data_prep.block_samples import BlockSamples, Rows, by_split, nbytes_of
 from data_prep.job import Choice, JobFolder, Problem, Result
 from data_prep.options import Options
 from data_prep.processes import Progress
@@ -27,20 +27,17 @@ from hpctrain.errors import DataError, StorageError
 
 @dataclass(frozen=True)
 class Converter:
-    """Does pieces; sent to each process once."""
+    """Converts pieces. It is sent to each worker process once."""
 
     source: Source
     options: Options
 
-    def write(self, job: JobFolder, number: int, progress: Progress) -> Callable[[], Result]:
-        """Write a piece.
-
-        Returns:
-            What waits for the disk, and has the piece be there then; it raises a StorageError.
+    def write(self, job: JobFolder, number: int, progress: Progress) -> Path:
+        """Write a piece into a folder of its own, which `finish` makes permanent.
 
         Raises:
-            DataError: A record cannot be used (`on_error` "stop"), or a file was changed.
-            StorageError: The disk is full or the folder not writable.
+            DataError: A record cannot be used (`on_error` is "stop"), or a file was changed.
+            StorageError: The disk is full, or the folder is not writable.
         """
         options = self.options
         with _written(job):
@@ -53,19 +50,22 @@ class Converter:
                 )
                 choice = job.choice(number) if options.two_passes else None
                 result = self._fill(files, job.fingerprint, number, choice, progress)
-            except StorageError:  # or was it the source that was not there?
+            except StorageError:  # perhaps only because the source is not there any more
                 for file in self.source.pieces[number].files:
                     file.check()
                 raise
+            job.note_result(folder, result)
+        return folder
 
-        def finish() -> Result:
-            with _written(job, folder):
-                for shard in result.shards:
-                    commit.sync(folder / shard.path)
-                job.finish(number, folder, result)
-            return result
+    @staticmethod
+    def finish(job: JobFolder, number: int, folder: Path) -> None:
+        """Wait until a piece is on the disk, and make it permanent.
 
-        return finish
+        Raises:
+            StorageError: The disk is full, or the folder is not writable.
+        """
+        with _written(job, folder):
+            job.finish(number, folder)
 
     def _fill(
         self,
@@ -82,7 +82,7 @@ class Converter:
             if choice is None:
                 names, numbers = samples.splits(self.options.split)
             elif seen > len(choice.keep):
-                continue  # see below
+                continue  # after the loop this raises an error
             else:
                 keep = choice.keep[first:seen]
                 duplicates += len(samples) - int(keep.sum())
@@ -102,7 +102,7 @@ class Converter:
                 f"{self.source.name}: the source gave {len(choice.keep)} samples of piece "
                 f"{number} at first and {seen} the second time; it has to be the same each time"
             )
-        shards, moments = files.finish()  # it may still read the source, where that is mapped
+        shards, moments = files.finish()  # this may still read the source if it is mapped
         for file in self.source.pieces[number].files:
             file.check()
         return Result(
@@ -120,19 +120,19 @@ class Converter:
         )
 
     def look(self, job: JobFolder, number: int, progress: Progress) -> None:
-        """Note of each sample what `passes` decides by."""
+        """Write down what `passes` needs to know about each sample of a piece."""
         stratify, dedup = self.options.stratify, self.options.dedup != "none"
-        count, known = 0, dict[str, int]()
+        count, numbering = 0, dict[str, int]()
         contents: list[bytes] = []
         keys, strata, splits = [NO_KEYS], [NO_NUMBERS], [NO_NUMBERS]
-        # A record that cannot be used is told of when it is written, unless it is the end.
+        # Records that cannot be used are reported when the piece is written, except with "stop".
         for samples in self._samples(number, Problems(self.options.on_error)):
             count += len(samples)
             if dedup:
                 contents.append(b"".join(map(xxhash.xxh3_128_digest, samples.contents())))
                 names, numbers = samples.splits(self.options.split)
-                place = [known.setdefault(name, len(known)) for name in names]
-                splits.append(np.array(place, np.int64)[numbers])
+                renumbered = [numbering.setdefault(name, len(numbering)) for name in names]
+                splits.append(np.array(renumbered, np.int64)[numbers])
             if stratify:
                 keys.append(hash_keys(samples.split_keys()))
                 strata.append(np.asarray(samples.rows[stratify], np.int64))
@@ -142,27 +142,27 @@ class Converter:
                 number,
                 count=count,
                 contents=np.frombuffer(b"".join(contents), np.uint64).reshape(-1, 2),
-                names=np.array(list(known), str),
+                names=np.array(list(numbering), str),
                 splits=np.concatenate(splits),
                 keys=np.concatenate(keys),
                 strata=np.concatenate(strata),
             )
 
-    def _samples(self, number: int, problems: "Problems") -> Iterator[Usable]:
-        """The samples that can be used."""
+    def _samples(self, number: int, problems: "Problems") -> Iterator[BlockSamples]:
+        """Yield the samples of a piece that can be used."""
         piece, split = self.source.pieces[number], self.options.split
         for file in piece.files:
             file.check()
         try:
             for block in self.source.read(piece.what, problems):
-                samples = Usable.of(block, self.source)
+                samples = BlockSamples.of(block, self.source)
                 if self.options.nan == "refuse":
                     samples = samples.finite(problems)
                 if isinstance(split, ByColumn):
                     samples = samples.named(split, problems)
                 if len(samples):
                     yield samples
-        except OSError as error:  # of the source: what is written raises a StorageError
+        except OSError as error:  # reading failed: what is written raises a StorageError
             raise DataError(
                 f"{error.filename or self.source.name} cannot be read: {error.strerror or error}"
             ) from None
@@ -170,7 +170,7 @@ class Converter:
 
 @contextmanager
 def _written(job: JobFolder, folder: Path | None = None) -> Iterator[None]:
-    """Say in whose folder the disk was full; a piece's `folder` goes when it fails."""
+    """Raise a StorageError that names the job's folder; remove the piece's `folder` on errors."""
     try:
         yield
     except BaseException as error:
@@ -182,11 +182,11 @@ def _written(job: JobFolder, folder: Path | None = None) -> Iterator[None]:
 
 
 class NotTheSameError(DataError):
-    """The second pass over the source saw something else than the first."""
+    """The second pass over the source did not see the same samples as the first."""
 
 
 class Problems:
-    """Takes the records that cannot be used; see `data_prep.source.Reading`."""
+    """Collects the records that cannot be used; see `data_prep.source.Reading`."""
 
     def __init__(self, on_error: str) -> None:
         self._on_error = on_error
@@ -194,19 +194,19 @@ class Problems:
         self.skipped: dict[str, int] = {}
 
     def bad(self, file: str, record: str, reason: str) -> None:
-        """See `Reading`."""
+        """Implement `data_prep.source.Reading`."""
         problem = Problem(file, record, reason)
         if self._on_error == "stop":
             raise DataError(f"{problem}; --on-error skip leaves such records out")
         self.found.append(problem)
 
     def skip(self, reason: str) -> None:
-        """See `Reading`."""
+        """Implement `data_prep.source.Reading`."""
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
 
 
 class _Digest:
-    """Of the samples, field by field, so that it does not depend on the blocks."""
+    """A digest of the samples, field by field, so that it does not depend on the blocks."""
 
     def __init__(self) -> None:
         self._fields: dict[str, xxhash.xxh3_128] = {}

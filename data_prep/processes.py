@@ -1,10 +1,12 @@
-"""Worker processes that do numbered tasks, and never outlive this one.
+"""Worker processes that do numbered tasks and never outlive this process.
 
-Each is told one task after the other over a pipe, and answers with progress and with the result.
-They never see Ctrl-C, which is this process's matter, and die with it, even when it is killed.
+    run ──── numbers ────> worker processes: the part of a task that needs a processor
+     └──── what is left ──> threads of this process: `finish`, the part that waits for the disk
 
-A task has two parts: what needs the processor, and what then waits for the disk. The second runs
-in a thread, while the process is at its next task.
+While a task is being finished here, its worker process does the next one. Each worker process
+writes its progress and the number of its task into memory that it shares with this process. Worker
+processes never see Ctrl-C, which is handled here, and die with this process, even when it is
+killed.
 """
 
 import ctypes
@@ -12,14 +14,14 @@ import multiprocessing
 import os
 import pickle
 import signal
-import threading
-import time
-import traceback
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import cache
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from hpctrain.errors import HpctrainError, StorageError
@@ -27,72 +29,117 @@ from hpctrain.errors import HpctrainError, StorageError
 PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 MAPPED_BYTES, SPARE_BYTES = 2**25, 2**30
-EVERY_S = 0.1  # between two messages of a worker's progress
+EVERY_S = 0.1  # between two reports of the progress
+# When this process is killed, multiprocessing's tracker removes its semaphores, and warns of them.
+NO_WARNING = "ignore:resource_tracker:UserWarning"
 
-Progress = Callable[[int, int], None]  # samples, bytes: more
-Task = Callable[[int, Progress], Callable[[], Any]]
-"""Picklable: `task(number, progress)` returns what is left to do, which returns the result."""
+Progress = Callable[[int, int], None]
+"""`progress(samples, bytes)` adds to what is done."""
+Task = Callable[[int, Progress], Any]
+"""Picklable: `task(number, progress)` returns what `finish` needs, picklable and small."""
+Finish = Callable[[int, Any], Any]
+"""`finish(number, returned)` does what is left of a task, and returns its result."""
 
 
 def run(
-    task: Task, numbers: Iterable[int], workers: int, progress: Progress
+    task: Task,
+    numbers: Sequence[int],
+    workers: int,
+    progress: Progress,
+    finish: Finish = lambda _, returned: returned,
 ) -> Iterator[tuple[int, Any]]:
-    """Do the task of each of `numbers`, on so many processes; yield results as they are there.
+    """Do the task of each number in worker processes, and yield (number, result) as they finish.
 
     Raises:
-        HpctrainError: What a task raised; of several the first that is heard of. The others are
-            ended.
+        HpctrainError: A task raised it; the other tasks are ended. Any other exception of a task
+            comes back as it is, if it can be pickled, and otherwise as a RuntimeError.
         StorageError: A worker process died.
     """
-    waiting = list(numbers)
-    if workers == 1 or len(waiting) < 2:
-        yield from _run_here(task, waiting, progress)
-        return
-    waiting.reverse()
-    pool: list[_Worker] = []
-    try:
-        with _without_interrupts():
-            pool = [_Worker() for _ in range(min(workers, len(waiting)))]
-        for worker in pool:  # all are there: a large task would keep the next from starting
-            worker.send(task)
-            worker.begin(waiting.pop())
-        while busy := {worker.pipe: worker for worker in pool if worker.numbers}:
-            for pipe in wait(list(busy)):
-                worker = busy[pipe]  # type: ignore[index]
-                kind, content = worker.answer()
-                if kind == "progress":
-                    progress(*content)
-                elif kind == "error":
-                    raise content
-                elif kind == "free":
-                    if waiting:
-                        worker.begin(waiting.pop())
-                else:
-                    worker.numbers.remove(content[0])
-                    yield content
-    finally:
-        for worker in pool:
-            worker.end()
+    if workers == 1 or len(numbers) < 2:
+        return _run_here(task, numbers, progress, finish)
+    return _run_in_processes(task, numbers, min(workers, len(numbers)), progress, finish)
 
 
-def _run_here(task: Task, numbers: Iterable[int], progress: Progress) -> Iterator[tuple[int, Any]]:
+def _run_here(
+    task: Task, numbers: Sequence[int], progress: Progress, finish: Finish
+) -> Iterator[tuple[int, Any]]:
     keep_memory()
     before: tuple[int, Future[Any]] | None = None
-    with ThreadPoolExecutor(1) as thread:  # ends when what is left to do is done
+    with ThreadPoolExecutor(1) as thread:
         for number in numbers:
-            left = task(number, progress)
+            returned = task(number, progress)
             if before is not None:
                 yield before[0], before[1].result()
-            before = number, thread.submit(left)
+            before = number, thread.submit(finish, number, returned)
         if before is not None:
             yield before[0], before[1].result()
 
 
-def keep_memory() -> None:
-    """Have malloc keep what is freed, for what comes next; glibc's, any other stays as it is.
+def _run_in_processes(
+    task: Task, numbers: Sequence[int], workers: int, progress: Progress, finish: Finish
+) -> Iterator[tuple[int, Any]]:
+    if NO_WARNING not in sys.warnoptions:
+        sys.warnoptions.append(NO_WARNING)  # the tracker starts with the first lock
+    context = multiprocessing.get_context("spawn")
+    slots = context.RawArray(_Slot, workers)
+    # The task may be large. If it were an argument, each process would have to start and to read
+    # it from a pipe before the next process could start.
+    content = pickle.dumps(task)
+    pickled = context.RawArray(ctypes.c_char, len(content))
+    pickled.raw = content
+    given = slots, context.Value("i", 0), pickled, os.getpid()
+    pool = ProcessPoolExecutor(workers, context, _begin, given)
+    threads = ThreadPoolExecutor(workers)
+    waiting = list(reversed(numbers))
+    computing: dict[Future[Any], int] = {}
+    finishing: dict[Future[Any], int] = {}
+    others, processes = set(multiprocessing.active_children()), set[BaseProcess]()
+    reported = 0, 0
+    try:
+        while waiting or computing or finishing:
+            # At most 2 * workers tasks are unfinished, so that the disk does not fall behind.
+            room = min(workers, 2 * workers - len(finishing))
+            while waiting and len(computing) < room:
+                number = waiting.pop()
+                with _without_interrupts():  # it may start a process
+                    computing[pool.submit(_work, number)] = number
+                    processes |= set(multiprocessing.active_children()) - others
+            done, _ = wait([*computing, *finishing], EVERY_S, FIRST_COMPLETED)
+            now = sum(slot.samples for slot in slots), sum(slot.bytes for slot in slots)
+            if now != reported:
+                progress(now[0] - reported[0], now[1] - reported[1])
+                reported = now
+            for future in done:
+                if future in computing:
+                    number = computing.pop(future)
+                    finishing[threads.submit(finish, number, future.result())] = number
+                else:
+                    yield finishing.pop(future), future.result()
+    except BrokenProcessPool:
+        pool.shutdown()  # it ends the other processes, so that all exit codes are known
+        raise _death(processes, {slot.pid: slot.number for slot in slots}) from None
+    finally:
+        for process in processes:
+            process.kill()
+        pool.shutdown()
+        threads.shutdown(cancel_futures=True)
 
-    Blocks of some MB come and go all the time. As they are, they go back to the system, which
-    clears their pages each time anew: a tenth of what it takes to decode images.
+
+def _death(processes: set[BaseProcess], numbers: dict[int, int]) -> StorageError:
+    """Return an error that names the process that died; the executor ends the others by SIGTERM."""
+    dead = min(processes, key=lambda process: process.exitcode in (0, None, -signal.SIGTERM))
+    code = dead.exitcode or 0
+    why = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    hint = " (out of memory? --workers takes fewer)" if why == "SIGKILL" else ""
+    where = f"at piece {numbers[dead.pid]}" if dead.pid in numbers else "at its start"
+    return StorageError(f"a worker process died {where}: {why}{hint}; the same command goes on")
+
+
+def keep_memory() -> None:
+    """Make malloc keep freed memory for later; only glibc's malloc can do that.
+
+    Blocks of some MB come and go all the time. By default they go back to the system, which
+    clears their pages each time anew: a tenth of the time that it takes to decode images.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -100,46 +147,9 @@ def keep_memory() -> None:
         libc.mallopt(M_TRIM_THRESHOLD, SPARE_BYTES)
 
 
-class _Worker:
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.numbers: list[int] = []  # of the tasks that it has not finished
-        self._process = context.Process(target=_work, args=(theirs, os.getpid()), daemon=True)
-        self._process.start()
-        theirs.close()
-
-    def begin(self, number: int) -> None:
-        self.numbers.append(number)
-        self.send(number)
-
-    def send(self, content: Any) -> None:
-        with suppress(BrokenPipeError):  # it died: `answer` says so
-            self.pipe.send(content)
-
-    def answer(self) -> tuple[str, Any]:
-        try:
-            answer: tuple[str, Any] = self.pipe.recv()
-        except (EOFError, ConnectionResetError):
-            self._process.join()
-            code = self._process.exitcode or 0
-            why = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            hint = " (out of memory? --workers takes fewer)" if why == "SIGKILL" else ""
-            return "error", StorageError(
-                f"a worker process died at piece {self.numbers[-1]}: {why}{hint}; the same command "
-                "goes on"
-            )
-        return answer
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.join()
-        self.pipe.close()
-
-
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Processes that are started here never see Ctrl-C; for this one it comes afterwards."""
+    """Block SIGINT. Processes that start meanwhile never see it; this process sees it later."""
     resource_tracker.ensure_running()  # it would change the mask when the first process starts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -148,71 +158,50 @@ def _without_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class _Answers:
-    """Of a worker's two threads; how far it is only now and then, for blocks may be many."""
+class _Slot(ctypes.Structure):
+    """The state of one worker process, which alone writes it; so it needs no lock."""
 
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe, self._samples, self._bytes = pipe, 0, 0
-        self._last = time.monotonic()
-        self._lock = threading.Lock()
-
-    def send(self, kind: str, content: Any) -> None:
-        with self._lock:
-            self._pipe.send((kind, content))
-
-    def progress(self, samples: int, nbytes: int) -> None:
-        self._samples += samples
-        self._bytes += nbytes
-        if time.monotonic() - self._last >= EVERY_S:
-            self.flush()
-
-    def flush(self) -> None:
-        self.send("progress", (self._samples, self._bytes))
-        self._samples, self._bytes, self._last = 0, 0, time.monotonic()
-
-    def finish(self, number: int, left: Callable[[], Any]) -> None:
-        """Do what is left of a task, and answer."""
-        try:
-            self.send("done", (number, left()))
-        except Exception as error:
-            self.fail(error)
-
-    def fail(self, error: Exception) -> None:
-        self.send("error", error if isinstance(error, HpctrainError) else _bug(error))
+    _fields_ = (
+        ("pid", ctypes.c_int64),
+        ("number", ctypes.c_int64),  # of the task that it is doing
+        ("samples", ctypes.c_int64),  # all that it has done
+        ("bytes", ctypes.c_int64),
+    )
 
 
-def _work(pipe: Connection, parent: int) -> None:
+_slot: _Slot  # these two are only in a worker process
+_load_task: Callable[[], Task]
+
+
+def _begin(slots: Any, started: Any, pickled: Any, parent: int) -> None:
+    """Prepare a worker process."""
+    global _slot, _load_task
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before it was asked to take this one along
-        return
+    if os.getppid() != parent:  # it died before this process asked to die with it
+        os._exit(1)
     keep_memory()
-    answers = _Answers(pipe)
-    task: Task = pipe.recv()
-    with ThreadPoolExecutor(1) as thread:
-        before: Future[None] | None = None
-        while True:
-            try:
-                number = pipe.recv()
-            except EOFError:  # the parent is gone
-                return
-            try:
-                left = task(number, answers.progress)
-                answers.flush()
-            except Exception as error:
-                answers.fail(error)
-                continue
-            if before is not None:
-                before.result()  # one at a time: the disk is not to fall behind
-            answers.send("free", None)
-            before = thread.submit(answers.finish, number, left)
+    with started.get_lock():
+        _slot = slots[started.value]
+        started.value += 1
+    _load_task = cache(lambda: pickle.loads(pickled.raw))
 
 
-def _bug(error: Exception) -> Exception:
-    """It keeps its traceback, and its type where that can be sent."""
-    text = traceback.format_exc()
+def _work(number: int) -> Any:
+    """Do the first part of a task in a worker process."""
+    _slot.number, _slot.pid = number, os.getpid()
     try:
-        error = pickle.loads(pickle.dumps(error))
-    except Exception:
-        error = RuntimeError(f"{type(error).__name__}: {error}")
-    error.add_note(text)
-    return error
+        return _load_task()(number, _advance)
+    except HpctrainError:
+        raise
+    except BaseException as error:  # a SystemExit too, which would end the parent silently
+        sent = None
+        with suppress(Exception):
+            sent = pickle.loads(pickle.dumps(error))
+        if isinstance(sent, Exception):
+            raise
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+
+def _advance(samples: int, nbytes: int) -> None:
+    _slot.samples += samples
+    _slot.bytes += nbytes

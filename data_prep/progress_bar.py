@@ -1,21 +1,21 @@
-"""How far, how fast, how long still: a bar on a terminal, a line now and then elsewhere."""
+"""The progress of a command: a bar on a terminal, or otherwise a line from time to time."""
 
 import sys
 import time
 from types import TracebackType
 from typing import Any, Self
 
-EVERY_S = 10.0
+EVERY_S = 10.0  # between two lines
 
 
 class Progress:
     """Counts samples and bytes and shows them on stderr.
 
     Args:
-        samples: In all, if that is known.
-        nbytes: Of data in all, about; 0: not known.
-        label: Before the numbers.
-        quiet: Show nothing.
+        samples: The number of all samples; None: not known.
+        nbytes: Roughly the bytes of all data; 0: not known.
+        label: The text before the numbers.
+        quiet: Whether nothing is shown.
     """
 
     def __init__(
@@ -23,18 +23,18 @@ class Progress:
     ) -> None:
         self._samples, self._bytes, self._label = samples, nbytes, label
         self.samples = self.bytes = 0
-        self._start = self._said = time.monotonic()
+        self._start = self._printed = time.monotonic()
         self._bar: Any = None
         self._quiet = quiet
 
     def advance(self, samples: int, nbytes: int) -> None:
-        """So many more."""
+        """Add to the number of samples and bytes that are done."""
         self.samples += samples
         self.bytes += nbytes
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=self._done(), what=self._what())
-        elif not self._quiet and time.monotonic() - self._said >= EVERY_S:
-            self._said = time.monotonic()
+        elif not self._quiet and time.monotonic() - self._printed >= EVERY_S:
+            self._printed = time.monotonic()
             print(f"{self._what()}{self._left()}", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:

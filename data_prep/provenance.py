@@ -1,4 +1,4 @@
-"""What every index says of how it was made, whichever command wrote it."""
+"""The part of the provenance in the index that all commands have in common."""
 
 from datetime import UTC, datetime
 from platform import python_version
@@ -11,7 +11,7 @@ import hpctrain
 
 
 def made_by(command: str) -> dict[str, Any]:
-    """The command line, the time, and the versions of what has a say in the bytes; JSON."""
+    """Return the command line, the time, and the versions that the bytes depend on; JSON."""
     return {
         "command": command,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),

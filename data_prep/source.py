@@ -1,11 +1,12 @@
-"""What a converter is: data with a schema, cut into pieces that can be read one by one.
+"""What a converter reads: data with a schema, cut into pieces that can be read one by one.
 
-A piece becomes shards of its own, whoever reads it and whenever: that is what makes a conversion
-parallel, resumable, and the same for every number of workers. So `read` must be a function of
-the piece alone. About as much data as a shard holds makes a good piece.
+A piece becomes shards of its own, no matter which process reads it and when. This makes a
+conversion parallel, resumable, and the same for every number of workers. So `read` must depend on
+the piece alone. A piece is best about as large as a shard.
 """
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +16,12 @@ from hpctrain.data.field import Field
 from hpctrain.data.sample_schema import ArrayBatch
 from hpctrain.errors import DataError
 
-BLOCK_BYTES = 8 * 2**20  # that are read, checked and passed on at once, about
+BLOCK_BYTES = 8 * 2**20  # roughly, of data that is read, checked and passed on at once
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file that is read, as it was when the work was planned."""
+    """An input file with its size and time, as they were when the work was planned."""
 
     path: str
     size: int
@@ -28,10 +29,10 @@ class SourceFile:
 
     @classmethod
     def of(cls, path: Path | str) -> "SourceFile":
-        """Look at a file.
+        """Return a file with its size and time.
 
         Raises:
-            DataError: It is not there, or cannot be looked at.
+            DataError: The file does not exist or is not accessible.
         """
         try:
             found = os.stat(path)
@@ -40,10 +41,10 @@ class SourceFile:
         return cls(str(path), found.st_size, found.st_mtime_ns)
 
     def check(self) -> None:
-        """See that it is still the same.
+        """Check that the file has not changed.
 
         Raises:
-            DataError: It is not.
+            DataError: The file was changed or removed.
         """
         if SourceFile.of(self.path) != self:
             raise DataError(f"{self.path} was changed while it was being read; run this again")
@@ -54,10 +55,11 @@ class Piece:
     """A part of a source.
 
     Attributes:
-        what: For the source's `read`; small, as it goes to another process.
-        files: That it is read from.
-        samples: How many, where that is known beforehand; for the progress.
-        bytes: Of the data that it becomes, about; for the progress and the room on the disk.
+        what: The argument of the source's `read`; small, because it is sent to another process.
+        files: The files that the piece is read from.
+        samples: The number of samples, if it is known beforehand; for the progress.
+        bytes: Roughly the size of the data to be written; for the progress and to check that
+            the disk has enough room.
     """
 
     what: Any
@@ -68,15 +70,15 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some consecutive samples of a piece: a few MB, at least one.
+    """Consecutive samples of a piece: at least one sample, a few MB in all.
 
     Attributes:
-        values: Each field's: (n, *shape), or for a variable-length one a `Ragged` or n arrays.
-            They may be kept: the source does not write into them again.
-        keys: What decides each sample's split; None: the content of all fields.
-        column: The values of the column that `--split column:NAME` asks for.
-        file: That the samples are from, for `--split file:…`.
-        records: What each is called in a message, such as "line 17"; None: its number.
+        values: The values of each field: an array (n, *shape), or for a variable-length field a
+            `Ragged` or n arrays. The source must not write into them again.
+        keys: The keys that decide each sample's split; None: the content of all fields.
+        column: The values of the column NAME when `--split column:NAME` is given.
+        file: The file that the samples come from, for `--split file:…`.
+        records: The name of each sample in messages, such as "line 17"; None: its number.
     """
 
     values: ArrayBatch
@@ -88,35 +90,35 @@ class Block:
 
 @runtime_checkable
 class Reading(Protocol):
-    """Whom a source tells what it cannot use."""
+    """The receiver of reports about records that a source cannot use."""
 
     def bad(self, file: str, record: str, reason: str) -> None:
-        """A record that cannot be used: as `--on-error` says, raises, or leaves it out.
+        """Report a record that cannot be used and is left out.
 
         Raises:
-            DataError: With all three, when one such record is to be the end.
+            DataError: `--on-error` is "stop". The message has the file, the record and the reason.
         """
 
     def skip(self, reason: str) -> None:
-        """A record that holds nothing, such as an empty document: left out and counted."""
+        """Count a record that holds nothing, such as an empty document, and is left out."""
 
 
 @dataclass(frozen=True)
-class Source:
-    """Base of the converters' sources; they are sent to other processes, so they pickle.
+class Source(ABC):
+    """Base class of the converters' sources. Sources are sent to worker processes by pickle.
 
     Attributes:
-        name: The command's.
+        name: The name of the command.
         fields: The schema.
-        pieces: In the order of the samples.
-        identity: What the result depends on besides the files, the schema and the common
-            options; JSON.
-        about: For the provenance; JSON.
-        categories: The names of the values 0, 1, … of a field.
-        columns: That a split can go by.
-        folders: That were searched for files: OUT may not be inside of them.
-        beside: Text files by their names, which stand beside the shards: what a reader of the
-            data needs too, such as a tokenizer.
+        pieces: The pieces, in the order of the samples.
+        identity: Everything that the result depends on besides the files, the schema and the
+            common options; JSON.
+        about: Entries for the provenance; JSON.
+        categories: For each field with named values, the names of the values 0, 1, ….
+        columns: The columns that `--split column:NAME` may name.
+        folders: The folders that were searched for files: OUT must not be inside of them.
+        beside: File name to content of text files that are written beside the shards because a
+            reader of the data needs them, such as a tokenizer.
     """
 
     name: str
@@ -130,20 +132,24 @@ class Source:
     beside: Mapping[str, str] = field(default_factory=dict)
 
     def split_files(self) -> Iterable[str]:
-        """All that `Block.file` may be, to see early whether `--split file:…` knows them."""
+        """Return all possible values of `Block.file`, to check `--split file:…` early."""
         return (file.path for piece in self.pieces for file in piece.files)
 
+    @abstractmethod
     def read(self, what: Any, reading: Reading) -> Iterator[Block]:
-        """Yield the samples of the piece whose `what` this is; the same ones each time.
+        """Yield the samples of one piece; the same samples each time.
+
+        Args:
+            what: The piece's `what`.
+            reading: Is told about records that cannot be used.
 
         Raises:
             DataError: A file cannot be read at all.
         """
-        raise NotImplementedError
 
 
 def in_groups(files: Iterable[SourceFile], nbytes: int) -> Iterator[list[SourceFile]]:
-    """Yield runs of files of about so many bytes, at least one in each."""
+    """Yield groups of consecutive files of about `nbytes` bytes; at least one file in each."""
     group: list[SourceFile] = []
     size = 0
     for file in files:

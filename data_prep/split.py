@@ -1,9 +1,9 @@
-"""Which split a sample goes to.
+"""The rules that assign samples to splits.
 
-train=0.9,val=0.1             by a hash of its key: it stays where it is when data is added,
-and equal samples are together
-column:NAME                   as a column of the source says
-file:train=a-*,val=b-*        as the name of its file matches
+train=0.9,val=0.1             by a hash of the sample's key: a sample stays in its split when data
+                              is added, and equal samples are in the same split
+column:NAME                   the value of a column of the source is the name of the split
+file:train=a-*,val=b-*        the first pattern that matches the sample's file decides
 
 >>> parse_split("train=0.9,val=0.1").of_keys([b"a", b"b"])
 ['train', 'train']
@@ -28,7 +28,7 @@ FORMS = "NAME=FRACTION,… or column:NAME or file:NAME=PATTERN,…"
 
 @dataclass(frozen=True)
 class Fractions:
-    """Names with fractions that add up to 1."""
+    """Assigns samples by their hashes to splits; the fractions of the splits add up to 1."""
 
     fractions: dict[str, float]
 
@@ -36,21 +36,21 @@ class Fractions:
         return ",".join(f"{name}={fraction!r}" for name, fraction in self.fractions.items())
 
     def of_keys(self, keys: Iterable[bytes]) -> list[str]:
-        """The split of each key."""
+        """Return the name of the split of each key."""
         names = list(self.fractions)
         return [names[number] for number in self.numbers(hash_keys(keys)).tolist()]
 
     def numbers(self, hashes: NDArray[np.uint64]) -> NDArray[np.intp]:
-        """The split of each hash, as its place among the names, (n,)."""
+        """Return for each hash the number of its split among the names, (n,)."""
         # The last name takes the rest: rounded, the fractions may add up to a little less than 1.
         ends = np.array([min(round(end * 2**64), 2**64 - 1) for end in self._ends()], np.uint64)
         return np.searchsorted(ends, hashes, side="right")
 
     def stratified(self, hashes: NDArray[np.uint64], strata: Int64s) -> NDArray[np.intp]:
-        """The split of each sample, such that each stratum has the same proportions.
+        """Return for each sample the number of its split, (n,), with equal shares of each stratum.
 
-        In a stratum the samples stand in the order of their hashes, and are cut at the
-        fractions, rounded; those with equal hashes stay together.
+        The samples of a stratum are sorted by their hashes and cut at the rounded fractions.
+        Samples with equal hashes stay together.
         """
         numbers = np.zeros(len(hashes), np.intp)
         order = np.lexsort((hashes, strata))
@@ -64,13 +64,13 @@ class Fractions:
         return numbers
 
     def _ends(self) -> list[float]:
-        """Of all but the last."""
+        """Return the upper end of each fraction but the last."""
         return list(accumulate(self.fractions.values()))[:-1]
 
 
 @dataclass(frozen=True)
 class ByColumn:
-    """As a column of the source says."""
+    """Takes the name of the split from a column of the source."""
 
     column: str
 
@@ -80,7 +80,7 @@ class ByColumn:
 
 @dataclass(frozen=True)
 class ByFile:
-    """As the first pattern that a file's path or name matches says."""
+    """Takes the split from the first pattern that matches the file's path or name."""
 
     patterns: dict[str, str]
 
@@ -88,7 +88,7 @@ class ByFile:
         return "file:" + ",".join(f"{name}={pattern}" for name, pattern in self.patterns.items())
 
     def of_file(self, file: str) -> str:
-        """The split of all samples of a file.
+        """Return the split of all samples of a file.
 
         Raises:
             DataError: No pattern matches.
@@ -106,15 +106,15 @@ Split = Fractions | ByColumn | ByFile
 
 
 def hash_keys(keys: Iterable[bytes]) -> NDArray[np.uint64]:
-    """The 64-bit hash that decides where a key goes, (n,)."""
+    """Return the 64-bit hash of each key, which decides its split, (n,)."""
     return np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64)
 
 
 def parse_split(text: str) -> Split:
-    """Read one of the three forms.
+    """Parse the value of `--split`.
 
     Raises:
-        ConfigError: It is none, or the fractions do not add up to 1.
+        ConfigError: The text has none of the three forms, or the fractions do not add up to 1.
     """
     kind, colon, rest = text.partition(":")
     if colon and kind == "column" and rest:

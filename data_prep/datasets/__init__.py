@@ -1,1 +1,1 @@
-"""Data sets of ours, read for the commands that look at one or write it again."""
+"""Read data sets in our format, for the commands that look at one or write it again."""

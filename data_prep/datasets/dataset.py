@@ -1,7 +1,7 @@
-"""Samples of a data set, read by h5py: for the commands that look at one.
+"""Read samples of a data set with h5py, for the commands that look at one.
 
-Every layout that HDF5 reads, in ranges of a few MB, and nothing that is not asked for. A shard is
-compared with the index before anything is read from it.
+All storage layouts of HDF5 are supported. Samples are read in ranges of a few MB, and only the
+given fields. Each shard is compared with the index before samples are read from it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,13 +20,13 @@ from hpctrain.errors import ConfigError, DataError
 
 
 class DataSet:
-    """A folder with an index; the shards are opened when they are read.
+    """A folder with an index. Shards are opened when they are read.
 
     Args:
-        folder: Of the data set.
+        folder: The folder of the data set.
 
     Raises:
-        DataError: There is none, or its index is damaged.
+        DataError: There is no data set in the folder, or its index is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,7 +36,7 @@ class DataSet:
             raise DataError(f"{self.folder}/{index_file.FILE}: damaged: {problem}")
 
     def splits(self, name: str | None = None) -> list[Split]:
-        """The split of that name, or all.
+        """Return a list with the named split, or with all splits.
 
         Raises:
             ConfigError: There is no such split.
@@ -47,7 +47,7 @@ class DataSet:
         return [self.index.split(name) for name in names]
 
     def fields(self, names: Sequence[str] = ()) -> dict[str, Field]:
-        """The fields of these names, or all.
+        """Return the named fields, or all fields.
 
         Raises:
             ConfigError: There is no such field.
@@ -60,14 +60,14 @@ class DataSet:
         return {name: self.index.fields[name] for name in names or self.index.fields}
 
     def categories(self, field: str) -> Sequence[str]:
-        """The names of a field's values 0, 1, …, or none."""
+        """Return the names of a field's values 0, 1, …; empty if they have no names."""
         return self.index.categories.get(field, ())
 
     def open(self, shard: Shard, fields: Mapping[str, Field]) -> OpenShard:
         """Open a shard to read these fields.
 
         Raises:
-            DataError: It is missing, damaged or not what the index says.
+            DataError: The shard is missing or damaged, or does not agree with the index.
         """
         opened = OpenShard(self.folder / shard.path, shard, fields)
         for problem in opened.problems():
@@ -78,7 +78,7 @@ class DataSet:
     def blocks(
         self, split: Split, fields: Mapping[str, Field], limit: int | None = None
     ) -> Iterator[Rows]:
-        """Yield all samples of a split in their order, or the first `limit`, a few MB at a time.
+        """Yield all samples of a split, or the first `limit`, in blocks of a few MB.
 
         Raises:
             DataError: A shard is missing or damaged.
@@ -94,15 +94,15 @@ class DataSet:
     def take(
         self, split: Split, fields: Mapping[str, Field], numbers: Sequence[int]
     ) -> Iterator[tuple[int, dict[str, Array]]]:
-        """Yield (number, sample) for these numbers of a split, which ascend.
+        """Yield (number, sample) for these numbers of samples in a split, which must ascend.
 
         Raises:
             DataError: A shard is missing or damaged.
         """
-        first, wanted = 0, list(numbers)
+        first = 0
         for shard in split.shards:
             last = first + shard.count
-            here = [number for number in wanted if first <= number < last]
+            here = [number for number in numbers if first <= number < last]
             if here:
                 with self.open(shard, fields) as opened:
                     for number in here:
@@ -111,7 +111,7 @@ class DataSet:
             first = last
 
     def lengths(self, split: Split, name: str) -> Array:
-        """int64 (n,) of a variable-length field's samples; the values are not read.
+        """Return the lengths of a variable-length field's samples, int64 (n,); reads no values.
 
         Raises:
             DataError: A shard is missing or damaged.
@@ -124,7 +124,7 @@ class DataSet:
 
 
 def _damage(index: Index) -> str:
-    """What is wrong with an index that could be read."""
+    """Return what is wrong with an index that could be parsed; "" if nothing is."""
     if not index.fields or not index.shards:
         return f"it lists no {'shards' if index.fields else 'fields'}"
     for what, names in (("field", index.fields), ("split", index.splits)):
@@ -142,12 +142,12 @@ def _damage(index: Index) -> str:
 
 
 def evenly(count: int, most: int) -> list[int]:
-    """At most so many of the numbers 0 to count - 1, evenly spaced, ascending; count >= 1."""
+    """Return at most `most` of the numbers 0 to count - 1, evenly spaced; `count` >= 1."""
     if count <= most:
         return list(range(count))
     return [int(number) for number in np.linspace(0, count - 1, most).round()]
 
 
 def sizes(rows: Rows, fields: Mapping[str, Field]) -> int:
-    """The bytes of data in a block."""
+    """Return the bytes of data in a block."""
     return int(row_bytes(rows, fields).sum())

@@ -1,6 +1,6 @@
-"""Samples of one shard's file by their rows: a range in blocks, or some in any order.
+"""Read samples of one shard by their rows: a range in blocks, or single rows in any order.
 
-A file of ours or an adopted one, read as the loader reads it, without torch.
+The file may be one of ours or an adopted one. It is read as the loader reads it, without torch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,16 +16,16 @@ from hpctrain.data.storage.plain import Plain
 from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import DataError
 
-GAP_BYTES = 2**15
+GAP_BYTES = 2**15  # rows that are closer to each other are read together
 
 
 def blocks(
     layout: Layout, fields: Mapping[str, Field], start: int, stop: int
 ) -> Iterator[tuple[int, dict[str, Array | Ragged]]]:
-    """Yield the samples `start` to `stop` in blocks of some MB, with the first row of each.
+    """Yield (first row, samples) for the rows `start` to `stop`, in blocks of a few MB.
 
     Raises:
-        DataError: They cannot be read.
+        DataError: The samples cannot be read.
     """
     fixed = sum(field.nbytes for field in fields.values() if not field.variable)
     step = max(1, BLOCK_BYTES // max(8, fixed))
@@ -55,10 +55,13 @@ def blocks(
 
 
 def some(layout: Layout, name: str, field: Field, rows: Int64s) -> Array | list[Array]:
-    """Return samples of one field in the order asked: (n, *shape), or n arrays (length, *shape).
+    """Return one field's samples in the order of `rows`.
+
+    Returns:
+        An array (n, *shape), or n arrays (length, *shape) for a variable-length field.
 
     Raises:
-        DataError: They cannot be read.
+        DataError: The samples cannot be read.
     """
     if not field.variable:
         return _rows(layout, name, field, rows)
@@ -78,7 +81,7 @@ def _rows(layout: Layout, dataset: str, field: Field, rows: Int64s) -> Array:
     found = np.empty((len(rows), *field.shape), field.dtype)
     order = np.argsort(rows, kind="stable")
     ascending = rows[order]
-    # What lies in between is read as well, where that is cheaper than another read.
+    # Rows in between are read as well where that is cheaper than another read.
     apart = np.diff(ascending) * size > GAP_BYTES
     apart |= np.diff(ascending * size // BLOCK_BYTES) != 0
     for part in np.split(order, np.flatnonzero(apart) + 1):
@@ -90,7 +93,7 @@ def _rows(layout: Layout, dataset: str, field: Field, rows: Int64s) -> Array:
 
 
 def _check_offsets(layout: Layout, name: str, offsets: Int64s) -> None:
-    """They do not go back, nor beyond the values."""
+    """Check that offsets never decrease and do not go beyond the values."""
     inside = offsets[0] >= 0 and offsets[-1] <= layout.totals[f"{name}/values"]
     if not inside or (np.diff(offsets) < 0).any():
         raise DataError(f"shard {layout.path} is damaged: the offsets of {name!r} go back")

@@ -1,4 +1,4 @@
-"""One shard's file, read by h5py in any layout that HDF5 reads, and compared with the index."""
+"""Read the file of one shard with h5py, in any storage layout, and compare it with the index."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ from hpctrain.data.index import Shard, check_shard
 from hpctrain.data.ragged import Ragged
 from hpctrain.data.storage.chunks import undecodable
 from hpctrain.data.storage.codecs import codec
-from hpctrain.data.storage.layout import INTEGERS, dtype_of
+from hpctrain.data.storage.layout import INTEGERS, disagreement
 from hpctrain.data.storage.table import filters
 from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import DataError
@@ -29,15 +29,15 @@ Rows = dict[str, Array | Ragged]
 
 
 class OpenShard:
-    """A shard's file; a context manager.
+    """The open file of a shard; a context manager.
 
     Args:
-        path: Of the file.
-        shard: What the index lists.
-        fields: That are read.
+        path: The file.
+        shard: The shard's entry in the index.
+        fields: The fields to read.
 
     Raises:
-        DataError: It is missing, has another size, or is not HDF5.
+        DataError: The file is missing, has another size, or is not HDF5.
     """
 
     def __init__(self, path: Path, shard: Shard, fields: Mapping[str, Field]) -> None:
@@ -47,7 +47,7 @@ class OpenShard:
             self._file = h5py.File(path, "r", locking=False)
 
     def problems(self) -> Iterator[str]:
-        """What differs from the index, as far as the file's frame shows it.
+        """Yield the differences from the index that show without reading samples.
 
         Raises:
             DataError: The file is damaged.
@@ -58,7 +58,7 @@ class OpenShard:
                 values, offsets, axis = place(name, field)
                 count = self.shard.count
                 if offsets:
-                    # Others count in what they like.
+                    # The offsets in files of other programs may be of any integer type.
                     yield from self._wrong(offsets, ("int64", *INTEGERS), [count + 1])
                     yield from self._wrong(values, (field.dtype,), [None, *field.shape])
                 else:
@@ -67,7 +67,7 @@ class OpenShard:
                     yield from self._wrong(values, (field.dtype,), shape)
 
     def wrong_offsets(self) -> Iterator[str]:
-        """What is wrong with where the samples of the variable-length fields begin; reads them.
+        """Read the offsets of the variable-length fields; yield what is wrong with them.
 
         Raises:
             DataError: The file is damaged.
@@ -94,7 +94,10 @@ class OpenShard:
                 yield f"field {name!r} has {total} values, the index lists {listed}"
 
     def rows(self, name: str, start: int, stop: int) -> Array | Ragged:
-        """Samples `start` to `stop` of a field: (n, *shape), or a `Ragged`; native byte order.
+        """Return the samples `start` to `stop` of a field, in native byte order.
+
+        Returns:
+            An array (n, *shape), or a `Ragged` for a variable-length field.
 
         Raises:
             DataError: The file is damaged.
@@ -113,7 +116,7 @@ class OpenShard:
             return Ragged(_native(self._file[values][ends[0] : ends[-1]]), ends - ends[0])
 
     def lengths(self, name: str, start: int, stop: int) -> Array:
-        """int64 (n,) of a variable-length field's samples; the values are not read."""
+        """Return the lengths of a variable-length field's samples, int64 (n,); reads no values."""
         _, offsets, _ = place(name, self.fields[name])
         with self._damage():
             return np.diff(self._ends(offsets, start, stop + 1))
@@ -123,7 +126,7 @@ class OpenShard:
         return ends
 
     def blocks(self, count: int) -> Iterator[Rows]:
-        """Yield the first `count` samples, a few MB at a time.
+        """Yield the first `count` samples in blocks of a few MB.
 
         Raises:
             DataError: The file is damaged.
@@ -143,7 +146,7 @@ class OpenShard:
                 start = stop
 
     def layout(self, name: str) -> str:
-        """How a field's values lie in the file: `contiguous`, `chunks of 64, zstd, 2.1:1`."""
+        """Say how a field's values are stored: `contiguous`, or `chunks of 64, zstd, 2.1:1`."""
         with self._damage():
             dataset = self._file[place(name, self.fields[name])[0]]
             if dataset.chunks is None:
@@ -170,7 +173,7 @@ class OpenShard:
         self.close()
 
     def _wrong_attributes(self) -> Iterator[str]:
-        """A shard of ours says what it is; HDF5 files of others have no such attributes."""
+        """Compare the attributes of a shard in our format; adopted files do not have them."""
         attributes = self._file.attrs
         if attributes.get("format") != shard_format.FORMAT.encode():
             return
@@ -196,14 +199,8 @@ class OpenShard:
         if dataset.file.filename != self._file.filename or dataset.external or dataset.is_virtual:
             yield f"{name!r} lies in another file; the index's digest does not cover it"
             return
-        found = list(dataset.shape or ())
-        agrees = len(found) == len(shape) and all(
-            want in (None, have) for want, have in zip(shape, found, strict=True)
-        )
-        dtype = dtype_of(dataset)
-        if dtype not in dtypes or not agrees:
-            sizes = ", ".join("any" if size is None else str(size) for size in shape)
-            yield f"{name!r} is {dtype} {found}, the index lists {dtypes[0]} [{sizes}]"
+        if (differs := disagreement(dataset, dtypes, shape)) is not None:
+            yield f"{name!r} is {differs[0]}, the index lists {differs[1]}"
         for each in undecodable(dataset):
             yield (
                 f"{name!r} is compressed with {codec(each)}, which this HDF5 has no decoder for: "
@@ -212,21 +209,21 @@ class OpenShard:
 
     @contextmanager
     def _damage(self) -> Iterator[None]:
-        """What HDF5 raises, as what it means."""
+        """Turn the exceptions of h5py into a DataError."""
         try:
             yield
         except PermissionError as error:
             reason = os.strerror(error.errno or errno.EACCES)
             raise DataError(f"shard {self.path} cannot be read: {reason}") from None
         except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-            said = (str(error).splitlines() or [type(error).__name__])[0]
-            raise DataError(f"shard {self.path} is damaged: {said}") from None
+            message = (str(error).splitlines() or [type(error).__name__])[0]
+            raise DataError(f"shard {self.path} is damaged: {message}") from None
         except MemoryError as error:
             raise DataError(f"shard {self.path}: a sample is too large to read: {error}") from None
 
 
 def place(name: str, field: Field) -> tuple[str, str, int]:
-    """Where a field lies in a shard: its dataset, that of its offsets or "", the samples' axis."""
+    """Return the dataset of a field, the dataset of its offsets or "", and the samples' axis."""
     values, offsets = field.datasets(name)
     return values, offsets, field.axis
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from data_prep.datasets.dataset import DataSet, sizes
 from data_prep.datasets.shards import Rows
-from data_prep.tools.head import SIGNATURES, as_image, is_text
+from data_prep.show.images import SIGNATURES, as_image, is_text
 from hpctrain.data.field import Field
 from hpctrain.data.index import Split
 from hpctrain.data.types import Array

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.datasets.dataset import DataSet, sizes
-from data_prep.tools.head import is_text
+from data_prep.show.images import is_text
 from hpctrain.data.field import Field
 from hpctrain.data.index import Split
 from hpctrain.data.ragged import Ragged

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,11 +65,6 @@ class Survey:
     splits: Sequence[str]
     schema: Mapping[str, Field]
     statistics: bool
-
-    def __call__(self, number: int, progress: Progress) -> Callable[[], Found]:
-        """Run `look`, and return a function that returns its result: nothing is left to do."""
-        found = self.look(number, progress)
-        return lambda: found
 
     def look(self, number: int, progress: Progress) -> Found:
         """Compute the digest of the file, and check that all of it can be read.

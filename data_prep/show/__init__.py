@@ -1,1 +1,1 @@
-"""What is shown of a data set: tables and plots."""
+"""Show data sets as tables and plots."""

@@ -1,7 +1,6 @@
-"""Tables on stdout: with lines and colour on a terminal, plain columns for pipes and logs.
+"""Tables on stdout: with lines and colour on a terminal, plain columns in pipes and logs.
 
-What is printed comes from files, so nothing in it is markup, and no control character gets
-through.
+The text comes from files. So it is never read as markup, and control characters are escaped.
 """
 
 import sys
@@ -11,24 +10,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-NAMED = 30
+NAMED = 30  # the most names that `listed` shows
 
 
 def terminal() -> "Console":
-    """Of a terminal."""
+    """Return a console of rich that prints text as it is, without markup."""
     from rich.console import Console
 
     return Console(markup=False, highlight=False, emoji=False)
 
 
 def title(text: str) -> None:
-    """Print what comes next."""
+    """Print an empty line and a heading."""
     print()
     say(text, style="bold")
 
 
 def say(text: str, style: str = "") -> None:
-    """Print a line."""
+    """Print a line, with a style of rich on a terminal."""
     if sys.stdout.isatty():
         terminal().print(_shown(text), style=style, soft_wrap=True)
     else:
@@ -39,9 +38,9 @@ def show(columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: str 
     """Print a table.
 
     Args:
-        columns: Their names; none: without a header.
-        rows: Of as many cells; None is empty.
-        numbers: The columns that are set to the right, by name, separated by spaces.
+        columns: The names of the columns; if there are none, the table has no header.
+        rows: The cells of each row; None is an empty cell.
+        numbers: The names of the columns that are aligned to the right, separated by spaces.
     """
     if not rows:
         return
@@ -67,7 +66,7 @@ def show(columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: str 
 
 
 def printable(text: str) -> str:
-    r"""Text with its control characters written out: a newline as \n."""
+    r"""Return the text with control characters escaped: a newline as \n."""
     if text.isprintable():
         return text
     return "".join(
@@ -76,27 +75,27 @@ def printable(text: str) -> str:
 
 
 def _shown(text: str) -> str:
-    """As far as the encoding of stdout goes: not every job has UTF-8."""
+    """Return the text as stdout can print it: in some jobs its encoding is not UTF-8."""
     encoding = sys.stdout.encoding or "utf-8"
     return printable(text).encode(encoding, "replace").decode(encoding)
 
 
 def number(value: float | int | None) -> str:
-    """Four digits of a statistic, or all of a whole number."""
+    """Return a statistic with four digits, or a whole number with all its digits."""
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def listed(names: Iterable[str]) -> str:
-    """`a, b, c`; of a thousand the first few."""
+    """Return `a, b, c`, or only the first names if there are many."""
     found = list(names)
     more = f", … ({len(found):,} in all)" if len(found) > NAMED else ""
     return ", ".join(found[:NAMED]) + more
 
 
 def size(nbytes: int) -> str:
-    """A size, in a unit that fits."""
+    """Return a size in bytes as text in a suitable unit."""
     amount, units = float(nbytes), ["bytes", "kB", "MB", "GB", "TB", "PB"]
     while amount >= 1000 and len(units) > 1:
         amount /= 1000

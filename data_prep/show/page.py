@@ -1,4 +1,4 @@
-"""A page of plots: a .png file, or an .html file that needs nothing but itself."""
+"""A page of plots: a .png file, or an .html file that needs no other files."""
 
 import base64
 import html
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from data_prep.datasets.dataset import DataSet
 from data_prep.show import plots
 from data_prep.show.console import number, printable
+from data_prep.show.summary import Summary, class_name, not_finite
 from data_prep.show.views import View, views
-from data_prep.tools.stats import Summary, class_name, not_finite
 from hpctrain.data.index import Split
 from hpctrain.disk import temporary
 from hpctrain.errors import ConfigError, StorageError
@@ -22,7 +22,7 @@ from hpctrain.errors import ConfigError, StorageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_HEIGHT = 400.0  # inches; matplotlib draws up to 2**16 pixels
+MAX_HEIGHT = 400.0  # inches; matplotlib draws at most 2**16 pixels
 CSS = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #22272e; max-width: 1100px; margin: 2em auto;
        padding: 0 1em } h1 { font-size: 1.5em; margin-bottom: 0 } h2 { font-size: 1.1em }
@@ -35,10 +35,11 @@ code { font-size: .9em } .fold { overflow-x: auto }
 
 
 def check(path: Path) -> None:
-    """See that a plot can be made, before anything else is done.
+    """Check that a plot can be made, before the statistics are computed.
 
     Raises:
-        ConfigError: Another kind of file, no such folder, or matplotlib is not installed.
+        ConfigError: The file is no .png or .html file, its folder does not exist, or matplotlib
+            is not installed.
     """
     if path.suffix.lower() not in (".png", ".html"):
         raise ConfigError(f"--plot {path}: it is a .png or .html file")
@@ -53,24 +54,24 @@ def check(path: Path) -> None:
 
 
 def draw(path: Path, data: DataSet, splits: Sequence[Split], summaries: Sequence[Summary]) -> None:
-    """Write a .png or a self-contained .html file; one that is there is replaced.
+    """Write a .png or a self-contained .html file; an existing file is replaced.
 
     Args:
-        path: Of the file.
+        path: The file to write.
         data: The data set.
-        splits: In different colours; samples are of the first.
-        summaries: Of each split and field that is drawn.
+        splits: The splits, each in its own colour; the samples come from the first one.
+        summaries: The summary of each split and field to draw.
 
     Raises:
-        ConfigError: Too many fields for a .png file.
+        ConfigError: There are too many fields for a .png file.
         DataError: A shard is damaged.
-        StorageError: It cannot be written.
+        StorageError: The file cannot be written.
     """
     from matplotlib import rc_context
 
     found = list(views(data, splits, summaries))
     with rc_context(plots.STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in another script
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # the font lacks a script
         if path.suffix.lower() == ".png":
             content = _png(_page(data, found))
         else:
@@ -116,7 +117,7 @@ def _png(figure: "Figure") -> bytes:
 
 
 def _html(data: DataSet, found: Sequence[View], summaries: Sequence[Summary]) -> str:
-    """One file, without links to anything."""
+    """Return a page that contains its pictures and links to nothing."""
     from matplotlib.figure import Figure
 
     title = html.escape(printable(data.folder.name))

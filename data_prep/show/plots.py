@@ -1,4 +1,4 @@
-"""One field of a data set, drawn: some samples to the left, the distribution to the right."""
+"""Draw one field of a data set: some samples on the left, the distribution on the right."""
 
 import math
 from typing import TYPE_CHECKING, Any
@@ -7,25 +7,25 @@ import numpy as np
 
 from data_prep.datasets.dataset import evenly
 from data_prep.show.console import number, printable
+from data_prep.show.summary import Summary, class_name, not_finite
 from data_prep.show.views import View
-from data_prep.tools.stats import Summary, class_name, not_finite
 from hpctrain.data.types import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-COLUMNS = 8  # of images
-PANELS = 4
-CURVES = 12
-BARS = 30  # classes
+COLUMNS = 8  # images in a row
+PANELS = 4  # the most slices
+CURVES = 12  # the most curves
+BARS = 30  # the most classes that have bars
 WIDTH = 11.0  # inches
 COLOURS = ("#2f6db5", "#e58634", "#3c9d6c", "#a05bb0", "#c8485c", "#6f7681")
 INK, FAINT = "#22272e", "#8a929c"
 STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 8.5,
-    "text.parse_math": False,  # names may have a $
+    "text.parse_math": False,  # names may contain a $
     "text.color": INK,
     "axes.edgecolor": "#c3c8ce",
     "axes.labelcolor": FAINT,
@@ -42,7 +42,7 @@ STYLE: Any = {
 
 
 def height(view: View) -> float:
-    """Of the drawing, in inches."""
+    """Return the height of the drawing in inches."""
     if view.pictures:
         return 1.1 + 0.8 * -(-len(view.pictures) // COLUMNS)
     bars = [len(s.classes) for s in view.summaries.values() if s.classes]
@@ -50,7 +50,7 @@ def height(view: View) -> float:
 
 
 def draw(part: "Figure | SubFigure", view: View) -> None:
-    """Draw a field into a figure of that height."""
+    """Draw a field into a figure whose height is `height(view)`."""
     inches = height(view)
     top, bottom, title = 1 - 0.65 / inches, 0.5 / inches, 1 - 0.22 / inches
     first = next(iter(view.summaries.values()))
@@ -115,7 +115,7 @@ def _images(part: "Figure | SubFigure", space: dict[str, float], view: View) -> 
 def _panels(
     part: "Figure | SubFigure", space: dict[str, float], view: View, middle: tuple[int, ...]
 ) -> None:
-    """A slice of some samples, in one scale of colours: diverging where there are two signs."""
+    """Draw a slice of some samples on one colour scale, centred at 0 if there are two signs."""
     from matplotlib import colormaps
 
     chosen = evenly(len(view.samples), PANELS)
@@ -140,7 +140,7 @@ def _panels(
 
 
 def _box_aspect(axes: "Axes", bar: "Axes", shape: tuple[int, ...]) -> float:
-    """Of a bar that is as high as the images beside it."""
+    """Return the aspect of a colour bar that is as high as the images beside it."""
     wide = axes.get_position().width / bar.get_position().width
     return wide * shape[0] / shape[1]
 
@@ -156,7 +156,7 @@ def _curves(axes: "Axes", view: View) -> None:
 
 
 def _histogram(axes: "Axes", view: View) -> None:
-    """Shares, so that splits of different sizes compare."""
+    """Draw shares and not counts, so that splits of different sizes can be compared."""
     from matplotlib.ticker import MaxNLocator
 
     lengths = view.field.variable
@@ -176,7 +176,7 @@ def _histogram(axes: "Axes", view: View) -> None:
     elif whole and high - low <= 80:
         bins = np.arange(low, high + 2) - 0.5
     elif whole:
-        width = math.ceil((high - low + 1) / 60)  # as many whole numbers in each
+        width = math.ceil((high - low + 1) / 60)  # each bin has the same number of whole numbers
         bins = np.arange(low, high + width + 1, width) - 0.5
     elif low == high:
         bins = np.array([low - 0.5, low + 0.5])
@@ -211,7 +211,7 @@ def _classes(axes: "Axes", view: View) -> None:
         for name, s in splits.items()
     }
     colours = _colours(len(shares))
-    if len(values) > BARS:  # one curve each, the most frequent first
+    if len(values) > BARS:  # one curve for each split, the most frequent class first
         for (name, heights), colour in zip(shares.items(), colours, strict=True):
             axes.stairs(np.sort(heights)[::-1], color=colour, lw=1.2, label=name)
         axes.set_xlabel(f"{len(values):,} classes, the most frequent first")
@@ -236,7 +236,7 @@ def _colours(count: int) -> list[str]:
 
 
 def _drawable(values: Array) -> Array:
-    """In float64; matplotlib computes with differences and squares of them."""
+    """Return float64 values small enough for matplotlib, which squares their differences."""
     return np.clip(values.astype(np.float64), -1e150, 1e150)
 
 

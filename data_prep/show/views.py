@@ -1,6 +1,6 @@
-"""What is drawn of a data set: some samples of each field, and numbers for its distribution.
+"""Select what to draw of a data set: samples of each field, and values for its distribution.
 
-The samples are evenly spaced over the split, the same each time, and only they are read.
+The samples are evenly spaced over the split and the same each time. No other samples are read.
 """
 
 import io
@@ -11,32 +11,32 @@ import numpy as np
 
 from data_prep.datasets.dataset import DataSet, evenly
 from data_prep.show.console import printable
-from data_prep.tools.head import SIGNATURES, as_image, is_text, stretched
-from data_prep.tools.stats import Summary, class_name
+from data_prep.show.images import SIGNATURES, as_image, is_text, stretched
+from data_prep.show.summary import Summary, class_name
 from hpctrain.data.field import Field
 from hpctrain.data.index import Split
 from hpctrain.data.types import Array
 
-SAMPLES = 512  # of a split, for the distribution of values
-READ_BYTES = 64 * 2**20  # of them, about
-LENGTHS = 2**21  # samples whose lengths are counted, about
-SHOWN = 24  # samples that are drawn
+SAMPLES = 512  # the most samples of a split for the distribution of values
+READ_BYTES = 64 * 2**20  # roughly the most bytes of these samples
+LENGTHS = 2**21  # roughly the most samples whose lengths are counted
+SHOWN = 24  # the most samples that are drawn
 
 
 @dataclass
 class View:
-    """What is drawn of a field.
+    """The data to draw for a field.
 
     Attributes:
-        name: The field's.
-        field: Its schema.
-        categories: The names of its values, or none.
-        summaries: By split.
-        label: The field that the captions are from; "": they are the samples' numbers.
-        captions: Of the samples.
-        samples: Some of the first split; none of a variable-length field.
-        pictures: These as uint8 (H, W, 1, 3 or 4), if they are images.
-        values: Of more samples, flat, by split; or a variable-length field's lengths.
+        name: The name of the field.
+        field: The schema of the field.
+        categories: The names of its values 0, 1, …; empty if there are none.
+        summaries: The summaries of the field by split.
+        label: The field that the captions come from; "": the captions are the samples' numbers.
+        captions: The caption of each sample.
+        samples: Samples of the first split; empty for a variable-length field.
+        pictures: The samples as uint8 (H, W, C) with C 1, 3 or 4; empty if they are no images.
+        values: Values of more samples by split, (n,); lengths for a variable-length field.
     """
 
     name: str
@@ -51,7 +51,7 @@ class View:
 
 
 def views(data: DataSet, splits: Sequence[Split], summaries: Sequence[Summary]) -> Iterator[View]:
-    """Yield what is drawn of each field of the summaries.
+    """Yield the data to draw for each field of the summaries.
 
     Raises:
         DataError: A shard is damaged.
@@ -76,7 +76,7 @@ def views(data: DataSet, splits: Sequence[Split], summaries: Sequence[Summary]) 
 
 
 def _label(data: DataSet, summaries: Sequence[Summary]) -> str:
-    """The field that says what a sample is: one whose values have names, or with few of them."""
+    """Return the field for the captions: its values have names, or it has the fewest classes."""
     named = [name for name in data.index.fields if data.categories(name)]
     counts = {s.name: len(s.classes) for s in summaries if s.classes}
     return next(iter([*named, *sorted(counts, key=lambda name: counts[name])]), "")
@@ -94,7 +94,7 @@ def _captions(data: DataSet, split: Split, label: str) -> tuple[list[str], list[
 def _samples(
     data: DataSet, split: Split, name: str, shown: Sequence[int]
 ) -> tuple[list[Array], list[Array]]:
-    """Samples, and what they are as images."""
+    """Return samples and, if they are images, their pictures."""
     field = data.index.fields[name]
     if not field.shape and not is_text(field):
         return [], []
@@ -123,7 +123,7 @@ def _decoded(files: Sequence[Array]) -> list[Array]:
                 small.thumbnail((256, 256))
                 images.append(np.asarray(small))
         return images
-    except Exception:  # whatever Pillow makes of bytes that are no image: then none are drawn
+    except Exception:  # the bytes are no image; Pillow raises many types of exceptions
         return []
 
 
@@ -133,7 +133,7 @@ def _values(data: DataSet, split: Split, name: str) -> Array:
         return _lengths(data, split, name)
     most = SAMPLES if field.shape else 16 * SAMPLES
     most = max(1, min(most, READ_BYTES // field.nbytes))
-    if split.count <= most:  # all of them: in blocks, not one by one
+    if split.count <= most:  # all samples: blocks are faster than single samples
         blocks = data.blocks(split, {name: field})
         return np.concatenate([np.asarray(block[name]).reshape(-1) for block in blocks])
     numbers = evenly(split.count, most)

@@ -1,18 +1,18 @@
-"""Adopt HDF5 files where they lie: check them, read them once, write index.json. Nothing is copied.
+"""Adopt HDF5 files in place: check them, read them once, and write index.json. Nothing is copied.
 
     python -m data_prep index run-*.h5 --field image=/x/data --field label=/y
     python -m data_prep index FOLDER --field image=data --axis image=-1 --split train=a*,val=b*
     python -m data_prep index corpus/*.h5 --field text=/tokens:/offsets
 
-FILE is an HDF5 file, or a folder: its *.h5 and *.hdf5 files by name. Any layout will do:
-contiguous, in chunks, compressed, of either byte order; what would be faster is said at the end.
-All files hold the same fields; the order of the files is that of the samples. A file that is
-written to afterwards no longer fits the index.
+FILE is an HDF5 file, or a folder: then its *.h5 and *.hdf5 files are taken, sorted by name. Every
+storage layout is supported: contiguous, in chunks, compressed, of either byte order. The last
+lines of the output say which layout would be faster to read. All files must have the same fields.
+The samples are in the order of the files. After a change of a file the index is no longer valid.
 
-Links: a FILE that is a symbolic link stands for the file that it leads to, which has to lie in
-the folder of the index, because whoever copies, stages or serves that folder needs it there.
-Links, virtual datasets and external storage inside HDF5 are refused where they lead to another
-file: the digest in the index has to be that of the samples.
+A FILE that is a symbolic link stands for its target. The target must lie in the folder of the
+index, because copies of that folder must contain it. Links, virtual datasets and external storage
+inside HDF5 must not lead to another file, because the digest of the file would not cover the
+samples.
 """
 
 import argparse
@@ -43,49 +43,58 @@ SUFFIXES = (".h5", ".hdf5")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="see above")
+    """Add the arguments of the command to its parser."""
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="HDF5 file, or a folder of them"
+    )
     parser.add_argument(
         "--field",
         action="append",
         default=[],
         metavar="NAME=DATASET",
-        help="a field, and where it lies in the files; VALUES:OFFSETS when its samples have "
-        "different lengths (repeat it)",
+        help="a field and its dataset in the files, or NAME=VALUES:OFFSETS if its samples have "
+        "different lengths (may be repeated)",
     )
     parser.add_argument(
         "--axis",
         action="append",
         default=[],
         metavar="NAME=K",
-        help="the axis of a field that counts the samples (default: 0; -1 is the last)",
+        help="the axis of the samples in the dataset of a field (default: 0; -1 is the last axis)",
     )
     parser.add_argument(
         "--split",
         default="train",
         metavar="SPLIT",
-        help="of all files; or NAME=PATTERN,… by the files' names (default: %(default)s)",
+        help="one split for all files, or NAME=PATTERN,… by the names of the files "
+        "(default: %(default)s)",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="for index.json (default: the files' folder)"
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of index.json (default: the files' folder)",
     )
     parser.add_argument(
         "--no-statistics",
         action="store_true",
-        help="read no values, only the bytes for the digests",
+        help="do not decode values; read only the bytes for the digests",
     )
     parser.add_argument(
-        "--workers", type=int, metavar="N", help="processes (default: the cores, at most the files)"
+        "--workers",
+        type=int,
+        metavar="N",
+        help="number of worker processes (default: the number of cores)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace another index.json")
     parser.add_argument("--quiet", action="store_true", help="print errors only")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it; see `adopt`."""
+    """Run the command; see `adopt`."""
     adopt(
         args.files,
-        wanted(args.field, args.axis, args.files),
+        parse_fields(args.field, args.axis, args.files),
         args.split,
         args.out,
         statistics=not args.no_statistics,
@@ -108,21 +117,21 @@ def adopt(
     quiet: bool = False,
     command: str = "",
 ) -> Index:
-    """Write the index of HDF5 files into the folder that they lie in, unless it is there already.
+    """Write the index of HDF5 files into their folder, unless the same index is there already.
 
     Args:
         files: HDF5 files, or folders of them.
-        fields: Where each lies.
-        split: One for all, or "NAME=PATTERN,…".
-        out: The folder; None: the one that all files have in common.
-        statistics: Of the fields.
-        workers: Processes.
-        overwrite: Another index in the folder may be replaced.
-        quiet: Print nothing.
-        command: For the provenance.
+        fields: The datasets of each field.
+        split: One split for all files, or "NAME=PATTERN,…".
+        out: The folder of the index; None: the innermost folder that contains all files.
+        statistics: Whether to compute the statistics of the fields.
+        workers: The number of worker processes.
+        overwrite: Whether another index in the folder may be replaced.
+        quiet: Whether nothing is printed.
+        command: The command line, for the provenance.
 
     Raises:
-        ConfigError: A field, axis or split that is not one.
+        ConfigError: A field, axis or split is not valid.
         DataError: A file cannot be adopted, or the folder has another index.
         StorageError: The index cannot be written.
     """
@@ -146,7 +155,7 @@ def adopt(
     found = _read(work, workers, quiet=quiet)
     index = _index(found, schema, splits, statistics, command, fingerprint)
     try:
-        index.save(folder)  # at once: who comes between sees the old one or the new
+        index.save(folder)  # atomically: readers see the old index or the new one
     except OSError as error:
         raise storage_error(folder, error) from None
     if not quiet:
@@ -155,11 +164,13 @@ def adopt(
     return index
 
 
-def wanted(fields: Sequence[str], axes: Sequence[str], files: Sequence[Path]) -> dict[str, Wanted]:
-    """Read `--field` and `--axis`.
+def parse_fields(
+    fields: Sequence[str], axes: Sequence[str], files: Sequence[Path]
+) -> dict[str, Wanted]:
+    """Parse the values of `--field` and `--axis`.
 
     Raises:
-        ConfigError: One is not of its form; without any field the message has the datasets.
+        ConfigError: A value is not valid. Without any field the message lists the datasets.
     """
     found: dict[str, Wanted] = {}
     for text in fields:
@@ -195,7 +206,7 @@ def wanted(fields: Sequence[str], axes: Sequence[str], files: Sequence[Path]) ->
 
 
 def _files(given: Sequence[Path]) -> Iterator[Path]:
-    """The files, and those of the folders."""
+    """Yield the files, and the files in the folders."""
     for path in given:
         try:
             is_file = not path.is_dir()
@@ -212,7 +223,7 @@ def _files(given: Sequence[Path]) -> Iterator[Path]:
 
 
 def _located(given: Sequence[Path], out: Path | None) -> tuple[Path, list[str]]:
-    """The folder of the index, and the files' paths inside; the docstring above has the rules."""
+    """Return the folder of the index and the files' paths in it; the module has the rules."""
     links: dict[Path, Path] = {}
     for path in _files(given):
         real = path.resolve()
@@ -245,7 +256,7 @@ def _located(given: Sequence[Path], out: Path | None) -> tuple[Path, list[str]]:
 
 
 def _splits(text: str, paths: Sequence[str]) -> list[str]:
-    """The split of each file."""
+    """Return the split of each file."""
     if "=" not in text:
         try:
             check_name(text, "split")
@@ -263,7 +274,7 @@ def _splits(text: str, paths: Sequence[str]) -> list[str]:
 def _schema(
     folder: Path, paths: Sequence[str], fields: Mapping[str, Wanted]
 ) -> tuple[dict[str, Field], list[int]]:
-    """What all files have in common, and how many samples each has."""
+    """Return the schema, which is the same in all files, and the number of samples in each file."""
     schema, count = look(folder / paths[0], fields)
     counts, problems = [count], []
     for path in paths[1:]:
@@ -294,7 +305,7 @@ def _fingerprint(
 
 
 def _existing(folder: Path, fingerprint: str, *, overwrite: bool) -> Index | None:
-    """The same index, if it is there."""
+    """Return the index in the folder if it is the one to write, or None."""
     if (folder / PARTIAL).exists():
         raise DataError(f"{folder} holds an unfinished conversion ({PARTIAL}): finish it first")
     if not (folder / index_file.FILE).exists():
@@ -312,12 +323,10 @@ def _existing(folder: Path, fingerprint: str, *, overwrite: bool) -> Index | Non
 
 
 def _read(work: Survey, workers: int, *, quiet: bool) -> list[Found]:
-    """All files, in their order."""
-    found: dict[int, Found] = {}
+    """Read all files in worker processes; return the results in the order of the files."""
     size = sum(source.size for source in work.sources)
     with Progress(samples=None, nbytes=size, quiet=quiet) as progress:
-        tasks = processes.run(work, range(len(work.paths)), workers, progress.advance)
-        found.update(tasks)
+        found = dict(processes.run(work.look, range(len(work.paths)), workers, progress.advance))
     return [found[number] for number in range(len(work.paths))]
 
 
@@ -360,7 +369,7 @@ def _index(
 
 
 def _advice(folder: Path, schema: Mapping[str, Field], found: Sequence[Found]) -> str:
-    """How each field is read, and what would be faster."""
+    """Say how the loader reads each field, and whether a repacked data set would be faster."""
     lines = []
     for name, field in schema.items():
         counts = Counter(each.notes[name][0] for each in found)

@@ -1,9 +1,9 @@
-"""What two data sets do not have in common: schema, splits, samples, and how they were made.
+"""Show the differences of two data sets: schema, splits, samples, and how they were made.
 
-Samples are compared by a hash of their content, so that one that moved is found: to another place,
-another shard, another split. Memory: about 100 bytes for each sample of a split. As of diff(1),
-the exit code is 0 when the samples are the same in the same order, 1 when they differ, and more
-when that cannot be said. Other shards, codecs or options are reported, and are no difference.
+Samples are compared by a hash of their content. So a sample is also found in another place, shard
+or split. The comparison needs about 100 bytes of memory for each sample of a split. The exit code
+is like that of diff(1): 0 when the samples are the same in the same order, 1 when they differ, and
+higher after an error. Differences in shards, codecs or options are printed but do not count.
 """
 
 import argparse
@@ -24,27 +24,29 @@ from data_prep.progress_bar import Progress
 from data_prep.show import console
 from hpctrain.data.ragged import Ragged
 
-LOOKED_AT = 1000  # samples that differ where they stand, to say in which field
+LOOKED_AT = 1000  # the most differing samples that are compared field by field
 
 Hashes = NDArray[np.void]  # (n,) of 16 bytes
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
+    """Add the arguments of the command to its parser."""
     parser.add_argument("a", type=Path, metavar="A", help="folder of a data set")
-    parser.add_argument("b", type=Path, metavar="B", help="folder of another")
-    parser.add_argument("--json", action="store_true", help="as JSON")
-    parser.add_argument("--quiet", action="store_true", help="print nothing: the exit code only")
+    parser.add_argument("b", type=Path, metavar="B", help="folder of another data set")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--quiet", action="store_true", help="print nothing; only set the exit code"
+    )
 
 
 @dataclass
 class Difference:
-    """What was found; a data set without any is the other one.
+    """The differences of two data sets.
 
     Attributes:
-        schema: Fields that differ or that only one has.
-        samples: By split, what differs in its samples.
-        made: What differs in how they were made, or lie on the disk; no difference of the data.
+        schema: Fields that differ or that only one data set has.
+        samples: For each split, the differences of its samples.
+        made: Differences in how the data sets were made or stored; they do not count.
     """
 
     schema: list[str] = field(default_factory=list)
@@ -53,12 +55,12 @@ class Difference:
 
     @property
     def equal(self) -> bool:
-        """Whether the same samples are there in the same order."""
+        """Return whether both data sets have the same samples in the same order."""
         return not self.schema and not any(self.samples.values())
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do it; return 0 when they are equal, 1 when not.
+    """Run the command; return 0 when the data sets are equal, 1 when they differ.
 
     Raises:
         DataError: A data set is missing or damaged.
@@ -73,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def difference(a: DataSet, b: DataSet, *, quiet: bool = True) -> Difference:
-    """Compare two data sets; the samples only where the indexes do not say that they are equal.
+    """Compare two data sets; samples are read only if the digests of the indexes differ.
 
     Raises:
         DataError: A shard is missing or damaged.
@@ -121,7 +123,7 @@ def _made(a: DataSet, b: DataSet) -> Iterator[str]:
             yield f"{'B' if first else 'A'} does not say how it was made"
         return
     for key in {**first, **second}:
-        if key.startswith("source.from.provenance."):  # how what it was made of was made
+        if key.startswith("source.from.provenance."):  # the provenance of a repacked data set
             continue
         if key not in ("created", "fingerprint") and first.get(key) != second.get(key):
             yield f"{key}: {first.get(key, 'none')} in A, {second.get(key, 'none')} in B"
@@ -142,12 +144,12 @@ class _Samples:
         self.a, self.b, self.fields, self.quiet = a, b, names, quiet
 
     def compare(self) -> dict[str, list[str]]:
-        """By split, what differs."""
+        """Return the differences by split."""
         names = list(dict.fromkeys([*self.a.index.splits, *self.b.index.splits]))
         found: dict[str, list[str]] = {}
         total = sum(shard.count for data in (self.a, self.b) for shard in data.index.shards)
         nbytes = sum(shard.bytes for data in (self.a, self.b) for shard in data.index.shards)
-        left: dict[str, tuple[Hashes, Hashes]] = {}  # what only A or only B has
+        left: dict[str, tuple[Hashes, Hashes]] = {}  # the samples that only A or only B has
         with Progress(total, nbytes, quiet=self.quiet) as progress:
             for name in names:
                 a, b = (self._hashes(data, name, progress.advance) for data in (self.a, self.b))
@@ -157,7 +159,7 @@ class _Samples:
                     continue
                 only_a, only_b = _only(a, b)
                 left[name] = a[only_a], b[only_b]
-                found[name] = list(self._told(name, a, b, only_a, only_b))
+                found[name] = list(self._lines(name, a, b, only_a, only_b))
         for name in names:
             for other in names:
                 if other != name and (moved := _shared(left[name][0], left[other][1])):
@@ -165,16 +167,19 @@ class _Samples:
         return found
 
     def _hashes(self, data: DataSet, split: str, advance: Any) -> Hashes:
-        """Of all samples of a split, in their order."""
+        """Return the hashes of all samples of a split, in their order."""
         if split not in data.index.splits:
             return np.empty(0, "V16")
-        parts, fields = [], data.fields(self.fields)  # each has its own places in the files
+        parts, fields = (
+            [],
+            data.fields(self.fields),
+        )  # A and B may store a field in different places
         for rows in data.blocks(data.index.split(split), fields):
             parts.append(hashes(rows))
             advance(len(parts[-1]), sizes(rows, fields))
         return np.concatenate(parts)
 
-    def _told(
+    def _lines(
         self, split: str, a: Hashes, b: Hashes, only_a: NDArray[Any], only_b: NDArray[Any]
     ) -> Iterator[str]:
         for data, name in ((self.a, "A"), (self.b, "B")):
@@ -196,7 +201,7 @@ class _Samples:
             yield from self._values(split, both)
 
     def _values(self, split: str, numbers: NDArray[Any]) -> Iterator[str]:
-        """In which fields the samples differ that stand at the same place."""
+        """Yield the fields in which samples with the same number differ."""
         chosen = numbers[:LOOKED_AT].tolist()
         one, other = (
             data.take(data.index.split(split), data.fields(self.fields), chosen)
@@ -221,7 +226,7 @@ class _Samples:
 
 
 def hashes(rows: Rows) -> Hashes:
-    """A hash of each sample's values, and of a sequence's length; (n,) of 16 bytes."""
+    """Return a hash of each sample's values and lengths of sequences; (n,) of 16 bytes."""
     fixed = [
         np.ascontiguousarray(value).view(np.uint8).reshape(len(value), -1)
         for value in rows.values()
@@ -244,7 +249,10 @@ def hashes(rows: Rows) -> Hashes:
 
 
 def _only(a: Hashes, b: Hashes) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Places of what only one has; of equal samples the last ones, as many as it has more."""
+    """Return the numbers of the samples that only A has, and of those that only B has.
+
+    Of samples that are equal among themselves, the last ones count as the surplus.
+    """
     halves = np.concatenate([a, b]).view(np.uint64).reshape(-1, 2)
     order = np.lexsort(halves.T)  # several times as fast as np.unique of 16 bytes
     new = (np.diff(halves[order], axis=0) != 0).any(axis=1)
@@ -257,16 +265,16 @@ def _only(a: Hashes, b: Hashes) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _beyond(kinds: NDArray[Any], counts: NDArray[Any]) -> NDArray[Any]:
-    """Places whose kind was there as often as `counts` says already."""
+    """Return the places where a kind occurs more often than `counts` allows, ascending."""
     order = np.argsort(kinds, kind="stable")
     ordered = kinds[order]
-    first = np.searchsorted(ordered, ordered)  # of each kind
+    first = np.searchsorted(ordered, ordered)  # the first place of each kind
     seen = np.arange(len(ordered)) - first
     return np.sort(order[seen >= counts[ordered]])
 
 
 def _shared(a: Hashes, b: Hashes) -> int:
-    """How many samples of `a` are in `b`, each as often as it is there."""
+    """Return how many samples of `a` are also in `b`; repeated samples count repeatedly."""
     return len(a) - len(_only(a, b)[0])
 
 

@@ -1,14 +1,14 @@
-"""Back to files that everything reads: NumPy's, images, or Parquet.
+"""Export samples to common file formats: NumPy, images, or Parquet.
 
-npz      SPLIT.npz: a member for each field; for a variable-length one NAME.values and NAME.offsets,
-         sample i being values[offsets[i]:offsets[i + 1]]
-parquet  SPLIT.parquet: a column for each field; an array as Arrow's fixed_shape_tensor, with one
-         axis as a fixed-size list; a sequence as a list, or with --text NAME as a string
-images   SPLIT/CLASS/0000012.png: the number is the sample's; encoded images as they are. Classes
-         have their categories' names, and classes.txt lists these in the order of the labels
+npz      SPLIT.npz has a member for each field. A variable-length field has two, NAME.values and
+         NAME.offsets; sample i is values[offsets[i]:offsets[i + 1]]
+parquet  SPLIT.parquet has a column for each field. An array is a fixed_shape_tensor of Arrow, or a
+         fixed-size list if it has one axis. A sequence is a list, or a string with --text NAME
+images   SPLIT/CLASS/0000012.png, named by the number of the sample. Encoded images are written as
+         they are. CLASS is the name of the category; classes.txt lists the names by label
 
-Values never change: what is exported and converted again (by `arrays`, `table`, `images`) is the
-same samples. `arrays` takes no variable-length fields; Parquet has them.
+Values never change: after an export and a new conversion (by `arrays`, `table` or `images`) the
+samples are the same. `arrays` cannot read variable-length fields; use Parquet for these.
 """
 
 import argparse
@@ -33,35 +33,39 @@ KINDS = ("npz", "images", "parquet")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
+    """Add the arguments of the command to its parser."""
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; empty or new")
-    parser.add_argument("--to", choices=KINDS, required=True, help="what to write")
-    parser.add_argument("--split", metavar="NAME", help="this split only")
-    parser.add_argument("--limit", type=positive, metavar="N", help="the first N of each split")
+    parser.add_argument(
+        "out", type=Path, metavar="OUT", help="folder to write; it must be empty or new"
+    )
+    parser.add_argument("--to", choices=KINDS, required=True, help="format of the files")
+    parser.add_argument("--split", metavar="NAME", help="export only this split")
+    parser.add_argument(
+        "--limit", type=positive, metavar="N", help="export only the first N samples of each split"
+    )
     parser.add_argument(
         *("--field", "-f"),
         action="append",
         default=[],
         metavar="NAME",
-        help="this field only (may be repeated); with --to images: the images",
+        help="export only this field (may be repeated); with --to images: the field of images",
     )
-    parser.add_argument("--label", metavar="NAME", help="with --to images: the classes")
+    parser.add_argument("--label", metavar="NAME", help="with --to images: the field of classes")
     parser.add_argument(
         "--text",
         action="append",
         default=[],
         metavar="NAME",
-        help="with --to parquet: a field of UTF-8 bytes as a string (may be repeated)",
+        help="with --to parquet: write this field of UTF-8 bytes as strings (may be repeated)",
     )
     parser.add_argument("--quiet", action="store_true", help="print errors only")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it.
+    """Run the command.
 
     Raises:
-        ConfigError: Options that do not fit the data set.
+        ConfigError: The options do not fit the data set.
         DataError: There is no data set, it is damaged, or OUT is not empty.
         StorageError: OUT cannot be written.
     """
@@ -81,10 +85,10 @@ def run(args: argparse.Namespace) -> None:
             for split in splits:
                 export.write(folder, split, counts[split.name], progress.advance)
     if not args.quiet:
-        told = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+        splits_text = ", ".join(f"{name} {count:,}" for name, count in counts.items())
         left_out = ", ".join(name for name in data.index.fields if name not in export.fields)
         more = f"; without {left_out}" if left_out else ""
-        console.say(f"{out}: {sum(counts.values()):,} samples ({told}) as {args.to}{more}")
+        console.say(f"{out}: {sum(counts.values()):,} samples ({splits_text}) as {args.to}{more}")
 
 
 def _export(data: DataSet, args: argparse.Namespace) -> Npz | Images | Parquet:
@@ -96,7 +100,7 @@ def _export(data: DataSet, args: argparse.Namespace) -> Npz | Images | Parquet:
 
 @contextmanager
 def _whole(out: Path) -> Iterator[Path]:
-    """A folder that becomes `out` at the end, or is removed."""
+    """Yield a temporary folder that is renamed to `out` at the end, or removed after an error."""
     try:
         if out.exists() and next(out.iterdir(), None) is not None:
             raise DataError(f"{out} is not empty; give an empty or new folder")
@@ -118,7 +122,7 @@ def _whole(out: Path) -> Iterator[Path]:
 
 
 def _clear(folder: Path) -> None:
-    """Remove what exports to the same place left when they were killed on this machine."""
+    """Remove the temporary folders of killed exports to the same place on this machine."""
     prefix = folder.name.removesuffix(str(os.getpid()))
     for path in folder.parent.iterdir():
         process = path.name.removeprefix(prefix)

@@ -1,6 +1,7 @@
 """Put the parts that the tasks of a job array have written together (see --part).
 
-The last task does this by itself. What is missing is named with its command; twice does no harm.
+The last task does this by itself. If a part is missing, the message has the command that writes
+it. The command may be given again at any time.
 """
 
 import argparse
@@ -8,12 +9,12 @@ from pathlib import Path
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
-    parser.add_argument("out", type=Path, metavar="OUT", help="the OUT of all parts")
+    """Add the arguments of the command to its parser."""
+    parser.add_argument("out", type=Path, metavar="OUT", help="OUT of all parts")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it.
+    """Run the command.
 
     Raises:
         DataError: A part is missing.

@@ -1,4 +1,4 @@
-"""The first samples: numbers with their categories' names, text and tokens decoded, the rest short.
+"""Show the first samples: numbers with the names of categories, decoded text, arrays in short.
 
 --images draws small images in the terminal.
 """
@@ -15,40 +15,42 @@ from data_prep.datasets.dataset import DataSet
 from data_prep.formats.tokens import FILE as TOKENIZER
 from data_prep.options import positive
 from data_prep.show import console
+from data_prep.show.images import SIGNATURES, as_image, is_text, stretched
 from hpctrain.data.field import Field
 from hpctrain.data.types import Array
 
-PRINTED = 16  # values of an array
-CHARACTERS = 200  # of a text
-WIDTH = 64  # of an image that is drawn, in characters
-SIGNATURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n": "PNG", b"RIFF": "WebP", b"BM": "BMP"}
+PRINTED = 16  # the most values of an array that are printed
+CHARACTERS = 200  # the most characters of a text
+WIDTH = 64  # the greatest width of an image, in characters
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
+    """Add the arguments of the command to its parser."""
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
     parser.add_argument(
         *("-n", "--samples"),
         type=positive,
         default=5,
         metavar="N",
-        help="of each split (default: %(default)s)",
+        help="number of samples of each split (default: %(default)s)",
     )
-    parser.add_argument("--split", metavar="NAME", help="of this split only")
+    parser.add_argument("--split", metavar="NAME", help="show only this split")
     parser.add_argument(
         *("--field", "-f"),
         action="append",
         default=[],
         metavar="NAME",
-        help="this field only (may be repeated)",
+        help="show only this field (may be repeated)",
     )
     show = parser.add_mutually_exclusive_group()
-    show.add_argument("--images", action="store_true", help="draw images; needs a colour terminal")
-    show.add_argument("--json", action="store_true", help="as JSON, one sample a line")
+    show.add_argument(
+        "--images", action="store_true", help="draw images; the terminal must show colours"
+    )
+    show.add_argument("--json", action="store_true", help="print JSON, one sample in each line")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it.
+    """Run the command.
 
     Raises:
         ConfigError: There is no such split or field.
@@ -76,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def describe(value: Array, field: Field, categories: Sequence[str] = ()) -> str:
-    """One line for a sample's field.
+    """Return one line of text for the value of a field.
 
     >>> describe(np.array(3), Field("int64"), ["a", "b", "c", "d"])
     '3 (d)'
@@ -103,37 +105,13 @@ def describe(value: Array, field: Field, categories: Sequence[str] = ()) -> str:
     return f"{shape}{start}  {_range(value)}"
 
 
-def is_text(field: Field) -> bool:
-    """Whether a field may hold text or files: sequences of bytes."""
-    return field.variable and field.dtype == "uint8" and not field.shape
-
-
 def is_tokens(field: Field) -> bool:
-    """Whether a field may hold the tokens of a text."""
+    """Return whether a field may hold the tokens of a text."""
     return field.variable and field.dtype in ("uint16", "uint32") and not field.shape
 
 
-def as_image(value: Array, field: Field) -> Array | None:
-    """A sample as uint8 (H, W, 1, 3 or 4), if it is an image: uint8 (C, H, W) or (H, W)."""
-    if field.dtype != "uint8" or field.variable:
-        return None
-    if len(field.shape) == 2 and min(field.shape) > 1:
-        return value[:, :, None]
-    if len(field.shape) == 3 and field.shape[0] in (1, 3, 4):
-        return np.moveaxis(value, 0, 2)
-    return None
-
-
-def stretched(image: Array, field_max: float | None = None) -> Array:
-    """Grey images that use a small part of 0 to 255 only, in all of it: digits of 0 to 16."""
-    high = int(image.max()) if field_max is None else int(field_max)
-    if image.shape[2] > 1 or not 0 < high <= 127:
-        return image
-    return np.asarray(np.minimum(image.astype(np.float32) * (255 / high), 255), np.uint8)
-
-
 def _tokenizer(data: DataSet) -> Any:
-    """That of the data set, as `text` leaves it beside the shards; None: there is none."""
+    """Return the tokenizer that `text` has written beside the shards, or None."""
     file = data.folder / TOKENIZER
     if not file.is_file():
         return None
@@ -141,12 +119,12 @@ def _tokenizer(data: DataSet) -> Any:
         from tokenizers import Tokenizer
 
         return Tokenizer.from_file(str(file))
-    except Exception:  # not installed, or a file that is something else: then the numbers do
+    except Exception:  # not installed, or no tokenizer: then only the numbers are shown
         return None
 
 
 def _text(value: Array) -> str | None:
-    """UTF-8, or the name of an image's format; None: neither."""
+    """Return the beginning of UTF-8 text, or the name of an image format, or None."""
     start = value[: 4 * CHARACTERS + 4].tobytes()
     for signature, name in SIGNATURES.items():
         if start.startswith(signature) and (name != "BMP" or b"\0" in start):
@@ -172,7 +150,7 @@ def _range(value: Array) -> str:
 
 
 def _value(value: Array, field: Field) -> Any:
-    """For JSON: all of it, or of a large array what it is."""
+    """Return a value for JSON: all of it, or a description of a large array."""
     if is_text(field) and value.size and (text := _text(value)) is not None:
         if text not in SIGNATURES.values() and len(text.encode()) == value.size:
             return text
@@ -182,11 +160,11 @@ def _value(value: Array, field: Field) -> Any:
     content = value.tolist()
     if value.dtype.kind != "f" or np.isfinite(value).all():
         return content
-    return json.loads(json.dumps(content), parse_constant=str)  # NaN is no JSON
+    return json.loads(json.dumps(content), parse_constant=str)  # JSON has no NaN
 
 
 def _draw(image: Array) -> None:
-    """Two pixels to a character: the upper half block in one colour on another."""
+    """Draw an image with two pixels in each character: an upper half block on a background."""
     from rich.color import Color
     from rich.style import Style
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""What a data set holds: schema, splits, shards, how they lie on the disk, how they were made."""
+"""Show what a data set holds: schema, splits, shards, their storage, and the provenance."""
 
 import argparse
 import json
@@ -17,13 +17,13 @@ MOST = 20  # shards and categories listed
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
+    """Add the arguments of the command to its parser."""
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
-    parser.add_argument("--json", action="store_true", help="as JSON, with all shards")
+    parser.add_argument("--json", action="store_true", help="print JSON, with all shards")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it.
+    """Run the command.
 
     Raises:
         DataError: There is no data set, or (after printing) a shard is missing or has another
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _layout(data: DataSet) -> dict[str, str]:
-    """How each field lies in the first shard."""
+    """Return how each field is stored in the first shard."""
     shard = data.index.shards[0]
     try:
         with data.open(shard, data.index.fields) as opened:
@@ -86,7 +86,7 @@ def _print(data: DataSet, layout: Mapping[str, str]) -> None:
     for name in index.fields:
         names = data.categories(name)
         if all(text == str(i) for i, text in enumerate(names)):
-            continue  # none, or they say nothing
+            continue  # there are no names, or they are the numbers
         more = f" … {len(names):,} in all" if len(names) > MOST else ""
         shown = ", ".join(f"{i} {text}" for i, text in enumerate(names[:MOST]))
         console.say(f"{name}: {shown}{more}")
@@ -117,7 +117,7 @@ def _print(data: DataSet, layout: Mapping[str, str]) -> None:
 
 
 def _flat(content: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield ("source.name", "digits") and so on."""
+    """Yield the entries of nested mappings as ("source.name", "digits")."""
     if isinstance(content, Mapping) and content:
         for key, value in content.items():
             yield from _flat(value, f"{name}.{key}" if name else str(key))

@@ -1,15 +1,15 @@
-"""Statistics of the fields, as a table, and as a page of plots.
+"""Show statistics of the fields, as a table or as a page of plots.
 
-They come from the index; only class counts and lengths that an older index has not are counted in
-the data. --plot draws what is in the fields: samples, evenly spaced over the split, and how their
-values, classes and lengths are distributed, each split in a colour.
+The statistics come from the index. Class counts and lengths are counted in the data if an older
+index lacks them. --plot draws samples that are evenly spaced over the split, and the distribution
+of the values, classes and lengths, with one colour for each split.
 """
 
 import argparse
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,68 +17,35 @@ import numpy as np
 
 from data_prep.datasets.dataset import DataSet
 from data_prep.show import console
-from hpctrain.data.field import Field
+from data_prep.show.summary import Summary, class_name, not_finite
 from hpctrain.data.index import Split
 from hpctrain.data.moments import Moments
 
-MOST = 30  # classes listed
-MAX_CLASSES = 1000
-BAR = 24  # characters
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What is known of a field in a split.
-
-    Attributes:
-        split: Its name.
-        count: Of the samples.
-        name: The field's.
-        field: Its schema.
-        mean: Of the finite values, as the next three; None where there are none.
-        std: The population's.
-        min: The least.
-        max: The greatest.
-        nonfinite: How many values are not finite.
-        nan: How many of these are NaN; None: not known.
-        classes: How often each value is there, for whole numbers of few values.
-        lengths: Of a variable-length field's samples: mean, std, min, max, total.
-    """
-
-    split: str
-    count: int
-    name: str
-    field: Field
-    mean: float | None = None
-    std: float | None = None
-    min: float | None = None
-    max: float | None = None
-    nonfinite: int = 0
-    nan: int | None = None
-    classes: Mapping[int, int] | None = None
-    lengths: Mapping[str, float | None] | None = None
+MOST = 30  # the most classes that are listed
+MAX_CLASSES = 1000  # a field with a larger range of values has no classes
+BAR = 24  # the length of the longest bar, in characters
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
+    """Add the arguments of the command to its parser."""
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
-    parser.add_argument("--split", metavar="NAME", help="of this split only")
+    parser.add_argument("--split", metavar="NAME", help="show only this split")
     parser.add_argument(
         *("--field", "-f"),
         action="append",
         default=[],
         metavar="NAME",
-        help="this field only (may be repeated)",
+        help="show only this field (may be repeated)",
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw into a .png or .html file")
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a .png or .html file")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it.
+    """Run the command.
 
     Raises:
-        ConfigError: No such split or field, or no .png or .html file to plot into.
+        ConfigError: There is no such split or field, or the plot is no .png or .html file.
         DataError: There is no data set, or it is damaged.
         StorageError: The plot cannot be written.
     """
@@ -102,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def summarise(data: DataSet, split: Split, name: str) -> Summary:
-    """Put together what the index knows, and count what it does not.
+    """Return the statistics of the index, and count in the data what the index lacks.
 
     Raises:
         DataError: A shard that is needed is damaged.
@@ -181,18 +148,3 @@ def _print(data: DataSet, summaries: Sequence[Summary]) -> None:
                 rows.append([f"and {len(s.classes) - MOST:,} more", *[None] * 4])
             columns = ["value", "name", "samples", "share", ""]
             console.show(columns, rows, numbers="value samples share")
-
-
-def class_name(value: int, names: Sequence[str]) -> str:
-    """Of a value, or "" where it has none."""
-    return names[value] if 0 <= value < len(names) else ""
-
-
-def not_finite(summary: Summary) -> str:
-    """`12 NaN, 3 infinite`, as far as that is known."""
-    if summary.mean is None and summary.min is None and not summary.nonfinite:
-        return "-"  # no statistics
-    if summary.nan is None or not summary.nonfinite:
-        return f"{summary.nonfinite:,}"
-    counts = {"NaN": summary.nan, "infinite": summary.nonfinite - summary.nan}
-    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)

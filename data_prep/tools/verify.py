@@ -1,9 +1,9 @@
-"""Whether the shards are those that the index lists; every problem is named, not only the first.
+"""Compare the shards of a data set with its index, and print every problem.
 
---quick opens each file: its size, its schema, the number of its samples. --full, the default,
-also reads everything: digests, where the samples of variable-length fields begin, and whether the
-statistics in the index are those of the data. Exit code 3 when anything is wrong. Files that the
-index does not list are mentioned; they are no problem.
+--quick opens each file and compares its size, its schema and its number of samples. --full, the
+default, also reads everything: it compares the digests and the statistics, and checks the offsets
+of variable-length fields. The exit code is 3 when there is a problem. Files that the index does
+not list are printed, but are no problem.
 """
 
 import argparse
@@ -31,29 +31,30 @@ from hpctrain.data.index import Index, Shard
 from hpctrain.data.moments import Moments
 from hpctrain.errors import DataError
 
-Advance = Callable[[int, int], None]  # samples, bytes: more
+Advance = Callable[[int, int], None]
+"""`advance(samples, bytes)` adds to what is done."""
 
 MAX_THREADS = 32
 HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".nc")
-TOLERANCE = 1e-5  # of a mean or standard deviation: sums depend a little on their order
+TOLERANCE = 1e-5  # relative, for mean and standard deviation: sums depend on their order
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
+    """Add the arguments of the command to its parser."""
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
     depth = parser.add_mutually_exclusive_group()
     depth.add_argument("--quick", action="store_true", help="open each file, read no samples")
     depth.add_argument("--full", action="store_true", help="read everything (the default)")
     parser.add_argument(
-        "--workers", type=positive, metavar="N", help="threads (default: the cores)"
+        "--workers", type=positive, metavar="N", help="number of threads (default: the cores)"
     )
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--quiet", action="store_true", help="print problems only")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong, with a shard or ("") with the data set."""
+    """A problem with a shard, or with the data set if `shard` is ""."""
 
     shard: str
     problem: str
@@ -61,12 +62,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Report:
-    """What was found.
+    """The result of `verify`.
 
     Attributes:
-        problems: All of them.
-        unlisted: Files in the data set's folders that look like shards, or like the remains of
-            an interrupted conversion.
+        problems: All problems.
+        unlisted: Files in the folders of the data set that are not in the index, but look like
+            shards or like an unfinished conversion.
     """
 
     problems: list[Problem]
@@ -74,10 +75,10 @@ class Report:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do it; see `verify`.
+    """Run the command; see `verify`.
 
     Raises:
-        DataError: Anything is wrong; after printing what.
+        DataError: There are problems; they have been printed.
     """
     data = DataSet(args.folder)
     quiet = args.quiet or args.json
@@ -106,9 +107,9 @@ def run(args: argparse.Namespace) -> None:
     if not quiet:
         what = ["sizes", "schema", *([] if args.quick else ["offsets", "digests"])]
         what += ["statistics"] if data.index.statistics and not args.quick else []
-        told = f"{', '.join(what[:-1])} and {what[-1]} are as the index says"
+        checked = f"{', '.join(what[:-1])} and {what[-1]} are as the index says"
         first, *more = summary(data.index).splitlines()
-        console.say(f"{args.folder}: {told}: {first}")
+        console.say(f"{args.folder}: {checked}: {first}")
         for line in more:
             console.say(line)
 
@@ -118,9 +119,9 @@ def verify(data: DataSet, *, full: bool = True, workers: int = 1, quiet: bool = 
 
     Args:
         data: The data set.
-        full: Read everything.
-        workers: Threads.
-        quiet: Show no progress.
+        full: Whether everything is read, or only the files' metadata.
+        workers: The number of threads.
+        quiet: Whether no progress is shown.
     """
     shards = data.index.shards
     twice = [path for path, n in Counter(shard.path for shard in shards).items() if n > 1]
@@ -151,7 +152,7 @@ def verify(data: DataSet, *, full: bool = True, workers: int = 1, quiet: bool = 
 
 @dataclass
 class _Look:
-    """What was seen of a shard."""
+    """The problems and the statistics of one shard."""
 
     split: str
     problems: list[Problem] = field(default_factory=list)
@@ -164,8 +165,8 @@ def _look(data: DataSet, shard: Shard, full: bool, advance: Advance) -> _Look:
         for problem in _problems(data, shard, full, advance, look):
             look.problems.append(Problem(shard.path, problem))
     except DataError as error:
-        said = str(error).removeprefix(f"shard {data.folder / shard.path}")
-        look.problems.append(Problem(shard.path, said.removeprefix(":").strip()))
+        message = str(error).removeprefix(f"shard {data.folder / shard.path}")
+        look.problems.append(Problem(shard.path, message.removeprefix(":").strip()))
     advance(0 if full and not look.problems else shard.count, 0)
     return look
 
@@ -173,7 +174,6 @@ def _look(data: DataSet, shard: Shard, full: bool, advance: Advance) -> _Look:
 def _problems(
     data: DataSet, shard: Shard, full: bool, advance: Advance, look: _Look
 ) -> Iterator[str]:
-
     with OpenShard(data.folder / shard.path, shard, data.index.fields) as opened:
         wrong = list(opened.problems())
         yield from wrong
@@ -183,7 +183,7 @@ def _problems(
         if digest != shard.digest:
             yield f"its content has the digest {digest}, the index lists {shard.digest}"
         if wrong:
-            return  # what cannot be read has no statistics
+            return  # the values cannot be read
         ragged = list(opened.wrong_offsets())
         yield from ragged
         if ragged or digest != shard.digest:
@@ -198,7 +198,7 @@ def _problems(
 
 
 def _digest(path: Path, advance: Advance) -> str:
-    """As `hpctrain.data.shard.digest_file`, with progress."""
+    """Return the same digest as `hpctrain.data.shard.digest_file`, and report the progress."""
     digest = xxhash.xxh3_128()
     try:
         with open(path, "rb", buffering=0) as file:
@@ -211,7 +211,7 @@ def _digest(path: Path, advance: Advance) -> str:
 
 
 def _wrong_statistics(index: Index, looks: Sequence[_Look]) -> Iterator[Problem]:
-    """Of the splits whose shards are all as they should be."""
+    """Yield wrong statistics, for the splits whose shards have no problem."""
     damaged = {look.split for look in looks if look.problems}
     for split, listed in index.statistics.items():
         if split in damaged:
@@ -248,11 +248,11 @@ def _differences(
             if not abs(value - here) <= TOLERANCE * scale:
                 yield key, value, here
         elif value != here and (value or key in ("mean", "std", "min", "max", "nonfinite")):
-            yield key, value, here  # others may be missing: an older index
+            yield key, value, here  # an older index may lack the other statistics
 
 
 def _unlisted(data: DataSet) -> list[str]:
-    """Files beside the shards that look like shards, and an unfinished conversion."""
+    """Return the files that look like shards, and folders of an unfinished conversion."""
     listed = {shard.path for shard in data.index.shards}
     found = []
     for folder in sorted({os.path.dirname(path) for path in listed} | {""}):

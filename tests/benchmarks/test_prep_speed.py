@@ -1,12 +1,13 @@
-"""data_prep beside the writers of others, `cp` and `datasets.map`, on the same source in one run.
+"""Compare data_prep with other writers, `cp` and `datasets.map`, on the same source in one run.
 
 python -m pytest tests/benchmarks/test_prep_speed.py --benchmark-only
 HPCTRAIN_PREP=full python -m pytest tests/benchmarks/test_prep_speed.py --benchmark-only
 
-The first run installs webdataset, mosaicml-streaming and litdata, as test_loaders.py does. All are
-timed as whole processes, until what they wrote is on the disk, as ours is when it ends. The others
-also by their own clocks: from after their imports until they return. Each runs in turn in every
-round, the best round counts. Times are reported, never asserted; memory is.
+The first run installs webdataset, mosaicml-streaming and litdata, as test_loaders.py does. Each
+program is timed as a whole process, until its files are on the disk. data_prep itself waits for
+that. The other programs also measure the time from the end of their imports until they return. All
+programs run in turn in every round, and the best round counts. Times are printed and never
+asserted; the memory is asserted.
 """
 
 import json
@@ -40,7 +41,7 @@ OURS = [sys.executable, "-m", "data_prep"]
 
 
 def other(name: str, src: Path, out: Path) -> dict[str, float]:
-    """Seconds of a writer, and those by its own clock."""
+    """Return the seconds of another writer, as a process and by its own clock."""
     package, _ = WRITERS[name]
     command = [python_with(package), "-m", "tests.benchmarks.prep.writers", name, src, out]
     environment = os.environ | {
@@ -62,7 +63,7 @@ def other(name: str, src: Path, out: Path) -> dict[str, float]:
 
 
 def ours(name: str, out: Path, *command: object) -> dict[str, float]:
-    """Seconds of a data_prep command that writes into OUT."""
+    """Return the seconds of a data_prep command that writes into OUT."""
     words = [*OURS, *map(str, command), "--quiet"]
     start = time.perf_counter()
     subprocess.run(words, check=True, cwd=ROOT)
@@ -72,13 +73,13 @@ def ours(name: str, out: Path, *command: object) -> dict[str, float]:
 
 
 def rounds(work: Path, *runs: Callable[[Path], dict[str, float]]) -> dict[str, list[float]]:
-    """Each in turn, into a fresh folder, the first to come another one in every round."""
+    """Run all in turn, each into a new folder; another one comes first in every round."""
     seconds: dict[str, list[float]] = {}
     for number in range(ROUNDS):
         for run in runs[number % len(runs) :] + runs[: number % len(runs)]:
             out = work / "out"
             out.mkdir()
-            os.sync()  # nobody waits for what another has written
+            os.sync()  # otherwise a program would wait for the writes of the one before
             for name, took in run(out).items():
                 seconds.setdefault(name, []).append(took)
             shutil.rmtree(out)
@@ -111,7 +112,7 @@ def say(capsys):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """JPEG files of 256 x 256 in ten classes, with the detail of photographs."""
+    """Return a folder of JPEG files of 256 x 256 in ten classes, with details as in photographs."""
     from sklearn.datasets import load_sample_images
 
     folder = tmp_path_factory.mktemp("photos")
@@ -128,7 +129,7 @@ def photos(tmp_path_factory):
 
 @pytest.mark.timeout(3600)
 def test_images(benchmark: BenchmarkFixture, tmp_path: Path, photos: Path, say) -> None:
-    """The decoded ones against other writers, the encoded ones against the decoding."""
+    """Compare decoded images with other writers, and encoded images with decoding alone."""
     options = {
         "data_prep": ("--shard-size", "64MiB"),
         "data_prep, one worker": ("--shard-size", "64MiB", "--workers", 1),
@@ -150,7 +151,7 @@ def test_images(benchmark: BenchmarkFixture, tmp_path: Path, photos: Path, say) 
 
 @pytest.mark.timeout(3600)
 def test_text(benchmark: BenchmarkFixture, tmp_path: Path, say) -> None:
-    """Tokens of the standard library's source, with a BPE of 8,192 trained on it."""
+    """Write tokens of the standard library's source, with a BPE of 8,192 trained on it."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     paths = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
@@ -186,7 +187,7 @@ def random_array(path: Path, megabytes: int) -> Path:
 
 @pytest.mark.timeout(3600)
 def test_arrays(benchmark: BenchmarkFixture, tmp_path: Path, say) -> None:
-    """A float32 array against a copy of its bytes, both on the disk in the end."""
+    """Compare a float32 array with a copy of its bytes; both are on the disk in the end."""
     source = random_array(tmp_path / "x.npy", ARRAY_MB)
     one = "data_prep, one worker"
     runs = [
@@ -200,7 +201,7 @@ def test_arrays(benchmark: BenchmarkFixture, tmp_path: Path, say) -> None:
 
 @pytest.mark.timeout(3600)
 def test_memory_is_flat(benchmark: BenchmarkFixture, tmp_path: Path, capsys) -> None:
-    """The peak does not grow with the input."""
+    """The peak memory does not grow with the input."""
 
     def measure() -> list[float]:
         peaks = []

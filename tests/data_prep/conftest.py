@@ -5,7 +5,7 @@ from data_prep.cli import main
 
 @pytest.fixture
 def data_prep(capsys):
-    """Run the command line in this process: its exit code, stdout and stderr."""
+    """Return a function that runs a command here; it returns exit code, stdout and stderr."""
 
     def run(*args):
         try:

@@ -1,11 +1,10 @@
-"""Runs data_prep many times, in a new process each, that kills itself at its K-th change on disk.
+"""Run data_prep many times, each time in a new process that kills itself at its K-th disk change.
 
     python crash.py FOLDER REFERENCE < [[SETUP…], [COMMAND…]]
 
-Commands are lists of words; OUT in them is replaced by the folder that is written. For K = 1, 2,
-…: the set-up, the command killed at K, killed once more, and again; then OUT has to be like the
-reference.
-Prints how many K there were.
+Commands are lists of words, in which OUT is replaced by FOLDER. For K = 1, 2, …: run the set-up,
+run the command and kill it at K, run it again and kill it soon after the start, and run it to the
+end. Then OUT must be like the reference. The number of all K is printed.
 """
 
 import json
@@ -25,7 +24,7 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def run(words: list[str], kill_at: int = 0) -> int:
-    """The status of one process."""
+    """Run a command in a new process; return the exit status of the process."""
     child = os.fork()
     if not child:
         try:
@@ -81,8 +80,8 @@ def crashes(out: Path, reference: Path, *commands: list[str]) -> int:
         whole = status == 0
         if status == -signal.SIGKILL:
             if (out / "index.json").exists():
-                Index.load(out).check(out)  # the old one or the new one, never half of one
-            run(last, kill_at * 7 % 23 + 1)  # and again, soon after it began
+                Index.load(out).check(out)  # the old data set or the new one, never half of one
+            run(last, kill_at * 7 % 23 + 1)  # killed again, soon after the start
             status = run(last)
         assert status == 0, (kill_at, status)
         found = content(out)

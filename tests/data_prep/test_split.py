@@ -63,7 +63,7 @@ def test_extreme_hashes():
 
 
 def test_hashes_are_those_of_xxh3():
-    """Written down, so that no later version moves a sample to another split."""
+    """The splits are pinned, so that no later version moves a sample to another split."""
     assert hash_keys([b"", b"a"]).tolist() == [xxhash.xxh3_64_intdigest(key) for key in (b"", b"a")]
     assert parse_split("train=0.5,val=0.5").of_keys(b"%d" % i for i in range(8)) == WRITTEN
 

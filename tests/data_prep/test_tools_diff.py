@@ -74,7 +74,7 @@ def test_equal_nans_are_equal(write):
 
 
 def test_more_of_the_same(write):
-    """Samples count as often as they are there."""
+    """A sample that occurs several times counts several times."""
     x = np.array([1, 2, 2, 3])
     found = difference(write("a", x=x), write("b", x=np.array([2, 1, 2, 2, 3, 3])))
     assert found.samples == {

@@ -31,7 +31,7 @@ def digits(tmp_path_factory):
 
 @pytest.fixture
 def everything(tmp_path):
-    """All dtypes, shapes and lengths that a shard can hold; several shards."""
+    """Return a data set of several shards with all dtypes, shapes and lengths."""
     rng = np.random.default_rng(0)
     batch = {name: rng.integers(0, 100, (40, 2, 3)).astype(name) for name in DTYPES}
     batch["nan"] = np.where(rng.random(40) < 0.5, np.nan, rng.normal(size=40))
@@ -43,7 +43,7 @@ def everything(tmp_path):
 
 
 def read(folder, split, limit=None):
-    """All samples by field: an array, or a list of arrays."""
+    """Return all samples by field: an array, or a list of arrays."""
     data = DataSet(folder)
     found = {name: [] for name in data.index.fields}
     for rows in data.blocks(data.index.split(split), data.index.fields, limit):

@@ -39,7 +39,7 @@ def folder(tmp_path):
 
 
 def on_a_terminal(*args):
-    """What a command writes to a terminal of 100 columns, without colours' codes."""
+    """Return what a command writes to a terminal of 100 columns, without the codes of colours."""
     leader, follower = pty.openpty()
     environment = os.environ | {
         "COLUMNS": "100",
@@ -53,7 +53,7 @@ def on_a_terminal(*args):
     try:
         while more := os.read(leader, 65536):
             found += more
-    except OSError:  # the terminal's other end is closed
+    except OSError:  # the other end of the terminal is closed
         pass
     os.close(leader)
     return process.wait(), found.decode()
@@ -93,7 +93,7 @@ def test_head_of_all(folder, data_prep):
         *(f"train {i}" for i in range(5)),
         *(f"val {i}" for i in range(5)),
     ]
-    assert '"line\\n\\u001b[31m[red]"' in out  # no control character gets through
+    assert '"line\\n\\u001b[31m[red]"' in out  # control characters are escaped
     assert "\x1b" not in out
 
 
@@ -117,7 +117,7 @@ def test_images_on_a_terminal(folder):
     code, out = on_a_terminal("head", folder, "-n", 1, "--images", "-f", "image", "--split", "val")
     assert code == 0
     assert out.count("▀") == 2 * 4
-    # The first pixel over the one below: rgb of (0, 16, 32) and (4, 20, 36).
+    # The first pixel and the one below it: rgb of (0, 16, 32) and (4, 20, 36).
     assert "\x1b[38;2;0;16;32;48;2;4;20;36m▀" in out
 
 
@@ -161,7 +161,7 @@ def test_inspect(folder, data_prep):
 
 @pytest.mark.parametrize("first", ["image", "text"])
 def test_the_way_to_read_it_works(tmp_path, data_prep, first):
-    """What `inspect` proposes is run as it stands."""
+    """The code that `inspect` prints runs without a change."""
     folder = tmp_path / "it's"
     batch = {"image": np.ones((3, 2)), "text": [np.uint8([1, 2]), np.uint8([3]), np.uint8([])]}
     ordered = {first: batch[first], **batch}

@@ -19,7 +19,7 @@ NAMES = ["cat [bold]", "dog\n$x_1$", "<b>bird</b>", "猫"]
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A field of each kind, and names of categories that are hard to print."""
+    """Return a data set with a field of each kind and category names that are hard to print."""
     rng = np.random.default_rng(0)
 
     def batch(n):
@@ -115,7 +115,7 @@ def test_the_html_stands_alone(folder, tmp_path, data_prep):
     assert len(parser.links) == len(Index.load(folder).fields)
     assert all(link.startswith("data:image/png;base64,") for link in parser.links)
     assert not re.search(r"https?://|url\(|@import|<script", content)
-    assert "b" not in parser.tags  # a category's name is text
+    assert "b" not in parser.tags  # the name of a category is text and no markup
     for name in NAMES:
         assert html.escape(printable(name)) in content
 

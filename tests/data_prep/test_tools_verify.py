@@ -18,7 +18,7 @@ VALUES = ("mean", "std", "min", "max", "nonfinite")
 
 @pytest.fixture
 def folder(tmp_path):
-    """Four train shards and one val shard, with all kinds of fields."""
+    """Return a data set of four train shards and one val shard, with all kinds of fields."""
     rng = np.random.default_rng(0)
     ids = np.arange(400)
     text = [np.frombuffer(b"word " * (i % 7), np.uint8) for i in ids]
@@ -30,7 +30,7 @@ def folder(tmp_path):
 
 
 def relist(folder, name):
-    """Have the index list a shard as it is now."""
+    """Change the index so that it lists a shard as it is now."""
     content = json.loads((folder / "index.json").read_text())
     for shard in content["shards"]:
         if shard["path"] == name:
@@ -40,7 +40,7 @@ def relist(folder, name):
 
 
 def edited(folder, content):
-    """Write an index whose own digest fits."""
+    """Write an index with the right digest of its own."""
     content = dict(content)
     index = Index._parse(content | {"digest": _digest(content)})
     index.save(folder)
@@ -97,7 +97,7 @@ def test_every_problem_is_named(folder, data_prep):
 
 
 def test_shards_that_are_swapped(folder):
-    """Same size, same schema: only the digest tells."""
+    """With the same size and schema, only the digest shows the difference."""
     a, b = (folder / f"train-0000{i}.h5" for i in (0, 1))
     one, other = a.read_bytes(), b.read_bytes()
     if len(one) != len(other):
@@ -173,7 +173,7 @@ def test_statistics_of_what_is_not_there(folder):
 
 
 def test_compressed_shards_are_read(folder):
-    """As other writers may lay them out: chunked, filtered, big-endian."""
+    """Other writers may store shards in chunks, with filters, and big-endian."""
     name = "val-00000.h5"
     with h5py.File(folder / name, "r+") as file:
         for field, options in (("x", hdf5plugin.Zstd()), ("text/values", hdf5plugin.LZ4())):
@@ -252,7 +252,7 @@ def test_split_names_are_no_paths(folder, data_prep, tmp_path):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_damaged_files_never_crash(tmp_path, data_prep, seed):
-    """A few bytes of the frame are changed, and the index is made to fit the file."""
+    """A few bytes of the HDF5 metadata change, and the index gets the new digest of the file."""
     rng = np.random.default_rng(seed)
     text = [np.frombuffer(b"ab" * i, np.uint8) for i in range(6)]
     batch = {"x": rng.normal(size=(6, 2)), "label": np.arange(6), "text": text}

@@ -6,7 +6,7 @@ is read by `Chunked`. Code that only reads through `rows` does not import torch.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -148,19 +148,13 @@ class Layout:
                 f"shard {self.path}: {place!r} is a link into {dataset.file.filename}; the samples "
                 "must lie in the shard, whose digest the index has"
             )
-        found: tuple[int, ...] = dataset.shape or ()  # None: there is no data at all
         want = shape[1 : axis + 1] + shape[:1] + shape[axis + 1 :]
-        agrees = len(found) == len(want) and all(
-            size in (None, have) for size, have in zip(want, found, strict=True)
-        )
-        dtype = dtype_of(dataset)
-        if dtype not in dtypes or not agrees:
-            sizes = [size if size is not None else "any" for size in want]
+        if (differs := disagreement(dataset, dtypes, want)) is not None:
             raise DataError(
-                f"shard {self.path}: {place!r} is {dtype} {list(found)}, the index says "
-                f"{dtypes[0]} {sizes}"
+                f"shard {self.path}: {place!r} is {differs[0]}, the index says {differs[1]}"
             )
-        found = samples_first(found, axis)
+        dtype = dtype_of(dataset)
+        found = samples_first(dataset.shape or (), axis)
         self.totals[name] = found[0]
         offset = dataset.id.get_offset()  # None: chunked, compact, or without data
         if dataset.size == 0:
@@ -186,6 +180,30 @@ def _open(path: Path) -> h5py.File:
         if "file locking flag" not in str(error):
             raise
         return h5py.File(path, "r")  # with the lock setting of whoever has it open in this process
+
+
+def disagreement(
+    dataset: h5py.Dataset, dtypes: Sequence[str], shape: Sequence[int | None]
+) -> tuple[str, str] | None:
+    """Compare a dataset with what the index lists.
+
+    Args:
+        dataset: A dataset of a shard.
+        dtypes: The dtypes that it may have; the first is the one to name.
+        shape: The shape that it must have; None stands for any size.
+
+    Returns:
+        What the dataset is and what the index lists, such as `float32 [3, 9]` and
+        `float64 [any, 8]`; None when they agree.
+    """
+    dtype, found = dtype_of(dataset), list(dataset.shape or ())  # None: there is no data at all
+    same = len(found) == len(shape) and all(
+        size in (None, have) for size, have in zip(shape, found, strict=True)
+    )
+    if same and dtype in dtypes:
+        return None
+    sizes = ", ".join("any" if size is None else str(size) for size in shape)
+    return f"{dtype} {found}", f"{dtypes[0]} [{sizes}]"
 
 
 def dtype_of(dataset: h5py.Dataset) -> str:

@@ -1,4 +1,4 @@
-"""What others take to write the same data: each in a process of its own, by its own clock.
+"""Measure the time of other writers for the same data, each in its own process.
 
 python -m tests.benchmarks.prep.writers NAME SRC OUT, from the root of the checkout; prints seconds
 """
@@ -18,19 +18,19 @@ WORKERS = 2
 
 
 def images(src: Path) -> list[tuple[Path, int]]:
-    """The files of a folder by class, and their labels."""
+    """Return the files of a folder by class, and their labels."""
     classes = sorted(path for path in src.iterdir())
     return [(path, i) for i, folder in enumerate(classes) for path in sorted(folder.iterdir())]
 
 
 def decoded(path: Path) -> NDArray[np.uint8]:
-    """As everybody here stores it: uint8 (3, H, W)."""
+    """Return an image as uint8 (3, H, W), the form that all writers store."""
     with Image.open(path) as image:
         return np.ascontiguousarray(np.asarray(image.convert("RGB")).transpose(2, 0, 1))
 
 
 def only_decode(src: Path, out: Path) -> float:
-    """No writer: what the decoding alone takes, in one process."""
+    """Only decode the images, in one process, and write nothing."""
     start = time.perf_counter()
     for path, _ in images(src):
         decoded(path)
@@ -38,7 +38,7 @@ def only_decode(src: Path, out: Path) -> float:
 
 
 def webdataset(src: Path, out: Path) -> float:
-    """Tar files, one process: it has no other way."""
+    """Write tar files in one process; webdataset supports no more."""
     import webdataset
 
     start = time.perf_counter()
@@ -50,7 +50,7 @@ def webdataset(src: Path, out: Path) -> float:
 
 
 def streaming(src: Path, out: Path) -> float:
-    """MDS files, one process: what its documentation does."""
+    """Write MDS files in one process, as its documentation shows."""
     from tests.benchmarks.loaders.peers import _import_streaming
 
     writer = _import_streaming().MDSWriter
@@ -63,7 +63,7 @@ def streaming(src: Path, out: Path) -> float:
 
 
 def litdata(src: Path, out: Path) -> float:
-    """`optimize` with as many workers as we have."""
+    """Run `optimize` of litdata with the same number of workers as data_prep."""
     import litdata
 
     start = time.perf_counter()
@@ -83,7 +83,7 @@ def _litdata_sample(item: tuple[str, int]) -> dict[str, Any]:
 
 
 def datasets_map(src: Path, out: Path) -> float:
-    """`datasets`: .map with the tokenizer of OUT/../tokenizer.json, then save_to_disk."""
+    """Run `map` of datasets with the tokenizer of OUT/../tokenizer.json, then `save_to_disk`."""
     import datasets
     from tokenizers import Tokenizer
 
@@ -105,7 +105,7 @@ def datasets_map(src: Path, out: Path) -> float:
 
 
 def copy(src: Path, out: Path) -> float:
-    """`cp`, and what is written is on the disk."""
+    """Run `cp`, and wait until the copy is on the disk."""
     import os
     import shutil
 

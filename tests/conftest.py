@@ -11,6 +11,13 @@ from typing import Any
 import pytest
 
 from tests import forkserver
+from tests.hooks import (  # noqa: F401  conftest.py is where pytest looks for them
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_make_collect_report,
+    pytest_runtest_makereport,
+    pytest_terminal_summary,
+)
 
 # One thread a rank: the machine has few cores and the tests many processes.
 os.environ["OMP_NUM_THREADS"] = "1"

@@ -4,12 +4,13 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: train test lint types format clean help
+.PHONY: train test test-all lint types format clean help
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make train   environment, real data into HDF5 shards, a tracked training run"
 	@echo "make test    everything that the tests need, a SLURM cluster included, then the tests"
+	@echo "make test-all   the extended tests too: soak tests, Hydra's pre-releases"
 	@echo "make lint | types | format | clean"
 
 train: $(VENV)/.sample data/digits/index.json
@@ -20,6 +21,9 @@ data/digits/index.json: | $(VENV)/.sample
 
 test: $(VENV)/.test
 	@tests/run.sh $(BIN)
+
+test-all: $(VENV)/.test
+	@HPCTRAIN_TESTS=all tests/run.sh $(BIN)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

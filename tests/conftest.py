@@ -11,6 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests import forkserver
+from tests.hooks import (  # noqa: F401  conftest.py is where pytest looks for them
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_make_collect_report,
+    pytest_runtest_makereport,
+    pytest_terminal_summary,
+)
 
 if TYPE_CHECKING:
     from tests.cluster import Paced

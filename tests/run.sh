@@ -30,8 +30,9 @@ fi
 
 ours=false
 beside=""
+types=""
 stop() {
-    if [[ -n $beside ]]; then kill -INT -- "-$beside" 2>/dev/null || true; fi
+    for group in $beside $types; do kill -INT -- "-$group" 2>/dev/null || true; done
     if $ours; then slurm/dev-cluster down; fi
 }
 trap stop EXIT
@@ -53,26 +54,38 @@ if slurm/dev-cluster status >/dev/null 2>&1; then
     eval "$(slurm/dev-cluster env)"
 fi
 
-make --no-print-directory VENV="$(dirname "$bin")" lint types
-tests() { "$bin/python" -m pytest --durations=15 "$@"; }
+make --no-print-directory VENV="$(dirname "$bin")" lint
+all=()
+if [[ ${HPCTRAIN_TESTS:-} == all ]]; then all=(--all); fi
+tests() { "$bin/python" -m pytest --durations=25 "${all[@]}" "$@"; }
 failed=0
 if (($#)); then
+    make --no-print-directory VENV="$(dirname "$bin")" types
     tests "$@" || failed=$?
 else
-    # Those of the cluster wait most of the time. The others run beside them, and are shown after.
+    # Those of the cluster wait most of the time. The types and the others run beside them, and are
+    # shown after.
     said=$(mktemp -d)
     style=(-o console_output_style=classic) # no percentages, which fill each line of a wide log
     if [[ -t 1 ]]; then style+=(--color=yes); fi
     set -m # otherwise they, and all that they start, would not hear of Ctrl-C
+    make --no-print-directory VENV="$(dirname "$bin")" types >"$said/types" 2>&1 &
+    types=$!
     tests -m "not slurm" "${style[@]}" >"$said/beside" 2>&1 &
     beside=$!
     set +m
     tests -m slurm "${style[@]}" 2>&1 | tee -i "$said/cluster" || failed=$?
+    wait "$types" || failed=$?
+    types=""
     wait "$beside" || failed=$?
     beside=""
-    cat "$said/beside"
+    cat "$said/types" "$said/beside"
     # Once more, at the end, where a reader looks who is shown only the end of it.
-    if ((failed)); then sed -sn '/= \(ERRORS\|FAILURES\) =/,$p' "$said"/*; fi
+    if ((failed)); then
+        sed -sn '/= \(ERRORS\|FAILURES\) =/,$p' "$said/beside" "$said/cluster"
+        grep ': error: ' "$said/types" || true
+    fi
+    grep --no-filename 'extended tests were left out' "$said/beside" || true
     rm -r "$said"
 fi
 ((failed == 0))

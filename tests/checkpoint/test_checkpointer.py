@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from hpctrain.checkpoint.checkpointer import Checkpointer, verify
+from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import StorageError
 from hpctrain.train.step import TrainStep
+from tests.ranks import run_ranks
 from tests.steps import ALONE, batch, make, weights
 
 pytestmark = pytest.mark.usefixtures("group_of_one")
@@ -95,3 +97,38 @@ def test_a_checkpoint_that_cannot_be_written_is_a_storage_error(tmp_path: Path) 
     folder.write_text("not a folder")
     with pytest.raises(StorageError, match="the checkpoint was not written"):
         saved.save(1, {})
+
+
+def saved_and_loaded(folder: Path) -> tuple[bool, dict[str, int] | None, float, float]:
+    """Save on all ranks of a group, change what was saved, and load it."""
+    rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    step = make(dropout=0.5)
+    place = RankInfo("test", rank, rank, 0, count, count, 1, "localhost", 1)
+    saved = Checkpointer(folder, 2, place, step.model, step.optimizer)
+    step(batch(8), 1e-2)
+    before = weights(step)
+    torch.manual_seed(rank)  # each rank has random numbers of its own
+    saved.save(1, {"step": 1})
+    drawn = torch.rand(1).item()
+    step(batch(8), 1e-2)
+    progress = saved.load_latest()
+    return torch.equal(weights(step), before), progress, drawn, torch.rand(1).item()
+
+
+def loaded(folder: Path) -> dict[str, int] | None:
+    rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    place = RankInfo("test", rank, rank, 0, count, count, 1, "localhost", 1)
+    step = make(dropout=0.5)
+    return Checkpointer(folder, 2, place, step.model, step.optimizer).load_latest()
+
+
+def test_two_ranks_save_one_checkpoint_and_each_has_its_random_state(tmp_path: Path) -> None:
+    first, second = run_ranks(saved_and_loaded, 2, tmp_path)
+    for same, progress, drawn, again in (first, second):
+        assert (same, progress) == (True, {"step": 1})
+        assert drawn == again
+    assert first[2] != second[2]
+    assert run_ranks(loaded, 2, tmp_path) == [{"step": 1}] * 2
+    # The unfinished save of a killed job is not loaded, by no rank.
+    (tmp_path / "step-00000001").rename(tmp_path / "step-00000001.tmp")
+    assert run_ranks(loaded, 2, tmp_path) == [None] * 2

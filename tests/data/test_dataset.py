@@ -208,7 +208,7 @@ def loss_of(model, batch):
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's and its dependencies', many and changing
 def test_lightning_continues_in_the_middle_of_an_epoch(digits, tmp_path):
-    lightning = pytest.importorskip("lightning")
+    import lightning
 
     class Module(lightning.LightningModule):
         def __init__(self):
@@ -292,7 +292,6 @@ main()
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_accelerate(digits, tmp_path, processes):
-    pytest.importorskip("accelerate")
     script = tmp_path / "training.py"
     script.write_text(ACCELERATE)
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from hpctrain.data.field import Field
 from hpctrain.data.format import write_shards
@@ -16,8 +17,6 @@ from hpctrain.data.images import Decoded, decode
 from hpctrain.data.ragged import Ragged
 from hpctrain.data.reader import Reader
 from hpctrain.errors import ConfigError, DataError
-
-Image = pytest.importorskip("PIL.Image")
 
 rng = np.random.default_rng(0)
 PIXELS = [rng.integers(0, 255, (8, 12, 3), dtype=np.uint8) for _ in range(9)]

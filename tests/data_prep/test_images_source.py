@@ -181,7 +181,7 @@ def write_list(path, rows):
     if path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     elif path.suffix == ".parquet":
-        pyarrow = pytest.importorskip("pyarrow")
+        import pyarrow
         from pyarrow import parquet
 
         parquet.write_table(pyarrow.Table.from_pylist(rows), path)

@@ -336,7 +336,6 @@ main(["export", {str(digits)!r}, {str(tmp_path / "out")!r}, "--to", "npz"])
 
 
 def test_images_and_back(digits, tmp_path, data_prep):
-    pytest.importorskip("data_prep.sources.images", reason="the command `images` is not here")
     assert data_prep("export", digits, tmp_path / "out", "--to", "images", "--quiet")[0] == 0
     for split in ("train", "val"):
         back = tmp_path / split
@@ -347,7 +346,6 @@ def test_images_and_back(digits, tmp_path, data_prep):
 
 
 def test_text_and_back(everything, tmp_path, data_prep):
-    pytest.importorskip("data_prep.sources.table", reason="the command `table` is not here")
     options = ["--to", "parquet", "--text", "text", "-f", "text", "-f", "nan", "-f", "boxes"]
     assert data_prep("export", everything, tmp_path / "out", *options)[0] == 0
     columns = ["--columns", "text,nan"]

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from hpctrain.faults.stop import Stop
+from tests.ranks import run_ranks
+from tests.steps import batch, make
 
 pytestmark = pytest.mark.usefixtures("group_of_one")
 
@@ -27,6 +29,27 @@ def test_a_signal_sets_its_flag_and_the_ranks_agree() -> None:
         stop.offer(torch.tensor([0.0, 0.0, 1.0, 3.0]))  # of four ranks, one heard another first
         assert (stop.agreed, stop.reason) == (True, "SIGTERM")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def step_with_a_signal(which: int) -> tuple[str, bool, str]:
+    """A training step of a rank; the rank `which` has received SIGTERM before it."""
+    step = make()
+    with step.stop as stop:
+        if torch.distributed.get_rank() == which:
+            os.kill(os.getpid(), signal.SIGTERM)
+            end = time.monotonic() + 5
+            while not stop.asked and time.monotonic() < end:
+                time.sleep(0.01)
+        step(batch(8), 1e-2)
+    return stop.asked, stop.agreed, stop.reason
+
+
+def test_all_ranks_agree_after_the_step_in_which_one_was_signalled() -> None:
+    assert run_ranks(step_with_a_signal, 2, 1) == [
+        ("", True, "SIGTERM"),
+        ("SIGTERM", True, "SIGTERM"),
+    ]
+    assert run_ranks(step_with_a_signal, 2, None) == [("", False, "")] * 2
 
 
 def test_a_signal_is_seen_while_the_main_thread_is_blocked() -> None:

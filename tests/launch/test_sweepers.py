@@ -1,26 +1,56 @@
 """Who decides what `-m` runs: Hydra's basic sweeper with its glob and range, and Optuna."""
 
 import json
+import logging
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from hpctrain.cli import main
 from tests import cluster, forkserver
-from tests.conftest import Completed, run_json, run_module, runs
+from tests.conftest import Completed, run_json, runs
 
 Train = Callable[..., Completed]
 # Tables are cut to the terminal.
 os.environ["COLUMNS"] = "1000"
 SMALL = ("train.max_steps=2", "launch.snapshot=off", "tracking=off")
 SEARCH = ("-m", "hydra/sweeper=optuna", "hydra.sweeper.direction=maximize", *SMALL)
+
+
+@pytest.fixture
+def dry_run(
+    digits: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Train]:
+    """`hpctrain ARGUMENTS launch.dry_run=true` in this process, which composes in milliseconds."""
+
+    def call(*arguments: str, code: int = 0) -> Completed:
+        where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "launch.dry_run=true"]
+        monkeypatch.setattr(sys, "argv", ["hpctrain", *arguments, *where])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr()
+        assert end.value.code == code, said.err
+        return Completed(sys.argv, code, said.out, said.err)
+
+    root = logging.getLogger()
+    handlers, level, umask = [*root.handlers], root.level, os.umask(0o077)
+    monkeypatch.chdir(tmp_path)
+    yield call
+    os.umask(umask)
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 def proposed(done: Completed, key: str) -> list[str]:
@@ -45,20 +75,20 @@ def proposed(done: Completed, key: str) -> list[str]:
     ],
 )
 def test_the_basic_sweeper_takes_hydras_words(
-    train: Train, tmp_path: Path, sweep: str, values: list[str]
+    dry_run: Train, tmp_path: Path, sweep: str, values: list[str]
 ) -> None:
-    done = train("-m", sweep, "launch.dry_run=true")
+    done = dry_run("experiment=digits", "-m", sweep)
     assert proposed(done, sweep.partition("=")[0]) == values
     assert f"--array=0-{len(values) - 1}" in done.stdout
     assert not (tmp_path / "runs").exists()
 
 
-def test_shuffling_changes_the_order_only(train: Train) -> None:
-    done = train("-m", "seed=shuffle(range(0,6))", "launch.dry_run=true")
+def test_shuffling_changes_the_order_only(dry_run: Train) -> None:
+    done = dry_run("experiment=digits", "-m", "seed=shuffle(range(0,6))")
     assert sorted(proposed(done, "seed")) == list("012345")
 
 
-def test_an_experiment_of_ones_own_is_globbed_too(digits: Path, tmp_path: Path) -> None:
+def test_an_experiment_of_ones_own_is_globbed_too(dry_run: Train, tmp_path: Path) -> None:
     folder = tmp_path / "conf" / "experiment"
     folder.mkdir(parents=True)
     for name in ("small", "large"):
@@ -66,8 +96,7 @@ def test_an_experiment_of_ones_own_is_globbed_too(digits: Path, tmp_path: Path) 
             f"# @package _global_\ndefaults: [digits, _self_]\nname: {name}\n"
         )
     given = ["-m", "--config-dir", f"{tmp_path}/conf", "experiment=glob(mine_*)", "seed=1,2"]
-    where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "launch.dry_run=true"]
-    done = run_module("hpctrain", *given, *where)
+    done = dry_run(*given)
     assert proposed(done, "experiment") == ["mine_large"] * 2 + ["mine_small"] * 2
     # Their names differ, so they are two arrays.
     assert done.stdout.count("--array=0-1") == 2
@@ -98,7 +127,7 @@ def test_a_wrong_search_writes_nothing(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_search_shows_what_it_would_submit(train: Train, tmp_path: Path) -> None:
+def test_a_search_shows_what_it_would_submit(dry_run: Train, tmp_path: Path) -> None:
     space = (
         "optimizer.lr=tag(log,interval(1e-4,1e-1))",
         "model.dropout=interval(0,0.5)",
@@ -107,7 +136,7 @@ def test_a_search_shows_what_it_would_submit(train: Train, tmp_path: Path) -> No
         "seed=range(0,5)",
         "train.accumulate=int(interval(1,2))",
     )
-    done = train(*SEARCH, *space, "hydra.sweeper.n_jobs=8", "launch.dry_run=true")
+    done = dry_run("experiment=digits", *SEARCH, *space, "hydra.sweeper.n_jobs=8")
     assert "--array=0-7" in done.stdout
     assert all(1e-4 <= float(lr) <= 1e-1 for lr in proposed(done, "optimizer.lr"))
     assert all(0 <= float(rate) <= 0.5 for rate in proposed(done, "model.dropout"))

@@ -1,0 +1,75 @@
+"""CI accepts no silent skip, and what is left out is counted."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+TESTS = """\
+import pytest
+
+def test_good(): pass
+
+@pytest.mark.skipif(True, reason="no CUDA device")
+def test_declared(): pass
+
+@pytest.mark.xfail
+def test_expected(): assert False
+
+@pytest.mark.extended
+def test_long(): pass
+
+def test_in_the_middle(): pytest.skip("the moon is full")
+
+@pytest.mark.skip(reason="too difficult")
+def test_by_a_mark(): pass
+
+@pytest.fixture
+def absent(): pytest.importorskip("none_such")
+
+def test_by_a_fixture(absent): pass
+"""
+
+
+def outcome(folder: Path, *options: str, ci: str = "") -> tuple[dict[str, int], str]:
+    """Run pytest on the tests in `folder`: how many passed, failed, ..., and what it wrote."""
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = extended\n")
+    command = [sys.executable, "-m", "pytest", "-p", "tests.hooks", "-c", f"{folder}/pytest.ini"]
+    command += ["-p", "no:cacheprovider", *options, str(folder)]
+    env = os.environ | {"CI": ci}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, check=False)
+    counts = re.findall(r"(\d+) (\w+)", done.stdout.strip().splitlines()[-1].split(" in ")[0])
+    return {name: int(count) for count, name in counts}, done.stdout
+
+
+def test_a_skip_is_a_failure_in_ci_only(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(TESTS)
+    counts, _ = outcome(tmp_path)
+    assert counts == {"passed": 1, "skipped": 4, "xfailed": 1, "deselected": 1}
+    counts, said = outcome(tmp_path, ci="true")
+    failed = counts["failed"] + counts.get("errors", counts.get("error", 0))
+    assert (counts["passed"], counts["skipped"], counts["xfailed"], failed) == (1, 1, 1, 3)
+    for reason in ("the moon is full", "too difficult", "could not import 'none_such'"):
+        assert reason in said
+
+
+def test_a_module_that_skips_itself_fails_in_ci(tmp_path: Path) -> None:
+    (tmp_path / "test_absent.py").write_text("import pytest\npytest.importorskip('none_such')\n")
+    assert outcome(tmp_path)[0] == {"skipped": 1}
+    counts, said = outcome(tmp_path, ci="true")
+    assert list(counts) == ["error"]
+    assert "could not import 'none_such'" in said
+
+
+@pytest.mark.parametrize("options", [(), ("--all",), ("-m", "extended")])
+def test_extended_tests_are_left_out_and_counted(tmp_path: Path, options: tuple[str, ...]) -> None:
+    (tmp_path / "test_some.py").write_text(TESTS)
+    counts, said = outcome(tmp_path, *options)
+    told = "1 extended tests were left out: make test-all runs them" in said
+    assert told == (not options)
+    assert counts["passed"] == {(): 1, ("--all",): 2, ("-m", "extended"): 1}[options]

@@ -1,0 +1,112 @@
+"""The helper `run_ranks`: results by rank, and failures that name their ranks."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed
+
+from tests import ranks
+from tests.ranks import POOL, RanksError, run_ranks
+
+
+def total(factor: int) -> tuple[int, int, float]:
+    value = torch.tensor(float(distributed.get_rank() + 1))
+    distributed.all_reduce(value)
+    return distributed.get_rank(), distributed.get_world_size(), factor * value.item()
+
+
+def fail(which: int, then_wait: bool) -> None:
+    if distributed.get_rank() == which:
+        raise ValueError("this one is wrong")
+    if then_wait:
+        distributed.barrier()
+
+
+def end(which: int, number: int) -> None:
+    if distributed.get_rank() == which:
+        os.kill(os.getpid(), number)
+    distributed.barrier()
+
+
+def hang(which: int) -> None:
+    if distributed.get_rank() == which:
+        time.sleep(1000)
+
+
+def what_is_not_pickled() -> object:
+    return lambda: 0
+
+
+def surroundings() -> tuple[str | None, str, int]:
+    return os.environ.get("HPCTRAIN_TEST_RANKS"), os.getcwd(), torch.get_num_threads()
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_results_come_by_rank(n: int) -> None:
+    whole = n * (n + 1) / 2
+    assert run_ranks(total, n, 10) == [(rank, n, 10 * whole) for rank in range(n)]
+
+
+def test_many_calls_need_few_processes() -> None:
+    run_ranks(total, 2, 1)
+    before = POOL.started
+    processes = {rank.process.pid for rank in POOL.ranks}
+    for _ in range(20):
+        run_ranks(total, 2, 1)
+    assert POOL.started == before
+    assert {rank.process.pid for rank in POOL.ranks} == processes
+    assert all(rank.process.forked for rank in POOL.ranks)
+
+
+@pytest.mark.parametrize("then_wait", [False, True])
+def test_an_exception_is_told_with_its_rank(then_wait: bool) -> None:
+    with pytest.raises(RanksError, match=r"rank 1 of 2: Traceback") as caught:
+        run_ranks(fail, 2, 1, then_wait)
+    assert "ValueError: this one is wrong" in str(caught.value)
+    assert ("rank 0 of 2" in str(caught.value)) == then_wait
+    assert len(run_ranks(total, 2, 1)) == 2
+
+
+def test_each_failing_rank_is_told() -> None:
+    with pytest.raises(RanksError) as caught:
+        run_ranks(what_is_not_pickled, 2)
+    for rank in range(2):
+        assert f"rank {rank} of 2: Traceback" in str(caught.value)
+
+
+def test_a_rank_that_is_killed() -> None:
+    with pytest.raises(RanksError, match=r"rank 1 of 2: the process ended with -9"):
+        run_ranks(end, 2, 1, signal.SIGKILL)
+    assert len(run_ranks(total, 2, 1)) == 2
+
+
+def test_a_rank_that_ended_between_two_calls() -> None:
+    run_ranks(total, 2, 1)
+    POOL.ranks[0].process.kill()
+    POOL.ranks[0].process.wait()
+    with pytest.raises(RanksError, match=r"rank 0 of 2: the process ended with -9"):
+        run_ranks(total, 2, 1)
+    assert len(run_ranks(total, 2, 1)) == 2
+
+
+def test_a_rank_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_ranks(total, 2, 1)
+    with pytest.raises(RanksError, match=r"rank 1 of 2: no answer in 1 s") as caught:
+        run_ranks(hang, 2, 1, timeout=1)
+    assert "rank 0" not in str(caught.value)
+    assert len(run_ranks(total, 2, 1)) == 2
+
+
+def test_environment_and_folder_are_those_of_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCTRAIN_TEST_RANKS", "yes")
+    monkeypatch.chdir(tmp_path)
+    assert run_ranks(surroundings, 2) == [("yes", str(tmp_path), 1)] * 2
+    monkeypatch.delenv("HPCTRAIN_TEST_RANKS")
+    monkeypatch.chdir(ranks.ROOT)
+    assert run_ranks(surroundings, 1) == [(None, str(ranks.ROOT), 1)]

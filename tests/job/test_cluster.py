@@ -131,8 +131,9 @@ def test_preempted_requeued_resumed(train: Train, tmp_path: Path, paced: Paced) 
     assert query(tmp_path / "runs", "SELECT status FROM runs") == [("FINISHED",)]
     # The same numbers as two undisturbed ranks.
     folder = tmp_path / "undisturbed"
-    train("-m", *common, "launch.tasks_per_node=2", "launch.wait=true", f"output_dir={folder}")
+    train("-m", *common, "launch.tasks_per_node=2", f"output_dir={folder}")
     (undisturbed,) = runs(folder)
+    assert set(cluster.wait_for_end(cluster.job_ids(folder)).values()) == {"COMPLETED"}
     assert journal_metrics(run) == journal_metrics(undisturbed)
 
 

@@ -183,7 +183,7 @@ def job_id(run: Path) -> str:
 def wait_for_step(run: Path, step: int) -> None:
     wait_for(
         lambda: any(int(p.name[5:]) >= step for p in run.glob("checkpoints/step-????????")),
-        120,
+        180,
         f"a checkpoint of step {step}",
     )
 

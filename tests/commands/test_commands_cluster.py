@@ -90,7 +90,7 @@ def status(folder: Path, *arguments: str, **env: str) -> dict[str, dict[str, Any
     return {Path(row["run"]).name: row for row in rows}
 
 
-def wait_for_state(run: Path, state: str, timeout: float = 90) -> dict[str, Any]:
+def wait_for_state(run: Path, state: str, timeout: float = 180) -> dict[str, Any]:
     def row() -> dict[str, Any] | None:
         found = status(run.parent, run.name)[run.name]
         return found if found["state"] == state else None
@@ -101,7 +101,7 @@ def wait_for_state(run: Path, state: str, timeout: float = 90) -> dict[str, Any]
 def wait_for_step(run: Path, step: int) -> None:
     cluster.wait_for(
         lambda: any(int(p.name[5:]) >= step for p in run.glob("checkpoints/step-????????")),
-        120,
+        180,
         f"a checkpoint of step {step}",
     )
 
@@ -127,13 +127,13 @@ def test_from_the_queue_to_the_end(
         rows = status(folder)
         return rows if {row["state"] for row in rows.values()} == {"running", "queued"} else None
 
-    rows = cluster.wait_for(one_runs, 60, "one to run")
+    rows = cluster.wait_for(one_runs, 180, "one to run")
     # Only one of them may: the other says why it waits.
     (waiting,) = [run for run in pair if rows[run.name]["state"] == "queued"]
     (running,) = [run for run in pair if run != waiting]
     assert rows[waiting.name]["reason"].startswith("JobArrayTaskLimit")
     wait_for_step(running, 40)
-    cluster.wait_for(lambda: (running / "progress.json").exists(), 20, "its pulse")
+    cluster.wait_for(lambda: (running / "progress.json").exists(), 90, "its pulse")
     calls()
     row = status(folder, running.name)[running.name]
     assert calls() == {"squeue": 1}
@@ -155,7 +155,7 @@ def test_from_the_queue_to_the_end(
     assert ", to start about " in row["reason"]
     assert run_json(running)["state"] == "interrupted"
     hurry(running)
-    cluster.wait_for(lambda: len(run_json(running)["attempts"]) == 2, 90, "the second attempt")
+    cluster.wait_for(lambda: len(run_json(running)["attempts"]) == 2, 180, "the second attempt")
     first = run_json(running)["attempts"][0]["step"]
     wait_for_step(running, first + 20)
     assert status(folder, running.name)[running.name]["restarts"] == 1
@@ -174,13 +174,13 @@ def test_from_the_queue_to_the_end(
     assert saved >= first + 20
     assert list(running.glob(f"checkpoints/step-{saved:08d}"))
     cluster.wait_for(
-        lambda: not cluster.slurm("squeue", "-h", "--me", "-n", "digits"), 60, "an empty queue"
+        lambda: not cluster.slurm("squeue", "-h", "--me", "-n", "digits"), 180, "an empty queue"
     )
     assert status(folder, **no_accounting)[running.name]["state"] == "interrupted"
 
     # The same command goes on where they stopped, and the old stop request is over.
     submit(train, folder, *LONG, *shape, "seed=1,2")
-    cluster.wait_for(lambda: len(run_json(running)["attempts"]) == 3, 90, "the third attempt")
+    cluster.wait_for(lambda: len(run_json(running)["attempts"]) == 3, 180, "the third attempt")
     wait_for_step(running, saved + 20)
     assert not stop_request.stop_file(running).exists()
     attempts = run_json(running)["attempts"]
@@ -207,7 +207,7 @@ def test_a_stop_request_outlives_a_requeue(train: Train, tmp_path: Path, paced: 
     stop_request.write(run, "me")
     hurry(run)
     cluster.wait_for(
-        lambda: run_json(run)["attempts"][-1].get("reason") == "cancel", 90, "the stop"
+        lambda: run_json(run)["attempts"][-1].get("reason") == "cancel", 180, "the stop"
     )
     row = wait_for_state(run, "interrupted")
     assert "cancelled by" in row["reason"]
@@ -238,7 +238,7 @@ def test_why_runs_failed(
     monkeypatch.undo()
 
     def error(run: Path, state: str) -> dict[str, Any]:
-        wait_for_state(run, state, 120)
+        wait_for_state(run, state)
         # srun has the last word, a moment after the ranks.
         cluster.wait_for_end([cluster.job_id(run)])
         where = ("logs", run.name, "--dir", str(folder))
@@ -275,7 +275,7 @@ def test_following_across_a_restart(train: Train, tmp_path: Path, paced: Paced) 
         assert cluster.tool("preempt", job).returncode == 0
         wait_for_state(run, "requeued")
         hurry(run)
-        cluster.wait_for(lambda: len(run_json(run)["attempts"]) == 2, 90, "the second attempt")
+        cluster.wait_for(lambda: len(run_json(run)["attempts"]) == 2, 180, "the second attempt")
         wait_for_step(run, run_json(run)["attempts"][0]["step"] + 20)
         run_module("hpctrain", "cancel", "--save", "--dir", str(run.parent), run.name)
         assert following.wait(90) == 0

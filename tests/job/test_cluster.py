@@ -120,8 +120,8 @@ def test_preempted_requeued_resumed(train: Train, tmp_path: Path, paced: Paced) 
     cluster.wait_for_step(run, 40)
     preempted = cluster.tool("preempt", job)
     assert preempted.returncode == 0, preempted.stderr
-    cluster.wait_for(lambda: run_json(run)["state"] == "interrupted", 60, "the save")
-    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 60, "the requeue")
+    cluster.wait_for(lambda: run_json(run)["state"] == "interrupted", 180, "the save")
+    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
     paced.go()
     assert cluster.tool("hurry", job).returncode == 0
     assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
@@ -131,8 +131,9 @@ def test_preempted_requeued_resumed(train: Train, tmp_path: Path, paced: Paced) 
     assert query(tmp_path / "runs", "SELECT status FROM runs") == [("FINISHED",)]
     # The same numbers as two undisturbed ranks.
     folder = tmp_path / "undisturbed"
-    train("-m", *common, "launch.tasks_per_node=2", "launch.wait=true", f"output_dir={folder}")
+    train("-m", *common, "launch.tasks_per_node=2", f"output_dir={folder}")
     (undisturbed,) = runs(folder)
+    assert set(cluster.wait_for_end(cluster.job_ids(folder)).values()) == {"COMPLETED"}
     assert journal_metrics(run) == journal_metrics(undisturbed)
 
 
@@ -145,10 +146,10 @@ def test_time_limit_warning_requeues_and_scancel_does_not(
     cluster.wait_for_step(run, 20)
     # What Slurm sends launch.warn_s before the limit.
     cluster.slurm("scancel", "--signal=USR2", job)
-    cluster.wait_for(lambda: run_json(run)["state"] == "interrupted", 60, "the save")
-    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 60, "the requeue")
+    cluster.wait_for(lambda: run_json(run)["state"] == "interrupted", 180, "the save")
+    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
     assert cluster.tool("hurry", job).returncode == 0
-    cluster.wait_for(lambda: len(run_json(run)["attempts"]) == 2, 60, "the second attempt")
+    cluster.wait_for(lambda: len(run_json(run)["attempts"]) == 2, 180, "the second attempt")
     resumed = run_json(run)["attempts"][0]["step"]
     cluster.wait_for_step(run, resumed + 20)
     cluster.slurm("scancel", job)

@@ -24,7 +24,7 @@ ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEM
 def wait_for_end(job: str) -> str:
     return cluster.wait_for(
         lambda: state if (state := cluster.job_state(job)) in ENDED else "",
-        120,
+        180,
         f"the end of {job}",
     )
 
@@ -262,7 +262,7 @@ def in_apptainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def wait_for_step(run: Path, step: int) -> None:
     cluster.wait_for(
         lambda: any(int(p.name[5:]) >= step for p in run.glob("checkpoints/step-????????")),
-        60,
+        180,
         f"a checkpoint of step {step}",
     )
 
@@ -276,7 +276,7 @@ def test_a_container_comes_back_after_a_preemption(
     job = cluster.job_id(run)
     wait_for_step(run, 40)
     assert cluster.tool("preempt", job).returncode == 0
-    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 60, "the requeue")
+    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
     first = run_json(run)["attempts"][0]
     assert (first["state"], first["reason"]) == ("interrupted", "SIGTERM")
     log = (run / "logs" / f"{job}.rank0.log").read_text()

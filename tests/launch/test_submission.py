@@ -88,7 +88,7 @@ def test_a_submitter_killed_in_the_middle_neither_loses_nor_doubles(
         process = subprocess.Popen(
             command, env=os.environ | {"PATH": path}, stderr=subprocess.DEVNULL, cwd=tmp_path
         )
-        cluster.wait_for((tmp_path / "reached").exists, 60, "sbatch")
+        cluster.wait_for((tmp_path / "reached").exists, 180, "sbatch")
         process.kill()
         process.wait()
         (tmp_path / "reached").unlink()
@@ -112,7 +112,7 @@ def test_a_submitter_killed_in_the_middle_neither_loses_nor_doubles(
     assert "another submission into" in said
     assert len(cluster.queue()) == 3
     cluster.slurm("scancel", "--me")
-    cluster.wait_for(lambda: not cluster.queue(), 60, "an empty queue")
+    cluster.wait_for(lambda: not cluster.queue(), 180, "an empty queue")
 
     # sbatch is through, its answer never arrives.
     path = wrapper("sbatch", f'"$real" "$@" >{tmp_path}/answer; touch {tmp_path}/reached; sleep 3')
@@ -246,10 +246,10 @@ def test_a_preemption_before_python_has_begun_loses_nothing(train: Train, tmp_pa
     path = f"{os.environ.get('PYTHONPATH', '')}:{slow}"
     train("-m", "tracking=off", "train.max_steps=2", "site.partition=preemptible", PYTHONPATH=path)
     (job,) = cluster.job_ids(tmp_path / "runs")
-    cluster.wait_for(lambda: cluster.job_state(job) == "RUNNING", 60, "the job's start")
+    cluster.wait_for(lambda: cluster.job_state(job) == "RUNNING", 180, "the job's start")
     time.sleep(3)
     cluster.tool("preempt", job)
-    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 60, "the requeue")
+    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
 
 
 def test_data_that_was_exchanged_meanwhile_is_refused(
@@ -271,7 +271,7 @@ def test_failed_runs_are_done_again_and_resume(train: Train, tmp_path: Path, pac
     common = ("tracking=off", "train.max_epochs=20", "checkpoint.every_steps=20", paced.task)
     train("-m", *common)
     (run,) = runs(tmp_path / "runs")
-    cluster.wait_for(lambda: list(run.glob("checkpoints/step-*")), 60, "a checkpoint")
+    cluster.wait_for(lambda: list(run.glob("checkpoints/step-*")), 180, "a checkpoint")
     # What happens to a rank that runs out of memory.
     pid, node = run_json(run)["attempts"][-1]["pid"], run_json(run)["attempts"][-1]["host"]
     cluster.tool("exec", "--node", node, "--", "kill", "-9", str(pid))
@@ -421,10 +421,10 @@ def test_a_run_of_the_template_that_waits_for_its_restart_is_not_doubled(
     options += [f"--export=ALL,HPCTRAIN_PYTHON={sys.executable}"]
     template = str(ROOT / "slurm" / "train.sbatch")
     job = cluster.slurm("sbatch", "--parsable", *options, template, *where, *size)
-    (run,) = cluster.wait_for(lambda: runs(tmp_path / "runs"), 60, "the run directory")
+    (run,) = cluster.wait_for(lambda: runs(tmp_path / "runs"), 180, "the run directory")
     cluster.wait_for_step(run, 20)
     assert "running already" in train("-m", *size).stderr
     cluster.slurm("scancel", "--signal=USR2", job)
-    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 60, "the requeue")
+    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
     assert "pending already" in train("-m", *size).stderr
     assert cluster.queue() == [job]

@@ -58,9 +58,9 @@ def test_an_array_over_nodes_with_a_task_that_is_preempted(here: Path) -> None:
     shape = ("--partition=preemptible", "--exclusive", "--array=1-4", "preprocess.sbatch")
     job = submit(here, *shape, "arrays", "x.npy", OUT, *GIVEN, python=str(slow))
     tasks = [f"{job}_{i}" for i in range(1, 5)]
-    cluster.wait_for(lambda: any(12 <= n < 24 for n in pieces(here)), 90, "pieces of part 2")
+    cluster.wait_for(lambda: any(12 <= n < 24 for n in pieces(here)), 180, "pieces of part 2")
     assert cluster.tool("preempt", tasks[1]).returncode == 0
-    cluster.wait_for(lambda: cluster.job_state(tasks[1]) == "PENDING", 60, "the requeue")
+    cluster.wait_for(lambda: cluster.job_state(tasks[1]) == "PENDING", 180, "the requeue")
     assert 0 < sum(12 <= n < 24 for n in pieces(here)) < 12
     (here / "slow").unlink()
     come_back(tasks[1])
@@ -112,9 +112,9 @@ def test_a_task_outlives_the_grace_time_of_a_preemption(here: Path) -> None:
     slow = script(here.parent / "python", f"sleep 60\n{HAND_ON}")
     shape = ("--partition=preemptible", "--array=1", "preprocess.sbatch")
     task = submit(here, *shape, "arrays", "x.npy", OUT, *GIVEN, python=str(slow)) + "_1"
-    cluster.wait_for(lambda: cluster.job_state(task) == "RUNNING", 30, "the task")
+    cluster.wait_for(lambda: cluster.job_state(task) == "RUNNING", 90, "the task")
     assert cluster.tool("preempt", task).returncode == 0
-    cluster.wait_for(lambda: cluster.job_state(task) == "PENDING", 60, "the requeue")
+    cluster.wait_for(lambda: cluster.job_state(task) == "PENDING", 180, "the requeue")
     script(slow, HAND_ON)
     come_back(task)
     assert ended(here, task) == ["COMPLETED|0:0"]

@@ -65,7 +65,7 @@ def ended(here: Path, *jobs: str) -> list[str]:
 
 def come_back(job: str, paced: Paced | None = None) -> None:
     """Wait until the job is queued again, and have it start now, then at full speed."""
-    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 60, "the requeue")
+    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
     if paced is not None:
         paced.go()
     hurried = cluster.tool("hurry", job)
@@ -73,7 +73,7 @@ def come_back(job: str, paced: Paced | None = None) -> None:
 
 
 def the_run(here: Path) -> Path:
-    (run,) = cluster.wait_for(lambda: runs(here / "runs"), 60, "the run directory")
+    (run,) = cluster.wait_for(lambda: runs(here / "runs"), 180, "the run directory")
     return run
 
 
@@ -224,7 +224,7 @@ def test_one_task_of_an_array_is_preempted_and_resumes(
     both = [f"{array}_1", f"{array}_2"]
     frozen = [here / f"slurm-{task}.run" for task in both]
     cluster.wait_for(
-        lambda: all(file.exists() and file.stat().st_size for file in frozen), 60, "two runs"
+        lambda: all(file.exists() and file.stat().st_size for file in frozen), 180, "two runs"
     )
     paths = [Path(file.read_text().strip()) for file in frozen]
     for path in paths:
@@ -249,7 +249,7 @@ def test_mlflow_server_serves_other_nodes(digits: Path, here: Path) -> None:
     def start() -> tuple[str, str]:
         job = submit(here, "--nodelist=node1", "mlflow-server.sbatch", "my store")
         cluster.wait_for(
-            lambda: address.exists() or cluster.job_state(job) == "FAILED", 90, "the address"
+            lambda: address.exists() or cluster.job_state(job) == "FAILED", 180, "the address"
         )
         assert address.exists(), output(here, job)
         return job, address.read_text().strip()
@@ -344,7 +344,7 @@ def test_container(digits: Path, here: Path, paced: Paced) -> None:
     # Without GPUs; and what scancel ends stays away.
     log.unlink()
     job = submit(here, *given, *steps(4000), "seed=1", "output_dir=others", **path)
-    (other,) = cluster.wait_for(lambda: runs(here / "others"), 60, "the run directory")
+    (other,) = cluster.wait_for(lambda: runs(here / "others"), 180, "the run directory")
     cluster.wait_for_step(other, 20)
     cluster.slurm("scancel", job)
     assert ended(here, job)[0].startswith("CANCELLED")

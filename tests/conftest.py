@@ -64,6 +64,22 @@ def train(digits: Path, tmp_path: Path) -> Callable[..., Completed]:
     return call
 
 
+@pytest.fixture(scope="session")
+def reference(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The run directory of an undisturbed training, made once per test run: only read it."""
+    made: dict[tuple[str, ...], Path] = {}
+
+    def call(*arguments: str) -> Path:
+        if arguments not in made:
+            folder = tmp_path_factory.mktemp("reference")
+            where = [f"data.path={digits}", f"output_dir={folder}/runs"]
+            run_module("hpctrain", "experiment=digits", *where, *arguments, cwd=folder)
+            (made[arguments],) = runs(folder / "runs")
+        return made[arguments]
+
+    return call
+
+
 @pytest.fixture
 def no_sbatch(tmp_path: Path) -> dict[str, str]:
     """A PATH without a scheduler."""

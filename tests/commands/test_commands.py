@@ -629,7 +629,7 @@ def test_the_pulse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = json.loads(file.read_text())
     assert (content["step"], content["max_steps"], content["metric"]) == (30, 100, "val/loss")
     assert content["metrics"] == {"val/loss": 0.5}
-    assert 10 < content["steps_per_s"] < 60
+    assert 0 < content["steps_per_s"] < 60  # it sleeps for 0.02 s at each
     assert content["stepped"] <= content["time"]
     assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
 

@@ -17,6 +17,7 @@ from tests import forkserver
 from tests.conftest import Completed, journal_metrics, run_json, run_module, runs
 
 Train = Callable[..., Completed]
+Reference = Callable[..., Path]
 LONG = (
     "train.max_epochs=40",
     "checkpoint.every_steps=25",
@@ -74,7 +75,7 @@ def test_digits_reach_97_percent_and_are_tracked(train: Train, tmp_path: Path) -
     ],
 )
 def test_two_ranks_give_the_loss_of_one(
-    train: Train, digits: Path, tmp_path: Path, variant: tuple[str, ...], tolerance: float
+    reference: Reference, digits: Path, tmp_path: Path, variant: tuple[str, ...], tolerance: float
 ) -> None:
     short = (
         "train.max_steps=25",
@@ -83,13 +84,13 @@ def test_two_ranks_give_the_loss_of_one(
         "tracking.upload=false",
     )
     same = tuple(text for text in variant if "accumulate" not in text)
-    train(*short, *same)
+    alone = reference(*short, *same)
     two_ranks = tmp_path / "two"
     two_ranks.mkdir()
     where = ["experiment=digits", f"data.path={digits}", f"output_dir={two_ranks}/runs"]
     torchrun = ["--standalone", "--nproc-per-node=2", "-m", "hpctrain"]
     run_module("torch.distributed.run", *torchrun, *where, *short, *variant)
-    one, two = journal_metrics(only_run(tmp_path)), journal_metrics(only_run(two_ranks))
+    one, two = journal_metrics(alone), journal_metrics(only_run(two_ranks))
     assert two.keys() == one.keys()
     for (name, step), value in one.items():
         if name.endswith("loss"):
@@ -99,12 +100,10 @@ def test_two_ranks_give_the_loss_of_one(
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_stopped_and_resumed_is_the_undisturbed_run_bit_by_bit(
-    train: Train, digits: Path, tmp_path: Path, kill: signal.Signals
+    train: Train, reference: Reference, digits: Path, tmp_path: Path, kill: signal.Signals
 ) -> None:
-    undisturbed = tmp_path / "undisturbed"
-    undisturbed.mkdir()
     common = (*LONG, "tracking.upload=false")
-    train(*common, f"output_dir={undisturbed}/runs")
+    undisturbed = reference(*common)
     process = start(digits, tmp_path, *common)
     wait_for_step(tmp_path / "runs", 100, process)
     process.send_signal(kill)
@@ -119,16 +118,15 @@ def test_stopped_and_resumed_is_the_undisturbed_run_bit_by_bit(
     attempts = run_json(run)["attempts"]
     assert run_json(run)["state"] == "finished"
     assert len(attempts) == 2
-    assert journal_metrics(run) == journal_metrics(only_run(undisturbed))
+    assert journal_metrics(run) == journal_metrics(undisturbed)
 
 
 @pytest.mark.slow
 def test_resumed_with_more_ranks_sees_the_same_samples(
-    train: Train, digits: Path, tmp_path: Path
+    train: Train, reference: Reference, digits: Path, tmp_path: Path
 ) -> None:
     common = ("train.max_steps=90", "train.log_every=1", "tracking.upload=false")
-    undisturbed = tmp_path / "undisturbed"
-    train(*common, f"output_dir={undisturbed}")
+    undisturbed = reference(*common)
     # The first 50 steps by one rank ...
     train(*common)
     run = only_run(tmp_path)
@@ -141,7 +139,7 @@ def test_resumed_with_more_ranks_sees_the_same_samples(
     where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
     torchrun = ["--standalone", "--nproc-per-node=2", "-m", "hpctrain"]
     run_module("torch.distributed.run", *torchrun, "experiment=digits", *where, *common)
-    again, once = journal_metrics(run), journal_metrics(runs(undisturbed)[0])
+    again, once = journal_metrics(run), journal_metrics(undisturbed)
     assert run_json(run)["attempts"][-1]["world_size"] == 2
     for step in range(51, 91):
         assert again["train/loss", step] == pytest.approx(once["train/loss", step], rel=1e-3)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.source import Block, Reading, Source
+from data_prep.source import BadRecords, Block, Source
 from data_prep.split import ByColumn, ByFile, Split, hash_keys
 from hpctrain.data.field import check_name
 from hpctrain.data.ragged import Ragged, offsets_of
@@ -90,7 +90,7 @@ class BlockSamples:
             return list(split.fractions), np.zeros(len(self), np.intp)
         return list(split.fractions), split.numbers(hash_keys(self.split_keys()))
 
-    def finite(self, problems: Reading) -> "BlockSamples":
+    def finite(self, problems: BadRecords) -> "BlockSamples":
         """Return the samples whose values are all finite; report the others."""
         good = np.ones(len(self), bool)
         for name, value in self.rows.items():
@@ -106,7 +106,7 @@ class BlockSamples:
                     )
         return self.only(good)
 
-    def named(self, split: ByColumn, problems: Reading) -> "BlockSamples":
+    def named(self, split: ByColumn, problems: BadRecords) -> "BlockSamples":
         """Return the samples whose column holds a valid split name; report the others."""
         names, numbers = self.splits(split)
         reasons: dict[int, str] = {}

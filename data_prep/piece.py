@@ -186,7 +186,7 @@ class NotTheSameError(DataError):
 
 
 class Problems:
-    """Collects the records that cannot be used; see `data_prep.source.Reading`."""
+    """Collects the records that cannot be used; see `data_prep.source.BadRecords`."""
 
     def __init__(self, on_error: str) -> None:
         self._on_error = on_error
@@ -194,14 +194,14 @@ class Problems:
         self.skipped: dict[str, int] = {}
 
     def bad(self, file: str, record: str, reason: str) -> None:
-        """Implement `data_prep.source.Reading`."""
+        """Implement `data_prep.source.BadRecords`."""
         problem = Problem(file, record, reason)
         if self._on_error == "stop":
             raise DataError(f"{problem}; --on-error skip leaves such records out")
         self.found.append(problem)
 
     def skip(self, reason: str) -> None:
-        """Implement `data_prep.source.Reading`."""
+        """Implement `data_prep.source.BadRecords`."""
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
 
 

@@ -89,7 +89,7 @@ class Block:
 
 
 @runtime_checkable
-class Reading(Protocol):
+class BadRecords(Protocol):
     """The receiver of reports about records that a source cannot use."""
 
     def bad(self, file: str, record: str, reason: str) -> None:
@@ -136,7 +136,7 @@ class Source(ABC):
         return (file.path for piece in self.pieces for file in piece.files)
 
     @abstractmethod
-    def read(self, what: Any, reading: Reading) -> Iterator[Block]:
+    def read(self, what: Any, reading: BadRecords) -> Iterator[Block]:
         """Yield the samples of one piece; the same samples each time.
 
         Args:

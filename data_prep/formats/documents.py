@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 from data_prep.formats.files import LinesOf, Part, line_at, ranges
 from data_prep.formats.opening import BUFFER, GROWTH, open_parquet, opened
 from data_prep.show import console
-from data_prep.source import Reading, SourceFile
+from data_prep.source import BadRecords, SourceFile
 from hpctrain.errors import ConfigError, DataError
 
 PATTERNS = ("*.txt", "*.txt.gz", "*.txt.zst", "*.jsonl", "*.jsonl.gz", "*.jsonl.zst", "*.parquet")
@@ -81,7 +81,7 @@ class Reader:
             return [*first] if isinstance(first, dict) else []
         return []
 
-    def read(self, part: Part, reading: Reading) -> Iterator[Document]:
+    def read(self, part: Part, reading: BadRecords) -> Iterator[Document]:
         """Yield the documents of a part in their order, without the empty ones.
 
         Raises:
@@ -107,7 +107,7 @@ class Reader:
         return kind == "jsonl" or self.lines
 
     def _lines(
-        self, part: Part, kind: str, stream: BinaryIO, reading: Reading
+        self, part: Part, kind: str, stream: BinaryIO, reading: BadRecords
     ) -> Iterator[Document]:
         at, number = 0, 0
         raw = getattr(stream, "raw", None)
@@ -165,7 +165,7 @@ class Reader:
             column = column.decode(errors="backslashreplace")
         return Document(text, str(column))
 
-    def _rows(self, part: Part, reading: Reading) -> Iterator[Document]:
+    def _rows(self, part: Part, reading: BadRecords) -> Iterator[Document]:
         with open_parquet(part.path) as table:
             self._place(table, part.path)
             counts = [table.metadata.row_group(i).num_rows for i in range(part.start)]
@@ -212,7 +212,7 @@ def kind_of(path: str) -> tuple[str, str]:
 
 
 def _usable(
-    document: Document | str, path: str, record: Any, reading: Reading
+    document: Document | str, path: str, record: Any, reading: BadRecords
 ) -> Iterator[Document]:
     if isinstance(document, str):
         reading.bad(path, record(), document)

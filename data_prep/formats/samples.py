@@ -18,7 +18,7 @@ RECORD_BYTES = 64  # counted for each sample, so that empty samples fill a block
 
 
 class Unusable(Exception):
-    """The reason why a record cannot be used. The source passes it to `Reading.bad`."""
+    """The reason why a record cannot be used. The source passes it to `BadRecords.bad`."""
 
 
 def array_of(value: Any) -> Array:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from lzma import LZMAError
 from typing import Self
 
-from data_prep.source import Reading
+from data_prep.source import BadRecords
 
 MAX_MEMBER = 2**31  # bytes; the header of a sparse member may state any size
 KEY = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)  # as in webdataset
@@ -27,7 +27,7 @@ class _Header(tarfile.TarInfo):
 
 
 def samples(
-    path: str, extensions: frozenset[str] | None, reading: Reading
+    path: str, extensions: frozenset[str] | None, reading: BadRecords
 ) -> Iterator[tuple[str, dict[str, bytes]]]:
     """Yield the samples of a tar: consecutive members with the same key.
 

@@ -40,7 +40,7 @@ from data_prep.formats.array_base import FORMS, Where
 from data_prep.formats.array_columns import Column, OpenColumn, Part, open_parts
 from data_prep.formats.array_files import named_by_files, parse_where
 from data_prep.options import Options, add_arguments
-from data_prep.source import BLOCK_BYTES, Block, Piece, Reading, Source, SourceFile
+from data_prep.source import BLOCK_BYTES, BadRecords, Block, Piece, Source, SourceFile
 from hpctrain.data.field import DTYPES, check_name
 from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import ConfigError, DataError
@@ -115,7 +115,7 @@ class Arrays(Source):
         """Return the files of the first field."""
         return (part.where.path for part in self.data[0].parts)
 
-    def read(self, what: tuple[int, int], reading: Reading) -> Iterator[Block]:
+    def read(self, what: tuple[int, int], reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
         with ExitStack() as stack:
             columns = [OpenColumn(column) for column in self.data]
@@ -131,7 +131,7 @@ class Arrays(Source):
                     start = stop
 
     def _block(
-        self, columns: list[OpenColumn], part: Part, start: int, stop: int, reading: Reading
+        self, columns: list[OpenColumn], part: Part, start: int, stop: int, reading: BadRecords
     ) -> Iterator[Block]:
         good = np.ones(stop - start, bool)
         values: dict[str, Array] = {}

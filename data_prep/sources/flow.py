@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.options import Options
-from data_prep.source import Block, Piece, Reading, Source
+from data_prep.source import BadRecords, Block, Piece, Source
 from hpctrain.data.field import Field
 from hpctrain.errors import ConfigError
 
@@ -114,7 +114,7 @@ class Flow(Source):
     steps: int = STEPS
     seed: int = 0
 
-    def read(self, what: tuple[int, int], reading: Reading) -> Iterator[Block]:
+    def read(self, what: tuple[int, int], reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
         for number in range(*what):
             viscosity, vorticity = trajectory(self.size, self.steps, self.seed, number)

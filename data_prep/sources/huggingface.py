@@ -31,7 +31,7 @@ from data_prep.formats.pixels import Pixels
 from data_prep.formats.samples import Unusable
 from data_prep.options import Options, add_arguments
 from data_prep.show import console
-from data_prep.source import Block, Piece, Reading, Source, SourceFile
+from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.split import ByColumn
 from hpctrain.data.field import Field
 from hpctrain.data.ragged import offsets_of
@@ -102,7 +102,7 @@ class HuggingFace(Source):
     images: Pixels = field(default_factory=Pixels)
     column: str = ""
 
-    def read(self, what: tuple[str, str], reading: Reading) -> Iterator[Block]:
+    def read(self, what: tuple[str, str], reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
         split, path = what
         names = [*self.by_name]

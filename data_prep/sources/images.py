@@ -31,7 +31,7 @@ from data_prep.formats.pixels import Pixels
 from data_prep.formats.samples import Samples, Unusable
 from data_prep.options import Options, add_arguments
 from data_prep.piece import Problems
-from data_prep.source import Block, Piece, Reading, Source, SourceFile
+from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.split import ByColumn, ByFile
 from hpctrain.data.field import Field, check_name
 from hpctrain.errors import ConfigError, DataError
@@ -92,7 +92,7 @@ class ImageSource(Source):
     root: str = ""
     singly: bool = False  # the split is by file, so each block has one image
 
-    def read(self, what: Labelled, reading: Reading) -> Iterator[Block]:
+    def read(self, what: Labelled, reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
         for problem in what.problems:
             reading.bad(*problem)

@@ -33,7 +33,7 @@ from data_prep.formats.pixels import Pixels
 from data_prep.formats.samples import Samples, Unusable, fields_of, fit_all
 from data_prep.options import Options, add_arguments
 from data_prep.piece import Problems
-from data_prep.source import Block, Piece, Reading, Source
+from data_prep.source import BadRecords, Block, Piece, Source
 from data_prep.split import ByColumn
 from hpctrain.data.field import Field, check_name
 from hpctrain.errors import ConfigError, DataError
@@ -85,7 +85,7 @@ class Mds(Source):
     chosen: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # (column, key) by field
     pixels: Pixels = field(default_factory=Pixels)
 
-    def read(self, what: Shard, reading: Reading) -> Iterator[Block]:
+    def read(self, what: Shard, reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
         block = Samples(self.fields, what.file.path, keyed=False, columned=bool(self.columns))
         for number, content in enumerate(samples(what)):

@@ -36,7 +36,7 @@ from typing import Any
 from data_prep.formats.samples import Samples, Unusable, fields_of, fit_all
 from data_prep.options import Options, add_arguments
 from data_prep.piece import Problems
-from data_prep.source import Block, Piece, Reading, Source, SourceFile
+from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.split import ByColumn
 from hpctrain.data.field import DTYPES, check_name
 from hpctrain.errors import ConfigError, DataError
@@ -121,7 +121,7 @@ class Python(Source):
     parts: int | None = None
     rounded: frozenset[str] = frozenset()
 
-    def read(self, what: int, reading: Reading) -> Iterator[Block]:
+    def read(self, what: int, reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
         samples = Samples(self.fields, self.file, keyed=False, columned=bool(self.columns))
         calls = _call(self.file, self.function, self.args, what, self.parts)

@@ -25,7 +25,7 @@ import numpy as np
 
 from data_prep.datasets.rows import blocks, some
 from data_prep.options import Options, add_arguments
-from data_prep.source import Block, Piece, Reading, Source, SourceFile
+from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from hpctrain.data.field import Field
 from hpctrain.data.index import Index, Shard
 from hpctrain.data.samplers import permutation
@@ -101,7 +101,7 @@ class Repack(Source):
     whole: bool = True
     bytes_each: int = 1
 
-    def read(self, what: _Part, reading: Reading) -> Iterator[Block]:
+    def read(self, what: _Part, reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
         for number in what.owned if self.whole else ():
             self._verify(number)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.options import Options, add_arguments
-from data_prep.source import Block, Piece, Reading, Source, SourceFile, in_groups
+from data_prep.source import BadRecords, Block, Piece, Source, SourceFile, in_groups
 from data_prep.sources import flow
 from hpctrain.data.field import Field
 from hpctrain.data.types import Array
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
 class Digits(Source):
     """See `digits`."""
 
-    def read(self, what: Any, reading: Reading) -> Iterator[Block]:
+    def read(self, what: Any, reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
         image, label = _digits()
         # The image decides the split, so equal images are in the same split.
@@ -117,7 +117,7 @@ class Stdlib(Source):
 
     folder: str = ""
 
-    def read(self, what: list[str], reading: Reading) -> Iterator[Block]:
+    def read(self, what: list[str], reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
         texts: list[bytes] = []
         paths: list[bytes] = []

@@ -40,7 +40,7 @@ from data_prep.formats.csv_files import Csv, Rows
 from data_prep.formats.files import Part
 from data_prep.formats.tables import without
 from data_prep.options import Options, add_arguments
-from data_prep.source import Block, Reading, Source
+from data_prep.source import BadRecords, Block, Source
 from data_prep.split import ByColumn
 from hpctrain.data.field import Field
 from hpctrain.data.sample_schema import ArrayBatch, check_fields
@@ -103,7 +103,7 @@ class Table(Source):
     csv: Csv = field(default_factory=Csv)
     column: str = ""
 
-    def read(self, what: Sequence[Part], reading: Reading) -> Iterator[Block]:
+    def read(self, what: Sequence[Part], reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
         columns = [column for group in self.fields_of.values() for column in group]
         names = list(dict.fromkeys([column.name for column in columns]))
@@ -115,7 +115,7 @@ class Table(Source):
                 if batch.num_rows:
                     yield self._block(batch, part.path)
 
-    def _usable(self, rows: Rows, columns: Sequence[Column], path: str, reading: Reading) -> Any:
+    def _usable(self, rows: Rows, columns: Sequence[Column], path: str, reading: BadRecords) -> Any:
         """Return the rows that can be used; report the others in their order."""
         batch, bad = rows.batch, dict(rows.bad)
         if batch.num_rows:

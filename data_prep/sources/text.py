@@ -33,7 +33,7 @@ from data_prep.formats.documents import Document
 from data_prep.formats.files import Part
 from data_prep.formats.tokens import Tokenizer
 from data_prep.options import Options, add_arguments, parse_size
-from data_prep.source import Block, Piece, Reading, Source, SourceFile
+from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.split import ByColumn, ByFile
 from hpctrain.data.commit import PARTIAL
 from hpctrain.data.field import Field
@@ -164,10 +164,10 @@ class _Anything:
     """Ignores records that cannot be used: the conversion reports them later."""
 
     def bad(self, file: str, record: str, reason: str) -> None:
-        """See `Reading`."""
+        """See `BadRecords`."""
 
     def skip(self, reason: str) -> None:
-        """See `Reading`."""
+        """See `BadRecords`."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Text(Source):
     by_file: bool = False
     threads: int = 1
 
-    def read(self, what: Sequence[Part], reading: Reading) -> Iterator[Block]:
+    def read(self, what: Sequence[Part], reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
         found: list[Document] = []
         size = 0

@@ -30,7 +30,7 @@ from data_prep.formats.samples import Samples, Unusable, fields_of, fit_all
 from data_prep.formats.tars import samples
 from data_prep.options import Options, add_arguments
 from data_prep.piece import Problems
-from data_prep.source import Block, Piece, Reading, Source, SourceFile
+from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from hpctrain.data.field import Field
 from hpctrain.errors import ConfigError, DataError
 
@@ -88,7 +88,7 @@ class WebDataset(Source):
     members: Mapping[str, Member] = field(default_factory=dict)
     pixels: Pixels = field(default_factory=Pixels)
 
-    def read(self, what: str, reading: Reading) -> Iterator[Block]:
+    def read(self, what: str, reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
         block = Samples(self.fields, what)
         for key, parts in samples(what, _extensions(self.members), reading):

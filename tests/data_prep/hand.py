@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_prep.options import Options
-from data_prep.source import Block, Piece, Reading, Source
+from data_prep.source import BadRecords, Block, Piece, Source
 from data_prep.split import parse_split
 from hpctrain.data.field import Field
 
@@ -32,7 +32,7 @@ class Hand(Source):
 
     act: str = ""
 
-    def read(self, what: tuple[str, Sequence[Row]], reading: Reading) -> Iterator[Block]:
+    def read(self, what: tuple[str, Sequence[Row]], reading: BadRecords) -> Iterator[Block]:
         file, rows = what
         if file.endswith("1"):
             self.misbehave()

@@ -15,7 +15,7 @@ import pytest
 from data_prep.codec import Trial, decide
 from data_prep.convert import convert
 from data_prep.options import Options
-from data_prep.source import Block, Piece, Reading, Source
+from data_prep.source import BadRecords, Block, Piece, Source
 from hpctrain.data.commit import PARTIAL
 from hpctrain.data.compression import LEVELS, MOST_BYTES, Compression
 from hpctrain.data.field import Field
@@ -270,7 +270,7 @@ class Interrupted(Source):
 
     marker: str = ""
 
-    def read(self, what: Any, reading: Reading) -> Iterator[Block]:
+    def read(self, what: Any, reading: BadRecords) -> Iterator[Block]:
         """Implement `Source.read`."""
         if what == 2 and not os.path.exists(self.marker):
             raise DataError("the third piece is not there")
@@ -313,7 +313,7 @@ def test_who_goes_on_takes_the_codec_of_the_beginning(tmp_path):
 def test_auto_with_samples_that_are_all_bad(tmp_path):
     @dataclass(frozen=True)
     class Nothing(Source):
-        def read(self, what: Any, reading: Reading) -> Iterator[Block]:
+        def read(self, what: Any, reading: BadRecords) -> Iterator[Block]:
             yield from ()
 
     source = Nothing(name="test", fields={"x": Field("int32")}, pieces=[Piece(0)])

@@ -60,10 +60,6 @@ class Addresses(NamedTuple):
         """Convert byte addresses, int64 (n,), that are multiples of `size`."""
         return cls(torch.from_numpy(addresses // size if size > 1 else addresses), size)
 
-    def split(self, count: int) -> list[Self]:
-        """Return the addresses in pieces of `count`."""
-        return [self._replace(words=words) for words in self.words.split(count)]
-
 
 class Arena:
     """A reserved range of addresses, divided into slots that each hold one mapped file.

@@ -177,10 +177,6 @@ class OpenShards:
         """Read mapped spans, as `spans` does, given their addresses."""
         self._arena.gather(addresses, out)
 
-    def stays(self) -> bool:
-        """Return whether all open shards are mapped and stay open, so that addresses are kept."""
-        return self._all_mapped and bool(self._layouts) and self._limit >= len(self._shards)
-
     def runs(self, name: str, shards: Int64s, starts: Int64s, ends: Int64s, out: Array) -> None:
         """Read spans of different lengths, end to end. Otherwise like `spans`.
 

@@ -10,7 +10,7 @@ BIN    := $(VENV)/bin
 help:
 	@echo "make train   environment, real data into HDF5 shards, a tracked training run"
 	@echo "make test    everything that the tests need, a SLURM cluster included, then the tests"
-	@echo "make test-all   the extended tests too: soak tests, Hydra's pre-releases"
+	@echo "make test-all   the slow tests too: soak tests, Hydra's pre-releases"
 	@echo "make lint | types | format | clean"
 
 train: $(VENV)/.sample data/digits/index.json

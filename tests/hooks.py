@@ -1,4 +1,4 @@
-"""What pytest does beyond its own: extended tests are left out, and CI accepts no silent skip."""
+"""What pytest does beyond its own: slow tests are left out, and CI accepts no silent skip."""
 
 import os
 import re
@@ -14,30 +14,28 @@ DECLARED = {
     r"Skipping benchmark": "benchmarks run with --benchmark-only",
     r"root may (read|write) every(thing|where)": "the tests run as root in a container",
     r"shards of different sizes": "one of the parametrised cases has no such shards",
-    r"mosaicml-streaming is not installed": "its requirements exclude ours; extended only",
+    r"mosaicml-streaming is not installed": "its requirements exclude ours; slow only",
 }
 left_out = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="also the tests marked extended")
+    parser.addoption("--all", action="store_true", help="also the tests marked slow")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    chosen = config.getoption("--all") or "extended" in config.getoption("markexpr")
-    away = [] if chosen else [item for item in items if item.get_closest_marker("extended")]
+    chosen = config.getoption("--all") or "slow" in config.getoption("markexpr")
+    away = [] if chosen else [item for item in items if item.get_closest_marker("slow")]
     config.stash[left_out] = len(away)
     if away:
         config.hook.pytest_deselected(items=away)
-        items[:] = [item for item in items if not item.get_closest_marker("extended")]
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if count := config.stash.get(left_out, 0):
-        terminalreporter.write_line(
-            f"{count} extended tests were left out: make test-all runs them"
-        )
+        terminalreporter.write_line(f"{count} slow tests were left out: make test-all runs them")
 
 
 def _refuse(report: Any) -> None:

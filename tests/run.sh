@@ -28,30 +28,21 @@ if [[ $(id -u) -eq 0 ]] && command -v apt-get dpkg-query >/dev/null; then
     install_packages || loud "the system packages could not be installed"
 fi
 
-ours=false
 beside=""
 types=""
 stop() {
     for group in $beside $types; do kill -INT -- "-$group" 2>/dev/null || true; done
-    if $ours; then slurm/dev-cluster down; fi
 }
 trap stop EXIT
-trap 'exit 130' INT # pytest answers Ctrl-C by itself, after which bash would go on
+trap 'exit 130' INT # pytest answers Ctrl-C by itself, after which bash would continue
 
-if slurm/dev-cluster status >/dev/null 2>&1; then
-    echo "using the development cluster that is up"
-elif reason=$(slurm/dev-cluster check 2>&1); then
-    ours=true
-    slurm/dev-cluster up --nodes 4
-else
+# Each process that runs cluster tests starts a cluster of its own: see tests/cluster.py.
+if ! reason=$(slurm/dev-cluster check 2>&1); then
     loud "NO SLURM CLUSTER: every test marked slurm is SKIPPED, because: $reason"
     if [[ ${CI:-} == true ]]; then
         loud "CI=true: a missing cluster is a failure"
         exit 1
     fi
-fi
-if slurm/dev-cluster status >/dev/null 2>&1; then
-    eval "$(slurm/dev-cluster env)"
 fi
 
 make --no-print-directory VENV="$(dirname "$bin")" lint
@@ -63,29 +54,28 @@ if (($#)); then
     make --no-print-directory VENV="$(dirname "$bin")" types
     tests "$@" || failed=$?
 else
-    # Those of the cluster wait most of the time. The types and the others run beside them, and are
-    # shown after.
+    # The cluster tests mostly wait. Beside them run mypy and the other tests, whose output follows.
     said=$(mktemp -d)
     style=(-o console_output_style=classic) # no percentages, which fill each line of a wide log
     if [[ -t 1 ]]; then style+=(--color=yes); fi
-    set -m # otherwise they, and all that they start, would not hear of Ctrl-C
+    set -m # so that Ctrl-C reaches them, and all processes that they start
     make --no-print-directory VENV="$(dirname "$bin")" types >"$said/types" 2>&1 &
     types=$!
     tests -m "not slurm" "${style[@]}" >"$said/beside" 2>&1 &
     beside=$!
     set +m
-    tests -m slurm "${style[@]}" 2>&1 | tee -i "$said/cluster" || failed=$?
+    tests -m slurm -n 3 --dist loadgroup --timeout 900 "${style[@]}" 2>&1 | tee -i "$said/cluster" || failed=$?
     wait "$types" || failed=$?
     types=""
     wait "$beside" || failed=$?
     beside=""
     cat "$said/types" "$said/beside"
-    # Once more, at the end, where a reader looks who is shown only the end of it.
+    # The failures are repeated at the end, for readers who see only the end of a log.
     if ((failed)); then
         sed -sn '/= \(ERRORS\|FAILURES\) =/,$p' "$said/beside" "$said/cluster"
         grep ': error: ' "$said/types" || true
     fi
-    grep --no-filename 'extended tests were left out' "$said/beside" || true
+    grep --no-filename 'slow tests were left out' "$said/beside" || true
     rm -r "$said"
 fi
 ((failed == 0))

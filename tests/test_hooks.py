@@ -21,7 +21,7 @@ def test_declared(): pass
 @pytest.mark.xfail
 def test_expected(): assert False
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_long(): pass
 
 def test_in_the_middle(): pytest.skip("the moon is full")
@@ -38,7 +38,7 @@ def test_by_a_fixture(absent): pass
 
 def outcome(folder: Path, *options: str, ci: str = "") -> tuple[dict[str, int], str]:
     """Run pytest on the tests in `folder`: how many passed, failed, ..., and what it wrote."""
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers = extended\n")
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
     command = [sys.executable, "-m", "pytest", "-p", "tests.hooks", "-c", f"{folder}/pytest.ini"]
     command += ["-p", "no:cacheprovider", *options, str(folder)]
     env = os.environ | {"CI": ci}
@@ -66,10 +66,10 @@ def test_a_module_that_skips_itself_fails_in_ci(tmp_path: Path) -> None:
     assert "could not import 'none_such'" in said
 
 
-@pytest.mark.parametrize("options", [(), ("--all",), ("-m", "extended")])
+@pytest.mark.parametrize("options", [(), ("--all",), ("-m", "slow")])
 def test_extended_tests_are_left_out_and_counted(tmp_path: Path, options: tuple[str, ...]) -> None:
     (tmp_path / "test_some.py").write_text(TESTS)
     counts, said = outcome(tmp_path, *options)
-    told = "1 extended tests were left out: make test-all runs them" in said
+    told = "1 slow tests were left out: make test-all runs them" in said
     assert told == (not options)
-    assert counts["passed"] == {(): 1, ("--all",): 2, ("-m", "extended"): 1}[options]
+    assert counts["passed"] == {(): 1, ("--all",): 2, ("-m", "slow"): 1}[options]

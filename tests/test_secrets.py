@@ -256,7 +256,6 @@ def assert_nowhere(folder: Path, *said: str) -> None:
     assert not [text for text in said if TOKEN in text]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("token", ["${oc.env:MY_API_TOKEN}", TOKEN], ids=["reference", "literal"])
 def test_a_training_leaves_no_trace_of_it(
     train: Train, tmp_path: Path, told: dict[str, str], token: str
@@ -272,7 +271,6 @@ def test_a_training_leaves_no_trace_of_it(
     assert_nowhere(tmp_path / "runs", done.stdout, done.stderr, failed.stdout, failed.stderr)
 
 
-@pytest.mark.slow
 def test_a_sweep_here_leaves_no_trace_of_it(
     train: Train, tmp_path: Path, told: dict[str, str]
 ) -> None:
@@ -284,7 +282,6 @@ def test_a_sweep_here_leaves_no_trace_of_it(
     assert_nowhere(tmp_path / "runs", done.stdout, done.stderr)
 
 
-@pytest.mark.slow
 @pytest.mark.slurm
 def test_a_sweep_on_the_cluster_leaves_no_trace_of_it(
     train: Train, tmp_path: Path, told: dict[str, str]

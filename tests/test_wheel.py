@@ -12,8 +12,6 @@ import pytest
 
 from tests.conftest import ROOT, run_json, runs
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:

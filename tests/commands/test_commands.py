@@ -542,7 +542,6 @@ def training(digits: Path, tmp_path: Path, *arguments: str) -> Iterator[tuple[An
         process.wait()
 
 
-@pytest.mark.slow
 def test_cancel_and_resume_here(digits: Path, tmp_path: Path, no_slurm: None) -> None:
     with training(digits, tmp_path) as (process, run):
         (row,) = status(tmp_path / "runs")
@@ -574,7 +573,6 @@ def test_cancel_and_resume_here(digits: Path, tmp_path: Path, no_slurm: None) ->
     assert "or --all" in run_module("hpctrain", "cancel", cwd=tmp_path, code=2).stderr
 
 
-@pytest.mark.slow
 def test_killed_here_is_lost(digits: Path, tmp_path: Path, no_slurm: None) -> None:
     with training(digits, tmp_path) as (process, run):
         process.kill()
@@ -591,7 +589,6 @@ def test_killed_here_is_lost(digits: Path, tmp_path: Path, no_slurm: None) -> No
     assert "no process holds it on" in row["reason"]
 
 
-@pytest.mark.slow
 def test_logs_of_submitits_local_jobs(train: Train, tmp_path: Path, no_slurm: None) -> None:
     train("-m", "seed=1", "train.max_steps=5", "tracking=off", "launch.tasks_per_node=2")
     (run,) = runs(tmp_path / "runs")

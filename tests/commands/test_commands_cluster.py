@@ -17,7 +17,7 @@ from tests import cluster
 from tests.cluster import Paced
 from tests.conftest import Completed, linked_python, run_json, run_module, runs
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
+pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("empty_queue")]
 Train = Callable[..., Completed]
 LONG = ("train.max_epochs=9000", "checkpoint.every_steps=20", "tracking=off", Paced.task)
 FAULTY = """\

@@ -16,7 +16,6 @@ from tests import cluster, forkserver
 from tests.conftest import NET, Completed, run_json, run_module, runs
 
 Train = Callable[..., Completed]
-pytestmark = pytest.mark.slow
 
 
 def interrupt(digits: Path, folder: Path) -> Path:

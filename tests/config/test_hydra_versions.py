@@ -11,7 +11,7 @@ import pytest
 from tests import cluster
 from tests.conftest import Completed, run_json, run_module, runs
 
-pytestmark = pytest.mark.extended
+pytestmark = pytest.mark.slow
 Train = Callable[..., Completed]
 # Hydra 1.4 has omegaconf 2.4, which carries its own antlr.
 VERSIONS = ("hydra-core==1.4.0rc3", "hydra-submitit-launcher==1.4.0rc3", "omegaconf==2.4.1rc1")

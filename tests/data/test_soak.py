@@ -35,7 +35,7 @@ def write(folder, layout):
     return folder if layout is None else rewrite(folder, layout)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "steps"), [(None, 100_000), ({"compression": "gzip"}, 5_000)], ids=["mapped", "gzip"]
 )
@@ -57,7 +57,7 @@ def test_memory_and_descriptors_stay_as_they_are(tmp_path, layout, steps):
     assert CACHE.nbytes <= CACHE.max_bytes
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_iterators_that_are_left_leave_nothing(tmp_path):
     reader = Reader(write(tmp_path, None), "train")
     loader = Loader(reader, global_batch_size=16, threads=2)

@@ -206,7 +206,7 @@ def test_any_damage_is_named(folder, data_prep):
         assert "Traceback" not in err
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_the_library_writes_what_we_read(tmp_path, monkeypatch):
     """Runs only where mosaicml-streaming is installed; it needs no working torchvision."""
     monkeypatch.setitem(sys.modules, "streaming.vision", type(sys)("streaming.vision"))

@@ -112,7 +112,6 @@ def alive(pid):
         return False
 
 
-@pytest.mark.slow
 def test_killed_at_random_moments_with_workers(tmp_path):
     """A scheduler, a user or the system sends any signal to all processes at once."""
     rng = random.Random(0)

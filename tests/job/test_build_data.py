@@ -397,7 +397,6 @@ def test_the_data_decides_the_name_of_a_run_and_not_how_it_is_read(
     assert mixed[0] == mixed[1] != base
 
 
-@pytest.mark.slow
 def test_a_url_is_staged_and_trained_on(
     train: Callable[..., Completed], digits: Path, tmp_path: Path
 ) -> None:

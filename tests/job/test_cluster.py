@@ -14,7 +14,7 @@ from tests import cluster
 from tests.cluster import Paced
 from tests.conftest import Completed, journal_metrics, run_json, runs
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
+pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("empty_queue")]
 Train = Callable[..., Completed]
 
 

@@ -48,7 +48,6 @@ def start(digits: Path, folder: Path, *overrides: str) -> subprocess.Popen[bytes
     return forkserver.Popen(command, cwd=folder, stderr=subprocess.DEVNULL)
 
 
-@pytest.mark.slow
 def test_digits_reach_97_percent_and_are_tracked(train: Train, tmp_path: Path) -> None:
     done = train(new=True)
     run = only_run(tmp_path)
@@ -64,7 +63,6 @@ def test_digits_reach_97_percent_and_are_tracked(train: Train, tmp_path: Path) -
     assert (run / "run.json").read_bytes() == before
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "tolerance"),
     [
@@ -97,7 +95,6 @@ def test_two_ranks_give_the_loss_of_one(
             assert two[name, step] == pytest.approx(value, rel=tolerance), (name, step)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_stopped_and_resumed_is_the_undisturbed_run_bit_by_bit(
     train: Train, reference: Reference, digits: Path, tmp_path: Path, kill: signal.Signals
@@ -121,7 +118,6 @@ def test_stopped_and_resumed_is_the_undisturbed_run_bit_by_bit(
     assert journal_metrics(run) == journal_metrics(undisturbed)
 
 
-@pytest.mark.slow
 def test_resumed_with_more_ranks_sees_the_same_samples(
     train: Train, reference: Reference, digits: Path, tmp_path: Path
 ) -> None:
@@ -157,7 +153,6 @@ def torchrun(digits: Path, tmp_path: Path) -> subprocess.Popen[bytes]:
     return process
 
 
-@pytest.mark.slow
 def test_all_ranks_know_why_one_of_them_was_stopped(digits: Path, tmp_path: Path) -> None:
     process = torchrun(digits, tmp_path)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -170,7 +165,6 @@ def test_all_ranks_know_why_one_of_them_was_stopped(digits: Path, tmp_path: Path
     assert (record["state"], record["attempts"][-1]["reason"]) == ("interrupted", "SIGINT")
 
 
-@pytest.mark.slow
 def test_ranks_save_and_leave_when_torchrun_is_killed(digits: Path, tmp_path: Path) -> None:
     process = torchrun(digits, tmp_path)
     process.kill()
@@ -183,7 +177,6 @@ def test_ranks_save_and_leave_when_torchrun_is_killed(digits: Path, tmp_path: Pa
     assert run_json(run)["attempts"][-1]["reason"] == "SIGTERM"
 
 
-@pytest.mark.slow
 def test_interrupted_run_goes_on_as_the_same_mlflow_run(
     train: Train, digits: Path, tmp_path: Path
 ) -> None:

@@ -39,7 +39,6 @@ def test_more_nodes_than_this_one_need_a_cluster(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
 def test_without_sbatch_the_sweep_runs_here(
     train: Train, tmp_path: Path, no_sbatch: dict[str, str]
 ) -> None:
@@ -56,7 +55,6 @@ def test_without_sbatch_the_sweep_runs_here(
     assert "not finished: see" in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("known_to_git", [True, False])
 def test_code_beside_the_command_is_found_whether_git_knows_it_or_not(
     train: Train, tmp_path: Path, known_to_git: bool
@@ -99,7 +97,6 @@ def test_the_login_node_imports_neither_torch_nor_mlflow(digits: Path, tmp_path:
         assert done.returncode == 0, (given, done.stderr)
 
 
-@pytest.mark.slow
 def test_ctrl_c_of_a_sweep_here_saves_first(
     digits: Path, tmp_path: Path, no_sbatch: dict[str, str]
 ) -> None:

@@ -16,7 +16,7 @@ from tests import cluster
 from tests.cluster import Paced
 from tests.conftest import ROOT, Completed, run_json, run_module, runs
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
+pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("empty_queue")]
 Train = Callable[..., Completed]
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
 

@@ -163,7 +163,6 @@ def check_best(folder: Path) -> None:
     assert found["best_value"] == max(record["result"]["val/accuracy"] for record in finished)
 
 
-@pytest.mark.slow
 def test_a_search_here_goes_on_where_it_stopped(
     train: Train, tmp_path: Path, no_sbatch: dict[str, str]
 ) -> None:
@@ -197,7 +196,6 @@ def test_a_search_here_goes_on_where_it_stopped(
     assert stored.name in re.sub(r"study (\S+)", r"\1.optuna", more.stdout)
 
 
-@pytest.mark.slow
 def test_a_search_whose_trials_all_fail_is_an_error(
     train: Train, tmp_path: Path, no_sbatch: dict[str, str]
 ) -> None:
@@ -209,13 +207,11 @@ def test_a_search_whose_trials_all_fail_is_an_error(
     assert "2 of 2 trials failed, more than hydra.sweeper.max_failure_rate=0.5" in done.stderr
 
 
-@pytest.mark.slow
 def test_a_metric_that_is_not_there_is_a_failure(train: Train, no_sbatch: dict[str, str]) -> None:
     search = (*SEARCH, "seed=range(0,9)", "metric=val/typo", "hydra.sweeper.n_trials=1")
     assert "trial 0 failed: val/typo is None" in train(*search, code=4, **no_sbatch).stderr
 
 
-@pytest.mark.slow
 @pytest.mark.slurm
 def test_a_search_on_the_cluster_outlives_a_failure_and_its_command(
     train: Train, digits: Path, tmp_path: Path

@@ -11,7 +11,6 @@ from hpctrain.config.frozen import load
 from hpctrain.runs.run_dir import RunDir
 from tests.conftest import Completed, run_json, run_module, runs
 
-pytestmark = pytest.mark.slow
 # From its fourth call in training on, this model takes at most 32 samples at a time.
 GREEDY = """\
 import torch

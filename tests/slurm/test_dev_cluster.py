@@ -122,7 +122,6 @@ def test_scratch_is_one_path_and_a_folder_per_node(tmp_path: Path) -> None:
     assert sorted(cluster.slurm("srun", "-N2", "sh", "-c", program).split()) == ["node1", "node2"]
 
 
-@pytest.mark.slow
 def test_preempted_then_hurried(tmp_path: Path) -> None:
     """SIGTERM, ten seconds, requeue; `hurry` starts it again with the restart counted."""
     out = tmp_path / "out"
@@ -173,7 +172,6 @@ def test_a_killed_daemon_is_healed_and_its_job_goes_on() -> None:
         cluster.slurm("scancel", job)
 
 
-@pytest.mark.slow
 def test_a_cut_node_loses_its_job_and_is_healed() -> None:
     job = cluster.sbatch("sleep 600", "--output=/dev/null", "--nodelist=node4", "--no-requeue")
     cluster.wait_for(lambda: cluster.job_state(job) == "RUNNING", 90, "the job starts")
@@ -255,7 +253,6 @@ def test_somebody_elses_folder_is_not_touched(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.tex").exists()
 
 
-@pytest.mark.slow
 def test_from_up_to_down_nothing_is_left(
     second: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from tests.conftest import run_module
 from tests.data_prep.crash import content
 from tests.slurm.test_templates import HAND_ON, come_back, ended, output, script, submit
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
+pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("empty_queue")]
 OUT = "it's $(touch oops) & out"
 GIVEN = ("--shard-size", "20KB", "--split", "train=0.8,val=0.2")
 # Python that takes its time for each file, as long as there is a file `slow`.

@@ -15,7 +15,7 @@ from tests import cluster
 from tests.cluster import Paced
 from tests.conftest import ROOT, run_json, runs
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
+pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("empty_queue")]
 SLURM = ROOT / "slurm"
 HAND_ON = f'exec {sys.executable} "$@"'  # the rest of a script that stands for Python
 QUIET = ("tracking=off", "train.eval_every=100000", "train.log_every=1000")

@@ -20,8 +20,6 @@ import pytest
 from hpctrain.errors import TrackingError
 from hpctrain.tracking import initialise, is_ready
 
-pytestmark = pytest.mark.slow
-
 
 class Server:
     """A server that can be killed and started again on the same port."""

@@ -28,21 +28,32 @@ if [[ $(id -u) -eq 0 ]] && command -v apt-get dpkg-query >/dev/null; then
     install_packages || loud "the system packages could not be installed"
 fi
 
+ours=false
 beside=""
 types=""
 stop() {
     for group in $beside $types; do kill -INT -- "-$group" 2>/dev/null || true; done
+    if $ours; then slurm/dev-cluster down; fi
 }
 trap stop EXIT
 trap 'exit 130' INT # pytest answers Ctrl-C by itself, after which bash would continue
 
-# Each process that runs cluster tests starts a cluster of its own: see tests/cluster.py.
-if ! reason=$(slurm/dev-cluster check 2>&1); then
+# The tests that are not marked slurm ask a cluster for its limits where Slurm is installed. Each
+# worker process that runs tests marked slurm starts a cluster of its own (tests/cluster.py).
+if slurm/dev-cluster status >/dev/null 2>&1; then
+    echo "using the development cluster that is up"
+elif reason=$(slurm/dev-cluster check 2>&1); then
+    ours=true
+    slurm/dev-cluster up --nodes 4
+else
     loud "NO SLURM CLUSTER: every test marked slurm is SKIPPED, because: $reason"
     if [[ ${CI:-} == true ]]; then
         loud "CI=true: a missing cluster is a failure"
         exit 1
     fi
+fi
+if slurm/dev-cluster status >/dev/null 2>&1; then
+    eval "$(slurm/dev-cluster env)"
 fi
 
 make --no-print-directory VENV="$(dirname "$bin")" lint

@@ -17,7 +17,7 @@ CONVERT = "`python -m data_prep python FILE.py:function OUT` can convert it"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class FieldSource:
     """The datasets that shall be a field.
 
     Attributes:
@@ -61,7 +61,7 @@ def open_file(path: Path | str) -> h5py.File:
         raise DataError(f"{path} {why}") from None
 
 
-def look(path: Path | str, wanted: Mapping[str, Wanted]) -> tuple[dict[str, Field], int]:
+def look(path: Path | str, sources: Mapping[str, FieldSource]) -> tuple[dict[str, Field], int]:
     """Return the schema and the number of samples of a file without reading its data.
 
     Raises:
@@ -70,7 +70,7 @@ def look(path: Path | str, wanted: Mapping[str, Wanted]) -> tuple[dict[str, Fiel
     with open_file(path) as file:
         try:
             fields, counts = {}, {}
-            for name, each in wanted.items():
+            for name, each in sources.items():
                 try:
                     fields[name], counts[name] = _look_at(file, name, each)
                 except DataError as error:
@@ -89,31 +89,31 @@ def look(path: Path | str, wanted: Mapping[str, Wanted]) -> tuple[dict[str, Fiel
     return fields, count
 
 
-def _look_at(file: h5py.File, name: str, wanted: Wanted) -> tuple[Field, int]:
-    dataset = _dataset(file, wanted.dataset)
+def _look_at(file: h5py.File, name: str, source: FieldSource) -> tuple[Field, int]:
+    dataset = _dataset(file, source.dataset)
     dtype, sizes = dtype_of(dataset), dataset.shape
     if not sizes:
-        raise DataError(f"{wanted.dataset} is a single value; one axis has to count the samples")
-    if wanted.offsets:
-        offsets = _dataset(file, wanted.offsets)
+        raise DataError(f"{source.dataset} is a single value; one axis has to count the samples")
+    if source.offsets:
+        offsets = _dataset(file, source.offsets)
         if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or not len(offsets):
             raise DataError(
-                f"{wanted.offsets} is {offsets.dtype.name} {list(offsets.shape)}; offsets are "
+                f"{source.offsets} is {offsets.dtype.name} {list(offsets.shape)}; offsets are "
                 "whole numbers, one more than there are samples: 0, the ends of all samples"
             )
         values, ends = f"{name}/values", f"{name}/offsets"
         field = Field(
             *(dtype, sizes[1:], True),
-            dataset="" if wanted.dataset.strip("/") == values else wanted.dataset,
-            offsets="" if wanted.offsets.strip("/") == ends else wanted.offsets,
+            dataset="" if source.dataset.strip("/") == values else source.dataset,
+            offsets="" if source.offsets.strip("/") == ends else source.offsets,
         )
         return field, len(offsets) - 1
-    axis = wanted.axis + len(sizes) * (wanted.axis < 0)
+    axis = source.axis + len(sizes) * (source.axis < 0)
     if not 0 <= axis < len(sizes):
         raise DataError(
-            f"{wanted.dataset} has {len(sizes)} axes, {list(sizes)}; there is no axis {wanted.axis}"
+            f"{source.dataset} has {len(sizes)} axes, {list(sizes)}; there is no axis {source.axis}"
         )
-    place = "" if wanted.dataset.strip("/") == name else wanted.dataset
+    place = "" if source.dataset.strip("/") == name else source.dataset
     shape = (*sizes[:axis], *sizes[axis + 1 :])
     return Field(dtype, shape, dataset=place, axis=axis), sizes[axis]
 

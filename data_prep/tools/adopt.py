@@ -25,7 +25,7 @@ from pathlib import Path
 
 from data_prep import processes
 from data_prep.finalize import SHOWN, summary
-from data_prep.formats.foreign import Wanted, datasets, look, same
+from data_prep.formats.foreign import FieldSource, datasets, look, same
 from data_prep.formats.survey import Found, Survey
 from data_prep.progress_bar import Progress
 from data_prep.provenance import made_by
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> None:
 
 def adopt(
     files: Sequence[Path],
-    fields: Mapping[str, Wanted],
+    fields: Mapping[str, FieldSource],
     split: str,
     out: Path | None = None,
     *,
@@ -166,13 +166,13 @@ def adopt(
 
 def parse_fields(
     fields: Sequence[str], axes: Sequence[str], files: Sequence[Path]
-) -> dict[str, Wanted]:
+) -> dict[str, FieldSource]:
     """Parse the values of `--field` and `--axis`.
 
     Raises:
         ConfigError: A value is not valid. Without any field the message lists the datasets.
     """
-    found: dict[str, Wanted] = {}
+    found: dict[str, FieldSource] = {}
     for text in fields:
         name, equals, place = text.partition("=")
         dataset, colon, offsets = place.partition(":")
@@ -180,7 +180,7 @@ def parse_fields(
             raise ConfigError(f"--field {text!r}: it is NAME=DATASET or NAME=VALUES:OFFSETS")
         if name in found:
             raise ConfigError(f"--field {text!r}: {name!r} is there twice; each name once")
-        found[name] = Wanted(dataset, offsets)
+        found[name] = FieldSource(dataset, offsets)
     if not found:
         first = next(_files(files[:1]))
         raise ConfigError(
@@ -201,7 +201,7 @@ def parse_fields(
             raise ConfigError(
                 f"--axis {text!r}: samples of different lengths lie end to end along axis 0"
             )
-        found[name] = Wanted(found[name].dataset, axis=int(axis))
+        found[name] = FieldSource(found[name].dataset, axis=int(axis))
     return found
 
 
@@ -272,7 +272,7 @@ def _splits(text: str, paths: Sequence[str]) -> list[str]:
 
 
 def _schema(
-    folder: Path, paths: Sequence[str], fields: Mapping[str, Wanted]
+    folder: Path, paths: Sequence[str], fields: Mapping[str, FieldSource]
 ) -> tuple[dict[str, Field], list[int]]:
     """Return the schema, which is the same in all files, and the number of samples in each file."""
     schema, count = look(folder / paths[0], fields)

@@ -115,18 +115,18 @@ class Checkpointer:
         saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
         # A rank that did not exist when the checkpoint was saved keeps the state of its seed.
         random = {key: value for key, value in state.items() if key in saved and _is_random(key)}
-        wanted = {key: value for key, value in state.items() if not _is_random(key)} | random
-        dcp.load(wanted, checkpoint_id=path)
+        to_load = {key: value for key, value in state.items() if not _is_random(key)} | random
+        dcp.load(to_load, checkpoint_id=path)
         set_state_dict(
             self.model,
             self.optimizer,
-            model_state_dict=wanted["model"],
-            optim_state_dict=wanted["optimizer"],
+            model_state_dict=to_load["model"],
+            optim_state_dict=to_load["optimizer"],
         )
-        if f"random.cpu.{self.ranks.rank}" in wanted:
-            torch.set_rng_state(wanted[f"random.cpu.{self.ranks.rank}"])
-        if f"random.cuda.{self.ranks.rank}" in wanted:
-            torch.cuda.set_rng_state(wanted[f"random.cuda.{self.ranks.rank}"])
+        if f"random.cpu.{self.ranks.rank}" in to_load:
+            torch.set_rng_state(to_load[f"random.cpu.{self.ranks.rank}"])
+        if f"random.cuda.{self.ranks.rank}" in to_load:
+            torch.cuda.set_rng_state(to_load[f"random.cuda.{self.ranks.rank}"])
         progress: Progress = json.loads((path / "manifest.json").read_text())["progress"]
         return progress
 

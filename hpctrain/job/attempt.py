@@ -1,7 +1,7 @@
-"""One process's try at a run: who writes down that it began and how it ended.
+"""One attempt at a run: rank 0 records in the run directory that it began and how it ended.
 
-Rank 0 has an `Attempt`: it holds the run directory, records in run.json and tracks. The other
-ranks have a `NoAttempt`.
+Rank 0 has an `Attempt`, which holds the lock of the run directory, writes run.json and tracks the
+metrics. The other ranks have a `NoAttempt`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class NoAttempt:
-    """For the ranks that write nothing."""
+    """The attempt of the ranks other than 0, which write nothing."""
 
     tracker: Tracker = NullTracker()
 
@@ -41,17 +41,17 @@ class NoAttempt:
         pass
 
     def finished(self, outcome: Outcome) -> None:
-        """All steps were made."""
+        """Record that all steps were made."""
 
     def interrupted(self, outcome: Outcome, reason: str) -> None:
-        """The run was asked to stop, by the signal `reason`, and has saved."""
+        """Record that the run has saved and stops, because of the signal `reason`."""
 
 
 class Attempt(NoAttempt):
-    """Rank 0's; a context manager that records an exception as a failure.
+    """The attempt of rank 0: a context manager that records an exception as a failure.
 
     Raises:
-        StorageError: on entry, when another process holds the run.
+        StorageError: On entry, when another process holds the run.
     """
 
     def __init__(self, config: Config, run: RunDir, ranks: RankInfo) -> None:
@@ -72,7 +72,7 @@ class Attempt(NoAttempt):
                 restart_count=ranks.restart_count,
                 code=str(Path(__file__).parents[2]),
             )
-            stack.push(self._failed)  # from here on, whatever is raised
+            stack.push(self._failed)  # called for every exception from here on
             self.tracker = self._build_tracker()
             self.tracker.start(asdict(self._config), self._tags())
             self._say_what_changed()
@@ -93,16 +93,16 @@ class Attempt(NoAttempt):
         self.tracker.finish("FINISHED")
 
     def interrupted(self, outcome: Outcome, reason: str) -> None:
-        """See `NoAttempt`; under Slurm, where the user did not ask for it, the job comes back."""
+        """Record the stop; under Slurm, requeue the job unless the user stopped it."""
         self._run.end_attempt("interrupted", reason=reason, step=outcome.step)
-        # After that write, for NFS believes a directory's old content until it is written to.
+        # Read after that write: NFS caches the content of a folder until the client writes there.
         request = stop_request.read(self._run.path)
         log.info("stopped by %s at step %d, saved: it resumes there", reason, outcome.step)
-        # First of all, for the grace time is short: what follows may be cut off.
+        # The requeue comes first: the grace time may end before the rest is done.
         if request is not None:
             log.info("cancelled by %s: not requeued", request["by"])
         elif self._ranks.launcher == "slurm" and reason != "SIGINT":
-            # A run that makes no step between two restarts would come back for ever.
+            # A run that makes no step between two restarts would be requeued for ever.
             if outcome.step == outcome.first_step and self._ranks.restart_count > 0:
                 log.error("no step since the last restart: not requeued")
             else:
@@ -140,7 +140,7 @@ class Attempt(NoAttempt):
         )
 
     def _say_what_changed(self) -> None:
-        """The code may be a copy, the installed packages are what they are now."""
+        """Warn if Python or its packages are others than at submission; only our code is a copy."""
         if changed := provenance.changes(self._run.provenance):
             log.warning(
                 "Python or its packages have changed since this run was asked for: %s%s",

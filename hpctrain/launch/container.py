@@ -99,7 +99,7 @@ def leave_note(note: Path, wait_s: float = 30.0) -> bool:
             log.error("%s: the batch script has not read it in %g s: not requeued", note, wait_s)
             return False
         time.sleep(0.2)
-    log.info("the batch script requeues the job; its log has the result")
+    log.info("the batch script was asked to requeue the job; its log has the result")
     return True
 
 

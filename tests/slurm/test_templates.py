@@ -206,7 +206,7 @@ def test_array_trains_a_run_a_line(digits: Path, here: Path) -> None:
     assert "did you mean optimizer.lr?" in said[3]
     for text, number in zip(said[4:], (5, 6), strict=True):
         assert f"my runs.txt: line {number}, for this task, is empty or missing" in text
-    assert "it has 4 lines" in said[5]
+    assert "the file has 4 lines" in said[5]
     assert f"none.txt: no such file in {here}" in output(here, f"{missing}_1")
     (first,), (second,) = runs(here / "runs"), runs(here / "$(touch oops) `id`")
     assert (run_json(first)["state"], run_json(second)["state"]) == ("finished", "finished")

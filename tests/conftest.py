@@ -16,6 +16,7 @@ from tests.hooks import (  # noqa: F401  conftest.py is where pytest looks for t
     pytest_collection_modifyitems,
     pytest_make_collect_report,
     pytest_runtest_makereport,
+    pytest_runtest_setup,
     pytest_terminal_summary,
 )
 

@@ -215,6 +215,15 @@ def begin() -> None:
     _ENVIRONMENT.update(os.environ)
 
 
+def restore_start_variables() -> None:
+    """Give the variables that are read at start the values that they had at `begin`."""
+    for name in _at_start(os.environ).keys() | _at_start(_ENVIRONMENT).keys():
+        if name in _ENVIRONMENT:
+            os.environ[name] = _ENVIRONMENT[name]
+        else:
+            del os.environ[name]
+
+
 def _next_server(heavy: bool) -> Server:
     servers = _servers[heavy]
     servers[:] = [server for server in servers if server.control.fileno() != -1]

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests import forkserver
+
 # Skips that may be where CI=true. Every other one is a failure there: a test that is never run
 # protects nothing.
 DECLARED = {
@@ -31,6 +33,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if away:
         config.hook.pytest_deselected(items=away)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    # Importing hdf5plugin, for example, sets variables that forked commands could not take over.
+    forkserver.restore_start_variables()
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

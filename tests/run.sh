@@ -72,7 +72,7 @@ else
     set -m # so that Ctrl-C reaches them, and all processes that they start
     make --no-print-directory VENV="$(dirname "$bin")" types >"$said/types" 2>&1 &
     types=$!
-    tests -m "not slurm" "${style[@]}" >"$said/beside" 2>&1 &
+    tests -m "not slurm" -n 2 --dist loadfile "${style[@]}" >"$said/beside" 2>&1 &
     beside=$!
     set +m
     tests -m slurm -n 3 --dist loadgroup --timeout 900 "${style[@]}" 2>&1 | tee -i "$said/cluster" || failed=$?

@@ -132,8 +132,8 @@ def _changed(run: RunDir, overrides: list[str]) -> Config:
             raise ConfigError(f"{text}: an existing run keeps its name and its folder")
         if any(known.startswith(f"{key}.") for known in known_keys()):
             raise ConfigError(
-                f"{text}: resume changes only single values, {key}.KEY=VALUE; the option for the "
-                f"whole section {key} cannot be changed later"
+                f"{text}: resume changes single values, {key}.KEY=VALUE; a choice for the whole "
+                f"section {key} is made when a run is first submitted"
             )
     config = load(run.config_file)
     if overrides:

@@ -44,7 +44,7 @@ def test_an_interrupted_run_is_resumed_and_only_its_place_may_change(
 
     for override, message in {
         "optimizer.lr=0.5": "it would be another run",
-        "name=other": "name=other: a run that exists keeps its name",
+        "name=other": "name=other: an existing run keeps its name and its folder",
         "site=mine": "site=mine: resume changes single values, site.KEY=VALUE",
         "launch.nodse=2": "unknown key launch.nodse: did you mean launch.nodes",
         "launch.nodes=two": "launch.nodes=two: it must be of type integer",

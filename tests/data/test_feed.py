@@ -63,8 +63,16 @@ def test_what_it_reads_from_is_closed_with_it():
     assert closed == [1, 2]
 
 
+class SlowNumbers(Numbers):
+    """Numbers, each read of which takes 0.05 s."""
+
+    def read(self, indices, out=None):
+        time.sleep(0.05)
+        return super().read(indices, out)
+
+
 def test_the_wait_is_that_of_the_loader():
-    loader = Loader(Numbers(40, slow=0.05), global_batch_size=40, threads=0, max_epochs=2)
+    loader = Loader(SlowNumbers(40), global_batch_size=40, threads=0, max_epochs=2)
     feed = Feed(loader, CPU)
     start = time.perf_counter()
     list(feed)

@@ -49,6 +49,12 @@ def joined(lists):
     return list(chain.from_iterable(lists))
 
 
+@pytest.fixture(autouse=True)
+def no_threads_of_other_tests():
+    """Iterators in reference cycles, such as Lightning's, live until they are collected."""
+    gc.collect()
+
+
 def threads():
     return [t for t in threading.enumerate() if t.name.startswith("hpctrain-loader")]
 

@@ -18,6 +18,7 @@ from tests.hooks import (  # noqa: F401  conftest.py is where pytest looks for t
     pytest_runtest_makereport,
     pytest_runtest_setup,
     pytest_terminal_summary,
+    pytest_testnodedown,
 )
 
 if TYPE_CHECKING:

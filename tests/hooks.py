@@ -30,9 +30,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = config.getoption("--all") or "slow" in config.getoption("markexpr")
     away = [] if chosen else [item for item in items if item.get_closest_marker("slow")]
     config.stash[left_out] = len(away)
+    if hasattr(config, "workeroutput"):  # a worker process of pytest-xdist, which shows nothing
+        config.workeroutput["left_out"] = len(away)
     if away:
         config.hook.pytest_deselected(items=away)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take the number from a worker process; each of them collects all tests."""
+    node.config.stash[left_out] = getattr(node, "workeroutput", {}).get("left_out", 0)
 
 
 @pytest.hookimpl(tryfirst=True)

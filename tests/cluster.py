@@ -60,12 +60,8 @@ def _start_own() -> str:
     """Start a cluster for this process alone; return what went wrong, or ""."""
     os.environ[SETTING] = f"/var/tmp/hpctrain-test-cluster-{number()}:10.77.{number()}.0/24"
     tool("down")  # what a run left that was killed together with the process below
-    up = tool("up", "--nodes", "4")
-    if up.returncode:
-        return f"no development cluster: {up.stderr}"
-    os.environ["SLURM_CONF"] = f"{os.environ[SETTING].partition(':')[0]}/slurm.conf"
-    # The pipe closes when this process ends, also when it is killed. The number stays taken until
-    # the cluster is down.
+    # The pipe closes when this process ends, also when it is killed or interrupted during `up`. The
+    # number stays taken until the cluster is down.
     end = subprocess.Popen(
         ["sh", "-c", 'read -r _; exec "$0" down', str(TOOL)],
         stdin=subprocess.PIPE,
@@ -74,6 +70,10 @@ def _start_own() -> str:
         start_new_session=True,
     )
     atexit.register(end.communicate)
+    up = tool("up", "--nodes", "4")
+    if up.returncode:
+        return f"no development cluster: {up.stderr}"
+    os.environ["SLURM_CONF"] = f"{os.environ[SETTING].partition(':')[0]}/slurm.conf"
     return ""
 
 

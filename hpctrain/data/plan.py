@@ -67,7 +67,11 @@ class Planner:
     """
 
     def __init__(self, steps: Steps, sampler: Sampler, source: Source) -> None:
-        self._steps, self._sampler, self._source = steps, sampler, source
+        self._steps, self._sampler = steps, sampler
+        # Checked once and not for each group: a check against a protocol is slow.
+        self._in_blocks = sampler if isinstance(sampler, InBlocks) else None
+        self._reads_ahead = source if isinstance(source, ReadsAhead) else None
+        self._prepares = source if isinstance(source, Prepares) else None
 
     def stretches(self, consumed: int, planning: Executor) -> Iterator[Group]:
         """Yield the stretches after the state `consumed`, while `planning` plans the next one."""
@@ -85,9 +89,8 @@ class Planner:
 
         It does so for one group only: what is read much earlier than needed leaves the page cache.
         """
-        if isinstance(sampler := self._sampler, InBlocks) and isinstance(
-            source := self._source, ReadsAhead
-        ):
+        sampler, source = self._in_blocks, self._reads_ahead
+        if sampler is not None and source is not None:
             planning.submit(
                 lambda: source.read_ahead(
                     sampler.blocks(group.epoch, group.plan.positions.reshape(-1))
@@ -96,7 +99,7 @@ class Planner:
 
     def _planned(self, stretch: Stretch, planning: Executor) -> Group:
         plan = planning.submit(self._plan, stretch)
-        if isinstance(source := self._source, Prepares):
+        if (source := self._prepares) is not None:
             planning.submit(lambda: source.prepare(plan.result().samples.reshape(-1)))
         return Group(stretch.epoch, plan, 0, stretch.consumed)
 

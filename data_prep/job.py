@@ -24,7 +24,7 @@ from hpctrain.data import commit
 from hpctrain.data.commit import PARTIAL, storage_error
 from hpctrain.data.field import Field
 from hpctrain.data.index import Shard, check_shard
-from hpctrain.disk import write_atomically
+from hpctrain.disk import sync, write_atomically
 from hpctrain.errors import DataError
 
 JOB, PIECES, LOOKS, PIECE = "job.json", "pieces", "looks", "piece.json"
@@ -150,7 +150,7 @@ class JobFolder:
     def finish(self, number: int, folder: Path) -> None:
         """Give the piece in `folder` its name once all its files are on the disk."""
         for path in (*folder.iterdir(), folder):
-            commit.sync(path)
+            sync(path)
         try:
             folder.rename(self._place(number))
         except OSError:

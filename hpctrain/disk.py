@@ -29,6 +29,15 @@ def write_atomically(path: Path, text: str, sync: bool = True) -> None:
     unfinished.replace(path)
 
 
+def sync(path: Path) -> None:
+    """Force a file, or the renames in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def sync_file_system(folder: Path) -> None:
     """Wait until everything that was written into this file system is on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ import xxhash
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
+from hpctrain.disk import sync
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import StorageError
@@ -85,11 +85,11 @@ class Checkpointer:
                     "files": files,
                 }
                 _write(temporary / "manifest.json", json.dumps(manifest, indent=1))
-                _sync(temporary)
+                sync(temporary)
                 if final.exists():  # it is damaged, or the run would have resumed from it
                     shutil.rmtree(final)
                 temporary.rename(final)
-                _sync(self.folder)
+                sync(self.folder)
                 self._remove_old()
         except (OSError, dcp.api.CheckpointException) as error:
             reason = str(error).strip().splitlines()[-1]
@@ -146,7 +146,7 @@ class Checkpointer:
         """Sync this rank's files and yield their digests; DCP names the files by rank."""
         patterns = [f"__{self.ranks.rank}_*"] + ([".metadata"] if self.ranks.is_main else [])
         for path in (p for pattern in patterns for p in folder.glob(pattern)):
-            _sync(path)
+            sync(path)
             yield path.name, {"bytes": path.stat().st_size, "xxh3_128": _digest(path)}
 
     def _newest_intact(self) -> str | None:
@@ -194,12 +194,4 @@ def _digest(path: Path) -> str:
 
 def _write(path: Path, text: str) -> None:
     path.write_text(text)
-    _sync(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(path)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from hpctrain.data import index as index_file
 from hpctrain.data.index import Index
+from hpctrain.disk import sync
 from hpctrain.errors import DataError, StorageError
 
 PARTIAL = ".hpctrain-partial"
@@ -258,12 +259,3 @@ def _write(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-
-
-def sync(path: Path) -> None:
-    """Force a file, or the renames in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -26,8 +26,8 @@ import pytest
 from PIL import Image
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from hpctrain.data.commit import sync
 from hpctrain.data.index import Index
+from hpctrain.disk import sync
 from tests.benchmarks.loaders.environments import python_with
 from tests.benchmarks.prep.writers import WRITERS
 from tests.conftest import ROOT

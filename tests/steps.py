@@ -1,12 +1,18 @@
 """A training step on a small model, for the tests of its parts."""
 
 import torch
+from torch import nn
 
+from hpctrain.config.degrees import Degrees
+from hpctrain.config.schema import PrecisionConfig
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.faults.stop import Stop
 from hpctrain.models import MLP
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.model import ParallelModel
+from hpctrain.parallel.precision import Precision
 from hpctrain.tasks import Classification
-from hpctrain.train.step import Precision, TrainStep
+from hpctrain.train.step import TrainStep
 
 ALONE = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
 
@@ -22,17 +28,22 @@ def batch(size: int, seed: int = 0) -> dict[str, torch.Tensor]:
 
 def make(accumulate: int = 1, clip_norm: float | None = None, dropout: float = 0.0) -> TrainStep:
     torch.manual_seed(0)
-    model = MLP(64, [16], 10, dropout)
+    model = alone(MLP(64, [16], 10, dropout), accumulate)
     return TrainStep(
         model,
         Classification(),
-        torch.optim.AdamW(model.parameters(), lr=1e-3),
-        Precision("fp32", torch.device("cpu")),
-        accumulate=accumulate,
+        torch.optim.AdamW(model.parameters, lr=1e-3),
         clip_norm=clip_norm,
         stop=Stop(),
     )
 
 
+def alone(module: nn.Module, accumulate: int = 1) -> ParallelModel:
+    """The model on one rank, in fp32."""
+    cpu = torch.device("cpu")
+    mesh = Mesh(Degrees(), 0, cpu)
+    return ParallelModel(module, mesh, Precision(PrecisionConfig(), cpu), accumulate)
+
+
 def weights(step: TrainStep) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in step.model.parameters()])
+    return torch.cat([p.detach().flatten() for p in step.model.parameters])

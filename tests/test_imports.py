@@ -22,12 +22,12 @@ ALLOWED: dict[str, set[str]] = {
     "commands": EVERYBODY | {"config", "runs", "launch"},
     "models": set(),
     "tasks": EVERYBODY | {"data.types"},
-    "parallel": EVERYBODY | {"distributed.ranks"},
+    "parallel": EVERYBODY | {"config", "data.types", "tasks"},
     "checkpoint": EVERYBODY | {"distributed.ranks", "distributed.long_work"},
     "faults": EVERYBODY,
     "train": EVERYBODY
     | {"config", "checkpoint", "data", "distributed.ranks", "distributed.long_work", "faults"}
-    | {"tasks", "tracking"},
+    | {"parallel", "tasks", "tracking"},
     "job": EVERYBODY
     | {"checkpoint", "config", "data", "distributed", "faults", "parallel", "runs", "tasks"}
     | {"tracking", "train", "launch.container", "launch.queue"},

@@ -12,6 +12,7 @@ from typing import Any
 
 from hpctrain import secrets
 from hpctrain.config import targets
+from hpctrain.config.degrees import Degrees
 from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config, DataConfig
 from hpctrain.config.schema.key import keys
@@ -127,7 +128,7 @@ def _texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _between(config: Config, world_size: int) -> Iterator[str]:
-    train, launch, parallel = config.train, config.launch, config.parallel
+    train, launch = config.train, config.launch
     if train.max_epochs is None and train.max_steps is None:
         yield "train.max_epochs and train.max_steps are both null: give one of them"
     if launch.gpus_per_node % launch.tasks_per_node:
@@ -143,26 +144,74 @@ def _between(config: Config, world_size: int) -> Iterator[str]:
             f"launch.warn_s={launch.warn_s} seconds is not below "
             f"launch.time_min={launch.time_min} minutes"
         )
-    if parallel.dp not in (-1, world_size):
-        yield (
-            f"parallel.dp={parallel.dp}: dp {parallel.dp} = {parallel.dp} ranks, but there are "
-            f"{world_size} (launch.nodes={launch.nodes} x "
-            f"launch.tasks_per_node={launch.tasks_per_node}); -1 takes them all"
-        )
-    yield from _sampling(config, world_size)
+    try:
+        degrees = Degrees.of(config.parallel, world_size, _job(config, world_size))
+    except ConfigError as error:
+        yield str(error)
+        return
+    yield from parallel_problems(config, degrees)
+    yield from _sampling(config, degrees.dp)
     if config.data.workers and not (config.data.transforms or config.data.val_transforms):
         yield f"data.workers={config.data.workers}: they apply data.transforms, which is empty"
-    share = world_size * train.accumulate
+    share = degrees.dp * train.accumulate
     if train.global_batch_size % share:
         below = train.global_batch_size // share * share
         near = " or ".join(str(size) for size in (below, below + share) if size > 0)
         yield (
             f"train.global_batch_size={train.global_batch_size} is not divisible by dp "
-            f"{world_size} x train.accumulate {train.accumulate} = {share}: use {near}"
+            f"{degrees.dp} x train.accumulate {train.accumulate} = {share}: use {near}"
         )
 
 
-def _sampling(config: Config, world_size: int) -> Iterator[str]:
+def _job(config: Config, ranks: int) -> str:
+    """Return how the number of ranks comes about, for an error."""
+    launch = config.launch
+    if ranks != config.asked_world_size:
+        return f"{ranks} rank{'s' if ranks > 1 else ''}"
+    return f"{launch.nodes} nodes x {launch.tasks_per_node} tasks = {ranks}"
+
+
+def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:
+    """Yield what does not fit together in `parallel`, `precision` and `train`.
+
+    Args:
+        config: Every value by itself is valid.
+        degrees: The degrees for the number of ranks.
+    """
+    parallel, train, precision = config.parallel, config.train, config.precision
+    sharded = degrees.dp_shard > 1 or parallel.fsdp.offload
+    if parallel.ddp.static_graph and train.accumulate > 1 and not sharded:
+        yield (
+            f"parallel.ddp.static_graph=true with train.accumulate={train.accumulate}: torch "
+            "cannot have both"
+        )
+    kept = parallel.fsdp.reshard_after_forward
+    if kept is not None:
+        if parallel.zero != 3:
+            yield (
+                f"parallel.fsdp.reshard_after_forward={kept} divides parameters, which "
+                f"parallel.zero={parallel.zero} does not"
+            )
+        elif degrees.dp_shard % kept:
+            factors = [n for n in range(2, degrees.dp_shard + 1) if degrees.dp_shard % n == 0]
+            yield (
+                f"parallel.fsdp.reshard_after_forward={kept}: it must be a factor of dp_shard "
+                f"{degrees.dp_shard}: null" + "".join(f", {n}" for n in factors)
+            )
+    if sharded and parallel.zero == 1 and parallel.sync == "every":
+        yield "parallel.sync=every with parallel.zero=1 is parallel.zero=2"
+    if precision.params == "bf16" and precision.compute in ("fp16", "fp8"):
+        yield (
+            f"precision.params=bf16 with precision.compute={precision.compute}: use bf16, or "
+            "precision.params=fp32"
+        )
+    if parallel.device == "cpu" and precision.compute in ("tf32", "fp8"):
+        yield f"precision.compute={precision.compute} with parallel.device=cpu: it needs a GPU"
+    if parallel.device == "cpu" and parallel.backend == "nccl":
+        yield "parallel.backend=nccl with parallel.device=cpu: use gloo or auto"
+
+
+def _sampling(config: Config, dp: int) -> Iterator[str]:
     data, batch = config.data, config.train.global_batch_size
     if data.balance is not None and data.weights is not None:
         yield f"data.balance={data.balance} and data.weights={data.weights}: give one of them"
@@ -175,10 +224,10 @@ def _sampling(config: Config, world_size: int) -> Iterator[str]:
         yield "data.windows and data.buckets: windows have one length, there is nothing to sort"
     if data.lanes > 1 and data.shuffle != "block":
         yield f"data.lanes={data.lanes}: lanes divide the blocks of data.shuffle=block"
-    if batch % data.lanes or (data.lanes > 1 and data.lanes % world_size):
+    if batch % data.lanes or (data.lanes > 1 and data.lanes % dp):
         yield (
             f"data.lanes={data.lanes}: it must divide train.global_batch_size={batch} and be a "
-            f"multiple of the {world_size} ranks"
+            f"multiple of the {dp} data-parallel ranks"
         )
     if data.collate == "pack" and config.train.accumulate > 1:
         yield (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
+from hpctrain.config.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.feed import Feed
 from hpctrain.distributed.long_work import long_work
@@ -19,13 +21,15 @@ from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
 from hpctrain.faults.stop import Stop
 from hpctrain.job.build_data import DataBuilder
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.train.display import Display, choose_display
 from hpctrain.train.progress_file import ProgressFile
 from hpctrain.train.schedule import Schedule
-from hpctrain.train.step import Precision, TrainStep
+from hpctrain.train.step import TrainStep
 from hpctrain.train.trainer import Every, Trainer
 
 
@@ -43,15 +47,16 @@ def build(
         ConfigError: A `_target_` cannot be imported or does not take its arguments.
         DataError: A shard is damaged.
     """
-    data = DataBuilder(config, ranks, device, _make)
+    mesh = Mesh(Degrees.of(config.parallel, ranks.world_size), ranks.rank, device)
+    precision = Precision(config.precision, device)
+    data = DataBuilder(config, ranks, mesh, device, _make)
     # Nodes may differ by hours here: shards are staged on one and are there on another.
     with long_work("preparing the data"):
         loader, evaluation = data.training(), data.evaluation()
     max_steps = _max_steps(config, loader)
-    # All ranks build the model with one seed; then each gets its own, so that dropout differs.
-    torch.manual_seed(config.seed)
-    model = parallelize(_make("model", config.model), ranks, device)
-    torch.manual_seed(config.seed + 1 + ranks.rank)
+    model = parallelize(partial(_make, "model", config.model), config, mesh, precision)
+    # Ranks with other samples draw other dropout masks.
+    torch.manual_seed(config.seed + 1 + mesh.dp_rank)
     optimizer = _make(
         "optimizer",
         {
@@ -60,22 +65,22 @@ def build(
             "weight_decay": config.optimizer.weight_decay,
             **config.optimizer.options,
         },
-        list(model.parameters()),
+        model.parameters,
     )
     return Trainer(
         train_step=TrainStep(
             model,
             _make("task", config.task),
             optimizer,
-            Precision(config.precision.compute, device),
-            accumulate=config.train.accumulate,
             clip_norm=config.train.clip_norm,
             stop=stop,
         ),
         schedule=Schedule(config.optimizer.lr, config.scheduler, max_steps),
         loader=loader,
         evaluation=evaluation,
-        checkpointer=Checkpointer(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
+        checkpointer=Checkpointer(
+            run.checkpoints, config.checkpoint.keep, ranks, model.module, optimizer
+        ),
         tracker=tracker,
         display=_display(config, run, ranks),
         stop=stop,

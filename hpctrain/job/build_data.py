@@ -44,6 +44,7 @@ from hpctrain.data.workers.samples import Sample, Transform
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.parallel.mesh import Mesh
 
 Make = Callable[[str, Mapping[str, Any]], Any]
 
@@ -55,12 +56,14 @@ class DataBuilder:
     Attributes:
         config: The config of the run.
         ranks: The rank of this process and the number of ranks.
+        mesh: The ranks that divide the samples.
         device: Device of the batches.
         make: Calls the `_target_` of a config section; takes the section's key and its content.
     """
 
     config: Config
     ranks: RankInfo
+    mesh: Mesh
     device: torch.device
     make: Make
     _indices: dict[str, Index] = field(default_factory=dict)
@@ -220,15 +223,15 @@ class DataBuilder:
         batch_transforms: list[Any],
         max_epochs: int | None = None,
     ) -> Feed:
-        data, ranks, seed = self.config.data, self.ranks, self.config.seed
+        data, seed = self.config.data, self.config.seed
         workers = Workers(source, OneByOne(transforms), data.workers) if transforms else None
         if workers is not None:
             self._closes.append(workers.close)
         loader = Loader(
             source,
             global_batch_size=global_batch_size,
-            dp_rank=ranks.rank,
-            dp_size=ranks.world_size,
+            dp_rank=self.mesh.dp_rank,
+            dp_size=self.mesh.dp_size,
             sampler=sampler,
             seed=seed,
             tail=tail,

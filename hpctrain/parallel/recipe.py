@@ -1,28 +1,98 @@
-"""The recipe of parallelism: one function turns the plain model into the model that is trained.
+"""The recipe: one function turns a model into the model that is trained.
 
-It knows data parallel training (DDP) so far.
+    build ── precision ── activation checkpointing ── compile ── DDP or FSDP2 ── initial parameters
+
+The order matters: what is compiled contains the checkpointing, and what is sharded is compiled.
 """
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from hpctrain.distributed.ranks import RankInfo
+from hpctrain.config.schema import Config
+from hpctrain.parallel.activation import checkpoint_activations
+from hpctrain.parallel.blocks import find_blocks
+from hpctrain.parallel.ddp import DDPModel
+from hpctrain.parallel.float8 import compute_in_float8
+from hpctrain.parallel.fsdp import FSDPModel, shard
+from hpctrain.parallel.initial import (
+    Build,
+    Initializes,
+    build_whole,
+    cast_parameters,
+    fill_from_rank_0,
+    fill_modules,
+    skeleton,
+)
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.model import ParallelModel
+from hpctrain.parallel.precision import Precision
+
+log = logging.getLogger(__name__)
 
 
-def parallelize(model: nn.Module, ranks: RankInfo, device: torch.device) -> nn.Module:
-    """Move the model to the device, and average its gradients over the data-parallel ranks.
+def parallelize(build: Build, config: Config, mesh: Mesh, precision: Precision) -> ParallelModel:
+    """Build the model and spread it over the ranks; all ranks call this together.
 
     Args:
-        model: The model, built with the same seed on every rank.
-        ranks: The rank of this process and the number of ranks.
-        device: Device of this rank.
+        build: Returns a new model. It is called on the meta device, too.
+        config: `parallel`, `train` and `seed` are read.
+        mesh: The ranks.
+        precision: The number formats.
+
+    Raises:
+        ConfigError: The model has no blocks that could be found, but needs them.
     """
-    model = model.to(device)
-    if ranks.world_size == 1:
-        return model
-    device_ids = [device.index] if device.type == "cuda" else None
-    # Gradients that are views of the buckets save a copy per step and the memory for it.
-    return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
+    parallel, accumulate = config.parallel, config.train.accumulate
+    if mesh.degrees.dp_shard > 1 or parallel.fsdp.offload:
+        module = _sharded(build, config, mesh, precision)
+        every = parallel.sync == "every" or (parallel.sync == "auto" and parallel.zero > 1)
+        return FSDPModel(module, mesh, precision, accumulate, zero=parallel.zero, every=every)
+    module = build_whole(build, config.seed, precision.params, precision.device)
+    _prepare(module, config, precision, need_blocks=False)
+    if mesh.degrees.dp_replicate == 1:
+        return ParallelModel(module, mesh, precision, accumulate)
+    every = parallel.sync == "every"
+    return DDPModel(module, mesh, precision, accumulate, parallel.ddp, every=every)
+
+
+def _sharded(build: Build, config: Config, mesh: Mesh, precision: Precision) -> nn.Module:
+    device, seed = precision.device, config.seed
+    storage = torch.device("cpu") if config.parallel.fsdp.offload else device
+    model = skeleton(build, seed)
+    meta = model is not None
+    if model is None:
+        model = build_whole(build, seed, precision.params, device)
+    cast_parameters(model, precision.params)
+    blocks = _prepare(model, config, precision, need_blocks=True)
+    shard(model, blocks, mesh, precision, config.parallel)
+    if meta and isinstance(model, Initializes):
+        fill_modules(model, seed, device, storage)
+    elif meta:
+        fill_from_rank_0(model, build, seed, device, storage)
+    return model
+
+
+def _prepare(
+    model: nn.Module, config: Config, precision: Precision, *, need_blocks: bool
+) -> list[nn.Module]:
+    """Apply what does not depend on the mesh, in place; return the blocks."""
+    train = config.train
+    by_block = train.activation_checkpointing != "none" or train.compile == "blocks"
+    blocks = []
+    if need_blocks or by_block:
+        blocks = [block for _, block in find_blocks(model, config.parallel.blocks)]
+    if precision.compute == "fp8":
+        compute_in_float8(model)
+    checkpoint_activations(
+        blocks, train.activation_checkpointing, train.activation_checkpointing_every
+    )
+    if train.compile == "blocks":
+        for block in blocks:
+            block.compile()
+    elif train.compile == "model":
+        model.compile()
+    return blocks

@@ -1,42 +1,21 @@
-"""One optimizer step: micro-batches, precision, the global count, clipping.
+"""One optimizer step, and the sums that the steps add up.
 
-micro-batches ── task ── sums and counts ──┬── backward of sum / local batch size
-└── one reduction over the ranks: [sums, counts, stop]
-gradient (mean over ranks) x global batch size / global count ── clip ── optimizer
+micro-batches ── task ── sums and counts ──┬── backward (hpctrain.parallel.model)
+                                           └── one reduction over the ranks: [sums, counts, stop]
+gradient x global batch size / global count ── clip ── optimizer
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.data.types import Batch
 from hpctrain.faults.stop import Stop
-from hpctrain.tasks import Sums, Task
-
-
-class Precision:
-    """The precision of the forward pass.
-
-    Args:
-        compute: "fp32", or "bf16" for autocast; parameters stay float32 in both.
-        device: Device of the rank.
-    """
-
-    def __init__(self, compute: str, device: torch.device) -> None:
-        self.compute, self.device = compute, device
-
-    def __call__(self) -> AbstractContextManager[object]:
-        """Return a new context for one forward pass."""
-        if self.compute == "fp32":
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.model import ParallelModel
+from hpctrain.tasks import Task
 
 
 class Totals:
@@ -54,10 +33,10 @@ class Totals:
         self.names = names
         self._total = vector if self._total is None else self._total + vector
 
-    def reduce(self) -> None:
+    def reduce(self, mesh: Mesh) -> None:
         """Add the totals of all ranks; for totals to which only this rank's sums were added."""
         if self._total is not None:
-            _add_over_ranks(self._total)
+            mesh.add(self._total)
 
     def means(self) -> dict[str, float]:
         """Return sum / count of each name, which waits for the device, and start from zero."""
@@ -83,29 +62,31 @@ class TrainStep:
     """Forward, backward and update on one rank's share of a global batch.
 
     Args:
-        model: The model, wrapped for data parallelism where there are several ranks.
+        model: The model on the ranks of its mesh.
         task: Computes sums and counts from a batch (`hpctrain.tasks`).
         optimizer: Updates the parameters of the model.
-        precision: Makes the context of the forward pass.
-        accumulate: Number of micro-batches in this rank's share; it must divide the share.
         clip_norm: Largest L2 norm of the global gradient; None does not clip.
         stop: The stop request, whose flags are reduced together with the sums.
+
+    Attributes:
+        totals: The sums since the last report.
+        grad_norm: The norm of the global gradient before clipping, shape (); NaN when the last step
+            did not need it.
     """
 
     def __init__(
         self,
-        model: nn.Module,
+        model: ParallelModel,
         task: Task,
         optimizer: torch.optim.Optimizer,
-        precision: Precision,
         *,
-        accumulate: int,
         clip_norm: float | None,
         stop: Stop,
     ) -> None:
-        self.model, self.task, self.optimizer, self.precision = model, task, optimizer, precision
-        self.accumulate, self.clip_norm, self.stop = accumulate, clip_norm, stop
+        self.model, self.task, self.optimizer = model, task, optimizer
+        self.clip_norm, self.stop = clip_norm, stop
         self.totals = Totals()
+        self.grad_norm = torch.full((), float("nan"))
 
     def __call__(self, batch: Batch, lr: float) -> None:
         """Train on this rank's share of the global batch.
@@ -114,54 +95,18 @@ class TrainStep:
             batch: Tensors on the device; the shares of all ranks have the same number of rows.
             lr: Learning rate of this step.
         """
-        local = len(batch["mask"])
-        vectors = []
-        for micro, last in _split(batch, self.accumulate):
-            with self._gradients_stay_local(not last), self.precision():
-                sums = self.task(self.model, micro)
-                # Dividing by the rows keeps the gradient in the range of the dtype. The exact
-                # divisor is the global count, which is known only after the reduction below.
-                (sums["loss"][0] / local).backward()
-            vectors.append(to_vector(sums))
-        vector = torch.stack(vectors).sum(0)
+        mesh, precision = self.model.mesh, self.model.precision
+        names, vector = self.model.forward_backward(self.task, batch)
         reduced = torch.cat([vector, vector.new_tensor(self.stop.flags())])
-        _add_over_ranks(reduced)
+        mesh.add(reduced)
         self.stop.offer(reduced[len(vector) :])
-        names = list(sums)
         self.totals.add(names, reduced[: len(vector)])
         count = reduced[2 * names.index("loss") + 1]
-        self._scale_gradients(local * dist.get_world_size() / count.clamp(min=1))
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
+        # The gradient is a mean over the ranks of sums / rows; it becomes the sum / global count.
+        factor = len(batch["mask"]) * mesh.dp_size / count.clamp(min=1) / precision.scale
+        self.grad_norm = self.model.scale_gradients(factor, self.clip_norm)
+        if precision.accepts(self.grad_norm):
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-
-    def _gradients_stay_local(self, local: bool) -> AbstractContextManager[object]:
-        if local and isinstance(self.model, DistributedDataParallel):
-            return self.model.no_sync()
-        return nullcontext()
-
-    def _scale_gradients(self, factor: torch.Tensor) -> None:
-        """Multiply the gradients by `factor`, shape (), and clip them, in one pass."""
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        if self.clip_norm is not None:
-            norm = torch.nn.utils.get_total_norm(gradients) * factor
-            factor = factor * (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
-
-
-def _add_over_ranks(values: torch.Tensor) -> None:
-    if dist.get_world_size() > 1:  # a reduction takes 50 us even in a group of one
-        dist.all_reduce(values)
-
-
-def to_vector(sums: Sums) -> torch.Tensor:
-    """Return sums and counts as one detached float64 vector of shape (2 * len(sums),)."""
-    flat = [value.detach().double() for pair in sums.values() for value in pair]
-    return torch.stack(flat)
-
-
-def _split(batch: Batch, parts: int) -> Iterator[tuple[Batch, bool]]:
-    chunks = {name: values.chunk(parts) for name, values in batch.items()}
-    for index in range(parts):
-        yield {name: values[index] for name, values in chunks.items()}, index == parts - 1

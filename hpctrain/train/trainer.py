@@ -5,6 +5,7 @@ load the checkpoint, then loop { step; log; evaluate; agree on stopping; save a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -19,7 +20,7 @@ from hpctrain.faults.stop import Stop
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.train.display import Display
 from hpctrain.train.schedule import Schedule
-from hpctrain.train.step import Totals, TrainStep, to_vector
+from hpctrain.train.step import Totals, TrainStep
 from hpctrain.train.throughput import Throughput
 
 
@@ -111,26 +112,25 @@ class Trainer:
 
     def _training_means(self) -> dict[str, float]:
         means = self.train_step.totals.means()
-        return {f"train/{name}": value for name, value in means.items()} | {
-            "train/lr": self.schedule(self.step - 1),
-            "train/epoch": self.loader.epoch,
-        }
+        norm = float(self.train_step.grad_norm)
+        return (
+            {f"train/{name}": value for name, value in means.items()}
+            | ({} if math.isnan(norm) else {"train/grad_norm": norm})
+            | {"train/lr": self.schedule(self.step - 1), "train/epoch": self.loader.epoch}
+        )
 
-    @torch.no_grad()
     def _evaluate(self) -> dict[str, float]:
         """Return the means over the evaluation split, whose samples all count exactly once."""
         if self.evaluation is None:
             return {}
         model, task = self.train_step.model, self.train_step.task
-        model.eval()
+        model.module.eval()
         totals = Totals()
         self.evaluation.load_state_dict({"consumed": 0})
         for batch in first_in_long_work("the first batch of the evaluation", self.evaluation):
-            with self.train_step.precision():
-                sums = task(model, batch)
-            totals.add(list(sums), to_vector(sums))
-        totals.reduce()
-        model.train()
+            totals.add(*model.evaluate(task, batch))
+        totals.reduce(model.mesh)
+        model.module.train()
         return {f"val/{name}": value for name, value in totals.means().items()}
 
     def _log(self, metrics: dict[str, float]) -> None:
@@ -148,6 +148,7 @@ class Trainer:
                 "tracker": self.tracker.position(),
                 "metrics": self.metrics,
                 "totals": self.train_step.totals.state_dict(),
+                "precision": self.train_step.model.precision.state_dict(),
             },
         )
 
@@ -158,6 +159,8 @@ class Trainer:
             self.metrics = progress["metrics"]
             self.loader.load_state_dict(progress["data"])
             self.train_step.totals.load_state_dict(progress["totals"], self.device)
+            if "precision" in progress:  # checkpoints of release 0.1 had no loss scale
+                self.train_step.model.precision.load_state_dict(progress["precision"])
             self.tracker.rewind(progress["tracker"])
         dist.barrier()
         return self.step

@@ -16,7 +16,8 @@ from hpctrain.distributed.ranks import RankInfo
 from hpctrain.faults.stop import Stop
 from hpctrain.models import MLP
 from hpctrain.tasks import Classification
-from hpctrain.train.step import Precision, TrainStep
+from hpctrain.train.step import TrainStep
+from tests.steps import alone
 
 
 @pytest.fixture(autouse=True)
@@ -47,11 +48,9 @@ def test_step(benchmark: Any, who: str) -> None:
         optimizer.zero_grad(set_to_none=True)
 
     step = TrainStep(
-        model,
+        alone(model),
         Classification(scale=1 / 16),
         optimizer,
-        Precision("fp32", torch.device("cpu")),
-        accumulate=1,
         clip_norm=1.0,
         stop=Stop(),
     )

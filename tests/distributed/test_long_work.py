@@ -21,7 +21,9 @@ START = """
     from hpctrain.distributed.group import process_group
     from hpctrain.distributed.long_work import long_work
     from hpctrain.distributed.ranks import RankInfo
+    from hpctrain.config.degrees import Degrees
     from hpctrain.job.build import DataBuilder, _make
+    from hpctrain.parallel.mesh import Mesh
 
     rank, port, folder, timeout_s = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), 2
     ranks = RankInfo("test", rank, rank, 0, 2, 2, 1, "127.0.0.1", port)
@@ -71,7 +73,8 @@ def test_sbcast_may_take_longer_than_a_collective(digits: Path, tmp_path: Path) 
     config = compose(["experiment=digits", "data.path={digits}", "data.stage=sbcast",
                       "data.stage_dir={staged}", "output_dir={tmp_path}/runs", "tracking=off"])
     with group() as device:
-        feed = DataBuilder(config, ranks, device, _make).training()
+        mesh = Mesh(Degrees(2), ranks.rank, device)
+        feed = DataBuilder(config, ranks, mesh, device, _make).training()
         print(len(next(iter(feed))["label"]))
         feed.close()
     """

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from hpctrain.config.compose import compose
+from hpctrain.config.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.feed import Feed
 from hpctrain.data.format import write_shards
@@ -23,6 +24,7 @@ from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import DataError, HpctrainError
 from hpctrain.job.build import _make
 from hpctrain.job.build_data import DataBuilder
+from hpctrain.parallel.mesh import Mesh
 from hpctrain.runs.freeze import check
 from tests.conftest import Completed
 
@@ -48,7 +50,8 @@ def build(config: Callable[..., Config]) -> Build:
         made = config(*overrides)
         check(made, world_size)
         ranks = RankInfo("test", rank, rank, 0, world_size, world_size, 1, "localhost", 1)
-        return DataBuilder(made, ranks, torch.device("cpu"), _make)
+        mesh = Mesh(Degrees(world_size), rank, torch.device("cpu"))
+        return DataBuilder(made, ranks, mesh, torch.device("cpu"), _make)
 
     return call
 

@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.config.schema import SchedulerConfig
+from hpctrain.config.schema import PrecisionConfig, SchedulerConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models import MLP
+from hpctrain.parallel.precision import Precision
 from hpctrain.tasks import Classification
 from hpctrain.train.schedule import Schedule
-from hpctrain.train.step import Precision, Totals
+from hpctrain.train.step import Totals
 from tests.steps import batch, make, weights
 
 pytestmark = pytest.mark.usefixtures("group_of_one")
@@ -38,7 +39,7 @@ def test_masked_rows_count_nothing() -> None:
 
 def test_clipping_is_of_the_global_norm() -> None:
     step = make(clip_norm=0.01)
-    step.optimizer = torch.optim.SGD(step.model.parameters(), lr=1.0)
+    step.optimizer = torch.optim.SGD(step.model.parameters, lr=1.0)
     before = weights(step)
     step(batch(32), 1.0)
     assert (weights(step) - before).norm().item() == pytest.approx(0.01, rel=1e-3)
@@ -71,6 +72,6 @@ def test_a_field_that_is_not_there_is_named() -> None:
 
 def test_bf16_computes_in_bf16_and_keeps_fp32_parameters() -> None:
     model = nn.Linear(4, 4)
-    with Precision("bf16", torch.device("cpu"))():
+    with Precision(PrecisionConfig("bf16"), torch.device("cpu")).forward():
         assert model(torch.ones(1, 4)).dtype == torch.bfloat16
     assert model.weight.dtype == torch.float32

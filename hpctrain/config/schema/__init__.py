@@ -10,7 +10,7 @@ from hpctrain.config.schema.config import Config
 from hpctrain.config.schema.data import BucketsConfig, DataConfig, ImagesConfig, WindowsConfig
 from hpctrain.config.schema.launch import LaunchConfig
 from hpctrain.config.schema.optimizer import OptimizerConfig, SchedulerConfig
-from hpctrain.config.schema.parallel import ParallelConfig
+from hpctrain.config.schema.parallel import DDPConfig, FSDPConfig, ParallelConfig
 from hpctrain.config.schema.site import ContainerConfig, SiteConfig
 from hpctrain.config.schema.tracking import TrackingConfig
 from hpctrain.config.schema.train import CheckpointConfig, PrecisionConfig, TrainConfig
@@ -20,7 +20,9 @@ __all__ = [
     "CheckpointConfig",
     "Config",
     "ContainerConfig",
+    "DDPConfig",
     "DataConfig",
+    "FSDPConfig",
     "ImagesConfig",
     "LaunchConfig",
     "OptimizerConfig",

@@ -1,17 +1,99 @@
 """The keys of `parallel`."""
 
+# ruff: noqa: RUF009 (`key` and `section` return dataclass fields)
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpctrain.config.schema.key import key
+from hpctrain.config.schema.key import key, section
+
+
+def _check_degree(degree: int) -> str:
+    return "" if degree == -1 or 1 <= degree < 2**31 else "it must be at least 1, or -1"
+
+
+@dataclass
+class DDPConfig:
+    """Options of torch's DistributedDataParallel, which dp_replicate uses when dp_shard is 1."""
+
+    bucket_mb: float = key(
+        25.0, "Gradients are reduced in buckets of this size.", unit="MB", above=0
+    )
+    static_graph: bool = key(
+        False,
+        "Every step uses the same parameters in the same order, which torch can exploit. It needs "
+        "train.accumulate=1.",
+    )
+    gradient_as_bucket_view: bool = key(
+        True, "Gradients are views of the buckets, which saves a copy and its memory."
+    )
+    find_unused_parameters: bool = key(
+        False, "A step may leave out parameters of the model. Finding them takes time."
+    )
+
+
+@dataclass
+class FSDPConfig:
+    """Options of torch's FSDP2 (`fully_shard`), which divides what dp_shard divides."""
+
+    reshard_after_forward: int | None = key(
+        None,
+        "With zero=3, parameters stay divided over this many ranks between forward and backward, "
+        "a factor of dp_shard. Null means over all of them.",
+        unit="ranks",
+        at_least=2,
+    )
+    prefetch: int = key(
+        0,
+        "The parameters of this many blocks are gathered ahead of the block that needs them. 0 "
+        "leaves it to torch.",
+        unit="blocks",
+        at_least=0,
+    )
+    offload: bool = key(
+        False,
+        "Parameters, gradients and optimizer state stay in the memory of the host, and the "
+        "optimizer runs there.",
+    )
 
 
 @dataclass
 class ParallelConfig:
-    """Degrees of parallelism: their product is the number of ranks."""
+    """How the model is spread over the ranks: the product of the degrees is their number."""
 
-    dp: int = key(-1, "This many ranks are data parallel. -1 means all of them.", unit="ranks")
+    dp_replicate: int = key(
+        -1,
+        "There are this many replicas of the model, whose gradients are averaged. -1 means what "
+        "the other degree leaves.",
+        unit="replicas",
+        check=_check_degree,
+    )
+    dp_shard: int = key(
+        1,
+        "Each replica is divided over this many ranks. -1 means what the other degree leaves.",
+        unit="ranks",
+        check=_check_degree,
+    )
+    zero: int = key(
+        3,
+        "dp_shard divides the optimizer state (1), the gradients too (2), and the parameters too "
+        "(3), as the stages of ZeRO.",
+        choices=(1, 2, 3),
+    )
+    sync: str = key(
+        "auto",
+        "Gradients are reduced over the ranks after every micro-batch (every) or only after the "
+        "last one (last), which needs the memory of undivided gradients. auto takes every for "
+        "zero=2 and 3, otherwise last.",
+        choices=("auto", "every", "last"),
+    )
+    blocks: list[str] = key(
+        [],
+        "Modules of these classes are the blocks that are sharded, checkpointed and compiled one "
+        "by one. Empty means the longest list of modules of one class in the model.",
+    )
+    ddp: DDPConfig = section(DDPConfig)
+    fsdp: FSDPConfig = section(FSDPConfig)
     device: str = key(
         "auto",
         "The model is trained on this kind of device. auto takes the GPUs if there are any.",

@@ -22,6 +22,27 @@ class TrainConfig:
         at_least=1,
         identity=False,
     )
+    activation_checkpointing: str = key(
+        "none",
+        "Blocks keep all activations for the backward pass (none), only their inputs (full), or "
+        "the results of matrix products and attention (selective); the rest is computed again.",
+        choices=("none", "full", "selective"),
+        identity=False,
+    )
+    activation_checkpointing_every: int = key(
+        1,
+        "Of this many successive blocks, activation_checkpointing applies to the first.",
+        unit="blocks",
+        at_least=1,
+        identity=False,
+    )
+    compile: str = key(
+        "off",
+        "torch.compile translates the whole model (model), or each block (blocks), which takes "
+        "less time because blocks are alike.",
+        choices=("off", "blocks", "model"),
+        identity=False,
+    )
     max_epochs: int | None = key(
         None, "The run ends after this many epochs. Null means no limit.", unit="epochs", at_least=1
     )
@@ -48,10 +69,24 @@ class TrainConfig:
 
 @dataclass
 class PrecisionConfig:
-    """The number format of the computation; parameters stay float32."""
+    """The number formats of the computation, the parameters and the gradient reduction."""
 
     compute: str = key(
-        "fp32", "Matrix products are computed in this format.", choices=("fp32", "bf16")
+        "fp32",
+        "Matrix products are computed in this format. bf16 and fp16 are torch's autocast, and fp16 "
+        "scales the loss. tf32 needs a GPU of compute capability 8.0, fp8 one of 8.9 and torchao.",
+        choices=("fp32", "tf32", "bf16", "fp16", "fp8"),
+    )
+    params: str = key(
+        "fp32",
+        "Parameters, their gradients and the optimizer state are stored in this format.",
+        choices=("fp32", "bf16"),
+    )
+    reduce: str | None = key(
+        None,
+        "Gradients are added over the ranks in this format. Null means the format of the "
+        "parameters.",
+        choices=(None, "fp32", "bf16", "fp16"),
     )
 
 

@@ -1,0 +1,77 @@
+"""The degrees of parallelism: how many ways each dimension divides the work.
+
+    dp_replicate 2 x dp_shard 4 x cp 1 x tp 1 x pp 1 = 8 ranks
+
+This module does not import torch, because the login node checks degrees before it submits a job.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+
+from hpctrain.config.schema import ParallelConfig
+from hpctrain.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """The size of each dimension of the mesh.
+
+    Attributes:
+        dp_replicate: Replicas of the model.
+        dp_shard: Ranks over which each replica is divided.
+        cp: Ranks that divide a sequence (context parallel).
+        tp: Ranks that divide each layer (tensor parallel).
+        pp: Stages of a pipeline.
+    """
+
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    tp: int = 1
+    pp: int = 1
+
+    @classmethod
+    def of(cls, parallel: ParallelConfig, ranks: int, job: str = "") -> Degrees:
+        """Return the degrees of a config, in which -1 stands for what the others leave.
+
+        Args:
+            parallel: The section of the config.
+            ranks: The number of ranks of the job.
+            job: How the number of ranks comes about, such as "2 nodes x 2 tasks = 4".
+
+        Raises:
+            ConfigError: The product of the degrees is not the number of ranks.
+        """
+        asked = {"dp_replicate": parallel.dp_replicate, "dp_shard": parallel.dp_shard}
+        free = [name for name, degree in asked.items() if degree == -1]
+        if len(free) > 1:
+            raise ConfigError(f"parallel.{free[0]}=-1 and parallel.{free[1]}=-1: one may be -1")
+        given = math.prod(degree for degree in asked.values() if degree != -1)
+        if free and ranks % given == 0:
+            asked[free[0]] = ranks // given
+        degrees = cls(**{name: degree for name, degree in asked.items() if degree != -1})
+        if degrees.ranks != ranks:
+            equation = str(degrees)
+            if free:
+                equation = equation.replace(f"{free[0]} 1", f"{free[0]} -1").rpartition(" = ")[0]
+            raise ConfigError(
+                f"parallel: {equation}, but the job has {job or f'{ranks} ranks'}; the product "
+                "must be the number of ranks, and one degree may be -1, which takes what is left"
+            )
+        return degrees
+
+    @property
+    def dp(self) -> int:
+        """The number of ranks among which the samples of a batch are divided."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def ranks(self) -> int:
+        """The product of all degrees."""
+        return math.prod(asdict(self).values())
+
+    def __str__(self) -> str:
+        product = " x ".join(f"{name} {degree}" for name, degree in asdict(self).items())
+        return f"{product} = {self.ranks}"

@@ -1,0 +1,54 @@
+"""Activation checkpointing (Chen et al. 2016): blocks compute their activations again.
+
+The forward function of a block is replaced, not the block, so that all parameters keep their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+_ops = torch.ops.aten
+# Matrix products and attention take most of the time of a block, but their results are few.
+_KEPT = {
+    _ops.mm.default,
+    _ops.bmm.default,
+    _ops.addmm.default,
+    _ops.convolution.default,
+    _ops._scaled_dot_product_flash_attention.default,
+    _ops._scaled_dot_product_efficient_attention.default,
+    _ops._scaled_dot_product_cudnn_attention.default,
+    _ops._scaled_dot_product_flash_attention_for_cpu.default,
+}
+
+
+def checkpoint_activations(blocks: Sequence[nn.Module], mode: str, every: int) -> None:
+    """Let blocks compute activations again in the backward pass instead of keeping them.
+
+    Args:
+        blocks: The blocks of the model, in its order.
+        mode: "none"; "full", which keeps the inputs of a block; or "selective", which keeps the
+            results of matrix products and attention too.
+        every: The first of so many successive blocks is changed.
+    """
+    if mode == "none":
+        return
+    for block in blocks[::every]:
+        options: dict[str, Any] = {"use_reentrant": False}
+        if mode == "selective":
+            options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+        forward: Callable[..., Any] = block.forward
+        block.forward = partial(checkpoint, forward, **options)
+
+
+def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE

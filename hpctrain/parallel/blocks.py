@@ -1,0 +1,85 @@
+"""The blocks of a model: the layers that are alike, such as the layers of a transformer.
+
+Sharding gathers, activation checkpointing recomputes and torch.compile translates block by block.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from hpctrain.errors import ConfigError
+
+
+def find_blocks(model: nn.Module, classes: list[str]) -> list[tuple[str, nn.Module]]:
+    """Return the names and modules of the blocks, in the order of the model.
+
+    Without class names these are the members of the longest list (`nn.ModuleList`,
+    `nn.ModuleDict` or `nn.Sequential`) of at least two modules of one class with parameters. Lists
+    of the same class of members, such as the stages of a ResNet, are taken together.
+
+    Args:
+        model: The model.
+        classes: Class names of blocks, from `parallel.blocks`.
+
+    Raises:
+        ConfigError: A class name does not occur, a block is within another, or no list is found.
+    """
+    if classes:
+        return _named(model, classes)
+    lists: dict[type, list[tuple[str, nn.Module]]] = {}
+    for name, module in model.named_modules():
+        if not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
+            continue
+        members = list(module.named_children())
+        kind = type(members[0][1]) if members else None
+        alike = all(type(member) is kind for _, member in members)
+        if kind is None or not alike or not any(True for _ in members[0][1].parameters()):
+            continue
+        prefix = f"{name}." if name else ""
+        lists.setdefault(kind, []).extend((prefix + key, member) for key, member in members)
+    # Layers within layers, such as the experts of each block, are not blocks by themselves.
+    found = [_outermost(blocks) for blocks in lists.values() if len(blocks) > 1]
+    if not found:
+        raise ConfigError(
+            f"the blocks of {type(model).__name__} cannot be found: it has no list (nn.ModuleList, "
+            "nn.ModuleDict or nn.Sequential) of two or more modules of one class. Name the classes "
+            f"of its blocks: parallel.blocks=[{', '.join(_classes(model)[:4])}]"
+        )
+    return max(found, key=lambda blocks: sum(_size(block) for _, block in blocks))
+
+
+def _named(model: nn.Module, classes: list[str]) -> list[tuple[str, nn.Module]]:
+    blocks = [(name, m) for name, m in model.named_modules() if type(m).__name__ in classes]
+    names = {type(module).__name__ for _, module in blocks}
+    if missing := [name for name in classes if name not in names]:
+        raise ConfigError(
+            f"parallel.blocks: {type(model).__name__} has no module of class {missing[0]}; it has "
+            f"{', '.join(_classes(model))}"
+        )
+    if len(_outermost(blocks)) < len(blocks):
+        raise ConfigError(f"parallel.blocks={classes}: some of these modules are within others")
+    return blocks
+
+
+def _outermost(blocks: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+    names = {name for name, _ in blocks}
+
+    def within(name: str) -> bool:
+        parts = name.split(".")
+        return any(".".join(parts[:end]) in names for end in range(1, len(parts)))
+
+    return [(name, module) for name, module in blocks if not within(name)]
+
+
+def _classes(model: nn.Module) -> list[str]:
+    """Return the class names of the modules that have parameters below them, without the model."""
+    found = {
+        type(module).__name__: None
+        for name, module in model.named_modules()
+        if name and any(True for _ in module.parameters())
+    }
+    return list(found)
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,0 +1,70 @@
+"""Data parallel: every rank has the whole model, and gradients are averaged while they appear."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hpctrain.config.schema import DDPConfig
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.model import ParallelModel
+from hpctrain.parallel.precision import Precision
+
+
+class DDPModel(ParallelModel):
+    """A model in torch's DistributedDataParallel (Li et al. 2020).
+
+    Args:
+        module: The model on this rank's device, equal on all ranks.
+        mesh: The ranks; all of them are replicas.
+        precision: The number formats; `reduce` is that of the reduction.
+        accumulate: As for `ParallelModel`.
+        config: Buckets and the like.
+        every: Reduce the gradients after each micro-batch instead of after the last one.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        mesh: Mesh,
+        precision: Precision,
+        accumulate: int,
+        config: DDPConfig,
+        *,
+        every: bool = False,
+    ) -> None:
+        ddp = DistributedDataParallel(
+            module,
+            device_ids=[precision.device.index] if precision.device.type == "cuda" else None,
+            bucket_cap_mb=config.bucket_mb,
+            static_graph=config.static_graph,
+            gradient_as_bucket_view=config.gradient_as_bucket_view,
+            find_unused_parameters=config.find_unused_parameters,
+        )
+        if precision.reduce != precision.params:
+            ddp.register_comm_hook(precision.reduce, average_as)
+        super().__init__(ddp, mesh, precision, accumulate)
+        self._ddp, self._every = ddp, every
+
+    def _reduced(self, last: bool) -> AbstractContextManager[object]:
+        return nullcontext() if last or self._every else self._ddp.no_sync()
+
+
+def average_as(dtype: torch.dtype, bucket: dist.GradBucket) -> Any:
+    """Average the gradients of a bucket in another format, on any backend.
+
+    torch has such hooks for fp16, and for bf16 with NCCL only.
+
+    Args:
+        dtype: The format that is sent and added.
+        bucket: Gradients in the format of the parameters.
+    """
+    buffer = bucket.buffer()
+    sent = buffer.div(dist.get_world_size()).to(dtype)
+    future = dist.all_reduce(sent, async_op=True).get_future()
+    return future.then(lambda done: buffer.copy_(done.value()[0]))

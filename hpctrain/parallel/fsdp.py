@@ -1,0 +1,115 @@
+"""Sharded data parallel by FSDP2: each rank keeps a part of every parameter.
+
+    zero  divided           gradients are reduced       parameters are gathered
+    1     optimizer state   after the last micro-batch  once per step
+    2     and gradients     after every micro-batch     once per step
+    3     and parameters    after every micro-batch     in each pass
+
+These are the stages of ZeRO (Rajbhandari et al. 2020). The three are settings of one wrapper, so
+that checkpoints, norms and initialisation are the same for all. Stages 1 and 2 also keep the
+divided parameters beside the gathered ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch import nn
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+
+from hpctrain.config.schema import FSDPConfig, ParallelConfig
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.model import ParallelModel
+from hpctrain.parallel.precision import Precision
+
+
+class FSDPModel(ParallelModel):
+    """A model whose blocks, and what is outside of them, were divided by `shard`.
+
+    Args:
+        module: The divided model.
+        mesh: The ranks.
+        precision: The number formats.
+        accumulate: As for `ParallelModel`.
+        zero: The stage, 1 to 3.
+        every: Reduce the gradients after each micro-batch instead of after the last one.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        mesh: Mesh,
+        precision: Precision,
+        accumulate: int,
+        *,
+        zero: int,
+        every: bool,
+    ) -> None:
+        super().__init__(module, mesh, precision, accumulate)
+        assert isinstance(module, FSDPModule)
+        self._root, self._zero, self._every = module, zero, every
+
+    def _reduced(self, last: bool) -> AbstractContextManager[object]:
+        self._root.set_requires_gradient_sync(last or self._every)
+        if self._zero < 3:  # the gathered parameters serve all micro-batches of a step
+            self._root.set_reshard_after_backward(last)
+        self._root.set_is_last_backward(last)
+        return nullcontext()
+
+
+def shard(
+    model: nn.Module,
+    blocks: Sequence[nn.Module],
+    mesh: Mesh,
+    precision: Precision,
+    config: ParallelConfig,
+) -> None:
+    """Divide each block, then the rest of the model, over `mesh.sharding`, in place.
+
+    Args:
+        model: The model, on the meta device or on the rank's device.
+        blocks: The modules whose parameters are gathered together.
+        mesh: The ranks.
+        precision: The number formats.
+        config: The section `parallel`.
+    """
+    fsdp = config.fsdp
+    offload: OffloadPolicy = OffloadPolicy()
+    if fsdp.offload:  # pinned memory needs a GPU
+        offload = CPUOffloadPolicy(pin_memory=precision.device.type == "cuda")
+    dtype = precision.autocast if precision.autocast != precision.params else None
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=precision.reduce)
+    options: dict[str, Any] = {
+        "mesh": mesh.sharding,
+        "mp_policy": policy,
+        "offload_policy": offload,
+    }
+    within: bool | int = False
+    if config.zero == 3:
+        within = fsdp.reshard_after_forward or True
+        if within == mesh.degrees.dp_shard:
+            within = True
+    for block in blocks:
+        fully_shard(block, reshard_after_forward=within, **options)
+    # What is outside of the blocks is needed first in the backward pass, so it stays gathered.
+    fully_shard(model, reshard_after_forward=None if within is True else within, **options)
+    _prefetch(blocks, fsdp)
+
+
+def _prefetch(blocks: Sequence[nn.Module], config: FSDPConfig) -> None:
+    """Gather the parameters of the next blocks of each pass ahead."""
+    if config.prefetch == 0:
+        return
+    divided: list[FSDPModule] = [block for block in blocks if isinstance(block, FSDPModule)]
+    for i, block in enumerate(divided):
+        block.set_modules_to_forward_prefetch(divided[i + 1 : i + 1 + config.prefetch])
+        before = divided[max(0, i - config.prefetch) : i]
+        block.set_modules_to_backward_prefetch(before[::-1])

@@ -1,0 +1,136 @@
+"""A model on the ranks of a mesh: forward and backward passes, and the global gradient.
+
+    batch of this rank ── micro-batches ── task ── sums ── backward of sum / rows ── gradient
+    gradient (mean over the data-parallel ranks) x rows x dp / count ── norm ── clip
+
+The class here is for a model that one rank holds alone. `ddp` and `fsdp` have the others, which
+change how gradients are reduced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from hpctrain.data.types import Batch
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.precision import Precision
+from hpctrain.tasks import Task
+
+
+class ParallelModel:
+    """A model, the mesh that it is spread over, and its precision.
+
+    Args:
+        module: Called for a forward pass. Its parameters, whole or sharded, are optimized.
+        mesh: The ranks.
+        precision: The number formats.
+        accumulate: The number of micro-batches in a rank's share of a batch; it must divide it.
+
+    Attributes:
+        parameters: Every parameter once. They are listed when the object is made, because FSDP2
+            exchanges those of the module during a pass.
+    """
+
+    def __init__(
+        self, module: nn.Module, mesh: Mesh, precision: Precision, accumulate: int
+    ) -> None:
+        self.module, self.mesh, self.precision = module, mesh, precision
+        self.accumulate = accumulate
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+
+    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
+        """Add the gradient of the mean loss over this rank's rows; reduce it over the ranks.
+
+        Args:
+            task: Computes sums and counts from a batch.
+            batch: Tensors on the device; the shares of all ranks have the same number of rows.
+
+        Returns:
+            The names of the sums, and this rank's sums and counts: float64, (2 * len(names),).
+        """
+        rows = len(batch["mask"])
+        vectors = []
+        for micro, last in _split(batch, self.accumulate):
+            with self._reduced(last):
+                with self.precision.forward():
+                    sums = task(self.module, micro)
+                # Dividing by the rows keeps the gradient in the range of the dtype. The exact
+                # divisor is the global count, which is known only after the step's reduction.
+                (sums["loss"][0] * (self.precision.scale / rows)).backward()
+            vectors.append(_to_vector(sums))
+        return list(sums), torch.stack(vectors).sum(0)
+
+    def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
+        """Return the names and sums of a forward pass, as `forward_backward` does."""
+        with torch.no_grad(), self.precision.forward():
+            sums = task(self.module, batch)
+        return list(sums), _to_vector(sums)
+
+    def scale_gradients(self, factor: torch.Tensor, clip_norm: float | None) -> torch.Tensor:
+        """Multiply the gradients by `factor`, then clip their global norm.
+
+        Args:
+            factor: Shape ().
+            clip_norm: The largest L2 norm; None does not clip.
+
+        Returns:
+            The norm before clipping, shape (), float32, the same on all ranks; without clipping
+            it is computed only in fp16, and is NaN otherwise.
+        """
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norm = torch.full((), float("nan"))
+        if clip_norm is not None or self.precision.compute == "fp16":
+            norm = (global_norm(gradients) * factor).float()
+        if clip_norm is not None:
+            factor = factor * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+        if local:
+            torch._foreach_mul_(local, factor.to(local[0].device, local[0].dtype))
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return tensors of this rank, other than the model, that the next step depends on."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with what `state_dict` of the same rank returned."""
+
+    def _reduced(self, last: bool) -> AbstractContextManager[object]:
+        """Return the context of one micro-batch, which decides whether gradients are reduced."""
+        return nullcontext()
+
+
+def global_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """Return the L2 norm of whole and sharded gradients together, shape (), on all ranks.
+
+    Args:
+        gradients: Any mixture of tensors, which are the same on all ranks, and DTensors.
+    """
+    by_mesh: dict[Any, list[torch.Tensor]] = {}
+    for gradient in gradients:
+        mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
+        by_mesh.setdefault(mesh, []).append(gradient)
+    norms = []
+    for part in by_mesh.values():
+        norm = torch.nn.utils.get_total_norm(part)
+        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    if len(norms) == 1:
+        return norms[0]
+    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+
+
+def _to_vector(sums: Any) -> torch.Tensor:
+    flat = [value.detach().double() for pair in sums.values() for value in pair]
+    return torch.stack(flat)
+
+
+def _split(batch: Batch, parts: int) -> Iterator[tuple[Batch, bool]]:
+    chunks = {name: values.chunk(parts) for name, values in batch.items()}
+    for index in range(parts):
+        yield {name: values[index] for name, values in chunks.items()}, index == parts - 1

@@ -1,0 +1,99 @@
+"""The number formats of a run: what computes, what is stored, what is sent.
+
+Reduced precision follows Micikevicius et al., "Mixed Precision Training" (2018).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from hpctrain.config.schema import PrecisionConfig
+from hpctrain.errors import ConfigError
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+_FIRST_SCALE = 65536.0
+_GROWTH_STEPS = 2000  # steps without an overflow after which the scale is doubled
+
+
+class Precision:
+    """The formats of a run, and the scale of its loss.
+
+    In fp16 small gradients would become 0, so the loss is multiplied by `scale`, and the gradient
+    is divided by it. The scale is halved, and the step is left out, when the gradient overflows.
+    The norm that shows it is global, so all ranks decide alike.
+
+    Args:
+        config: The section `precision`.
+        device: Device of the rank.
+
+    Raises:
+        ConfigError: The device does not have the format.
+
+    Attributes:
+        scale: The factor of the loss; 1.0 except in fp16.
+    """
+
+    def __init__(self, config: PrecisionConfig, device: torch.device) -> None:
+        self.compute, self.device = config.compute, device
+        self.params = DTYPES[config.params]
+        self.reduce = DTYPES[config.reduce or config.params]
+        self.scale = _FIRST_SCALE if self.compute == "fp16" else 1.0
+        self._good_steps = 0
+        if self.compute in ("tf32", "fp8"):
+            _check_gpu(self.compute, device)
+        if device.type == "cuda":
+            torch.set_float32_matmul_precision("high" if self.compute == "tf32" else "highest")
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """The dtype of autocast; None when it is off."""
+        if self.compute in ("bf16", "fp8"):
+            return torch.bfloat16
+        return torch.float16 if self.compute == "fp16" else None
+
+    def forward(self) -> AbstractContextManager[object]:
+        """Return a new context for one forward pass."""
+        if self.autocast is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.autocast)
+
+    def accepts(self, norm: torch.Tensor) -> bool:
+        """Return whether the step may be made, and adapt the scale; waits for the device in fp16.
+
+        Args:
+            norm: The norm of the global gradient, shape ().
+        """
+        if self.compute != "fp16":
+            return True
+        if not bool(torch.isfinite(norm)):
+            self.scale, self._good_steps = self.scale / 2, 0
+            return False
+        self._good_steps += 1
+        if self._good_steps == _GROWTH_STEPS:
+            self.scale, self._good_steps = self.scale * 2, 0
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scale and the steps since it changed, as JSON."""
+        return {"scale": self.scale, "good_steps": self._good_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with the scale that `state_dict` returned, unless the format is another."""
+        if self.compute == "fp16" and state["scale"] != 1.0:
+            self.scale, self._good_steps = state["scale"], state["good_steps"]
+
+
+def _check_gpu(compute: str, device: torch.device) -> None:
+    """Raise a ConfigError if the device cannot compute in this format."""
+    needed = {"tf32": (8, 0), "fp8": (8, 9)}[compute]
+    text = f"it needs a GPU of compute capability {needed[0]}.{needed[1]} or newer"
+    if device.type != "cuda":
+        raise ConfigError(f"precision.compute={compute}: {text}, but this rank's device is a CPU")
+    has = torch.cuda.get_device_capability(device)
+    if has < needed:
+        name = torch.cuda.get_device_name(device)
+        raise ConfigError(f"precision.compute={compute}: {text}; {name} has {has[0]}.{has[1]}")

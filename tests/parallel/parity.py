@@ -1,0 +1,175 @@
+"""Trainings of ten steps on a few ranks, whose results must be those of one process."""
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import distributed
+from torch.distributed.tensor import DTensor
+
+from hpctrain.config.degrees import Degrees
+from hpctrain.config.schema import Config
+from hpctrain.config.validate import parallel_problems
+from hpctrain.data.types import Batch
+from hpctrain.faults.stop import Stop
+from hpctrain.models import ConvNet, Transformer
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.model import ParallelModel
+from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.recipe import parallelize
+from hpctrain.tasks import Classification, LanguageModel
+from hpctrain.train.step import TrainStep
+from tests.ranks import run_ranks
+
+STEPS, ROWS = 10, 16
+MODELS: dict[str, Any] = {
+    "transformer": functools.partial(Transformer, 61, 32, 3, 4, 2, tied=True),
+    "conv": functools.partial(ConvNet, 1, 10),
+}
+TASKS: dict[str, Any] = {
+    "transformer": functools.partial(LanguageModel, documents="tokens_document"),
+    "conv": functools.partial(Classification, scale=1 / 16),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A training: dotted config keys and their values, the model, the number of ranks."""
+
+    model: str
+    ranks: int
+    keys: tuple[tuple[str, Any], ...] = ()
+    optimizer: str = "sgd"
+    steps: int = STEPS
+
+    def __str__(self) -> str:
+        keys = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in self.keys)
+        return f"{self.model}-{self.ranks}-{keys or 'plain'}"
+
+
+class Result(NamedTuple):
+    """What a rank has seen: a loss and a norm for each step, and the whole final parameters."""
+
+    losses: list[float]
+    norms: list[float]
+    parameters: dict[str, torch.Tensor]
+
+
+@dataclass
+class Training:
+    """The objects of one rank's training."""
+
+    config: Config
+    mesh: Mesh
+    model: ParallelModel
+    step: TrainStep
+    seen: int = 0
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+
+    def run(self, cell: Cell, steps: int) -> None:
+        for _ in range(steps):
+            self.step(self._share(batch(cell.model, self.seen)), 0.1)
+            self.losses.append(self.step.totals.means()["loss"])
+            self.norms.append(float(self.step.grad_norm))
+            self.seen += 1
+
+    def _share(self, whole: Batch) -> Batch:
+        rows, rank = ROWS // self.mesh.dp_size, self.mesh.dp_rank
+        return {name: value[rank * rows : (rank + 1) * rows] for name, value in whole.items()}
+
+
+def config(cell: Cell) -> Config:
+    made = Config()
+    made.train.clip_norm = 0.2
+    made.train.global_batch_size = ROWS
+    for key, value in cell.keys:
+        section, _, name = key.rpartition(".")
+        setattr(functools.reduce(getattr, section.split("."), made), name, value)
+    problems = list(parallel_problems(made, Degrees.of(made.parallel, cell.ranks)))
+    assert not problems, problems
+    return made
+
+
+def build(cell: Cell) -> Training:
+    """The training of this rank, in the process group that exists."""
+    made, cpu = config(cell), torch.device("cpu")
+    mesh = Mesh(Degrees.of(made.parallel, cell.ranks), distributed.get_rank(), cpu)
+    model = parallelize(MODELS[cell.model], made, mesh, Precision(made.precision, cpu))
+    optimizer: torch.optim.Optimizer
+    if cell.optimizer == "sgd":
+        optimizer = torch.optim.SGD(model.parameters, lr=0.1, momentum=0.9)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters, lr=1e-3)
+    clip = made.train.clip_norm
+    step = TrainStep(model, TASKS[cell.model](), optimizer, clip_norm=clip, stop=Stop())
+    return Training(made, mesh, model, step)
+
+
+def batch(model: str, step: int) -> Batch:
+    """A global batch whose last rows are padding, the end of an epoch that is not full."""
+    draw = torch.Generator().manual_seed(step)
+    mask = torch.arange(ROWS) < ROWS - 3 * (step % 3)
+    if model == "conv":
+        return {
+            "image": torch.randint(0, 16, (ROWS, 1, 8, 8), generator=draw, dtype=torch.uint8),
+            "label": torch.randint(0, 10, (ROWS,), generator=draw),
+            "mask": mask,
+        }
+    shape = (ROWS, 25)
+    return {
+        "tokens": torch.randint(0, 61, shape, generator=draw),
+        "tokens_document": (torch.rand(shape, generator=draw) < 0.1).int().cumsum(1),
+        "mask": mask,
+    }
+
+
+def results(cells: tuple[Cell, ...]) -> dict[Cell, list[Result]]:
+    """Train the cells, which have the same number of ranks; return the results by rank."""
+    (ranks,) = {cell.ranks for cell in cells}
+    answers = run_ranks(_train, ranks, cells, timeout=240)
+    return {cell: [answer[i] for answer in answers] for i, cell in enumerate(cells)}
+
+
+@functools.cache
+def reference(model: str, optimizer: str = "sgd", steps: int = STEPS) -> Result:
+    """The training by one process."""
+    (answer,) = run_ranks(_train, 1, (Cell(model, 1, optimizer=optimizer, steps=steps),))
+    result: Result = answer[0]
+    return result
+
+
+def _train(cells: tuple[Cell, ...]) -> list[Result]:
+    return [train(cell) for cell in cells]
+
+
+def train(cell: Cell) -> Result:
+    training = build(cell)
+    training.run(cell, cell.steps)
+    return Result(training.losses, training.norms, whole(training.model))
+
+
+def whole(model: ParallelModel) -> dict[str, torch.Tensor]:
+    """Every parameter, put together from all ranks."""
+    return {
+        name.removeprefix("module."): (p.full_tensor() if isinstance(p, DTensor) else p).detach()
+        for name, p in model.module.named_parameters()
+    }
+
+
+def difference(result: Result, expected: Result) -> tuple[float, float, float]:
+    """The largest relative differences of losses, norms and (to the largest) parameters."""
+
+    def relative(ours: list[float], theirs: list[float]) -> float:
+        pairs = zip(ours, theirs, strict=True)
+        return max(abs(a - b) / abs(b) for a, b in pairs)
+
+    assert result.parameters.keys() == expected.parameters.keys()
+    largest = max(float(value.abs().max()) for value in expected.parameters.values())
+    worst = max(
+        float((value.float() - expected.parameters[name].float()).abs().max())
+        for name, value in result.parameters.items()
+    )
+    losses = relative(result.losses, expected.losses)
+    return losses, relative(result.norms, expected.norms), worst / largest

@@ -1,0 +1,68 @@
+"""Every strategy gives the losses, gradient norms and parameters of one process."""
+
+import functools
+from typing import Any
+
+import pytest
+
+from tests.parallel.parity import STEPS, Cell, Result, difference, reference, results
+
+Keys = dict[str, Any]
+ZERO: dict[int, Keys] = {
+    stage: {"parallel.dp_replicate": 1, "parallel.dp_shard": -1, "parallel.zero": stage}
+    for stage in (1, 2, 3)
+}
+STRATEGIES: dict[str, Keys] = {
+    "ddp": {},
+    "ddp, reduced every time": {"parallel.sync": "every"},
+    "ddp, other options": {
+        "parallel.ddp.bucket_mb": 0.01,
+        "parallel.ddp.gradient_as_bucket_view": False,
+        "parallel.ddp.find_unused_parameters": True,
+    },
+    "zero1": ZERO[1],
+    "zero2": ZERO[2],
+    "zero3": ZERO[3],
+    "zero3, reduced last": ZERO[3] | {"parallel.sync": "last"},
+    "zero3, prefetch": ZERO[3] | {"parallel.fsdp.prefetch": 2},
+    "offload": ZERO[3] | {"parallel.fsdp.offload": True},
+    "zero2, offload": ZERO[2] | {"parallel.fsdp.offload": True},
+}
+FOUR: dict[str, Keys] = {
+    "hsdp": {"parallel.dp_replicate": 2, "parallel.dp_shard": 2},
+    "hsdp, zero1": {"parallel.dp_replicate": 2, "parallel.dp_shard": 2, "parallel.zero": 1},
+    "zero3, parameters over 2": ZERO[3] | {"parallel.fsdp.reshard_after_forward": 2},
+}
+MEMORY: dict[str, Keys] = {
+    "ddp, checkpointing": {"train.activation_checkpointing": "full"},
+    "zero3, checkpointing": ZERO[3] | {"train.activation_checkpointing": "full"},
+    "zero3, every second block": ZERO[3]
+    | {"train.activation_checkpointing": "full", "train.activation_checkpointing_every": 2},
+    "zero3, selective": ZERO[3] | {"train.activation_checkpointing": "selective"},
+}
+
+
+def cells(ranks: int) -> list[Cell]:
+    by_name = STRATEGIES | (FOUR if ranks == 4 else MEMORY)
+    return [
+        Cell(model, ranks, (*keys.items(), ("train.accumulate", accumulate)))
+        for model in ("transformer", "conv")
+        for keys in by_name.values()
+        for accumulate in (1, 2)
+    ]
+
+
+@functools.cache
+def trained(ranks: int) -> dict[Cell, list[Result]]:
+    """All cells of so many ranks are trained by one call, which saves their start."""
+    return results(tuple(cells(ranks)))
+
+
+@pytest.mark.parametrize("cell", [*cells(2), *cells(4)], ids=str)
+def test_equal_to_one_process(cell: Cell) -> None:
+    by_rank = trained(cell.ranks)[cell]
+    expected = reference(cell.model)
+    for result in by_rank:
+        assert len(result.losses) == STEPS
+        assert max(difference(result, expected)) < 1e-5
+    assert min(expected.norms) > 0.2, "clipping must bite"

@@ -25,10 +25,10 @@ from tests.ranks import run_ranks
 STEPS, ROWS = 10, 16
 MODELS: dict[str, Any] = {
     "transformer": functools.partial(Transformer, 61, 32, 3, 4, 2, tied=True),
-    "conv": functools.partial(ConvNet, 1, 10),
+    "conv": functools.partial(ConvNet, 1, [16, 32, 32], 10),
 }
 TASKS: dict[str, Any] = {
-    "transformer": functools.partial(LanguageModel, documents="tokens_document"),
+    "transformer": functools.partial(LanguageModel, documents=True),
     "conv": functools.partial(Classification, scale=1 / 16),
 }
 

@@ -1,7 +1,7 @@
 """A training step on a small model, for the tests of its parts."""
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.schema import PrecisionConfig
@@ -39,9 +39,9 @@ def make(accumulate: int = 1, clip_norm: float | None = None, dropout: float = 0
 
 
 def alone(module: nn.Module, accumulate: int = 1) -> ParallelModel:
-    """The model on one rank, in fp32."""
+    """The model by itself on each rank, in fp32."""
     cpu = torch.device("cpu")
-    mesh = Mesh(Degrees(), 0, cpu)
+    mesh = Mesh(Degrees(distributed.get_world_size()), distributed.get_rank(), cpu)
     return ParallelModel(module, mesh, Precision(PrecisionConfig(), cpu), accumulate)
 
 

@@ -59,6 +59,8 @@ DEFAULTS: dict[str, Any] = {
     "train.clip_norm": 1.0,
     "train.eval_every": None,
     "precision.compute": "fp32",
+    "precision.params": "fp32",
+    "precision.reduce": None,
 }
 
 

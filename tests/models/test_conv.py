@@ -69,7 +69,10 @@ def test_it_learns_the_digits() -> None:
 
 
 def test_resnet_of_torchvision() -> None:
-    pytest.importorskip("torchvision")
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError) as error:  # a build for CUDA fails with torch for the CPU
+        pytest.skip(f"torchvision cannot be imported: {error}")
     model = instantiate(conf("resnet18"))
     assert sum(p.numel() for p in model.parameters()) == 11_689_512
     assert model(torch.randn(2, 3, 64, 64)).shape == (2, 1000)

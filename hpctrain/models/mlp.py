@@ -1,4 +1,4 @@
-"""The models of the experiments that come with hpctrain; any `_target_` may take their place."""
+"""A multilayer perceptron."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from itertools import pairwise
 import torch
 from torch import nn
 
+from hpctrain.models.model import Model
 
-class MLP(nn.Sequential):
+
+class MLP(Model, nn.Sequential):
     """Fully connected layers with ReLU on the flattened input.
 
     Args:

@@ -1,0 +1,385 @@
+"""A decoder-only Transformer, which predicts the next token at each position.
+
+    tokens ── embed (+ positions) ── layers ── norm ── head ── logits
+                                       │
+        x + attention(attention_norm(x)), then x + mlp(mlp_norm(x))
+
+Keyword arguments choose between the shapes of two families, whose weights of Hugging Face's
+transformers fit (the tests copy them):
+
+| | Llama 3 (Grattafiori et al. 2024) | GPT-2 (Radford et al. 2019) |
+|---|---|---|
+| `norm` | "rms": RMSNorm (Zhang and Sennrich 2019) | "layer": LayerNorm (Ba et al. 2016) |
+| `mlp` | "swiglu" (Shazeer 2020) | "gelu", tanh form (Hendrycks and Gimpel 2016) |
+| `learned_positions` | None: rotary (Su et al. 2021) | 1024 |
+| `kv_heads` | fewer than `heads` (Ainslie et al. 2023) | None: as many as `heads` |
+| `bias`, `tied` | False | True |
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hpctrain.errors import ConfigError
+from hpctrain.models.model import Model
+
+STD = 0.02  # of the initial weights, as in GPT-2
+Rotation = tuple[torch.Tensor, torch.Tensor]
+
+
+class Transformer(Model):
+    """A decoder-only Transformer; the module has the variants.
+
+    Weights are drawn from a normal distribution of standard deviation 0.02. For the projections
+    that add to the residual stream it is 0.02 / sqrt(2 * layers), as in GPT-2.
+
+    Args:
+        vocab_size: Number of tokens; ids are 0 to vocab_size - 1.
+        dim: Width of the residual stream.
+        layers: Number of layers.
+        heads: Number of query heads. It must divide `dim`.
+        kv_heads: Number of key and value heads, each of which serves heads / kv_heads query heads
+            (grouped-query attention). None means `heads`.
+        hidden: Width of the MLP. None means 4 * dim for "gelu", and for "swiglu" 8/3 * dim, rounded
+            up to a multiple of 32, which has about as many parameters.
+        norm: "rms" or "layer".
+        mlp: "swiglu" or "gelu".
+        learned_positions: Number of learned positions, which is the longest context. None uses
+            rotary position embeddings, which have no longest context.
+        theta: Base of the wavelengths of the rotary embedding.
+        eps: Added to the variance in the norms.
+        bias: Whether linear layers (but not the head) and LayerNorms have a bias.
+        tied: Whether the head uses the weight of the embedding (Press and Wolf 2017).
+
+    Attributes:
+        vocab_size: As given.
+        layers: The layers, an `nn.ModuleList` of `Layer`.
+
+    Raises:
+        ValueError: Heads, widths or names do not fit together.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        layers: int,
+        heads: int,
+        kv_heads: int | None = None,
+        hidden: int | None = None,
+        *,
+        norm: str = "rms",
+        mlp: str = "swiglu",
+        learned_positions: int | None = None,
+        theta: float = 10_000.0,
+        eps: float = 1e-5,
+        bias: bool = False,
+        tied: bool = False,
+    ) -> None:
+        kv_heads = heads if kv_heads is None else kv_heads
+        _check(dim, layers, heads, kv_heads, norm, mlp, rotary=learned_positions is None)
+        if hidden is None:
+            hidden = 4 * dim if mlp == "gelu" else -(-8 * dim // (3 * 32)) * 32
+        super().__init__()
+        self.vocab_size, self.theta = vocab_size, theta
+        self.head_dim = dim // heads
+        self.embed = Embedding(vocab_size, dim)
+        self.positions = None if learned_positions is None else Embedding(learned_positions, dim)
+        std = STD / math.sqrt(2 * layers)
+        self.layers = nn.ModuleList(
+            Layer(
+                attention_norm=_norm(norm, dim, eps, bias),
+                attention=Attention(dim, heads, kv_heads, bias, std),
+                mlp_norm=_norm(norm, dim, eps, bias),
+                mlp=(SwiGLU if mlp == "swiglu" else GELU)(dim, hidden, bias, std),
+            )
+            for _ in range(layers)
+        )
+        self.norm = _norm(norm, dim, eps, bias)
+        self.head = Linear(dim, vocab_size, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+        looked_up = [] if tied else [self.embed]
+        looked_up += [] if self.positions is None else [self.positions]
+        parameters = sum(p.numel() for p in self.parameters())
+        self._multiplied = parameters - sum(table.weight.numel() for table in looked_up)
+
+    def forward(self, tokens: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the logits of the token that follows each position.
+
+        Args:
+            tokens: int64 (batch, length).
+            documents: An integer dtype, (batch, length): the number of each token's document, which
+                never decreases in a row. A token attends only to its own document, and positions
+                begin at 0 in each. The mask takes batch * length^2 bytes. None: each row is one
+                document, and attention needs no mask.
+
+        Returns:
+            Logits (batch, length, vocab_size), in the dtype of the computation.
+
+        Raises:
+            ConfigError: A token is not in the vocabulary (on a GPU, CUDA stops with an assertion of
+                its own), or the row is longer than the learned positions.
+        """
+        positions, mask = _positions(tokens, documents)
+        x = self._embedded(tokens)
+        rotation = None
+        if self.positions is None:
+            rotation = rotary(positions, self.head_dim, self.theta)
+        else:
+            if tokens.shape[1] > self.positions.num_embeddings:
+                raise ConfigError(
+                    f"model.learned_positions={self.positions.num_embeddings}: the samples have "
+                    f"{tokens.shape[1]} tokens; shorten data.windows.length"
+                )
+            x = x + self.positions(positions)
+        for layer in self.layers:
+            x = layer(x, rotation, mask)
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
+
+    def flops_per_token(self, length: int) -> int:
+        """Return the floating-point operations of one token in a training step.
+
+        This is 6 N + 12 layers * dim * length, the model FLOPs of PaLM (Chowdhery et al. 2022,
+        appendix B): N counts the parameters that are multiplied with activations, which leaves out
+        tables of embeddings that are only looked up. The backward pass costs twice the forward
+        pass. Attention counts as if it were not causal, and activations that are computed twice
+        count once, as is usual for MFU.
+
+        Args:
+            length: Tokens of a sample.
+        """
+        dim = self.embed.embedding_dim
+        return 6 * self._multiplied + 12 * len(self.layers) * dim * length
+
+    def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+        try:
+            x: torch.Tensor = self.embed(tokens)
+        except IndexError:
+            raise ConfigError(
+                f"model.vocab_size={self.vocab_size}: the data has tokens from "
+                f"{int(tokens.min())} to {int(tokens.max())}; ids are 0 to vocab_size - 1"
+            ) from None
+        return x
+
+
+class Linear(nn.Linear):
+    """A linear layer with normally distributed weights, and biases of zero.
+
+    Args:
+        ins: Number of inputs.
+        outs: Number of outputs.
+        bias: Whether there is a bias.
+        std: Standard deviation of the initial weights.
+    """
+
+    def __init__(self, ins: int, outs: int, bias: bool, std: float = STD) -> None:
+        self.std = std  # the constructor of nn.Linear calls reset_parameters
+        super().__init__(ins, outs, bias)
+
+    def reset_parameters(self) -> None:
+        """Draw the initial weights."""
+        nn.init.normal_(self.weight, std=self.std)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class Embedding(nn.Embedding):
+    """A table of vectors with normally distributed elements."""
+
+    def reset_parameters(self) -> None:
+        """Draw the initial vectors."""
+        nn.init.normal_(self.weight, std=STD)
+
+
+class Layer(nn.Module):
+    """Attention and an MLP, each of which adds to the residual stream.
+
+    Args:
+        attention_norm: Applied to the input of the attention.
+        attention: The attention.
+        mlp_norm: Applied to the input of the MLP.
+        mlp: The MLP.
+    """
+
+    def __init__(
+        self, attention_norm: nn.Module, attention: Attention, mlp_norm: nn.Module, mlp: nn.Module
+    ) -> None:
+        super().__init__()
+        self.attention_norm, self.attention = attention_norm, attention
+        self.mlp_norm, self.mlp = mlp_norm, mlp
+
+    def forward(
+        self, x: torch.Tensor, rotation: Rotation | None, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Map (batch, length, dim) to the same shape; `Attention` has the other arguments."""
+        x = x + self.attention(self.attention_norm(x), rotation, mask)
+        out: torch.Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
+
+
+class Attention(nn.Module):
+    """Causal attention with grouped queries.
+
+    Args:
+        dim: Width of the residual stream.
+        heads: Number of query heads.
+        kv_heads: Number of key and value heads.
+        bias: Whether the projections have a bias.
+        std: Standard deviation of the initial output projection.
+    """
+
+    def __init__(self, dim: int, heads: int, kv_heads: int, bias: bool, std: float) -> None:
+        super().__init__()
+        self.head_dim, self.grouped = dim // heads, kv_heads < heads
+        width = kv_heads * self.head_dim
+        self.query = Linear(dim, dim, bias)
+        self.key = Linear(dim, width, bias)
+        self.value = Linear(dim, width, bias)
+        self.out = Linear(dim, dim, bias, std)
+
+    def forward(
+        self, x: torch.Tensor, rotation: Rotation | None, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Mix the values of the positions that each position may see.
+
+        Args:
+            x: (batch, length, dim).
+            rotation: What `rotary` returns; None does not rotate.
+            mask: bool (batch, 1, length, length), True where a query (third axis) may see a key
+                (fourth axis). None: every position sees itself and those before it.
+
+        Returns:
+            (batch, length, dim).
+        """
+        # -1 instead of the number of heads: under tensor parallelism a rank has a part of them.
+        query, key, value = (
+            projection(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for projection in (self.query, self.key, self.value)
+        )
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, mask, is_causal=mask is None, enable_gqa=self.grouped
+        )
+        out: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x)).
+
+    Args:
+        dim: Width of the residual stream.
+        hidden: Width between the projections.
+        bias: Whether the projections have a bias.
+        std: Standard deviation of the initial `down`.
+    """
+
+    def __init__(self, dim: int, hidden: int, bias: bool, std: float) -> None:
+        super().__init__()
+        self.gate = Linear(dim, hidden, bias)
+        self.up = Linear(dim, hidden, bias)
+        self.down = Linear(hidden, dim, bias, std)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (batch, length, dim) to the same shape."""
+        out: torch.Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return out
+
+
+class GELU(nn.Module):
+    """down(gelu(up(x))); the arguments are those of `SwiGLU`."""
+
+    def __init__(self, dim: int, hidden: int, bias: bool, std: float) -> None:
+        super().__init__()
+        self.up = Linear(dim, hidden, bias)
+        self.down = Linear(hidden, dim, bias, std)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (batch, length, dim) to the same shape."""
+        out: torch.Tensor = self.down(F.gelu(self.up(x), approximate="tanh"))
+        return out
+
+
+def rotary(positions: torch.Tensor, head_dim: int, theta: float) -> Rotation:
+    """Return the cosines and sines of the rotary embedding, which `rotate` applies.
+
+    They are computed in each forward pass. A buffer would lose precision when the model is
+    converted to bfloat16, and would need care on the meta device.
+
+    Args:
+        positions: An integer dtype, (batch or 1, length).
+        head_dim: Elements of a head, an even number.
+        theta: Pair i of a head turns by theta^(-2 i / head_dim) for each position.
+
+    Returns:
+        Two tensors, float32 (batch or 1, 1, length, head_dim / 2).
+    """
+    pairs = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device)
+    angles = positions[:, None, :, None] * theta ** (-pairs / head_dim)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    """Rotate the pairs (i, i + head_dim / 2) of each head by the angles of its position.
+
+    Llama's own code pairs neighbours instead; Hugging Face's weights are sorted for this order.
+
+    Args:
+        x: Queries or keys, (batch, heads, length, head_dim).
+        rotation: What `rotary` returned.
+
+    Returns:
+        The shape and dtype of `x`; computed in float32.
+    """
+    cos, sin = rotation
+    first, second = x.float().chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).type_as(x)
+
+
+def _positions(
+    tokens: torch.Tensor, documents: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return positions, (batch or 1, length), and the mask of `Attention`, or None."""
+    places = torch.arange(tokens.shape[1], device=tokens.device)[None]
+    if documents is None:
+        return places, None
+    begins = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0))
+    starts = (places * begins).cummax(1).values
+    same = documents[:, :, None] == documents[:, None, :]
+    return places - starts, (same & (places[..., None] >= places[:, None]))[:, None]
+
+
+def _norm(kind: str, dim: int, eps: float, bias: bool) -> nn.Module:
+    return nn.RMSNorm(dim, eps) if kind == "rms" else nn.LayerNorm(dim, eps, bias=bias)
+
+
+def _check(
+    dim: int, layers: int, heads: int, kv_heads: int, norm: str, mlp: str, *, rotary: bool
+) -> None:
+    if min(dim, layers, heads, kv_heads) < 1:
+        raise ValueError(
+            f"dim={dim}, layers={layers}, heads={heads} and kv_heads={kv_heads} are 1 or more"
+        )
+    if dim % heads:
+        raise ValueError(f"heads={heads} does not divide dim={dim}")
+    if heads % kv_heads:
+        fitting = [str(n) for n in range(1, heads + 1) if heads % n == 0]
+        raise ValueError(
+            f"kv_heads={kv_heads} does not divide heads={heads}; {', '.join(fitting)} do"
+        )
+    if rotary and dim // heads % 2:
+        raise ValueError(
+            f"dim={dim} / heads={heads} = {dim // heads} elements in a head: the rotary embedding "
+            "needs an even number"
+        )
+    if norm not in ("rms", "layer"):
+        raise ValueError(f"norm={norm}: it is rms or layer")
+    if mlp not in ("swiglu", "gelu"):
+        raise ValueError(f"mlp={mlp}: it is swiglu or gelu")

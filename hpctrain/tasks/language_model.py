@@ -1,0 +1,141 @@
+"""Language modelling: predict the next token."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from hpctrain.data.tokenizer import DatasetTokenizer
+from hpctrain.data.types import Batch
+from hpctrain.errors import ConfigError
+from hpctrain.tasks.task import SplitTask, Sums, field
+
+DOCUMENT = "_document"  # FIELD_document is made by hpctrain.data.windows
+
+
+class LanguageModel(SplitTask):
+    """Cross-entropy of the next token, and bits per byte.
+
+        window   t0 t1 t2 t3 t4        samples of length context + 1
+        inputs   t0 t1 t2 t3
+        targets     t1 t2 t3 t4
+
+    The sums are `loss`, in nats over the predicted tokens, and `bits_per_byte`, in bits over the
+    bytes of text that these tokens stand for. The latter compares models with different tokenizers,
+    and with compressors of files: a model of b bits per byte compresses text to b / 8 of its size
+    by arithmetic coding. Tokens that stand for no text, such as the end of a document, cost bits
+    and have no bytes. `bits_per_byte` needs the data set's tokenizer, which `bind` reads. `derived`
+    adds `perplexity`, exp(loss).
+
+    Args:
+        tokens: Field of the windows, an integer dtype, shape (batch, length + 1).
+        documents: Whether the model gets the documents of FIELD_document (data.windows.documents)
+            as its second argument, so that it attends only within a document. A target that begins
+            another document than its input then does not count.
+        chunk: Number of positions whose logits are converted to float32 at a time. The conversion
+            is repeated in the backward pass, so the float32 logits of the whole batch are never in
+            memory.
+    """
+
+    def __init__(self, tokens: str = "tokens", documents: bool = False, chunk: int = 1024) -> None:
+        if chunk < 1:
+            raise ValueError(f"chunk={chunk}: it is 1 or more")
+        self.tokens, self.documents, self.chunk = tokens, documents, chunk
+        self._bytes: torch.Tensor | None = None
+
+    def bind(self, source: str | Path) -> Self:
+        """Return this task with the number of bytes of each token, for `bits_per_byte`.
+
+        Args:
+            source: The folder or URL of the data set.
+
+        Raises:
+            DataError: The tokenizer cannot be read.
+        """
+        bound = copy.copy(self)
+        lengths = DatasetTokenizer.of(source, self.tokens).byte_lengths()
+        bound._bytes = torch.from_numpy(lengths)
+        return bound
+
+    def inputs(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+        """Return tokens, int64 (batch, length), and the documents if the model gets them."""
+        tokens = self._windows(batch)
+        inputs = (tokens[:, :-1].long(),)
+        return (*inputs, self._documents(batch)[:, :-1]) if self.documents else inputs
+
+    def sums(self, outputs: Any, batch: Batch) -> Sums:
+        """Return the sums of a `Task`; rows whose mask is False do not count.
+
+        Args:
+            outputs: Logits, a floating dtype (batch, length, vocabulary); or an object that has
+                them as its attribute `logits`, as those of Hugging Face's transformers.
+            batch: The batch.
+
+        Raises:
+            ConfigError: The shape of the logits does not fit.
+        """
+        logits: torch.Tensor = getattr(outputs, "logits", outputs)
+        targets = self._windows(batch)[:, 1:].long()
+        if logits.shape[:-1] != targets.shape:
+            raise ConfigError(
+                f"the model returned logits of shape {tuple(logits.shape)}; a language model "
+                f"returns (batch, length, vocabulary), here {(*targets.shape, 'vocabulary')}"
+            )
+        counted = batch["mask"][:, None].expand_as(targets)
+        if self.documents:
+            documents = self._documents(batch)
+            counted = counted & (documents[:, 1:] == documents[:, :-1])
+        losses = self._losses(logits.flatten(0, 1), targets.flatten())
+        total = (losses * counted.flatten()).sum()
+        sums = {"loss": (total, counted.sum())}
+        if self._bytes is not None:
+            if self._bytes.device != targets.device:
+                self._bytes = self._bytes.to(targets.device)
+            nbytes = (self._bytes[targets] * counted).sum()
+            sums["bits_per_byte"] = (total.detach() / math.log(2), nbytes)
+        return sums
+
+    def derived(self, means: dict[str, float]) -> dict[str, float]:
+        """Return the perplexity, exp(loss): infinite where it is too large for a float."""
+        try:
+            return {"perplexity": math.exp(means["loss"])}
+        except OverflowError:
+            return {"perplexity": math.inf}
+
+    def _windows(self, batch: Batch) -> torch.Tensor:
+        tokens = field(batch, self.tokens, "task.tokens")
+        if tokens.dim() != 2 or tokens.shape[1] < 2 or tokens.is_floating_point():
+            raise ConfigError(
+                f"task.tokens={self.tokens}: the batch has {tokens.dtype} of shape "
+                f"{tuple(tokens.shape)}; a language model needs integers (batch, 2 or more), such "
+                f"as the windows of data.windows.field={self.tokens}"
+            )
+        return tokens
+
+    def _documents(self, batch: Batch) -> torch.Tensor:
+        if self.tokens + DOCUMENT not in batch:
+            raise ConfigError(
+                "task.documents=true: the batch has no documents; set data.windows.documents=true"
+            )
+        return batch[self.tokens + DOCUMENT]
+
+    def _losses(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the cross-entropy of each row: float32 (n,), of logits (n, vocabulary)."""
+        if len(targets) <= self.chunk:
+            return _cross_entropy(logits, targets)
+        # `split` has one gradient for all chunks; slices would each make one of the full size.
+        losses = [
+            checkpoint(_cross_entropy, *rows, use_reentrant=False, preserve_rng_state=False)
+            for rows in zip(logits.split(self.chunk), targets.split(self.chunk), strict=True)
+        ]
+        return torch.cat(losses)
+
+
+def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.float(), targets, reduction="none")

@@ -1,0 +1,108 @@
+"""The interface of tasks. A task turns a batch into sums.
+
+A task returns *sums and counts*, never means: `{"loss": (sum, count), "accuracy": (sum, count)}`.
+The trainer adds them over micro-batches and ranks and divides once. So accumulation, DDP and a
+padded last batch give the same numbers as one process. The gradient is that of `"loss"`.
+
+    batch ── inputs ── model ── outputs ──┐
+      └───────────────────────────────────┴── sums        (a SplitTask)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from hpctrain.data.types import Batch
+from hpctrain.errors import ConfigError
+
+Sums = dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+class Task(Protocol):
+    """A callable that returns the same names in the same order on every call.
+
+    A task may also have the methods `derived` and `bind`; the functions of these names use them.
+    """
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Sums:
+        """Run the model on a batch, which is on the model's device; return sums and counts."""
+        ...
+
+
+class SplitTask(ABC):
+    """A task with a cut between the model and the loss, which pipeline parallelism needs."""
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Sums:
+        """See `Task`."""
+        return self.sums(model(*self.inputs(batch)), batch)
+
+    @abstractmethod
+    def inputs(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+        """Return the positional arguments of the model, with the samples along the first axis.
+
+        Raises:
+            ConfigError: The batch has no such field, or its shape does not fit.
+        """
+
+    @abstractmethod
+    def sums(self, outputs: Any, batch: Batch) -> Sums:
+        """Return the sums and counts of a `Task`.
+
+        Args:
+            outputs: What the model has returned for `inputs(batch)`.
+            batch: The batch.
+
+        Raises:
+            ConfigError: The outputs do not fit the batch.
+        """
+
+
+def derived(task: Task, means: dict[str, float]) -> dict[str, float]:
+    """Return the means, followed by the metrics that the task computes from them.
+
+    Perplexity, for example, is exp(loss) of the mean over all ranks and steps, not a mean of
+    perplexities.
+
+    Args:
+        task: If it has such metrics, its method `derived(means)` returns them by name.
+        means: Sum / count of each name over all ranks; empty if there was no batch.
+    """
+    method = getattr(task, "derived", None)
+    return means if method is None or not means else {**means, **method(means)}
+
+
+def bind(task: Task, source: str | Path) -> Task:
+    """Return the task with what it needs to know of the data set.
+
+    Args:
+        task: If it needs something, its method `bind(source)` returns the task that knows it.
+        source: The folder or URL of the data set.
+
+    Raises:
+        DataError: The data set has not what the task needs.
+    """
+    method = getattr(task, "bind", None)
+    bound: Task = task if method is None else method(source)
+    return bound
+
+
+def field(batch: Batch, name: str, key: str) -> torch.Tensor:
+    """Return the field `name` of the batch.
+
+    Args:
+        batch: Field name to tensor.
+        name: Name of the field.
+        key: Config key that holds the name, for the error.
+
+    Raises:
+        ConfigError: The data set has no such field.
+    """
+    if name not in batch:
+        fields = ", ".join(other for other in batch if other != "mask")
+        raise ConfigError(f"{key}={name}: the data set's fields are {fields}")
+    return batch[name]

@@ -14,8 +14,8 @@ def find_blocks(model: nn.Module, classes: list[str]) -> list[tuple[str, nn.Modu
     """Return the names and modules of the blocks, in the order of the model.
 
     Without class names these are the members of the longest list (`nn.ModuleList`,
-    `nn.ModuleDict` or `nn.Sequential`) of at least two modules of one class with parameters. Lists
-    of the same class of members, such as the stages of a ResNet, are taken together.
+    `nn.ModuleDict` or `nn.Sequential`) whose members with parameters, at least two, have one class.
+    Lists of the same class of members, such as the stages of a ResNet, are taken together.
 
     Args:
         model: The model.
@@ -30,20 +30,19 @@ def find_blocks(model: nn.Module, classes: list[str]) -> list[tuple[str, nn.Modu
     for name, module in model.named_modules():
         if not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
             continue
-        members = list(module.named_children())
-        kind = type(members[0][1]) if members else None
-        alike = all(type(member) is kind for _, member in members)
-        if kind is None or not alike or not any(True for _ in members[0][1].parameters()):
-            continue
-        prefix = f"{name}." if name else ""
-        lists.setdefault(kind, []).extend((prefix + key, member) for key, member in members)
+        members = [(key, m) for key, m in module.named_children() if _size(m)]
+        kinds = {type(member) for _, member in members}
+        if len(kinds) == 1:
+            prefix = f"{name}." if name else ""
+            lists.setdefault(kinds.pop(), []).extend((prefix + key, m) for key, m in members)
     # Layers within layers, such as the experts of each block, are not blocks by themselves.
     found = [_outermost(blocks) for blocks in lists.values() if len(blocks) > 1]
     if not found:
         raise ConfigError(
             f"the blocks of {type(model).__name__} cannot be found: it has no list (nn.ModuleList, "
-            "nn.ModuleDict or nn.Sequential) of two or more modules of one class. Name the classes "
-            f"of its blocks: parallel.blocks=[{', '.join(_classes(model)[:4])}]"
+            "nn.ModuleDict or nn.Sequential) of two or more modules with parameters and of one "
+            f"class. Name the classes of its blocks: parallel.blocks=[{_classes(model)[0]}]; it "
+            f"has {', '.join(_classes(model))}"
         )
     return max(found, key=lambda blocks: sum(_size(block) for _, block in blocks))
 
@@ -73,12 +72,8 @@ def _outermost(blocks: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module
 
 def _classes(model: nn.Module) -> list[str]:
     """Return the class names of the modules that have parameters below them, without the model."""
-    found = {
-        type(module).__name__: None
-        for name, module in model.named_modules()
-        if name and any(True for _ in module.parameters())
-    }
-    return list(found)
+    found = {type(m).__name__: None for name, m in model.named_modules() if name and _size(m)}
+    return list(found) or ["CLASS"]
 
 
 def _size(module: nn.Module) -> int:

@@ -1,9 +1,7 @@
 """Data parallel: every rank has the whole model, and gradients are averaged while they appear."""
 
-from __future__ import annotations
-
+# Annotations are not postponed here, because torch looks at those of a hook.
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -55,7 +53,7 @@ class DDPModel(ParallelModel):
         return nullcontext() if last or self._every else self._ddp.no_sync()
 
 
-def average_as(dtype: torch.dtype, bucket: dist.GradBucket) -> Any:
+def average_as(dtype: torch.dtype, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average the gradients of a bucket in another format, on any backend.
 
     torch has such hooks for fp16, and for bf16 with NCCL only.

@@ -70,7 +70,8 @@ class Training:
 
     def run(self, cell: Cell, steps: int) -> None:
         for _ in range(steps):
-            self.step(self._share(batch(cell.model, self.seen)), 0.1)
+            lr = 0.1 if cell.optimizer == "sgd" else 1e-3
+            self.step(self._share(batch(cell.model, self.seen)), lr)
             self.losses.append(self.step.totals.means()["loss"])
             self.norms.append(float(self.step.grad_norm))
             self.seen += 1
@@ -96,12 +97,15 @@ def build(cell: Cell) -> Training:
     """The training of this rank, in the process group that exists."""
     made, cpu = config(cell), torch.device("cpu")
     mesh = Mesh(Degrees.of(made.parallel, cell.ranks), distributed.get_rank(), cpu)
-    model = parallelize(MODELS[cell.model], made, mesh, Precision(made.precision, cpu))
+    precision = Precision(made.precision, cpu)
+    if made.precision.compute == "fp16":
+        precision.scale = 1024.0  # the first scale is found by steps that are left out
+    model = parallelize(MODELS[cell.model], made, mesh, precision)
     optimizer: torch.optim.Optimizer
     if cell.optimizer == "sgd":
-        optimizer = torch.optim.SGD(model.parameters, lr=0.1, momentum=0.9)
+        optimizer = torch.optim.SGD(model.parameters, momentum=0.9)
     else:
-        optimizer = torch.optim.AdamW(model.parameters, lr=1e-3)
+        optimizer = torch.optim.AdamW(model.parameters)
     clip = made.train.clip_norm
     step = TrainStep(model, TASKS[cell.model](), optimizer, clip_norm=clip, stop=Stop())
     return Training(made, mesh, model, step)

@@ -1,0 +1,75 @@
+"""A checkpoint of any strategy is loaded by any other, which goes on with the same losses."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import distributed
+
+from hpctrain.checkpoint.checkpointer import Checkpointer
+from hpctrain.distributed.ranks import RankInfo
+from tests.parallel.parity import Cell, Result, Training, build, difference, reference, whole
+from tests.ranks import run_ranks
+
+BEFORE, AFTER = 4, 6
+STRATEGIES: dict[str, tuple[int, dict[str, Any]]] = {
+    "single": (1, {}),
+    "ddp": (2, {}),
+    "zero1": (2, {"parallel.dp_replicate": 1, "parallel.dp_shard": -1, "parallel.zero": 1}),
+    "zero3": (4, {"parallel.dp_replicate": 1, "parallel.dp_shard": -1}),
+    "hsdp": (4, {"parallel.dp_replicate": 2, "parallel.dp_shard": 2}),
+    "offload": (
+        2,
+        {"parallel.dp_replicate": 1, "parallel.dp_shard": -1, "parallel.fsdp.offload": True},
+    ),
+}
+
+
+def cell(name: str) -> Cell:
+    ranks, keys = STRATEGIES[name]
+    return Cell("transformer", ranks, tuple(keys.items()), "adamw", BEFORE + AFTER)
+
+
+def checkpointer(training: Training, folder: Path) -> Checkpointer:
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    ranks = RankInfo("test", rank, rank, 0, size, size, 1, "localhost", 1)
+    return Checkpointer(folder, 2, ranks, training.model.module, training.step.optimizer)
+
+
+def save(cell: Cell, folder: Path) -> None:
+    training = build(cell)
+    training.run(cell, BEFORE)
+    checkpointer(training, folder).save(BEFORE, {"step": BEFORE})
+
+
+def resume(cell: Cell, folders: list[Path]) -> list[Result]:
+    return [resume_one(cell, folder) for folder in folders]
+
+
+def resume_one(cell: Cell, folder: Path) -> Result:
+    training = build(cell)
+    assert checkpointer(training, folder).load_latest() == {"step": BEFORE}
+    training.seen = BEFORE
+    training.run(cell, AFTER)
+    return Result(training.losses, training.norms, whole(training.model))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A checkpoint of each strategy, of the same four steps."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in STRATEGIES}
+    for name, folder in folders.items():
+        run_ranks(save, STRATEGIES[name][0], cell(name), folder)
+    return folders
+
+
+@pytest.mark.parametrize("to", STRATEGIES)
+def test_any_checkpoint_goes_on(to: str, saved: dict[str, Path]) -> None:
+    expected = reference("transformer", "adamw", BEFORE + AFTER)
+    rest = Result(expected.losses[BEFORE:], expected.norms[BEFORE:], expected.parameters)
+    by_rank = run_ranks(resume, STRATEGIES[to][0], cell(to), list(saved.values()))
+    for result in itertools.chain(*by_rank):
+        losses, norms, parameters = difference(result, rest)
+        assert max(losses, norms) < 1e-5
+        assert parameters < 1e-4  # Adam divides by the root of tiny second moments

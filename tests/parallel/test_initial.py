@@ -1,0 +1,94 @@
+"""Initial parameters are bit by bit those of one process, however the model is spread."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+
+from hpctrain.config.degrees import Degrees
+from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.models import MLP, ConvNet, Transformer
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.recipe import parallelize
+from tests.parallel.parity import whole
+from tests.ranks import run_ranks
+
+SHARDED = ParallelConfig(dp_replicate=1, dp_shard=-1)
+HYBRID = ParallelConfig(dp_replicate=2, dp_shard=2)
+
+
+class Own(nn.Module):
+    """A user's model: a constructor of its own, tied weights, buffers in and out of the state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.norm = nn.BatchNorm1d(6)
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embed.weight
+        nn.init.constant_(self.layers[1].bias, 0.5)
+        self.register_buffer("scale", torch.rand(3), persistent=False)
+
+
+class Reads(Own):
+    """A model that cannot be built on the meta device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = [rate.item() for rate in torch.linspace(0, 1, 3)]
+
+
+MODELS: dict[str, Any] = {
+    "transformer": functools.partial(Transformer, 13, 8, 2, 2, tied=True),
+    "gpt2": functools.partial(
+        Transformer, 13, 8, 2, 2, norm="layer", mlp="gelu", learned_positions=8, bias=True
+    ),
+    "conv": functools.partial(ConvNet, 1, [8, 8], 3, "batch"),
+    "mlp": functools.partial(MLP, 5, [7, 7], 3),
+    "own": Own,
+    "reads": Reads,
+}
+
+
+def build(name: str, parallel: ParallelConfig, params: str) -> tuple[dict[str, Any], bool]:
+    config, cpu = Config(seed=5, parallel=parallel), torch.device("cpu")
+    config.precision.params = params
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    mesh = Mesh(Degrees.of(parallel, size), rank, cpu)
+    model = parallelize(MODELS[name], config, mesh, Precision(config.precision, cpu))
+    module = getattr(model.module, "module", model.module)  # inside of DDP
+    values = whole(model) | {name: value.clone() for name, value in module.named_buffers()}
+    tied = name != "own" or module.head.weight is module.embed.weight
+    return {name.removeprefix("module."): value for name, value in values.items()}, tied
+
+
+@pytest.mark.parametrize("params", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_equal_bit_by_bit(name: str, params: str) -> None:
+    ((expected, _),) = run_ranks(build, 1, name, ParallelConfig(), params)
+    assert any(value.abs().sum() > 0 for value in expected.values())
+    for ranks, parallel in ((2, ParallelConfig()), (2, SHARDED), (4, HYBRID)):
+        for values, tied in run_ranks(build, ranks, name, parallel, params):
+            assert tied
+            assert values.keys() == expected.keys()
+            for key, value in values.items():
+                assert value.dtype == expected[key].dtype
+                assert torch.equal(value, expected[key]), key
+
+
+def test_another_seed_draws_other_parameters() -> None:
+    one, two = Config(seed=1), Config(seed=2)
+    cpu = torch.device("cpu")
+    made = [
+        parallelize(
+            MODELS["mlp"], config, Mesh(Degrees(), 0, cpu), Precision(config.precision, cpu)
+        )
+        for config in (one, two)
+    ]
+    assert not torch.equal(made[0].parameters[0], made[1].parameters[0])
+    first, second = made[0].parameters[2], made[0].parameters[4]
+    assert not torch.equal(first.flatten()[:21], second.flatten()), "each module draws its own"

@@ -1,0 +1,96 @@
+"""Reduced precision: near fp32, alike on all ranks, and with one loss scale."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+
+from hpctrain.config.schema import PrecisionConfig
+from hpctrain.errors import ConfigError
+from hpctrain.parallel.precision import Precision
+from tests.parallel.parity import Cell, batch, build, difference, reference, results
+from tests.ranks import run_ranks
+
+CPU = torch.device("cpu")
+ZERO3 = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1}
+
+
+def cell(model: str, keys: dict[str, Any]) -> Cell:
+    return Cell(model, 2, tuple(keys.items()))
+
+
+# The largest relative differences of losses, norms and parameters from fp32 by one process. Of
+# bf16, 8 bits of a number are kept (4e-3), of fp16 11 (5e-4).
+BOUNDS: dict[str, tuple[dict[str, Any], tuple[float, float, float]]] = {
+    "bf16": ({"precision.compute": "bf16"}, (5e-3, 1e-1, 1e-2)),
+    "fp16": ({"precision.compute": "fp16"}, (1e-3, 1e-2, 2e-3)),
+    "pure bf16": (
+        {"precision.compute": "bf16", "precision.params": "bf16"},
+        (1e-2, 1e-1, 3e-2),
+    ),
+    "reduced in bf16": ({"precision.reduce": "bf16"}, (1e-4, 1e-2, 2e-3)),
+    "reduced in fp16": ({"precision.reduce": "fp16"}, (1e-4, 1e-3, 2e-3)),
+}
+
+
+@pytest.mark.parametrize("model", ["transformer", "conv"])
+@pytest.mark.parametrize("name", BOUNDS)
+def test_within_bounds_of_fp32(name: str, model: str) -> None:
+    keys, bounds = BOUNDS[name]
+    cells = (cell(model, keys), cell(model, keys | ZERO3))
+    expected = reference(model)
+    for by_rank in results(cells).values():
+        first, second = (difference(result, expected) for result in by_rank)
+        assert first == second, "the ranks have the same parameters"
+        assert all(ours < bound for ours, bound in zip(first, bounds, strict=True)), first
+        assert first[1] > 1e-6, "the precision must have an effect"
+
+
+def overflow(keys: dict[str, Any]) -> tuple[list[float], list[bool]]:
+    """Steps of which the second overflows on rank 1 alone; the scales, and what has changed."""
+    made = cell("conv", {"precision.compute": "fp16"} | keys)
+    training = build(made)
+    scales, changed = [], []
+    for number in range(3):
+        before = [p.detach().clone() for p in training.model.parameters]
+        whole = batch("conv", 0)
+        if number == 1 and distributed.get_rank() == 1:
+            whole["image"] = torch.full_like(whole["image"], 255)
+            training.step.task.scale = 1e6  # type: ignore[attr-defined]
+        else:
+            training.step.task.scale = 1 / 16  # type: ignore[attr-defined]
+        training.step(training._share(whole), 0.1)
+        scales.append(training.model.precision.scale)
+        after = training.model.parameters
+        changed.append(any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)))
+    return scales, changed
+
+
+@pytest.mark.parametrize("keys", [{}, ZERO3], ids=["ddp", "zero3"])
+def test_an_overflow_on_one_rank_is_left_out_by_all(keys: dict[str, Any]) -> None:
+    one, two = run_ranks(overflow, 2, keys)
+    assert one == two == ([1024.0, 512.0, 512.0], [True, False, True])
+
+
+def test_the_scale_grows_again_and_is_kept() -> None:
+    precision = Precision(PrecisionConfig("fp16"), CPU)
+    fine, inf = torch.tensor(1.0), torch.tensor(float("inf"))
+    assert not precision.accepts(inf)
+    assert not precision.accepts(torch.tensor(float("nan")))
+    assert precision.scale == 16384
+    assert all(precision.accepts(fine) for _ in range(1999))
+    resumed = Precision(PrecisionConfig("fp16"), CPU)
+    resumed.load_state_dict(precision.state_dict())
+    assert resumed.scale == 16384
+    assert resumed.accepts(fine)
+    assert resumed.scale == 32768
+    other = Precision(PrecisionConfig("bf16"), CPU)
+    other.load_state_dict(resumed.state_dict())
+    assert other.scale == 1, "the scale is of fp16 only"
+
+
+@pytest.mark.parametrize("compute", ["tf32", "fp8"])
+def test_formats_that_a_cpu_does_not_have(compute: str) -> None:
+    with pytest.raises(ConfigError, match=rf"precision\.compute={compute}: it needs a GPU of"):
+        Precision(PrecisionConfig(compute), CPU)

@@ -65,4 +65,7 @@ def average_as(dtype: torch.dtype, bucket: dist.GradBucket) -> torch.futures.Fut
     buffer = bucket.buffer()
     sent = buffer.div(dist.get_world_size()).to(dtype)
     future = dist.all_reduce(sent, async_op=True).get_future()
-    return future.then(lambda done: buffer.copy_(done.value()[0]))
+    averaged: torch.futures.Future[torch.Tensor] = future.then(
+        lambda done: buffer.copy_(done.value()[0])
+    )
+    return averaged

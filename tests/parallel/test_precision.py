@@ -24,13 +24,13 @@ def cell(model: str, keys: dict[str, Any]) -> Cell:
 # bf16, 8 bits of a number are kept (4e-3), of fp16 11 (5e-4).
 BOUNDS: dict[str, tuple[dict[str, Any], tuple[float, float, float]]] = {
     "bf16": ({"precision.compute": "bf16"}, (5e-3, 1e-1, 1e-2)),
-    "fp16": ({"precision.compute": "fp16"}, (1e-3, 1e-2, 2e-3)),
+    "fp16": ({"precision.compute": "fp16"}, (3e-3, 5e-2, 5e-3)),
     "pure bf16": (
         {"precision.compute": "bf16", "precision.params": "bf16"},
         (1e-2, 1e-1, 3e-2),
     ),
-    "reduced in bf16": ({"precision.reduce": "bf16"}, (1e-4, 1e-2, 2e-3)),
-    "reduced in fp16": ({"precision.reduce": "fp16"}, (1e-4, 1e-3, 2e-3)),
+    "reduced in bf16": ({"precision.reduce": "bf16"}, (2e-3, 5e-2, 5e-3)),
+    "reduced in fp16": ({"precision.reduce": "fp16"}, (1e-3, 1e-2, 2e-3)),
 }
 
 

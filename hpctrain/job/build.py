@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Mapping
 from functools import partial
@@ -47,6 +48,9 @@ def build(
         ConfigError: A `_target_` cannot be imported or does not take its arguments.
         DataError: A shard is damaged.
     """
+    if config.train.compile != "off":
+        # The ranks and restarts of a run translate the same code, so they share the results.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(run.path / "compile"))
     mesh = Mesh(Degrees.of(config.parallel, ranks.world_size), ranks.rank, device)
     precision = Precision(config.precision, device)
     data = DataBuilder(config, ranks, mesh, device, _make)

@@ -118,7 +118,7 @@ def test_stopped_and_resumed_is_the_undisturbed_run_bit_by_bit(
     assert journal_metrics(run) == journal_metrics(undisturbed)
 
 
-def test_resumed_with_more_ranks_sees_the_same_samples(
+def test_resumed_with_more_ranks_and_sharded_sees_the_same_samples(
     train: Train, reference: Reference, digits: Path, tmp_path: Path
 ) -> None:
     common = ("train.max_steps=90", "train.log_every=1", "tracking.upload=false")
@@ -131,10 +131,11 @@ def test_resumed_with_more_ranks_sees_the_same_samples(
     shutil.rmtree(newest)
     record = run_json(run) | {"state": "interrupted"}
     (run / "run.json").write_text(json.dumps(record))
-    # ... and the rest by two.
+    # ... and the rest by two, each of which has a part of the model.
     where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
     torchrun = ["--standalone", "--nproc-per-node=2", "-m", "hpctrain"]
-    run_module("torch.distributed.run", *torchrun, "experiment=digits", *where, *common)
+    sharded = ["experiment=digits", "parallel=zero3"]
+    run_module("torch.distributed.run", *torchrun, *sharded, *where, *common)
     again, once = journal_metrics(run), journal_metrics(undisturbed)
     assert run_json(run)["attempts"][-1]["world_size"] == 2
     for step in range(51, 91):

@@ -132,7 +132,9 @@ def batch(model: str, step: int) -> Batch:
 def results(cells: tuple[Cell, ...]) -> dict[Cell, list[Result]]:
     """Train the cells, which have the same number of ranks; return the results by rank."""
     (ranks,) = {cell.ranks for cell in cells}
-    answers = run_ranks(_train, ranks, cells, timeout=240)
+    answers = run_ranks(
+        _train, ranks, cells, timeout=800 if any("compile" in str(cell) for cell in cells) else 240
+    )
     return {cell: [answer[i] for answer in answers] for i, cell in enumerate(cells)}
 
 

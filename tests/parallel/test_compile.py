@@ -1,0 +1,71 @@
+"""torch.compile changes the speed, and neither losses nor parameters."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+from hpctrain.config.degrees import Degrees
+from hpctrain.config.schema import Config
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.recipe import parallelize
+from tests.parallel.parity import Cell, difference, reference, results
+from tests.ranks import run_ranks
+
+ZERO3 = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1}
+FULL = {"train.activation_checkpointing": "full"}
+
+
+def check(model: str, ranks: int, keys: dict[str, Any]) -> None:
+    cell = Cell(model, ranks, tuple(keys.items()))
+    for result in results((cell,))[cell]:
+        assert max(difference(result, reference(model))) < 1e-5
+
+
+class Block(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).relu()
+
+
+def outputs(mode: str) -> tuple[torch.Tensor, int]:
+    """What two blocks return, and how many functions were compiled for it."""
+    config = Config()
+    config.train.compile = mode
+    cpu = torch.device("cpu")
+    mesh, precision = Mesh(Degrees(), 0, cpu), Precision(config.precision, cpu)
+    build = functools.partial(nn.Sequential, Block(8, 8), Block(8, 8))
+    model = parallelize(build, config, mesh, precision)
+    counters.clear()
+    return model.module(torch.ones(2, 8)).detach(), counters["stats"]["unique_graphs"]
+
+
+def test_blocks_share_what_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    (eager, none), (blocks, once), (model, whole) = (
+        run_ranks(outputs, 1, mode)[0] for mode in ("off", "blocks", "model")
+    )
+    assert (none, once, whole) == (0, 1, 1)
+    assert torch.allclose(eager, blocks)
+    assert torch.allclose(eager, model)
+    assert any(tmp_path.rglob("*.py")), "the cache is where it was asked for"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("model", ["transformer", "conv"])
+@pytest.mark.parametrize(
+    ("ranks", "keys"),
+    [
+        (1, {"train.compile": "model"}),
+        (2, {"train.compile": "model"}),
+        (2, {"train.compile": "blocks"} | ZERO3),
+        (2, {"train.compile": "blocks"} | FULL | ZERO3),
+    ],
+)
+def test_models(model: str, ranks: int, keys: dict[str, Any]) -> None:
+    check(model, ranks, keys)

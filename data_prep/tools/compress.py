@@ -12,6 +12,7 @@ import lzma
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from data_prep.datasets.dataset import DataSet
 from data_prep.show import console
@@ -59,7 +60,7 @@ def compressed(parts: Iterable[bytes]) -> tuple[int, dict[str, int]]:
     Args:
         parts: The content, cut anywhere.
     """
-    compressors = {
+    compressors: dict[str, Any] = {
         "gzip -9": zlib.compressobj(9, wbits=31),
         "xz -9e": lzma.LZMACompressor(preset=9 | lzma.PRESET_EXTREME),
     }

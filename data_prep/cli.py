@@ -33,6 +33,7 @@ COMMANDS = {
     "inspect": ("tools.inspect", "show schema, shards and provenance of a data set"),
     "head": ("tools.head", "show the first samples"),
     "stats": ("tools.stats", "show statistics of the fields, as a table or a plot"),
+    "compress": ("tools.compress", "show how small gzip and xz make a field"),
     "verify": ("tools.verify", "compare the shards with the index"),
     "diff": ("tools.diff", "show the differences of two data sets"),
     "export": ("tools.export", "write samples as npz, images or Parquet"),

@@ -48,6 +48,7 @@ Commands
   cancel RUN|SWEEP     stop runs for good; --save: after a checkpoint
   resume [RUN|SWEEP]   submit runs again that failed or were preempted
   gc                   list what can be deleted; only --delete deletes it
+  generate RUN PROMPT  let a trained language model continue a text
   keys [SECTION|KEY]   print the type, default, unit, allowed values and meaning of config keys
 
 Choices (NAME=CHOICE)
@@ -129,6 +130,7 @@ def _dispatch(argv: list[str]) -> int:
         "cancel": _command("cancel"),
         "resume": _command("resume"),
         "gc": _command("gc"),
+        "generate": _command("generate"),
         "keys": _keys,
     }
     first = argv[0] if argv else "--help"

@@ -135,6 +135,20 @@ def of_content(content: str, name: str, eod: bool, token: str | None = None) -> 
     return Tokenizer(name, highest + 1, end, content)
 
 
+def check_vocabulary(vocabulary: int) -> None:
+    """Check the value of `--train-bpe`.
+
+    Raises:
+        ConfigError: The vocabulary is too small for all bytes and the end of a document, or too
+            large.
+    """
+    if not SMALLEST <= vocabulary <= 2**24:
+        raise ConfigError(
+            f"--train-bpe {vocabulary}: a vocabulary has {SMALLEST} tokens (every byte, and the "
+            f"end of a document) to {2**24}"
+        )
+
+
 def trained(texts: Iterator[str], vocabulary: int) -> str:
     """Train a byte-level BPE. The same text gives the same tokenizer.
 

@@ -3,26 +3,32 @@
 digits   scikit-learn's 1,797 handwritten digits: image uint8[1, 8, 8] of 0 to 16, label int64;
          train 80 %, val 20 % (1415 and 382)
 stdlib   the source of Python's standard library, each file is a document: text and path as
-         variable-length uint8 (UTF-8); train 90 %, val 10 %
+         variable-length uint8 (UTF-8); train 90 %, val 10 %. With --train-bpe, also tokens, as
+         `python -m data_prep text` writes them; the tokenizer is trained on the train split alone
 flow     decaying turbulence in two dimensions, computed by this command; each trajectory is a
          sample: vorticity float32[steps, size, size], viscosity float32; train 90 %, val 10 %
 
     sample digits data/digits
+    sample stdlib data/stdlib --train-bpe 4096
     sample flow data/flow --size 128 --trajectories 1000 --seed 1
 """
 
 import argparse
+import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from data_prep.formats import tokens
+from data_prep.formats.tokens import Tokenizer
 from data_prep.options import Options, add_arguments
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile, in_groups
 from data_prep.sources import flow
+from data_prep.split import ByColumn, ByFile
 from hpctrain.data.field import Field
 from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
@@ -50,6 +56,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("name", choices=tuple(SPLITS))
     add_arguments(parser, split="")
+    group = parser.add_argument_group("stdlib")
+    group.add_argument(
+        "--train-bpe",
+        type=int,
+        metavar="VOCABULARY",
+        help="also write tokens, of a byte-level BPE with this number of tokens",
+    )
     group = parser.add_argument_group("flow")
     for option, default, text in FLOW:
         group.add_argument(option, type=int, metavar="N", help=f"{text} (default: {default})")
@@ -65,10 +78,16 @@ def run(args: argparse.Namespace) -> None:
     given = {name: number for name, number in numbers.items() if number is not None}
     if given and args.name != "flow":
         raise ConfigError(f"--{next(iter(given))} is of `sample flow`, not of `sample {args.name}`")
+    if args.train_bpe is not None and args.name != "stdlib":
+        raise ConfigError(f"--train-bpe is of `sample stdlib`, not of `sample {args.name}`")
     if args.name == "flow":
         source = flow.flow(options, **given)
+    elif args.name == "stdlib":
+        if args.train_bpe is not None and not args.quiet:
+            print(f"training a tokenizer of {args.train_bpe} tokens", file=sys.stderr, flush=True)
+        source = stdlib(options, vocabulary=args.train_bpe)
     else:
-        source = {"digits": digits, "stdlib": stdlib}[args.name](options)
+        source = digits(options)
     convert(source, args.out, options)
 
 
@@ -116,33 +135,44 @@ class Stdlib(Source):
     """See `stdlib`."""
 
     folder: str = ""
+    tokenizer: Tokenizer | None = None
 
     def read(self, what: list[str], reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
-        texts: list[bytes] = []
-        paths: list[bytes] = []
+        documents: list[tuple[str, bytes]] = []
         for path in what:
             text = Path(self.folder, path).read_bytes()
-            if not text or not _is_utf8(text):
-                continue
-            texts.append(text)
-            paths.append(path.encode())
-            if len(texts) == DOCUMENTS:
-                yield _block(texts, paths)
-                texts, paths = [], []
-        if texts:
-            yield _block(texts, paths)
+            if text and _is_utf8(text):
+                documents.append((path, text))
+            if len(documents) == DOCUMENTS:
+                yield self._block(documents)
+                documents = []
+        if documents:
+            yield self._block(documents)
+
+    def _block(self, documents: Sequence[tuple[str, bytes]]) -> Block:
+        paths = [path.encode() for path, _ in documents]
+        values: dict[str, Any] = {
+            "text": [_bytes(text) for _, text in documents],
+            "path": [_bytes(path) for path in paths],
+        }
+        if self.tokenizer is not None:
+            values["tokens"] = self.tokenizer.encode([text.decode() for _, text in documents])
+        return Block(values, keys=paths)
 
 
-def stdlib(options: Options, folder: Path | None = None) -> Source:
+def stdlib(options: Options, folder: Path | None = None, vocabulary: int | None = None) -> Source:
     """Make a source of the standard library's .py files; each non-empty file is a document.
 
     Args:
         options: The options of the conversion; the shard size decides the size of a piece.
         folder: The folder to search; None is that of the standard library.
+        vocabulary: The number of tokens of a BPE that is trained on the first split ("train");
+            the field `tokens` then has the documents as its tokens. None writes no tokens.
 
     Raises:
-        DataError: There are no .py files.
+        ConfigError: The vocabulary is too small, or `--split` does not go by hashes.
+        DataError: There are no .py files, or the library `tokenizers` is not installed.
     """
     folder = folder or Path(sysconfig.get_paths()["stdlib"])
     paths = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.py"))
@@ -153,19 +183,44 @@ def stdlib(options: Options, folder: Path | None = None) -> Source:
     for group in in_groups([SourceFile.of(folder / path) for path in paths], options.shard_bytes):
         names = [Path(file.path).relative_to(folder).as_posix() for file in group]
         pieces.append(Piece(names, tuple(group), bytes=sum(file.size for file in group)))
+    fields = {"text": Field("uint8", variable=True), "path": Field("uint8", variable=True)}
+    identity: dict[str, Any] = {"paths": paths}
+    about: dict[str, Any] = {"from": "the Python standard library"}
+    tokenizer = None
+    if vocabulary is not None:
+        tokenizer = _trained(folder, paths, vocabulary, options)
+        fields["tokens"] = Field(tokenizer.dtype, variable=True)
+        identity["tokenizer"] = tokenizer.digest
+        about["tokenizer"] = tokenizer.about
     return Stdlib(
         name="stdlib",
-        fields={"text": Field("uint8", variable=True), "path": Field("uint8", variable=True)},
+        fields=fields,
         pieces=pieces,
-        identity={"paths": paths},
-        about={"from": "the Python standard library"},
+        identity=identity,
+        about=about,
+        beside={} if tokenizer is None else {tokens.FILE: tokenizer.content},
         folder=str(folder),
+        tokenizer=tokenizer,
     )
 
 
-def _block(texts: list[bytes], paths: list[bytes]) -> Block:
-    values = {"text": [_bytes(text) for text in texts], "path": [_bytes(path) for path in paths]}
-    return Block(values, keys=paths)
+def _trained(folder: Path, paths: Sequence[str], vocabulary: int, options: Options) -> Tokenizer:
+    """Train a BPE on the files of the first split, so that it has not seen the other splits."""
+    tokens.check_vocabulary(vocabulary)
+    if isinstance(options.split, (ByColumn, ByFile)):
+        raise ConfigError(
+            f"--split {options.split}: --train-bpe of `sample stdlib` needs NAME=FRACTION,…"
+        )
+    names = options.split.of_keys(path.encode() for path in paths)
+    first = next(iter(options.split.fractions))
+    texts = (
+        text.decode()
+        for path, name in zip(paths, names, strict=True)
+        if name == first and _is_utf8(text := (folder / path).read_bytes())
+    )
+    content = tokens.trained(texts, vocabulary)
+    name = f"BPE of {vocabulary} tokens, trained on the {first} split"
+    return tokens.of_content(content, name, True, tokens.EOD)
 
 
 def _bytes(text: bytes) -> Array:

@@ -260,11 +260,7 @@ def trained(
             large.
         DataError: The corpus has no text, or cannot be read.
     """
-    if not tokens.SMALLEST <= vocabulary <= 2**24:
-        raise ConfigError(
-            f"--train-bpe {vocabulary}: a vocabulary has {tokens.SMALLEST} tokens (every byte, and "
-            f"the end of a document) to {2**24}"
-        )
+    tokens.check_vocabulary(vocabulary)
     read = json.dumps([asdict(corpus.reader), [(f.size, f.mtime_ns) for f in corpus.files]])
     of = tokens.digest_of(read)
     name = f"BPE of {vocabulary} tokens, trained on {limit} bytes of {of}"

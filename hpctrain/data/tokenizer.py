@@ -55,16 +55,17 @@ class DatasetTokenizer:
             DataError: The data set or its tokenizer cannot be read, or it has no tokens.
         """
         index = load_index(source)
+        spec = index.fields.get(field)
+        if spec is not None and spec.variable and spec.dtype == "uint8":
+            return cls(str(source), BYTES, None)
         about = dict(index.provenance.get("source", {})).get("tokenizer")
-        if isinstance(about, Mapping):
-            content = "" if about["name"] == "bytes" else _content(source)
-            return cls(str(source), int(about["vocabulary"]), about["eod"], content)
-        if field not in index.fields or index.fields[field].dtype != "uint8":
+        if spec is None or not spec.variable or not isinstance(about, Mapping):
             raise DataError(
-                f"{source}: {field!r} are no tokens: its provenance has no tokenizer, and it is no "
-                "field of uint8 (bytes); `python -m data_prep text` writes tokens"
+                f"{source}: {field!r} is no field of tokens: the provenance has no tokenizer, and "
+                "it is not of variable-length uint8 (bytes); `python -m data_prep text` writes one"
             )
-        return cls(str(source), BYTES, None)
+        content = "" if about["name"] == "bytes" else _content(source)
+        return cls(str(source), int(about["vocabulary"]), about["eod"], content)
 
     def byte_lengths(self) -> Int64s:
         """Return how many bytes of text each token stands for, (vocabulary,).
@@ -114,6 +115,19 @@ class DatasetTokenizer:
             return bytes(token for token in tokens if token < BYTES).decode(errors="replace")
         text: str = self._library.decode(list(tokens), skip_special_tokens=True)
         return text
+
+    def extensions(self, token: int) -> list[int]:
+        """Return the tokens whose text begins with that of `token`, which is one of them."""
+        if not self.content:
+            return [token]
+        special = {each["id"] for each in self._parsed.get("added_tokens", []) if each["special"]}
+        start = next((text for text, number in self._entries() if number == token), None)
+        return [
+            number
+            for text, number in self._entries()
+            if number == token
+            or (start is not None and text.startswith(start) and number not in special)
+        ] or [token]
 
     def _entries(self) -> list[tuple[str, int]]:
         """Return the tokens of the model with their ids."""

@@ -26,6 +26,7 @@ from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.tasks import bind
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.train.display import Display, choose_display
 from hpctrain.train.progress_file import ProgressFile
@@ -74,7 +75,7 @@ def build(
     return Trainer(
         train_step=TrainStep(
             model,
-            _make("task", config.task),
+            bind(_make("task", config.task), config.data.path),
             optimizer,
             clip_norm=config.train.clip_norm,
             stop=stop,

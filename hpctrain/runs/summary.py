@@ -30,7 +30,7 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
     table = Table(show_header=False)
     table.add_row("run", Text(run.name))
     table.add_row("steps", f"{result.get('step', 0):,}")
-    for name in ("val/accuracy", "val/loss", "train/loss"):
+    for name in ("val/accuracy", "val/bits_per_byte", "val/loss", "train/loss"):
         if name in result:
             table.add_row(name, f"{result[name]:.4f}")
     if "perf/samples_per_s" in result:
@@ -46,6 +46,9 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
             print(f"  {_tool('mlflow')} ui --backend-store-uri {uri}")
         else:
             print(f"  {uri}")
+    if "val/bits_per_byte" in result:  # it is a language model
+        run_path = shlex.quote(_short(run.path))
+        print(f"  {_tool('python')} -m hpctrain generate {run_path} 'def '")
     if arguments:
         command = f"{_tool('python')} -m hpctrain -m {shlex.join(map(reference, arguments))}"
         print(f"  {command} optimizer.lr=1e-3,3e-3   # a sweep on SLURM")

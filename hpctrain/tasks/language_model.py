@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from pathlib import Path
 from typing import Any, Self
@@ -13,9 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.data.types import Batch
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, DataError
 from hpctrain.tasks.task import SplitTask, Sums, field
 
+log = logging.getLogger(__name__)
 DOCUMENT = "_document"  # FIELD_document is made by hpctrain.data.windows
 
 
@@ -52,15 +54,18 @@ class LanguageModel(SplitTask):
     def bind(self, source: str | Path) -> Self:
         """Return this task with the number of bytes of each token, for `bits_per_byte`.
 
+        Without a known tokenizer there is a warning, and no `bits_per_byte`.
+
         Args:
             source: The folder or URL of the data set.
-
-        Raises:
-            DataError: The tokenizer cannot be read.
         """
         bound = copy.copy(self)
-        lengths = DatasetTokenizer.of(source, self.tokens).byte_lengths()
-        bound._bytes = torch.from_numpy(lengths)
+        try:
+            lengths = DatasetTokenizer.of(source, self.tokens).byte_lengths()
+        except DataError as error:
+            log.warning("no bits_per_byte: %s", error)
+        else:
+            bound._bytes = torch.from_numpy(lengths)
         return bound
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor, ...]:

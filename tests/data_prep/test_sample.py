@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from data_prep.convert import convert
 from data_prep.options import Options
 from data_prep.piece import Problems
 from data_prep.sources.sample import stdlib
+from data_prep.split import parse_split
 from hpctrain.data.reader import Reader
+from hpctrain.data.tokenizer import DatasetTokenizer
 
 
 def everything(folder, split):
@@ -105,3 +108,45 @@ def test_options_of_flow_are_only_flow_s(tmp_path, data_prep, name):
         2,
         f"data_prep: --seed is of `sample flow`, not of `sample {name}`\n",
     )
+
+
+def test_tokens_of_the_standard_library(tmp_path):
+    """A tokenizer that has seen only the train split gives back the text of both."""
+    library = tmp_path / "lib"
+    library.mkdir()
+    for i in range(40):
+        (library / f"{i:02}.py").write_text(f"def name_{i}(x):\n    return x + {i}  # ä\n" * 9)
+    options = Options(2**20, split=parse_split("train=0.8,val=0.2"))
+    source = stdlib(options, library, 280)
+    convert(source, tmp_path / "out", Options(2**20, split=options.split, quiet=True))
+    tokenizer = DatasetTokenizer.of(tmp_path / "out", "tokens")
+    assert (tokenizer.vocabulary, tokenizer.eod) == (280, 0)
+    lengths = tokenizer.byte_lengths()
+    for split in ("train", "val"):
+        rows = everything(tmp_path / "out", split)
+        for text, ids in zip(rows["text"], rows["tokens"], strict=True):
+            assert ids.dtype == np.uint16
+            assert ids[-1] == tokenizer.eod
+            assert tokenizer.decode(ids.tolist()).encode() == text.tobytes()
+            assert lengths[ids].sum() == len(text)
+    # The held-out files do not change the tokenizer.
+    held_out = [path.tobytes().decode() for path in everything(tmp_path / "out", "val")["path"]]
+    for name in held_out:
+        (library / name).write_text("zzzz" * 1000)
+    again = stdlib(options, library, 280)
+    assert again.identity["tokenizer"] == source.identity["tokenizer"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["digits", "--train-bpe", "300"], "--train-bpe is of `sample stdlib`, not of"),
+        (["stdlib", "--train-bpe", "256"], "--train-bpe 256: a vocabulary has 257 tokens"),
+        (["stdlib", "--train-bpe", "300", "--split", "file:train=*"], "needs NAME=FRACTION"),
+    ],
+)
+def test_tokens_that_cannot_be_made(tmp_path, data_prep, arguments, said):
+    name, *options = arguments
+    code, _, err = data_prep("sample", name, tmp_path / "OUT", *options, "--quiet")
+    assert code == 2
+    assert said in err

@@ -203,7 +203,7 @@ def test_inspect_of_a_damaged_set(folder, data_prep):
     assert (code, json.loads(out)["problem"].startswith(f"shard {path} is missing")) == (3, True)
 
 
-@pytest.mark.parametrize("command", ["inspect", "head", "stats", "verify"])
+@pytest.mark.parametrize("command", ["inspect", "head", "stats", "compress", "verify"])
 def test_on_a_terminal(folder, command):
     odd = folder.with_name("[red]a\nset[b]")
     folder.rename(odd)

@@ -226,5 +226,5 @@ def test_a_field_of_bytes_needs_no_tokenizer(digits: Path, tmp_path: Path) -> No
     assert np.array_equal(tokenizer.byte_lengths(), np.ones(256))
     assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
     assert tokenizer.decode([0xE4]) == "\N{REPLACEMENT CHARACTER}"
-    with pytest.raises(DataError, match="'label' are no tokens"):
+    with pytest.raises(DataError, match="'label' is no field of tokens"):
         DatasetTokenizer.of(digits, "label")

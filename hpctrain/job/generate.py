@@ -1,0 +1,158 @@
+"""Draw text from a trained language model.
+
+run directory ── config, newest intact checkpoint ── model ──┐
+data set ── tokenizer ── prompt as tokens ───────────────────┴── next token ── text
+↑──────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+from hpctrain.checkpoint.checkpointer import verify
+from hpctrain.config.frozen import load
+from hpctrain.data.tokenizer import DatasetTokenizer
+from hpctrain.errors import ConfigError, StorageError
+from hpctrain.job.build import _make
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.tasks import LanguageModel
+
+log = logging.getLogger(__name__)
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+
+
+@dataclass(frozen=True)
+class Generator:
+    """Continues texts.
+
+    Attributes:
+        model: Maps tokens, int64 (1, length), to logits (1, length, vocabulary).
+        task: The task that the model was trained for.
+        tokenizer: Converts between text and tokens.
+        context: Number of tokens that the model sees at a time.
+        checkpoint: The folder of the checkpoint.
+    """
+
+    model: nn.Module
+    task: LanguageModel
+    tokenizer: DatasetTokenizer
+    context: int
+    checkpoint: Path
+
+    @classmethod
+    def of(cls, path: Path, data: str | None = None) -> Self:
+        """Load the model of a run on this process alone, without its optimizer.
+
+        Args:
+            path: The run directory.
+            data: The folder or URL of the data set; None is `data.path` of the run.
+
+        Raises:
+            ConfigError: The run is not a language model's, or its model cannot be built.
+            DataError: The data set or its tokenizer cannot be read.
+            StorageError: No checkpoint is intact.
+        """
+        run = RunDir.open(path)
+        config = load(run.config_file)
+        task = _make("task", config.task)
+        if not isinstance(task, LanguageModel):
+            raise ConfigError(
+                f"{run.name} is no language model: task._target_={config.task.get('_target_')}"
+            )
+        tokenizer = DatasetTokenizer.of(data or config.data.path, task.tokens)
+        checkpoint = _newest_intact(run.checkpoints)
+        model: nn.Module = _make("model", config.model)
+        weights = model.state_dict()
+        saved = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+        # A parameter with two names, as in tied embeddings, may be saved under one of them.
+        state = {"model": {name: w for name, w in weights.items() if f"model.{name}" in saved}}
+        with warnings.catch_warnings():
+            # torch says that there is no process group, even with no_dist.
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            dcp.load(state, checkpoint_id=checkpoint, no_dist=True)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        context = config.data.windows.length - 1
+        return cls(model.to(device).eval(), task, tokenizer, context, checkpoint)
+
+    @torch.inference_mode()
+    def __call__(
+        self, prompt: str, tokens: int, *, temperature: float, top_k: int | None, seed: int
+    ) -> Iterator[str]:
+        """Yield the prompt, then its continuation in pieces of whole characters.
+
+        The text may end early, with the end of a document.
+
+        Args:
+            prompt: The text to continue; not empty.
+            tokens: The largest number of tokens to draw.
+            temperature: The logits are divided by it; 0 takes the likeliest token.
+            top_k: Draw only from so many likeliest tokens; None draws from all.
+            seed: Seed of the draws.
+        """
+        random = torch.Generator().manual_seed(seed)
+        ids = self.tokenizer.encode(prompt)
+        shown = len(self.tokenizer.decode(ids))
+        yield prompt
+        # A prompt that ends inside a word, or with a space, ends with a token that seldom stands
+        # there in texts. So the last token is drawn again, from those that begin with its text.
+        allowed = None
+        if len(ids) > 1 and len(similar := self.tokenizer.extensions(ids[-1])) > 1:
+            allowed = torch.tensor(similar)
+            ids.pop()
+            tokens += 1
+        text = ""
+        for _ in range(tokens):
+            logits = self._logits(ids)
+            if allowed is not None:
+                logits = torch.full_like(logits, -math.inf).index_copy(0, allowed, logits[allowed])
+                allowed = None
+            drawn = _draw(logits, temperature, top_k, random)
+            if drawn == self.tokenizer.eod:
+                break
+            ids.append(drawn)
+            text = self.tokenizer.decode(ids)[shown:]
+            if text and not text.endswith(INCOMPLETE):
+                yield text
+                shown, text = shown + len(text), ""
+        if text:
+            yield text
+
+    def _logits(self, ids: list[int]) -> torch.Tensor:
+        """Return the logits of the next token, float32 (vocabulary,), on the CPU."""
+        device = next(self.model.parameters()).device
+        outputs = self.model(torch.tensor([ids[-self.context :]], device=device))
+        logits: torch.Tensor = getattr(outputs, "logits", outputs)
+        # A model may have more logits than there are tokens, rounded up for speed.
+        return logits[0, -1, : self.tokenizer.vocabulary].float().cpu()
+
+
+def _draw(
+    logits: torch.Tensor, temperature: float, top_k: int | None, random: torch.Generator
+) -> int:
+    if temperature == 0:
+        return int(logits.argmax())
+    if top_k is not None and top_k < len(logits):
+        least = logits.topk(top_k).values[-1]
+        logits = logits.masked_fill(logits < least, -math.inf)
+    # The largest becomes 0, so that a small temperature gives no infinities.
+    weights = ((logits - logits.max()) / temperature).softmax(0)
+    return int(torch.multinomial(weights, 1, generator=random))
+
+
+def _newest_intact(folder: Path) -> Path:
+    for path in sorted(folder.glob("step-????????"), reverse=True):
+        problem = verify(path)
+        if not problem:
+            return path
+        log.warning("%s is not intact (%s); trying the one before", path, problem)
+    raise StorageError(f"{folder}: no checkpoint is intact; see the warnings above")

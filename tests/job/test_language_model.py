@@ -1,0 +1,167 @@
+"""experiment=stdlib_lm on a small corpus: it learns, its figures are exact, and it generates."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hpctrain.data.reader import Reader
+from hpctrain.data.tokenizer import DatasetTokenizer
+from hpctrain.errors import ConfigError, DataError, StorageError
+from hpctrain.job.generate import Generator
+from tests.conftest import Completed, run_module
+
+LINES = "def add_{0}(x):\n    # adds {0}, größer\n    return x + {0}\n\n"
+SMALL = (
+    *("model.dim=64", "model.layers=2", "model.vocab_size=300", "data.windows.length=65"),
+    *("data.windows.stride=64", "train.max_steps=60", "train.eval_every=60", "train.log_every=20"),
+    *("scheduler.warmup_steps=5", "checkpoint.every_steps=30", "tracking.enabled=false"),
+)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "in").mkdir()
+    for i in range(40):
+        text = "".join(LINES.format(j * i % 29) for j in range(30))
+        (folder / "in" / f"{i}.txt").write_text(text)
+    run_module(
+        *("data_prep", "text", str(folder / "in"), str(folder / "data"), "--quiet"),
+        *("--train-bpe", "300", "--split", "train=0.8,val=0.2"),
+    )
+    return folder / "data"
+
+
+@pytest.fixture(scope="module")
+def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Completed]:
+    folder = tmp_path_factory.mktemp("trained")
+    done = run_module(
+        *("hpctrain", "experiment=stdlib_lm", f"data.path={corpus}", "output_dir=runs", *SMALL),
+        cwd=folder,
+    )
+    (run,) = (folder / "runs").glob("stdlib_lm-*")
+    return run, done
+
+
+@pytest.fixture(scope="module")
+def generator(trained: tuple[Path, Completed]) -> Generator:
+    return Generator.of(trained[0])
+
+
+def test_it_learns_and_says_what_to_do_next(trained: tuple[Path, Completed]) -> None:
+    run, done = trained
+    result = json.loads((run / "run.json").read_text())["result"]
+    assert result["train/loss"] < 0.5 * math.log(300)
+    assert result["val/bits_per_byte"] < 1.5
+    assert f"{result['val/bits_per_byte']:.4f}" in done.stdout
+    assert f"-m hpctrain generate runs/{run.name} 'def '" in done.stdout
+
+
+def test_bits_per_byte_are_exact(
+    trained: tuple[Path, Completed], generator: Generator, corpus: Path
+) -> None:
+    """The metric is the code length of the held-out text, divided by its bytes."""
+    result = json.loads((trained[0] / "run.json").read_text())["result"]
+    reader = Reader(corpus, "val")
+    tokens = reader.read(np.arange(len(reader)), None)["tokens"].values.astype(np.int64)  # type: ignore[union-attr]
+    nats = nbytes = count = 0.0
+    lengths = generator.tokenizer.byte_lengths()
+    with torch.no_grad():
+        for start in range(0, len(tokens) - 64, 64):
+            window = torch.from_numpy(tokens[start : start + 65])
+            losses = F.cross_entropy(
+                generator.model(window[None, :-1])[0], window[1:], reduction="none"
+            )
+            nats += losses.double().sum().item()
+            nbytes += lengths[window[1:].numpy()].sum()
+            count += 64
+    assert result["val/loss"] == pytest.approx(nats / count, rel=1e-5)
+    assert result["val/bits_per_byte"] == pytest.approx(nats / math.log(2) / nbytes, rel=1e-5)
+
+
+def test_generated_text(trained: tuple[Path, Completed], generator: Generator) -> None:
+    run, _ = trained
+    arguments = ("generate", str(run), "def ", "--tokens", "60", "--temperature", "0.5")
+    done = run_module("hpctrain", *arguments)
+    assert done.stdout.startswith("def add_")
+    assert "return x +" in done.stdout
+    assert f"{run}/checkpoints/step-00000060" in done.stderr
+    options: dict[str, Any] = {"temperature": 0.5, "top_k": None}
+    assert "".join(generator("def ", 60, seed=0, **options)) + "\n" == done.stdout
+    assert "".join(generator("def ", 60, seed=1, **options)) + "\n" != done.stdout
+    likeliest = ["".join(generator("def", 40, temperature=0, top_k=None, seed=s)) for s in (0, 1)]
+    one = "".join(generator("def", 40, temperature=1.0, top_k=1, seed=2))
+    assert likeliest == [one, one]
+
+
+def test_pieces_are_whole_characters(generator: Generator) -> None:
+    pieces = list(generator("    # adds 3, gr", 12, temperature=0, top_k=None, seed=0))
+    assert pieces[0] == "    # adds 3, gr"
+    assert "".join(pieces).startswith("    # adds 3, größer")
+    assert "\N{REPLACEMENT CHARACTER}" not in "".join(pieces)
+
+
+def test_text_ends_with_the_document(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.zeros(300)
+    logits[generator.tokenizer.eod] = 1e9  # type: ignore[index]
+    monkeypatch.setattr(Generator, "_logits", lambda self, ids: logits)
+    # The end of the prompt itself is drawn again only from tokens of text.
+    found = "".join(generator("return x", 50, temperature=1.0, top_k=None, seed=0))
+    assert found.startswith("return x")
+    assert len(found) < 40
+
+
+def test_tokens_that_begin_alike(corpus: Path) -> None:
+    tokenizer = DatasetTokenizer.of(corpus, "tokens")
+    (space,) = tokenizer.encode(" ")
+    similar = tokenizer.extensions(space)
+    assert {tokenizer.decode([token])[:1] for token in similar} == {" "}
+    assert len(similar) > 3
+    assert tokenizer.eod not in tokenizer.extensions(tokenizer.encode("<")[0])
+    assert DatasetTokenizer("bytes", 256, None).extensions(7) == [7]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([""], "the prompt is empty"),
+        (["a", "--tokens", "0"], "--tokens 0: it is 1 or more"),
+        (["a", "--temperature", "-1"], "--temperature -1.0: it is 0 or more"),
+        (["a", "--temperature", "nan"], "--temperature nan"),
+        (["a", "--top-k", "0"], "--top-k 0"),
+    ],
+)
+def test_options_that_do_not_fit(
+    trained: tuple[Path, Completed], arguments: list[str], said: str
+) -> None:
+    from hpctrain.commands.generate import main
+
+    with pytest.raises(ConfigError, match=said):
+        main([str(trained[0]), *arguments])
+
+
+def test_runs_that_cannot_generate(
+    trained: tuple[Path, Completed], reference: Callable[..., Path], tmp_path: Path
+) -> None:
+    from hpctrain.commands.generate import main
+
+    with pytest.raises(ConfigError, match=r"is no language model: .*Classification"):
+        Generator.of(reference())
+    with pytest.raises(DataError, match="nothing_here"):
+        Generator.of(trained[0], str(tmp_path / "nothing_here"))
+    bare = tmp_path / "runs" / "bare-00000000"
+    bare.mkdir(parents=True)
+    for name in ("config.yaml", "run.json"):
+        (bare / name).write_bytes((trained[0] / name).read_bytes())
+    with pytest.raises(StorageError, match="has no checkpoint"):
+        main([str(bare), "def"])
+    (bare / "checkpoints" / "step-00000030").mkdir(parents=True)
+    with pytest.raises(StorageError, match="no checkpoint is intact"):
+        main([str(bare), "def"])

@@ -48,10 +48,14 @@ DEFAULTS: dict[str, Any] = {
     "data.val_batch_transforms": None,
     "optimizer._target_": "torch.optim.AdamW",
     "optimizer.lr": 0.001,
+    "optimizer.lr_scaling": "none",
+    "optimizer.base_batch_size": None,
     "optimizer.weight_decay": 0.0,
     "optimizer.options": {},
     "scheduler.kind": "cosine",
     "scheduler.warmup_steps": 0,
+    "scheduler.warmup_samples": None,
+    "scheduler.warmup_epochs": None,
     "scheduler.final_ratio": 0.0,
     "train.global_batch_size": 64,
     "train.max_epochs": None,
@@ -59,6 +63,8 @@ DEFAULTS: dict[str, Any] = {
     "train.clip_norm": 1.0,
     "train.eval_every": None,
     "precision.compute": "fp32",
+    "precision.params": "fp32",
+    "precision.reduce": None,
 }
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from hpctrain.distributed.ranks import RankInfo
     from hpctrain.runs.run_dir import RunDir
 
+log = logging.getLogger(__name__)
+
 HELP = """\
 hpctrain: from a config to finished, trustworthy training runs on a SLURM cluster
 
@@ -262,6 +264,11 @@ def _train_frozen(
             print(f"{run.name} is finished already; change a value (seed=1) for another run")
             show(config, run, argv)
         return 0
+    from hpctrain.distributed.variables import export
+
+    kept = export(config)
+    if kept and ranks.is_main:
+        log.info("exported variables are kept: %s", ", ".join(kept))
     if ranks.is_main and config.tracking.enabled and config.tracking.upload:
         from hpctrain.tracking.store import initialise
 

@@ -43,7 +43,13 @@ ALLOWED: dict[str, set[str]] = {
 NO_TORCH = (
     *("errors", "secrets", "disk", "lock", "cli", "config", "runs", "launch", "commands"),
     *("tracking", "distributed.ranks", "distributed.report", "distributed.port"),
-    *("distributed.hostlist", "faults.early_signals", "data.index", "data.format"),
+    *(
+        "distributed.hostlist",
+        "distributed.variables",
+        "faults.early_signals",
+        "data.index",
+        "data.format",
+    ),
 )
 NO_HYDRA = (
     *("train", "data", "distributed", "tracking", "parallel", "checkpoint", "faults"),

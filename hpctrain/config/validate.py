@@ -136,6 +136,7 @@ def _between(config: Config, world_size: int) -> Iterator[str]:
             f"launch.gpus_per_node={launch.gpus_per_node} cannot be divided evenly over "
             f"launch.tasks_per_node={launch.tasks_per_node}"
         )
+    yield from _learning_rate(config)
     container = config.site.container
     if container.runtime is not None and not container.image:
         yield f"site.container.runtime={container.runtime} needs site.container.image"
@@ -161,6 +162,23 @@ def _between(config: Config, world_size: int) -> Iterator[str]:
             f"train.global_batch_size={train.global_batch_size} is not divisible by dp "
             f"{degrees.dp} x train.accumulate {train.accumulate} = {share}: use {near}"
         )
+
+
+def _learning_rate(config: Config) -> Iterator[str]:
+    optimizer, scheduler = config.optimizer, config.scheduler
+    if optimizer.lr_scaling != "none" and optimizer.base_batch_size is None:
+        yield (
+            f"optimizer.lr_scaling={optimizer.lr_scaling} needs optimizer.base_batch_size: the "
+            f"global batch size for which optimizer.lr={optimizer.lr} was chosen"
+        )
+    lengths = {
+        name: length
+        for name in ("warmup_steps", "warmup_samples", "warmup_epochs")
+        if (length := getattr(scheduler, name))
+    }
+    if len(lengths) > 1:
+        given = " and ".join(f"scheduler.{name}={length}" for name, length in lengths.items())
+        yield f"{given}: give one length of the warm-up and set the others to 0"
 
 
 def _job(config: Config, ranks: int) -> str:

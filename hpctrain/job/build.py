@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import logging
 import os
 import warnings
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -16,12 +17,12 @@ from hydra.utils import instantiate
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.schema import Config
-from hpctrain.data.feed import Feed
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
 from hpctrain.faults.stop import Stop
 from hpctrain.job.build_data import DataBuilder
+from hpctrain.job.effective import Effective
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
@@ -33,6 +34,8 @@ from hpctrain.train.progress_file import ProgressFile
 from hpctrain.train.schedule import Schedule
 from hpctrain.train.step import TrainStep
 from hpctrain.train.trainer import Every, Trainer
+
+log = logging.getLogger(__name__)
 
 
 def build(
@@ -58,7 +61,10 @@ def build(
     # Nodes may differ by hours here: shards are staged on one and are there on another.
     with long_work("preparing the data"):
         loader, evaluation = data.training(), data.evaluation()
-    max_steps = _max_steps(config, loader)
+    effective = Effective.of(config, loader.steps_per_epoch, mesh.degrees.dp)
+    if ranks.is_main:
+        log.info("%s", effective)
+    tracker.log_params({"effective": asdict(effective)})
     model = parallelize(partial(_make, "model", config.model), config, mesh, precision)
     # Ranks with other samples draw other dropout masks.
     torch.manual_seed(config.seed + 1 + mesh.dp_rank)
@@ -66,7 +72,7 @@ def build(
         "optimizer",
         {
             "_target_": config.optimizer._target_,
-            "lr": config.optimizer.lr,
+            "lr": effective.lr,
             "weight_decay": config.optimizer.weight_decay,
             **config.optimizer.options,
         },
@@ -80,7 +86,9 @@ def build(
             clip_norm=config.train.clip_norm,
             stop=stop,
         ),
-        schedule=Schedule(config.optimizer.lr, config.scheduler, max_steps),
+        schedule=Schedule(
+            effective.lr, config.scheduler, effective.max_steps, effective.warmup_steps
+        ),
         loader=loader,
         evaluation=evaluation,
         checkpointer=Checkpointer(
@@ -90,7 +98,7 @@ def build(
         display=_display(config, run, ranks),
         stop=stop,
         device=device,
-        max_steps=max_steps,
+        max_steps=effective.max_steps,
         global_batch_size=config.train.global_batch_size,
         every=Every(
             log=config.train.log_every,
@@ -105,13 +113,6 @@ def _display(config: Config, run: RunDir, ranks: RankInfo) -> Display:
     if not ranks.is_main:
         return display
     return ProgressFile(display, run.path / "progress.json", config.metric)
-
-
-def _max_steps(config: Config, loader: Feed) -> int:
-    limits = [config.train.max_steps or math.inf]
-    if config.train.max_epochs is not None:
-        limits.append(config.train.max_epochs * loader.steps_per_epoch)
-    return int(min(limits))
 
 
 def _make(key: str, node: Mapping[str, Any], *args: Any) -> Any:

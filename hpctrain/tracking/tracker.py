@@ -39,6 +39,9 @@ class Tracker(Protocol):
     def start(self, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Begin an attempt."""
 
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Record params that are known only after the start."""
+
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Record the metrics of a step."""
 
@@ -65,6 +68,9 @@ class NullTracker:
     """A tracker that records nothing."""
 
     def start(self, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
+        """Do nothing."""
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
         """Do nothing."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
@@ -135,7 +141,7 @@ class JournalTracker:
         """Begin an attempt: record process, params and tags, and start the uploader."""
         self._journal.append("status", status="RUNNING", **Process.current()._asdict())
         if params:
-            self._journal.append("params", params=_public(flatten(params)))
+            self.log_params(params)
         if tags:
             self._journal.append("tags", tags=_public(tags))
         self._journal.sync()
@@ -147,6 +153,14 @@ class JournalTracker:
                 log.warning("%s; metrics stay in %s", error, self._journal.path)
             else:
                 self._start_uploader()
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Record params; nested ones get dotted names.
+
+        If a later attempt records another value, MLflow keeps the first one, and the new one is
+        the tag `hpctrain.changed.KEY`.
+        """
+        self._journal.append("params", params=_public(flatten(params)))
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Record the metrics of a step, with one write and no fsync.

@@ -1,10 +1,14 @@
-"""The learning rate as a pure function of the step: resuming needs no state of it."""
+"""The learning rate as a pure function of the step: resuming needs no state of it.
+
+optimizer.lr ── peak_lr ───────────┐
+scheduler.warmup_* ── warmup_steps ┴── Schedule(step)
+"""
 
 from __future__ import annotations
 
 import math
 
-from hpctrain.config.schema import SchedulerConfig
+from hpctrain.config.schema import OptimizerConfig, SchedulerConfig
 
 
 class Schedule:
@@ -12,16 +16,17 @@ class Schedule:
 
     Args:
         lr: Peak learning rate.
-        config: Kind, warm-up steps and final ratio.
+        config: Kind and final ratio.
         max_steps: Global step at which the decay ends.
+        warmup: Steps of the warm-up.
     """
 
-    def __init__(self, lr: float, config: SchedulerConfig, max_steps: int) -> None:
-        self.lr, self.config, self.max_steps = lr, config, max_steps
+    def __init__(self, lr: float, config: SchedulerConfig, max_steps: int, warmup: int = 0) -> None:
+        self.lr, self.config, self.max_steps, self.warmup = lr, config, max_steps, warmup
 
     def __call__(self, step: int) -> float:
         """Return the learning rate of global step `step`, counted from 0."""
-        warmup, final = self.config.warmup_steps, self.config.final_ratio
+        warmup, final = self.warmup, self.config.final_ratio
         if step < warmup:
             return self.lr * (step + 1) / warmup
         if self.config.kind == "constant":
@@ -30,3 +35,32 @@ class Schedule:
         if self.config.kind == "cosine":
             progress = (1 - math.cos(math.pi * progress)) / 2
         return self.lr * (1 - (1 - final) * progress)
+
+
+def peak_lr(config: OptimizerConfig, batch: int) -> float:
+    """Return the learning rate after warm-up for a global batch size.
+
+    It grows with the batch linearly (Goyal et al. 2017, "Accurate, Large Minibatch SGD") or with
+    its square root, which keeps the variance of the gradient's noise (Krizhevsky 2014, "One Weird
+    Trick for Parallelizing Convolutional Neural Networks").
+    """
+    if config.lr_scaling == "none" or config.base_batch_size is None:
+        return config.lr
+    ratio = batch / config.base_batch_size
+    return config.lr * (ratio if config.lr_scaling == "linear" else math.sqrt(ratio))
+
+
+def warmup_steps(config: SchedulerConfig, batch: int, steps_per_epoch: int) -> int:
+    """Return the steps of the warm-up; a part of a step of samples counts as one step.
+
+    Args:
+        config: At most one of its three lengths of the warm-up is set.
+        batch: The global batch size.
+        steps_per_epoch: The steps of an epoch.
+    """
+    if config.warmup_samples:
+        return -(-config.warmup_samples // batch)
+    if config.warmup_epochs:
+        # 0.1 epochs of 30 steps are 3 steps, although 0.1 * 30 is a little more.
+        return max(1, round(config.warmup_epochs * steps_per_epoch))
+    return config.warmup_steps

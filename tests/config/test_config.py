@@ -50,6 +50,18 @@ def test_the_experiment_composes_to_typed_values(compose: Compose, tmp_path: Pat
         ("optimizer.lr=abc", "optimizer.lr=abc: it must be of type float"),
         ("launch.nodes=two", "launch.nodes=two: it must be of type integer"),
         ("optimizer.lr=-1", "optimizer.lr=-1.0: it must be greater than 0"),
+        ("optimizer.lr_scaling=log", "optimizer.lr_scaling=log: allowed are none, linear, sqrt"),
+        (
+            "optimizer.lr_scaling=sqrt",
+            "optimizer.lr_scaling=sqrt needs optimizer.base_batch_size: the global batch size for "
+            "which optimizer.lr=0.003 was chosen",
+        ),
+        ("optimizer.base_batch_size=0", "optimizer.base_batch_size=0: it must be at least 1"),
+        (
+            "scheduler.warmup_epochs=1",
+            "scheduler.warmup_steps=20 and scheduler.warmup_epochs=1.0: give one length of the "
+            "warm-up and set the others to 0",
+        ),
         ("optimizer.lr=nan", "optimizer.lr=nan: it must be greater than 0"),
         ("train.clip_norm=0", "train.clip_norm=0.0: it must be greater than 0"),
         ("experiment=none_such", "experiment=none_such: no such choice; there are: digits"),

@@ -194,9 +194,23 @@ def test_interrupted_run_goes_on_as_the_same_mlflow_run(
             "SELECT count(DISTINCT step) FROM metrics WHERE key='train/loss'"
         ).fetchone()
         (lr,) = store.execute("SELECT value FROM params WHERE key='optimizer.lr'").fetchone()
+        effective = dict(
+            store.execute("SELECT key, value FROM params WHERE key LIKE 'effective.%'").fetchall()
+        )
+        changed = "SELECT key FROM tags WHERE key LIKE 'hpctrain.changed.%'"
+        assert store.execute(changed).fetchall() == []
     store.close()
     assert count == 880 // 5
     assert lr == "0.003"
+    assert effective == {
+        "effective.lr": "0.003",
+        "effective.warmup_steps": "20",
+        "effective.max_steps": "880",
+        "effective.steps_per_epoch": "22",
+        "effective.global_batch_size": "64",
+        "effective.dp": "1",
+        "effective.accumulate": "1",
+    }
 
 
 def test_a_failing_training_exits_1_with_its_traceback(train: Train, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_totals_resume_in_the_middle() -> None:
 
 
 def test_schedule() -> None:
-    cosine = Schedule(2.0, SchedulerConfig("cosine", warmup_steps=4, final_ratio=0.1), 104)
+    cosine = Schedule(2.0, SchedulerConfig("cosine", final_ratio=0.1), 104, warmup=4)
     assert [cosine(step) for step in range(4)] == [0.5, 1.0, 1.5, 2.0]
     assert cosine(4) == 2.0
     assert cosine(54) == pytest.approx(1.1)

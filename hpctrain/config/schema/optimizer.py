@@ -14,7 +14,23 @@ class OptimizerConfig:
     """Any torch optimizer."""
 
     _target_: str = key("torch.optim.AdamW", "This class is the optimizer.")
-    lr: float = key(1e-3, "The learning rate has this value after warm-up.", above=0)
+    lr: float = key(
+        1e-3,
+        "The learning rate has this value after warm-up, unless lr_scaling changes it.",
+        above=0,
+    )
+    lr_scaling: str = key(
+        "none",
+        "The learning rate is lr (none), or lr times train.global_batch_size / base_batch_size "
+        "(linear), or lr times the square root of that ratio (sqrt).",
+        choices=("none", "linear", "sqrt"),
+    )
+    base_batch_size: int | None = key(
+        None,
+        "lr was chosen for this global batch size. lr_scaling=linear and sqrt need it.",
+        unit="samples",
+        at_least=1,
+    )
     weight_decay: float = key(0.0, "The optimizer gets this weight decay.", at_least=0)
     options: dict[str, Any] = key({}, "The optimizer also gets these keyword arguments.")
 
@@ -31,6 +47,18 @@ class SchedulerConfig:
     warmup_steps: int = key(
         0, "The learning rate rises from 0 over this many steps.", unit="steps", at_least=0
     )
+    warmup_samples: int | None = key(
+        None,
+        "The warm-up has this many samples, in place of warmup_steps. Null or 0 is not used.",
+        unit="samples",
+        at_least=0,
+    )
+    warmup_epochs: float | None = key(
+        None,
+        "The warm-up has this many epochs, in place of warmup_steps. Null or 0 is not used.",
+        unit="epochs",
+        at_least=0,
+    )
     final_ratio: float = key(
-        0.0, "The decay ends at this fraction of optimizer.lr.", between=(0, 1)
+        0.0, "The decay ends at this fraction of the learning rate after warm-up.", between=(0, 1)
     )

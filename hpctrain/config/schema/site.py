@@ -64,7 +64,7 @@ class SiteConfig:
     )
     login_shell: bool = key(False, "The job's script runs in a login shell, `bash -l`.")
     modules: list[str] = key([], "The script first loads these modules.")
-    env: dict[str, str] = key({}, "The script exports these variables.")
+    env: dict[str, str] = key({}, "Every rank has these variables, and so has the script.")
     setup: list[str] = key([], "These shell commands run before srun. If one fails, the job ends.")
     teardown: list[str] = key([], "These shell commands run after srun, however srun ended.")
     cpu_bind: str | None = key(None, "srun gets this --cpu-bind: cores, none, ...")

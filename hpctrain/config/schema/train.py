@@ -43,6 +43,12 @@ class TrainConfig:
         choices=("off", "blocks", "model"),
         identity=False,
     )
+    expandable_segments: bool = key(
+        False,
+        "torch's memory on a GPU grows in place, so that less of it is lost in gaps "
+        "(PYTORCH_ALLOC_CONF=expandable_segments:True).",
+        identity=False,
+    )
     max_epochs: int | None = key(
         None, "The run ends after this many epochs. Null means no limit.", unit="epochs", at_least=1
     )

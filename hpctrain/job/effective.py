@@ -1,0 +1,60 @@
+"""The values that follow from the config together with the data and the ranks.
+
+optimizer.lr, lr_scaling ──┐
+scheduler.warmup_*         ├── Effective ── one log line, and params `effective.*` in MLflow
+train.*, steps per epoch ──┘
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hpctrain.config.schema import Config
+from hpctrain.train.schedule import peak_lr, warmup_steps
+
+
+@dataclass(frozen=True)
+class Effective:
+    """What a run really uses.
+
+    Attributes:
+        lr: The learning rate after warm-up.
+        warmup_steps: The steps of the warm-up.
+        max_steps: The global step at which the run ends.
+        steps_per_epoch: The steps of an epoch.
+        global_batch_size: The samples of a step over all ranks.
+        dp: The ranks among which the samples are divided.
+        accumulate: The micro-batches of a rank in a step.
+    """
+
+    lr: float
+    warmup_steps: int
+    max_steps: int
+    steps_per_epoch: int
+    global_batch_size: int
+    dp: int
+    accumulate: int
+
+    @classmethod
+    def of(cls, config: Config, steps_per_epoch: int, dp: int) -> Effective:
+        """Return the values for an epoch of `steps_per_epoch` steps on `dp` data-parallel ranks."""
+        train = config.train
+        epochs = math.inf if train.max_epochs is None else train.max_epochs
+        return cls(
+            lr=peak_lr(config.optimizer, train.global_batch_size),
+            warmup_steps=warmup_steps(config.scheduler, train.global_batch_size, steps_per_epoch),
+            max_steps=int(min(train.max_steps or math.inf, epochs * steps_per_epoch)),
+            steps_per_epoch=steps_per_epoch,
+            global_batch_size=train.global_batch_size,
+            dp=dp,
+            accumulate=train.accumulate,
+        )
+
+    def __str__(self) -> str:
+        micro_batch = self.global_batch_size // (self.dp * self.accumulate)
+        return (
+            f"peak lr {self.lr:g}, warm-up {self.warmup_steps} of {self.max_steps} steps, "
+            f"{self.steps_per_epoch} steps per epoch, global batch {self.global_batch_size} = "
+            f"dp {self.dp} x accumulate {self.accumulate} x {micro_batch} samples"
+        )

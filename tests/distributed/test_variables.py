@@ -1,0 +1,91 @@
+"""The variables of NCCL, gloo and torch: those of the config and those that are exported."""
+
+import pytest
+
+from hpctrain.config.schema import Config, NetworkConfig, SiteConfig, TrainConfig
+from hpctrain.config.schema.key import keys
+from hpctrain.distributed.variables import export, variables
+from hpctrain.errors import ConfigError
+
+
+def test_the_default_sets_nothing() -> None:
+    assert variables(Config()) == {}
+
+
+def test_every_key_has_its_variable() -> None:
+    network = NetworkConfig(
+        interface="ib0,ib1", infiniband="mlx5_0", p2p_level="NVL", debug="WARN", torch_debug="INFO"
+    )
+    config = Config(
+        network=network,
+        train=TrainConfig(expandable_segments=True),
+        site=SiteConfig(env={"NCCL_IB_GID_INDEX": "3"}),
+    )
+    environment: dict[str, str] = {}
+    assert export(config, environment) == []
+    assert environment == {
+        "NCCL_SOCKET_IFNAME": "=ib0,ib1",
+        "GLOO_SOCKET_IFNAME": "ib0,ib1",
+        "NCCL_IB_HCA": "mlx5_0",
+        "NCCL_P2P_LEVEL": "NVL",
+        "NCCL_DEBUG": "WARN",
+        "TORCH_DISTRIBUTED_DEBUG": "INFO",
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "NCCL_IB_GID_INDEX": "3",
+    }
+    # A second call finds its own values.
+    assert export(config, environment) == []
+
+
+def test_no_infiniband() -> None:
+    config = Config(network=NetworkConfig(infiniband="none"))
+    assert variables(config) == {"NCCL_IB_DISABLE": ("1", "network.infiniband")}
+
+
+def test_what_is_exported_has_precedence_and_is_told() -> None:
+    config = Config(
+        network=NetworkConfig(interface="ib0", debug="WARN", p2p_level="SYS"),
+        train=TrainConfig(expandable_segments=True),
+    )
+    mine = {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_P2P_LEVEL": "SYS",
+        "NCCL_SOCKET_IFNAME": "eth0",
+        # torch would ignore it if the newer name were set beside it.
+        "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64",
+    }
+    environment = dict(mine)
+    assert export(config, environment) == [
+        "NCCL_SOCKET_IFNAME=eth0 (not network.interface==ib0)",
+        "NCCL_DEBUG=INFO (not network.debug=WARN)",
+        "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64 (not train.expandable_segments="
+        "expandable_segments:True)",
+    ]
+    assert environment == mine | {"GLOO_SOCKET_IFNAME": "ib0"}
+
+
+def test_a_name_that_no_variable_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(site=SiteConfig(env={"A=B": "1"}))
+    with pytest.raises(ConfigError, match=r"site\.env\.A=B='1': not a variable"):
+        export(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("interface", "ib0,ib1", True),
+        ("interface", "^docker0", False),  # NCCL knows it, gloo does not
+        ("interface", "", False),
+        ("infiniband", "none", True),
+        ("infiniband", "=mlx5_0:1,mlx5_1:1", True),
+        ("infiniband", "^mlx5_3", True),
+        ("infiniband", "mlx5_0 mlx5_1", False),
+        ("p2p_level", "NVL", True),
+        ("p2p_level", "nvl", False),
+        ("debug", "TRACE", True),
+        ("torch_debug", "OFF", False),
+    ],
+)
+def test_values(name: str, value: str, allowed: bool) -> None:
+    (key,) = [key for key in keys(Config) if key.name == f"network.{name}"]
+    assert (key.rule.problem(key.name, value) == "") == allowed

@@ -1,0 +1,62 @@
+"""The values that follow from config, data and ranks: computed, printed and tracked."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpctrain.config.schema import Config, OptimizerConfig, SchedulerConfig, TrainConfig
+from hpctrain.job.effective import Effective
+from tests.conftest import Completed, run_json, runs
+
+
+def test_what_follows_from_batch_and_epochs() -> None:
+    config = Config(
+        optimizer=OptimizerConfig(lr=0.1, lr_scaling="linear", base_batch_size=256),
+        scheduler=SchedulerConfig(warmup_epochs=5),
+        train=TrainConfig(global_batch_size=512, accumulate=2, max_epochs=90),
+    )
+    effective = Effective.of(config, steps_per_epoch=100, dp=8)
+    assert str(effective) == (
+        "peak lr 0.2, warm-up 500 of 9000 steps, 100 steps per epoch, global batch 512 = dp 8 x "
+        "accumulate 2 x 32 samples"
+    )
+    config.train.max_steps = 300
+    assert Effective.of(config, 100, 8).max_steps == 300
+    config.train.max_epochs = None
+    assert Effective.of(config, 100, 8).max_steps == 300
+
+
+def params(run: Path) -> dict[str, str]:
+    """All params in the journal of a run."""
+    found: dict[str, str] = {}
+    for line in (run / "journal" / "events.jsonl").read_text().splitlines():
+        found |= json.loads(line).get("params", {})
+    return found
+
+
+def test_a_sweep_over_the_batch_scales_each_learning_rate(
+    train: Callable[..., Completed], tmp_path: Path, no_sbatch: dict[str, str]
+) -> None:
+    train(
+        *("-m", "train.global_batch_size=32,64,128", "train.max_epochs=1", "tracking.upload=false"),
+        *("optimizer.lr=1e-3", "optimizer.lr_scaling=linear", "optimizer.base_batch_size=64"),
+        *("scheduler.warmup_steps=0", "scheduler.warmup_samples=640", "launch.snapshot=off"),
+        **no_sbatch,
+    )
+    found = {}
+    for run in runs(tmp_path / "runs"):
+        assert run_json(run)["state"] == "finished"
+        values = params(run)
+        batch = int(values["effective.global_batch_size"])
+        found[batch] = float(values["effective.lr"]), int(values["effective.warmup_steps"])
+        (log,) = run.glob("logs/*_0_log.out")
+        assert (
+            log.read_text().count(f"peak lr {found[batch][0]:g}, warm-up {found[batch][1]} ") == 1
+        )
+    assert found == {
+        32: (pytest.approx(0.0005), 20),
+        64: (pytest.approx(0.001), 10),
+        128: (pytest.approx(0.002), 5),
+    }

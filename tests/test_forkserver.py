@@ -73,10 +73,13 @@ def test_a_fork_sees_what_a_new_process_sees(tmp_path: Path, session: bool) -> N
     assert answers[1]["ours"] == []
 
 
+@pytest.mark.parametrize("torch", [False, True])
 @pytest.mark.parametrize(
     ("program", "code", "said"),
     [
         ("import sys; sys.exit('a word')", 1, "a word\n"),
+        ("import sys; sys.exit(None)", 0, ""),
+        ("import sys; sys.exit(256 + 7)", 7, ""),
         ("raise ValueError('wrong')", 1, "ValueError: wrong\n"),
         ("raise KeyboardInterrupt", -signal.SIGINT, "KeyboardInterrupt\n"),
         ("import os; os.kill(os.getpid(), 15)", -signal.SIGTERM, ""),
@@ -91,13 +94,16 @@ def test_a_fork_sees_what_a_new_process_sees(tmp_path: Path, session: bool) -> N
     ],
 )
 def test_the_end_is_that_of_a_new_process(
-    tmp_path: Path, program: str, code: int, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, code: int, said: str, torch: bool
 ) -> None:
-    command = write(tmp_path, "program", program)
+    monkeypatch.setattr(forkserver, "_trains", lambda words: torch)
+    command = write(tmp_path, "program", f"print('out')\n{program}")
     done = forkserver.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == code
     assert done.stderr.endswith(said)
     assert bool(done.stderr) == bool(said)
+    if code not in (-signal.SIGTERM, -signal.SIGABRT):  # they lose what waits in a buffer
+        assert done.stdout == "out\n"
 
 
 def test_a_module_that_is_not_there(tmp_path: Path) -> None:

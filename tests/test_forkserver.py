@@ -28,7 +28,9 @@ facts = {
     "umask": os.umask(0),
     "stdin": sys.stdin.read(),
     "encodings": [(s.encoding, s.errors) for s in (sys.stdin, sys.stdout, sys.stderr)],
-    "buffering": [(s.line_buffering, s.fileno()) for s in (sys.stdout, sys.stderr)],
+    "buffering": [
+        (s.line_buffering, s.write_through, s.fileno()) for s in (sys.stdout, sys.stderr)
+    ],
     "files": sorted(int(name) for name in os.listdir("/proc/self/fd"))[:3],
     "parent": os.getppid(),
     "leader": os.getsid(0) == os.getpid(),
@@ -49,11 +51,20 @@ def write(folder: Path, name: str, program: str) -> list[str]:
     return [sys.executable, "-m", name]
 
 
+@pytest.mark.parametrize(
+    ("options", "path"),
+    [([], None), (["-u"], ""), (["-P"], "HERE"), (["-u", "-P"], "HERE:/none:")],
+)
 @pytest.mark.parametrize("session", [False, True])
-def test_a_fork_sees_what_a_new_process_sees(tmp_path: Path, session: bool) -> None:
-    command = [*write(tmp_path, "facts", FACTS), "a b", "--x=ü"]
+def test_a_fork_sees_what_a_new_process_sees(
+    tmp_path: Path, session: bool, options: list[str], path: str | None
+) -> None:
+    python, *words = write(tmp_path, "facts", FACTS)
+    command = [python, *options, *words, "a b", "--x=ü"]
     env = {**os.environ, "HPCTRAIN_X": "1", "SLURM_JOB_ID": "7", "MASTER_PORT": "5"}
     env.pop("HOME", None)
+    if path is not None:
+        env["PYTHONPATH"] = path.replace("HERE", str(tmp_path))
     answers: list[Any] = []
     for run in (subprocess.run, forkserver.run):
         done = run(
@@ -151,19 +162,49 @@ def test_torch_computes_in_a_fork(tmp_path: Path) -> None:
     ("words", "env"),
     [
         (["-c", ""], {}),
-        (["-u", "-m", "this"], {}),
-        (["-m", "this"], {"PYTHONPATH": "/somewhere"}),
+        (["-I", "-m", "this"], {}),
+        (["-m", "this"], {"PYTHONPATH": "HERE"}),
+        (["-m", "this"], {"PYTHONSAFEPATH": "1"}),
         (["-m", "this"], {"OMP_NUM_THREADS": "2"}),
         (["-m", "this"], {"LC_ALL": "C"}),
     ],
 )
 def test_what_a_fork_cannot_do_is_done_by_a_new_process(
-    words: list[str], env: dict[str, str]
+    tmp_path: Path, words: list[str], env: dict[str, str]
 ) -> None:
+    (tmp_path / "sitecustomize.py").touch()
+    env = {name: value.replace("HERE", str(tmp_path)) for name, value in env.items()}
     command = [sys.executable, *words]
     with forkserver.Popen(command, env=os.environ | env, stdout=subprocess.DEVNULL) as process:
         assert not process.forked
         assert process.wait(20) == 0
+
+
+RANKS = """\
+import os, subprocess, sys
+if sys.argv[1:] == ["rank"]:
+    print("preloaded" if "torch" in sys.modules else "new", os.getppid(), flush=True)
+    sys.exit(5)
+command = [sys.executable, "-u", "-m", "hpctrain", "rank"]
+done = [subprocess.run(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+assert [rank.returncode for rank in done] == [5, 5]
+assert [rank.stdout for rank in done] == [f"preloaded {os.getpid()}\\n"] * 2, done
+left = subprocess.Popen([sys.executable, "-m", "hpctrain", "rank"], stdout=subprocess.DEVNULL)
+print(subprocess.run(["echo", "the end"], capture_output=True, text=True).stdout, end="")
+"""
+
+
+def test_what_starts_ranks_forks_them(tmp_path: Path) -> None:
+    (tmp_path / "hpctrain").mkdir()
+    (tmp_path / "hpctrain" / "__init__.py").touch()
+    (tmp_path / "hpctrain" / "__main__.py").write_text(RANKS)
+    command = [sys.executable, "-m", "hpctrain", "-m", "seed=1,2"]
+    env = os.environ | {"PATH": str(tmp_path / "bin")}
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "echo").symlink_to("/bin/echo")
+    for _ in range(2):
+        done = forkserver.run(command, capture_output=True, text=True, cwd=tmp_path, env=env)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "the end\n", "")
 
 
 def test_hash_seeds_differ_between_commands(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,6 +82,34 @@ def reference(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
         return made[arguments]
 
     return call
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow store without runs: it takes seconds to create, so all test processes share it."""
+    from hpctrain.lock import file_lock
+
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    store, new = folder / "empty.db", folder / "new.db"
+    with file_lock(folder / "store.lock", lambda: time.sleep(0.1)):
+        if not store.exists():
+            code = (
+                "from hpctrain.tracking.client import main\n"
+                f"print([main(['sqlite:///{new}', name]) for name in ('hpctrain', 'exp')])"
+            )
+            command = [sys.executable, "-c", code]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.stdout == "[0, 0]\n", done.stderr
+            new.rename(store)
+    return store
+
+
+@pytest.fixture
+def store(empty_store: Path, tmp_path: Path) -> Path:
+    """The store of the runs in tmp_path/runs, so that the first of them need not create it."""
+    (tmp_path / "runs").mkdir(mode=0o700)
+    return Path(shutil.copy(empty_store, tmp_path / "runs" / "mlflow.db"))
 
 
 @pytest.fixture

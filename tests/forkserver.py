@@ -53,9 +53,11 @@ HEAVY = (
     *LIGHT,
     *("torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp"),
 )
-# Variables that Python, libc or one of these libraries reads when it starts. PYTHONPATH is handed
-# over. What torchrun sets is read later, by the code that runs the ranks.
-HANDED_OVER = ("PYTHONPATH", "TORCHELASTIC_", "TORCH_NCCL_")
+# Variables that Python, libc or one of these libraries reads at its start. Those of `sys.path` are
+# handed over. The others that are handed over are read later, by the code that runs the ranks.
+HANDED_OVER = (
+    *("PYTHONPATH", "PYTHONSAFEPATH", "CUDA_VISIBLE_DEVICES", "TORCHELASTIC_", "TORCH_NCCL_"),
+)
 READ_AT_START = (
     *("PYTHON", "LC_", "LANG", "LD_", "GLIBC", "MALLOC_", "TZ", "OMP_", "OPENBLAS_", "MKL_"),
     *("GOMP_", "KMP_", "TORCH", "PYTORCH", "CUDA", "HDF5", "H5PY", "NPY_", "NUMPY"),
@@ -401,7 +403,8 @@ def _begin_inner() -> dict[str, Any] | None:
 
 def _set_path(request: Mapping[str, Any], rest: list[str]) -> None:
     """Make `sys.path` what it is in a new Python; `rest` is what all processes have of it."""
-    first = [] if "-P" in request["options"] else [os.getcwd()]
+    safe = "-P" in request["options"] or request["env"].get("PYTHONSAFEPATH")
+    first = [] if safe else [os.getcwd()]
     folders = _python_path(request["env"], os.getcwd())
     sys.path[:] = first + list(dict.fromkeys(folders + rest))
 

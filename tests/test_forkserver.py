@@ -52,19 +52,24 @@ def write(folder: Path, name: str, program: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("options", "path"),
-    [([], None), (["-u"], ""), (["-P"], "HERE"), (["-u", "-P"], "HERE:/none:")],
+    ("options", "env"),
+    [
+        ([], {}),
+        (["-u"], {"PYTHONPATH": ""}),
+        (["-P"], {"PYTHONPATH": "HERE"}),
+        (["-u", "-P"], {"PYTHONPATH": "HERE:/none:"}),
+        ([], {"PYTHONPATH": "HERE", "PYTHONSAFEPATH": "1"}),
+    ],
 )
 @pytest.mark.parametrize("session", [False, True])
 def test_a_fork_sees_what_a_new_process_sees(
-    tmp_path: Path, session: bool, options: list[str], path: str | None
+    tmp_path: Path, session: bool, options: list[str], env: dict[str, str]
 ) -> None:
     python, *words = write(tmp_path, "facts", FACTS)
     command = [python, *options, *words, "a b", "--x=ü"]
-    env = {**os.environ, "HPCTRAIN_X": "1", "SLURM_JOB_ID": "7", "MASTER_PORT": "5"}
-    env.pop("HOME", None)
-    if path is not None:
-        env["PYTHONPATH"] = path.replace("HERE", str(tmp_path))
+    env = {name: value.replace("HERE", str(tmp_path)) for name, value in env.items()}
+    env |= {"HPCTRAIN_X": "1", "SLURM_JOB_ID": "7", "MASTER_PORT": "5"}
+    env = {name: value for name, value in os.environ.items() if name != "HOME"} | env
     answers: list[Any] = []
     for run in (subprocess.run, forkserver.run):
         done = run(
@@ -164,7 +169,6 @@ def test_torch_computes_in_a_fork(tmp_path: Path) -> None:
         (["-c", ""], {}),
         (["-I", "-m", "this"], {}),
         (["-m", "this"], {"PYTHONPATH": "HERE"}),
-        (["-m", "this"], {"PYTHONSAFEPATH": "1"}),
         (["-m", "this"], {"OMP_NUM_THREADS": "2"}),
         (["-m", "this"], {"LC_ALL": "C"}),
     ],

@@ -3,10 +3,12 @@
 import json
 import logging
 import os
+import sqlite3
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -258,7 +260,7 @@ def assert_nowhere(folder: Path, *said: str) -> None:
 
 @pytest.mark.parametrize("token", ["${oc.env:MY_API_TOKEN}", TOKEN], ids=["reference", "literal"])
 def test_a_training_leaves_no_trace_of_it(
-    train: Train, tmp_path: Path, told: dict[str, str], token: str
+    train: Train, tmp_path: Path, told: dict[str, str], store: Path, token: str
 ) -> None:
     done = train(*model(token, "finish"), **told)
     assert "logging in with ***" in done.stderr
@@ -267,10 +269,12 @@ def test_a_training_leaves_no_trace_of_it(
     assert "RuntimeError: 401 for https://me:***@host/x" in failed.stderr
     errors = {run_json(run)["attempts"][-1].get("error") for run in runs(tmp_path / "runs")}
     assert errors == {None, "RuntimeError: 401 for https://me:***@host/x"}
-    assert (tmp_path / "runs" / "mlflow.db").exists()
+    with closing(sqlite3.connect(store)) as uploaded:
+        assert uploaded.execute("SELECT count(*) FROM runs").fetchone() == (2,)
     assert_nowhere(tmp_path / "runs", done.stdout, done.stderr, failed.stdout, failed.stderr)
 
 
+@pytest.mark.usefixtures("store")
 def test_a_sweep_here_leaves_no_trace_of_it(
     train: Train, tmp_path: Path, told: dict[str, str]
 ) -> None:
@@ -283,6 +287,7 @@ def test_a_sweep_here_leaves_no_trace_of_it(
 
 
 @pytest.mark.slurm
+@pytest.mark.usefixtures("store")
 def test_a_sweep_on_the_cluster_leaves_no_trace_of_it(
     train: Train, tmp_path: Path, told: dict[str, str]
 ) -> None:

@@ -112,7 +112,7 @@ def test_a_fork_sees_what_a_new_process_sees(
 def test_the_end_is_that_of_a_new_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, code: int, said: str, torch: bool
 ) -> None:
-    monkeypatch.setattr(forkserver, "_trains", lambda words: torch)
+    monkeypatch.setattr(forkserver, "_trains", lambda words, cwd: torch)
     command = write(tmp_path, "program", f"print('out')\n{program}")
     done = forkserver.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == code
@@ -147,18 +147,14 @@ def test_signals_timeouts_and_groups(tmp_path: Path) -> None:
 
 
 def test_torch_computes_in_a_fork(tmp_path: Path) -> None:
-    program = """\
+    program = """
         import torch
         x = torch.randn(200, 200, requires_grad=True)
         (x @ x).sum().backward()
         print(torch.isfinite(x.grad).all().item(), torch.get_num_threads())
         """
     command = write(tmp_path, "torch_of_a_fork", program)
-    # `_trains` goes by the words; here they are those of a training.
-    (tmp_path / "hpctrain").mkdir()
-    (tmp_path / "hpctrain" / "__init__.py").touch()
-    (tmp_path / "torch_of_a_fork.py").rename(tmp_path / "hpctrain" / "__main__.py")
-    command = [sys.executable, "-m", "hpctrain", "a=b"]
+    assert forkserver._trains(command[2:], str(tmp_path))
     done = forkserver.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("True 1\n", "")
 

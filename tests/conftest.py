@@ -24,6 +24,7 @@ from tests.hooks import (  # noqa: F401  conftest.py is where pytest looks for t
 )
 
 if TYPE_CHECKING:
+    from hpctrain.config.compose_sweep import Composer
     from tests.cluster import Paced
 
 # One thread a rank: the machine has few cores and the tests many processes.
@@ -82,6 +83,23 @@ def reference(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
         return made[arguments]
 
     return call
+
+
+@pytest.fixture(scope="session")
+def composer() -> "Composer":
+    """Composes configs as a sweep does: what Hydra gives (test_sweep.py), in milliseconds."""
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.utils import create_config_search_path
+    from hydra.core.config_store import ConfigStore
+    from hydra.types import RunMode
+
+    from hpctrain.config.choices import conf_dir
+    from hpctrain.config.compose_sweep import Composer
+    from hpctrain.config.schema import Config
+
+    ConfigStore.instance().store(name="schema", node=Config)
+    loader = ConfigLoaderImpl(create_config_search_path(str(conf_dir())))
+    return Composer(loader, loader.load_configuration("config", [], run_mode=RunMode.MULTIRUN))
 
 
 @pytest.fixture(scope="session")

@@ -40,8 +40,9 @@ def outcome(folder: Path, *options: str, ci: str = "") -> tuple[dict[str, int], 
     """Run pytest on the tests in `folder`: how many passed, failed, ..., and what it wrote."""
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
     command = [sys.executable, "-m", "pytest", "-p", "tests.hooks", "-c", f"{folder}/pytest.ini"]
-    command += ["-p", "no:cacheprovider", *options, str(folder)]
-    env = os.environ | {"CI": ci}
+    command += ["-p", "no:cacheprovider", "-p", "xdist", *options, str(folder)]
+    # The plugins that are installed take a second to import.
+    env = os.environ | {"CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, check=False)
     counts = re.findall(r"(\d+) (\w+)", done.stdout.strip().splitlines()[-1].split(" in ")[0])
     return {name: int(count) for count, name in counts}, done.stdout

@@ -18,7 +18,7 @@ for the options that a fork does not know. Tests of start-up, imports and instal
 `subprocess` and get a new Python always.
 
 A command that starts ranks by itself (a sweep without a scheduler, torchrun) has a server of its
-own, which is a fork, too. Its `subprocess.Popen` is ours, so that the ranks are forks as well:
+own, which is a fork, too. Its `subprocess.Popen` does what ours does, so that the ranks are forks:
 
     test process ─► server ─fork─► `hpctrain -m …` ─► its server ─fork─► `hpctrain run …`
 """
@@ -69,21 +69,21 @@ PR_SET_CHILD_SUBREAPER = 36
 HEAD = struct.Struct("!q")
 
 
-_NewPython = subprocess.Popen  # in a command with a server of its own, that name is ours
+_start_new_python = subprocess.Popen._execute_child
 
 
-class Popen(_NewPython):
+class Popen(subprocess.Popen):
     """A `subprocess.Popen` that forks the server for `python -m MODULE` where that is the same."""
 
     forked = False  # whether the server was used
 
     def _execute_child(self, *given: Any) -> None:
         # The names of the parameters; their order is Python's own affair.
-        names = list(inspect.signature(_NewPython._execute_child).parameters)[1:]
+        names = list(inspect.signature(_start_new_python).parameters)[1:]
         call = dict(zip(names, given, strict=True))
         env = {os.fsdecode(k): os.fsdecode(v) for k, v in (call["env"] or os.environ).items()}
         if not _is_alike(call, env):
-            super()._execute_child(*given)
+            _start_new_python(self, *given)
             return
         pipes = [call[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         options, words = _split(call["args"])
@@ -394,7 +394,8 @@ def _begin_inner() -> dict[str, Any] | None:
     if pid:
         theirs.close()
         _inner = _Inner(ours, pid)
-        subprocess.Popen = Popen  # type: ignore[misc]
+        # Not the name of the class, which modules of others have imported already.
+        subprocess.Popen._execute_child = Popen._execute_child
         return None
     ours.close()
     # Whoever reads what the command writes waits for the command, and not for its server.

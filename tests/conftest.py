@@ -16,6 +16,7 @@ from tests import forkserver
 from tests.hooks import (  # noqa: F401  conftest.py is where pytest looks for them
     pytest_addoption,
     pytest_collection_modifyitems,
+    pytest_ignore_collect,
     pytest_make_collect_report,
     pytest_runtest_makereport,
     pytest_runtest_setup,

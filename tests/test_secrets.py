@@ -280,7 +280,7 @@ def test_a_sweep_here_leaves_no_trace_of_it(
 ) -> None:
     (tmp_path / "bin").mkdir()
     common = ("-m", *model(TOKEN, "finish,raise"), f"+site.env.OTHER_TOKEN={TOKEN}")
-    done = train(*common, code=4, PATH=str(tmp_path / "bin"), **told)
+    done = train(*common, "launch.tasks_per_node=2", code=4, PATH=str(tmp_path / "bin"), **told)
     states = sorted(run_json(run)["state"] for run in runs(tmp_path / "runs"))
     assert states == ["failed", "finished"]
     assert_nowhere(tmp_path / "runs", done.stdout, done.stderr)
@@ -293,8 +293,7 @@ def test_a_sweep_on_the_cluster_leaves_no_trace_of_it(
 ) -> None:
     cluster.require()
     common = ("-m", *model(TOKEN, "finish,raise"), f"+site.env.OTHER_TOKEN={TOKEN}")
-    shape = ("launch.tasks_per_node=2", "launch.wait=true")
-    done = train(*common, *shape, code=4, **told)
+    done = train(*common, "launch.wait=true", code=4, **told)
     states = sorted(run_json(run)["state"] for run in runs(tmp_path / "runs"))
     assert states == ["failed", "finished"]
     (script,) = tmp_path.glob("runs/sweeps/*/array-0/job.sh")

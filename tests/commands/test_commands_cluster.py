@@ -120,7 +120,7 @@ def test_from_the_queue_to_the_end(
     paced: Paced,
 ) -> None:
     folder = tmp_path / "runs"
-    shape = ("site.partition=preemptible", "launch.max_running=1", "launch.tasks_per_node=2")
+    shape = ("site.partition=preemptible", "launch.max_running=1")
     pair = submit(train, folder, *LONG, *shape, "seed=1,2")
 
     def one_runs() -> dict[str, dict[str, Any]] | None:

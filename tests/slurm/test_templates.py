@@ -140,31 +140,25 @@ def test_a_wrong_config_ends_before_any_step(here: Path) -> None:
     assert not re.search(r"\.\d", steps)
 
 
-def test_a_restarted_job_keeps_its_frozen_config(digits: Path, here: Path, paced: Paced) -> None:
+def test_preempted_on_two_nodes_it_comes_back_with_its_frozen_config(
+    digits: Path, here: Path, paced: Paced
+) -> None:
     experiment = here / "conf" / "experiment" / "mine.yaml"
     experiment.parent.mkdir(parents=True)
     text = "# @package _global_\ndefaults: [digits, _self_]\ntrain: {max_epochs: 20}\n"
     experiment.write_text(text)
+    shape = ("--partition=preemptible", "--nodes=2", "train.sbatch")
     given = ("--config-dir", "conf", "experiment=mine", f"data.path={digits}", *QUIET)
-    job = submit(here, "train.sbatch", *given, paced.task)
+    job = submit(here, *shape, *given, paced.task)
     cluster.wait_for_step(the_run(here), 50)
     experiment.write_text(text.replace("20", "1"))
-    cluster.slurm("scancel", "--signal=USR2", job)
-    come_back(job, paced)
-    assert ended(here, job) == ["COMPLETED|0:0"]
-    record = run_json(the_run(here))
-    assert (record["result"]["step"], len(record["attempts"])) == (440, 2)
-
-
-def test_preempted_on_two_nodes_it_comes_back(digits: Path, here: Path, paced: Paced) -> None:
-    shape = ("--partition=preemptible", "--nodes=2", "train.sbatch")
-    job = submit(here, *shape, "experiment=digits", f"data.path={digits}", *steps(400))
-    cluster.wait_for_step(the_run(here), 20)
     preempted = cluster.tool("preempt", job)
     assert preempted.returncode == 0, preempted.stderr
     come_back(job, paced)
     assert ended(here, job) == ["COMPLETED|0:0"]
-    first, second = run_json(the_run(here))["attempts"]
+    record = run_json(the_run(here))
+    assert record["result"]["step"] == 440
+    first, second = record["attempts"]
     assert (first["state"], first["reason"]) == ("interrupted", "SIGTERM")
     assert (second["restart_count"], second["state"]) == (1, "finished")
 

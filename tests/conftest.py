@@ -50,12 +50,27 @@ class Net(torch.nn.Linear):
 """
 
 
+def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Any]) -> Path:
+    """A file or folder that the first of the test processes that need it has made: only read it."""
+    from hpctrain.lock import file_lock
+
+    folder = factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    with file_lock(folder / f"{name}.lock", lambda: time.sleep(0.1)):
+        if not (folder / f"{name}.made").exists():
+            make(folder / name)
+            (folder / f"{name}.made").touch()
+    return folder / name
+
+
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """scikit-learn's digits, written by data_prep."""
-    folder = tmp_path_factory.mktemp("data") / "digits"
-    run_module("data_prep", "sample", "digits", str(folder))
-    return folder
+
+    def make(folder: Path) -> None:
+        run_module("data_prep", "sample", "digits", str(folder))
+
+    return shared(tmp_path_factory, "digits", make)
 
 
 @pytest.fixture
@@ -105,23 +120,18 @@ def composer() -> "Composer":
 
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An MLflow store without runs: it takes seconds to create, so all test processes share it."""
-    from hpctrain.lock import file_lock
+    """An MLflow store without runs, which takes seconds to create."""
 
-    folder = tmp_path_factory.getbasetemp()
-    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    store, new = folder / "empty.db", folder / "new.db"
-    with file_lock(folder / "store.lock", lambda: time.sleep(0.1)):
-        if not store.exists():
-            code = (
-                "from hpctrain.tracking.client import main\n"
-                f"print([main(['sqlite:///{new}', name]) for name in ('hpctrain', 'exp')])"
-            )
-            command = [sys.executable, "-c", code]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.stdout == "[0, 0]\n", done.stderr
-            new.rename(store)
-    return store
+    def make(path: Path) -> None:
+        code = (
+            "from hpctrain.tracking.client import main\n"
+            f"print([main(['sqlite:///{path}', name]) for name in ('hpctrain', 'exp')])"
+        )
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.stdout == "[0, 0]\n", done.stderr
+
+    return shared(tmp_path_factory, "empty.db", make)
 
 
 @pytest.fixture

@@ -117,7 +117,7 @@ def test_waiting_returns_and_a_failure_hides_nothing(train: Train, tmp_path: Pat
 def test_preempted_requeued_resumed(
     train: Train, tmp_path: Path, paced: Paced, no_sbatch: dict[str, str]
 ) -> None:
-    common = ("train.max_epochs=12", "checkpoint.every_steps=20", "train.log_every=10", paced.task)
+    common = ("train.max_epochs=16", "checkpoint.every_steps=20", "train.log_every=10", paced.task)
     train("-m", *common, "launch.tasks_per_node=2", "site.partition=preemptible")
     (run,) = runs(tmp_path / "runs")
     (job,) = cluster.job_ids(tmp_path / "runs")

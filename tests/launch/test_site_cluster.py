@@ -268,7 +268,7 @@ def wait_for_step(run: Path, step: int) -> None:
 def test_a_container_comes_back_after_a_preemption(
     train: Train, tmp_path: Path, in_apptainer: list[str], paced: Paced
 ) -> None:
-    size = ["train.max_epochs=12", "checkpoint.every_steps=20", "tracking=off"]
+    size = ["train.max_epochs=16", "checkpoint.every_steps=20", "tracking=off"]
     train("-m", *size, paced.task, "site.partition=preemptible", *in_apptainer)
     (run,) = runs(tmp_path / "runs")
     job = cluster.job_id(run)

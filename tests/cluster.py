@@ -143,11 +143,15 @@ def job_state(job: str) -> str:
 
 
 def wait_for(predicate: Callable[[], T], timeout: float, what: str) -> T:
-    """Ask until the answer is true and give it; fail the test when it was not for so long."""
-    end = time.monotonic() + timeout
+    """Ask until the answer is true and give it; fail the test when it was not for so long.
+
+    What takes long is asked for less often: most questions start a command.
+    """
+    begin = time.monotonic()
     while not (answer := predicate()):
-        assert time.monotonic() < end, f"waited {timeout:g} s in vain: {what}"
-        time.sleep(0.2)
+        waited = time.monotonic() - begin
+        assert waited < timeout, f"waited {timeout:g} s in vain: {what}"
+        time.sleep(min(max(waited / 10, 0.1), 1.0))
     return answer
 
 
@@ -162,7 +166,11 @@ def queue() -> list[str]:
 def wait_for_end(jobs: list[str], timeout: float = 240) -> dict[str, str]:
     """Job id to final state."""
 
+    waiting = ["squeue", "--noheader", f"--job={','.join(jobs)}", "--format=%i"]
+
     def ended() -> dict[str, str] | None:
+        if len(jobs) > 1 and subprocess.run(waiting, capture_output=True).stdout.strip():
+            return None
         states = {job: job_state(job) for job in jobs}
         return states if set(states.values()) <= ENDED else None
 

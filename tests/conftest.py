@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ from tests import forkserver
 from tests.hooks import (  # noqa: F401  conftest.py is where pytest looks for them
     pytest_addoption,
     pytest_collection_modifyitems,
+    pytest_ignore_collect,
     pytest_make_collect_report,
     pytest_runtest_makereport,
     pytest_runtest_setup,
@@ -22,6 +25,7 @@ from tests.hooks import (  # noqa: F401  conftest.py is where pytest looks for t
 )
 
 if TYPE_CHECKING:
+    from hpctrain.config.compose_sweep import Composer
     from tests.cluster import Paced
 
 # One thread a rank: the machine has few cores and the tests many processes.
@@ -46,12 +50,27 @@ class Net(torch.nn.Linear):
 """
 
 
+def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Any]) -> Path:
+    """A file or folder that the first of the test processes that need it has made: only read it."""
+    from hpctrain.lock import file_lock
+
+    folder = factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    with file_lock(folder / f"{name}.lock", lambda: time.sleep(0.1)):
+        if not (folder / f"{name}.made").exists():
+            make(folder / name)
+            (folder / f"{name}.made").touch()
+    return folder / name
+
+
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """scikit-learn's digits, written by data_prep."""
-    folder = tmp_path_factory.mktemp("data") / "digits"
-    run_module("data_prep", "sample", "digits", str(folder))
-    return folder
+
+    def make(folder: Path) -> None:
+        run_module("data_prep", "sample", "digits", str(folder))
+
+    return shared(tmp_path_factory, "digits", make)
 
 
 @pytest.fixture
@@ -80,6 +99,46 @@ def reference(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
         return made[arguments]
 
     return call
+
+
+@pytest.fixture(scope="session")
+def composer() -> "Composer":
+    """Composes configs as a sweep does: what Hydra gives (test_sweep.py), in milliseconds."""
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.utils import create_config_search_path
+    from hydra.core.config_store import ConfigStore
+    from hydra.types import RunMode
+
+    from hpctrain.config.choices import conf_dir
+    from hpctrain.config.compose_sweep import Composer
+    from hpctrain.config.schema import Config
+
+    ConfigStore.instance().store(name="schema", node=Config)
+    loader = ConfigLoaderImpl(create_config_search_path(str(conf_dir())))
+    return Composer(loader, loader.load_configuration("config", [], run_mode=RunMode.MULTIRUN))
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow store without runs, which takes seconds to create."""
+
+    def make(path: Path) -> None:
+        code = (
+            "from hpctrain.tracking.client import main\n"
+            f"print([main(['sqlite:///{path}', name]) for name in ('hpctrain', 'exp')])"
+        )
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.stdout == "[0, 0]\n", done.stderr
+
+    return shared(tmp_path_factory, "empty.db", make)
+
+
+@pytest.fixture
+def store(empty_store: Path, tmp_path: Path) -> Path:
+    """The store of the runs in tmp_path/runs, so that the first of them need not create it."""
+    (tmp_path / "runs").mkdir(mode=0o700)
+    return Path(shutil.copy(empty_store, tmp_path / "runs" / "mlflow.db"))
 
 
 @pytest.fixture

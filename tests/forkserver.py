@@ -16,6 +16,11 @@ What Python or a library reads before our code runs cannot be handed over to a f
 a new Python where such a variable differs (see `READ_AT_START`), for every other command line, and
 for the options that a fork does not know. Tests of start-up, imports and installation use
 `subprocess` and get a new Python always.
+
+A command that starts ranks by itself (a sweep without a scheduler, torchrun) has a server of its
+own, which is a fork, too. Its `subprocess.Popen` does what ours does, so that the ranks are forks:
+
+    test process ─► server ─fork─► `hpctrain -m …` ─► its server ─fork─► `hpctrain run …`
 """
 
 import atexit
@@ -27,6 +32,7 @@ import io
 import os
 import pickle
 import runpy
+import shutil
 import signal
 import socket
 import struct
@@ -38,8 +44,7 @@ from collections.abc import Mapping
 from typing import Any
 
 # What a training has imported of others. mlflow is imported by the uploader only, which is another
-# process. A fork with torch takes 0.3 s of CPU time to end, one without 0.03 s: there are two kinds
-# of servers.
+# process. A fork with torch takes longer to start and to end, so there are two kinds of servers.
 LIGHT = (
     *("numpy", "h5py", "hydra", "hydra._internal.utils", "hydra.core.plugins", "omegaconf"),
     *("submitit", "rich", "rich.table", "rich.progress", "xxhash", "sqlite3"),
@@ -48,7 +53,11 @@ HEAVY = (
     *LIGHT,
     *("torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp"),
 )
-# Variables that Python, libc or one of these libraries reads when it starts.
+# Variables that Python, libc or one of these libraries reads at its start. Those of `sys.path` are
+# handed over. The others that are handed over are read later, by the code that runs the ranks.
+HANDED_OVER = (
+    *("PYTHONPATH", "PYTHONSAFEPATH", "CUDA_VISIBLE_DEVICES", "TORCHELASTIC_", "TORCH_NCCL_"),
+)
 READ_AT_START = (
     *("PYTHON", "LC_", "LANG", "LD_", "GLIBC", "MALLOC_", "TZ", "OMP_", "OPENBLAS_", "MKL_"),
     *("GOMP_", "KMP_", "TORCH", "PYTORCH", "CUDA", "HDF5", "H5PY", "NPY_", "NUMPY"),
@@ -60,6 +69,9 @@ PR_SET_CHILD_SUBREAPER = 36
 HEAD = struct.Struct("!q")
 
 
+_start_new_python = subprocess.Popen._execute_child
+
+
 class Popen(subprocess.Popen):
     """A `subprocess.Popen` that forks the server for `python -m MODULE` where that is the same."""
 
@@ -67,15 +79,19 @@ class Popen(subprocess.Popen):
 
     def _execute_child(self, *given: Any) -> None:
         # The names of the parameters; their order is Python's own affair.
-        names = list(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]
+        names = list(inspect.signature(_start_new_python).parameters)[1:]
         call = dict(zip(names, given, strict=True))
         env = {os.fsdecode(k): os.fsdecode(v) for k, v in (call["env"] or os.environ).items()}
         if not _is_alike(call, env):
-            super()._execute_child(*given)
+            _start_new_python(self, *given)
             return
         pipes = [call[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+        options, words = _split(call["args"])
+        ranks = _starts_ranks(words, env)
         request = {
-            "words": [os.fsdecode(word) for word in call["args"][2:]],
+            "options": options,
+            "words": words,
+            "ranks": ranks,
             "env": env,
             "cwd": os.fsdecode(call["cwd"] or os.getcwd()),
             "umask": _umask() if call["umask"] == -1 else call["umask"],
@@ -85,7 +101,8 @@ class Popen(subprocess.Popen):
         }
         streams = [usual if pipe == -1 else pipe for usual, pipe in enumerate(pipes)]
         with _lock:
-            self.pid = _next_server(_trains(request["words"])).start(request, streams)
+            heavy = ranks or _trains(words, request["cwd"])
+            self.pid = _next_server(heavy).start(request, streams)
         self._child_created = self.forked = True
         self._close_pipe_fds(
             *(call[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite")),
@@ -120,22 +137,61 @@ def run(
 
 def _is_alike(call: Mapping[str, Any], env: Mapping[str, str]) -> bool:
     """Whether a fork of the server does the same as a new Python."""
-    words = call["args"]
-    if isinstance(words, str | bytes) or len(words) < 3 or sys.platform != "linux":
+    command = call["args"]
+    if isinstance(command, str | bytes) or sys.platform != "linux":
         return False
     return (
-        [os.fspath(word) for word in words[:2]] == [sys.executable, "-m"]
+        os.fsdecode(command[0]) == sys.executable
+        and bool(_split(command)[1])
         and not any(call[name] for name in ("preexec_fn", "pass_fds", "shell"))
-        and call["executable"] in (None, words[0])
+        and call["executable"] in (None, command[0])
         and {call[name] for name in ("gid", "gids", "uid")} <= {None, -1}
         and os.path.isdir(call["cwd"] or ".")
         and _at_start(env) == _at_start(_ENVIRONMENT)
+        and not any(map(_replaces_preloaded, _python_path(env, call["cwd"] or ".")))
     )
 
 
-def _trains(words: list[str]) -> bool:
+def _split(command: Any) -> tuple[list[str], list[str]]:
+    """The options and the words after `-m` of `python [-u] [-P] -m MODULE …`; no words if not."""
+    words = [os.fsdecode(word) for word in command[1:]]
+    count = next((i for i, word in enumerate(words) if word not in ("-u", "-P")), 0)
+    return words[:count], words[count + 1 :] if words[count : count + 1] == ["-m"] else []
+
+
+def _python_path(env: Mapping[str, str], cwd: Any) -> list[str]:
+    """The folders of PYTHONPATH, as Python puts them into `sys.path`."""
+    folders = env["PYTHONPATH"].split(os.pathsep) if env.get("PYTHONPATH") else []
+    return [os.path.abspath(os.path.join(os.fsdecode(cwd), folder)) for folder in folders]
+
+
+def _replaces_preloaded(folder: str) -> bool:
+    """Whether a folder of PYTHONPATH has what the servers have imported from elsewhere."""
+    if not os.path.isdir(folder):
+        return False
+    ours = {name.partition(".")[0] for name in os.listdir(folder)}
+    preloaded = {name.partition(".")[0] for name in HEAVY}
+    return bool(ours & (preloaded | {"sitecustomize", "usercustomize"}))
+
+
+def _starts_ranks(words: list[str], env: Mapping[str, str]) -> bool:
+    """Whether a command starts trainings by itself. A wrong answer costs time only."""
+    module, *rest = words
+    return module in ("torch.distributed.run", "submitit.local._local") or (
+        module == "hpctrain"
+        and ("-m" in rest or rest[:1] == ["resume"])
+        and "launch.dry_run=true" not in rest
+        and shutil.which("sbatch", path=env.get("PATH")) is None
+    )
+
+
+def _trains(words: list[str], cwd: str) -> bool:
     """Whether a command imports torch. A wrong answer costs time only."""
     module, *rest = words
+    program = os.path.join(cwd, f"{module}.py")  # which a test has written
+    if os.path.exists(program):
+        with open(program) as text:
+            return "\nimport torch\n" in text.read()
     values = [word for word in rest if "=" in word]
     return (
         module.startswith("torch.")
@@ -149,7 +205,11 @@ def _trains(words: list[str]) -> bool:
 
 
 def _at_start(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if name.startswith(READ_AT_START)}
+    return {
+        name: value
+        for name, value in env.items()
+        if name.startswith(READ_AT_START) and not name.startswith(HANDED_OVER)
+    }
 
 
 def _umask() -> int:
@@ -204,8 +264,20 @@ class Server:
         self.process.wait()
 
 
+class _Inner(Server):
+    """The server of a command that starts ranks: a fork of it, made before the command runs."""
+
+    def __init__(self, control: socket.socket, pid: int) -> None:
+        self.control, self.pid = control, pid
+
+    def close(self) -> None:
+        self.control.close()
+        os.waitpid(self.pid, 0)
+
+
 _ENVIRONMENT = dict(os.environ)
 _servers: dict[bool, list[Server]] = {False: [], True: []}
+_inner: Server | None = None
 _lock = threading.RLock()
 
 
@@ -225,6 +297,8 @@ def restore_start_variables() -> None:
 
 
 def _next_server(heavy: bool) -> Server:
+    if _inner is not None:
+        return _inner
     servers = _servers[heavy]
     servers[:] = [server for server in servers if server.control.fileno() != -1]
     if len(servers) < SERVERS:
@@ -312,10 +386,39 @@ def _become(
     os.closerange(3, 1000)
 
 
-def _renew_stream(number: int, name: str) -> None:
+def _begin_inner() -> dict[str, Any] | None:
+    """Fork a server for this process. Return None here, and the request in a fork of the server."""
+    global _inner
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        _inner = _Inner(ours, pid)
+        # Not the name of the class, which modules of others have imported already.
+        subprocess.Popen._execute_child = Popen._execute_child
+        return None
+    ours.close()
+    # Whoever reads what the command writes waits for the command, and not for its server.
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(nothing, number)
+    request = serve(theirs)
+    theirs.detach()
+    return request
+
+
+def _set_path(request: Mapping[str, Any], rest: list[str]) -> None:
+    """Make `sys.path` what it is in a new Python; `rest` is what all processes have of it."""
+    safe = "-P" in request["options"] or request["env"].get("PYTHONSAFEPATH")
+    first = [] if safe else [os.getcwd()]
+    folders = _python_path(request["env"], os.getcwd())
+    sys.path[:] = first + list(dict.fromkeys(folders + rest))
+
+
+def _renew_stream(number: int, name: str, at_once: bool) -> None:
     """Replace `sys.stdin`, `sys.stdout` or `sys.stderr` by one for the file that is there now."""
     old = getattr(sys, name)
-    at_once = old.write_through  # PYTHONUNBUFFERED
+    at_once = at_once or old.write_through  # PYTHONUNBUFFERED
     mode = "rb" if number == 0 else "wb"
     stream = io.TextIOWrapper(
         os.fdopen(number, mode, 0 if at_once and number else -1, closefd=False),
@@ -337,19 +440,55 @@ def main() -> None:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a collection in a fork would copy all pages
-    request = serve(control)
-    control.detach()
-    words = request["words"]
-    sys.argv = ["-m", *words[1:]]
-    sys.orig_argv = [sys.executable, "-m", *words]
     assert sys.path[0] == here
-    sys.path[0] = os.getcwd()
+    given = _python_path(_ENVIRONMENT, os.getcwd())
+    rest = [folder for folder in sys.path[1:] if folder not in given]
+    request: dict[str, Any] | None = serve(control)
+    control.detach()
+    while request is not None:
+        work = request
+        request = _begin_inner() if work["ranks"] else None
+    words = work["words"]
+    sys.argv = ["-m", *words[1:]]
+    sys.orig_argv = [sys.executable, *work["options"], "-m", *words]
+    _set_path(work, rest)
     importlib.invalidate_caches()
     sys.modules["numpy"].random.seed()  # from the system, as in a new process
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        _renew_stream(number, name)
+        _renew_stream(number, name, "-u" in work["options"])
     sys.modules["__main__"] = type(sys)("__main__")
-    runpy._run_module_as_main(words[0])
+    if "torch" in sys.modules:
+        _run_without_teardown(words[0])
+    else:
+        runpy._run_module_as_main(words[0])
+
+
+def _run_without_teardown(module: str) -> None:
+    """Run a module, and end as Python does up to where it deletes all that it has imported.
+
+    That takes 0.3 s of CPU time with torch, because a fork has to copy each page that it changes.
+    """
+    code: Any = 0
+    try:
+        runpy._run_module_as_main(module)
+    except SystemExit as end:
+        code = end.code
+        if code is not None and not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    except KeyboardInterrupt:
+        raise  # Python ends itself by this signal
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        sys.excepthook(*sys.exc_info())
+        code = 120  # as Python says it
+    os._exit((code or 0) & 0xFF)
 
 
 if __name__ == "__main__":

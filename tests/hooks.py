@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,13 @@ DECLARED = {
     r"mosaicml-streaming is not installed": "its requirements exclude ours; slow only",
 }
 left_out = pytest.StashKey[int]()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the files without a test that `-m slurm` chooses: importing them takes seconds."""
+    if config.getoption("markexpr") != "slurm" or not collection_path.match("test_*.py"):
+        return None
+    return None if "mark.slurm" in collection_path.read_text() else True
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -28,6 +28,9 @@ if [[ $(id -u) -eq 0 ]] && command -v apt-get dpkg-query >/dev/null; then
     install_packages || loud "the system packages could not be installed"
 fi
 
+# The tests start hundreds of processes. Each would compile our modules anew.
+unset PYTHONDONTWRITEBYTECODE
+
 ours=false
 beside=""
 types=""

@@ -28,7 +28,9 @@ facts = {
     "umask": os.umask(0),
     "stdin": sys.stdin.read(),
     "encodings": [(s.encoding, s.errors) for s in (sys.stdin, sys.stdout, sys.stderr)],
-    "buffering": [(s.line_buffering, s.fileno()) for s in (sys.stdout, sys.stderr)],
+    "buffering": [
+        (s.line_buffering, s.write_through, s.fileno()) for s in (sys.stdout, sys.stderr)
+    ],
     "files": sorted(int(name) for name in os.listdir("/proc/self/fd"))[:3],
     "parent": os.getppid(),
     "leader": os.getsid(0) == os.getpid(),
@@ -49,11 +51,25 @@ def write(folder: Path, name: str, program: str) -> list[str]:
     return [sys.executable, "-m", name]
 
 
+@pytest.mark.parametrize(
+    ("options", "env"),
+    [
+        ([], {}),
+        (["-u"], {"PYTHONPATH": ""}),
+        (["-P"], {"PYTHONPATH": "HERE"}),
+        (["-u", "-P"], {"PYTHONPATH": "HERE:/none:"}),
+        ([], {"PYTHONPATH": "HERE", "PYTHONSAFEPATH": "1"}),
+    ],
+)
 @pytest.mark.parametrize("session", [False, True])
-def test_a_fork_sees_what_a_new_process_sees(tmp_path: Path, session: bool) -> None:
-    command = [*write(tmp_path, "facts", FACTS), "a b", "--x=ü"]
-    env = {**os.environ, "HPCTRAIN_X": "1", "SLURM_JOB_ID": "7", "MASTER_PORT": "5"}
-    env.pop("HOME", None)
+def test_a_fork_sees_what_a_new_process_sees(
+    tmp_path: Path, session: bool, options: list[str], env: dict[str, str]
+) -> None:
+    python, *words = write(tmp_path, "facts", FACTS)
+    command = [python, *options, *words, "a b", "--x=ü"]
+    env = {name: value.replace("HERE", str(tmp_path)) for name, value in env.items()}
+    env |= {"HPCTRAIN_X": "1", "SLURM_JOB_ID": "7", "MASTER_PORT": "5"}
+    env = {name: value for name, value in os.environ.items() if name != "HOME"} | env
     answers: list[Any] = []
     for run in (subprocess.run, forkserver.run):
         done = run(
@@ -73,10 +89,13 @@ def test_a_fork_sees_what_a_new_process_sees(tmp_path: Path, session: bool) -> N
     assert answers[1]["ours"] == []
 
 
+@pytest.mark.parametrize("torch", [False, True])
 @pytest.mark.parametrize(
     ("program", "code", "said"),
     [
         ("import sys; sys.exit('a word')", 1, "a word\n"),
+        ("import sys; sys.exit(None)", 0, ""),
+        ("import sys; sys.exit(256 + 7)", 7, ""),
         ("raise ValueError('wrong')", 1, "ValueError: wrong\n"),
         ("raise KeyboardInterrupt", -signal.SIGINT, "KeyboardInterrupt\n"),
         ("import os; os.kill(os.getpid(), 15)", -signal.SIGTERM, ""),
@@ -91,13 +110,16 @@ def test_a_fork_sees_what_a_new_process_sees(tmp_path: Path, session: bool) -> N
     ],
 )
 def test_the_end_is_that_of_a_new_process(
-    tmp_path: Path, program: str, code: int, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, code: int, said: str, torch: bool
 ) -> None:
-    command = write(tmp_path, "program", program)
+    monkeypatch.setattr(forkserver, "_trains", lambda words, cwd: torch)
+    command = write(tmp_path, "program", f"print('out')\n{program}")
     done = forkserver.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == code
     assert done.stderr.endswith(said)
     assert bool(done.stderr) == bool(said)
+    if code not in (-signal.SIGTERM, -signal.SIGABRT):  # they lose what waits in a buffer
+        assert done.stdout == "out\n"
 
 
 def test_a_module_that_is_not_there(tmp_path: Path) -> None:
@@ -125,18 +147,14 @@ def test_signals_timeouts_and_groups(tmp_path: Path) -> None:
 
 
 def test_torch_computes_in_a_fork(tmp_path: Path) -> None:
-    program = """\
+    program = """
         import torch
         x = torch.randn(200, 200, requires_grad=True)
         (x @ x).sum().backward()
         print(torch.isfinite(x.grad).all().item(), torch.get_num_threads())
         """
     command = write(tmp_path, "torch_of_a_fork", program)
-    # `_trains` goes by the words; here they are those of a training.
-    (tmp_path / "hpctrain").mkdir()
-    (tmp_path / "hpctrain" / "__init__.py").touch()
-    (tmp_path / "torch_of_a_fork.py").rename(tmp_path / "hpctrain" / "__main__.py")
-    command = [sys.executable, "-m", "hpctrain", "a=b"]
+    assert forkserver._trains(command[2:], str(tmp_path))
     done = forkserver.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("True 1\n", "")
 
@@ -145,19 +163,48 @@ def test_torch_computes_in_a_fork(tmp_path: Path) -> None:
     ("words", "env"),
     [
         (["-c", ""], {}),
-        (["-u", "-m", "this"], {}),
-        (["-m", "this"], {"PYTHONPATH": "/somewhere"}),
+        (["-I", "-m", "this"], {}),
+        (["-m", "this"], {"PYTHONPATH": "HERE"}),
         (["-m", "this"], {"OMP_NUM_THREADS": "2"}),
         (["-m", "this"], {"LC_ALL": "C"}),
     ],
 )
 def test_what_a_fork_cannot_do_is_done_by_a_new_process(
-    words: list[str], env: dict[str, str]
+    tmp_path: Path, words: list[str], env: dict[str, str]
 ) -> None:
+    (tmp_path / "sitecustomize.py").touch()
+    env = {name: value.replace("HERE", str(tmp_path)) for name, value in env.items()}
     command = [sys.executable, *words]
     with forkserver.Popen(command, env=os.environ | env, stdout=subprocess.DEVNULL) as process:
         assert not process.forked
         assert process.wait(20) == 0
+
+
+RANKS = """\
+import os, subprocess, sys
+if sys.argv[1:] == ["rank"]:
+    print("preloaded" if "torch" in sys.modules else "new", os.getppid(), flush=True)
+    sys.exit(5)
+command = [sys.executable, "-u", "-m", "hpctrain", "rank"]
+done = [subprocess.run(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+assert [rank.returncode for rank in done] == [5, 5]
+assert [rank.stdout for rank in done] == [f"preloaded {os.getpid()}\\n"] * 2, done
+left = subprocess.Popen([sys.executable, "-m", "hpctrain", "rank"], stdout=subprocess.DEVNULL)
+print(subprocess.run(["echo", "the end"], capture_output=True, text=True).stdout, end="")
+"""
+
+
+def test_what_starts_ranks_forks_them(tmp_path: Path) -> None:
+    (tmp_path / "hpctrain").mkdir()
+    (tmp_path / "hpctrain" / "__init__.py").touch()
+    (tmp_path / "hpctrain" / "__main__.py").write_text(RANKS)
+    command = [sys.executable, "-m", "hpctrain", "-m", "seed=1,2"]
+    env = os.environ | {"PATH": str(tmp_path / "bin")}
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "echo").symlink_to("/bin/echo")
+    for _ in range(2):
+        done = forkserver.run(command, capture_output=True, text=True, cwd=tmp_path, env=env)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "the end\n", "")
 
 
 def test_hash_seeds_differ_between_commands(tmp_path: Path) -> None:

@@ -38,10 +38,11 @@ def test_by_a_fixture(absent): pass
 
 def outcome(folder: Path, *options: str, ci: str = "") -> tuple[dict[str, int], str]:
     """Run pytest on the tests in `folder`: how many passed, failed, ..., and what it wrote."""
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow\n    slurm\n")
     command = [sys.executable, "-m", "pytest", "-p", "tests.hooks", "-c", f"{folder}/pytest.ini"]
-    command += ["-p", "no:cacheprovider", *options, str(folder)]
-    env = os.environ | {"CI": ci}
+    command += ["-p", "no:cacheprovider", "-p", "xdist", *options, str(folder)]
+    # The plugins that are installed take a second to import.
+    env = os.environ | {"CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, check=False)
     counts = re.findall(r"(\d+) (\w+)", done.stdout.strip().splitlines()[-1].split(" in ")[0])
     return {name: int(count) for count, name in counts}, done.stdout
@@ -64,6 +65,15 @@ def test_a_module_that_skips_itself_fails_in_ci(tmp_path: Path) -> None:
     counts, said = outcome(tmp_path, ci="true")
     assert list(counts) == ["error"]
     assert "could not import 'none_such'" in said
+
+
+def test_files_without_a_test_of_the_cluster_are_not_imported_for_them(tmp_path: Path) -> None:
+    (tmp_path / "test_cluster.py").write_text(
+        "import pytest\n@pytest.mark.slurm\ndef test_a(): pass\ndef test_b(): pass\n"
+    )
+    (tmp_path / "test_other.py").write_text("def test_c(): pass\n")
+    assert outcome(tmp_path, "-m", "slurm")[0] == {"passed": 1, "deselected": 1}
+    assert outcome(tmp_path, "-m", "not slurm")[0] == {"passed": 2, "deselected": 1}
 
 
 @pytest.mark.parametrize("options", [(), ("-n", "2"), ("--all",), ("-m", "slow")])

@@ -3,10 +3,12 @@
 import json
 import logging
 import os
+import sqlite3
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -258,7 +260,7 @@ def assert_nowhere(folder: Path, *said: str) -> None:
 
 @pytest.mark.parametrize("token", ["${oc.env:MY_API_TOKEN}", TOKEN], ids=["reference", "literal"])
 def test_a_training_leaves_no_trace_of_it(
-    train: Train, tmp_path: Path, told: dict[str, str], token: str
+    train: Train, tmp_path: Path, told: dict[str, str], store: Path, token: str
 ) -> None:
     done = train(*model(token, "finish"), **told)
     assert "logging in with ***" in done.stderr
@@ -267,29 +269,31 @@ def test_a_training_leaves_no_trace_of_it(
     assert "RuntimeError: 401 for https://me:***@host/x" in failed.stderr
     errors = {run_json(run)["attempts"][-1].get("error") for run in runs(tmp_path / "runs")}
     assert errors == {None, "RuntimeError: 401 for https://me:***@host/x"}
-    assert (tmp_path / "runs" / "mlflow.db").exists()
+    with closing(sqlite3.connect(store)) as uploaded:
+        assert uploaded.execute("SELECT count(*) FROM runs").fetchone() == (2,)
     assert_nowhere(tmp_path / "runs", done.stdout, done.stderr, failed.stdout, failed.stderr)
 
 
+@pytest.mark.usefixtures("store")
 def test_a_sweep_here_leaves_no_trace_of_it(
     train: Train, tmp_path: Path, told: dict[str, str]
 ) -> None:
     (tmp_path / "bin").mkdir()
     common = ("-m", *model(TOKEN, "finish,raise"), f"+site.env.OTHER_TOKEN={TOKEN}")
-    done = train(*common, code=4, PATH=str(tmp_path / "bin"), **told)
+    done = train(*common, "launch.tasks_per_node=2", code=4, PATH=str(tmp_path / "bin"), **told)
     states = sorted(run_json(run)["state"] for run in runs(tmp_path / "runs"))
     assert states == ["failed", "finished"]
     assert_nowhere(tmp_path / "runs", done.stdout, done.stderr)
 
 
 @pytest.mark.slurm
+@pytest.mark.usefixtures("store")
 def test_a_sweep_on_the_cluster_leaves_no_trace_of_it(
     train: Train, tmp_path: Path, told: dict[str, str]
 ) -> None:
     cluster.require()
     common = ("-m", *model(TOKEN, "finish,raise"), f"+site.env.OTHER_TOKEN={TOKEN}")
-    shape = ("launch.tasks_per_node=2", "launch.wait=true")
-    done = train(*common, *shape, code=4, **told)
+    done = train(*common, "launch.wait=true", code=4, **told)
     states = sorted(run_json(run)["state"] for run in runs(tmp_path / "runs"))
     assert states == ["failed", "finished"]
     (script,) = tmp_path.glob("runs/sweeps/*/array-0/job.sh")

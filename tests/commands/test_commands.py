@@ -590,7 +590,8 @@ def test_killed_here_is_lost(digits: Path, tmp_path: Path, no_slurm: None) -> No
 
 
 def test_logs_of_submitits_local_jobs(train: Train, tmp_path: Path, no_slurm: None) -> None:
-    train("-m", "seed=1", "train.max_steps=5", "tracking=off", "launch.tasks_per_node=2")
+    size = ("train.max_steps=5", "launch.tasks_per_node=2")
+    train("-m", "seed=1", *size, "tracking=off", "launch.snapshot=off")
     (run,) = runs(tmp_path / "runs")
     shown = run_module("hpctrain", "logs", run.name, cwd=tmp_path)
     assert "step 5/5" in shown.stdout

@@ -120,7 +120,7 @@ def test_from_the_queue_to_the_end(
     paced: Paced,
 ) -> None:
     folder = tmp_path / "runs"
-    shape = ("site.partition=preemptible", "launch.max_running=1", "launch.tasks_per_node=2")
+    shape = ("site.partition=preemptible", "launch.max_running=1")
     pair = submit(train, folder, *LONG, *shape, "seed=1,2")
 
     def one_runs() -> dict[str, dict[str, Any]] | None:
@@ -223,7 +223,7 @@ def test_why_runs_failed(
     (modules / "faulty.py").write_text(FAULTY)
     (modules / "later.py").write_text("import no_such_module\n\n\nclass Task: ...\n")
     monkeypatch.setenv("PYTHONPATH", f"{modules}:{os.environ.get('PYTHONPATH', '')}")
-    shape = ("tracking=off", "launch.nodes=2", "launch.tasks_per_node=2")
+    shape = ("tracking=off", "launch.nodes=2")
     faulty = ("task._target_=faulty.Faulty", "+task.how=shapes,killed", "train.max_steps=50")
     pair = submit(train, folder, *shape, *faulty)
     killed, shapes = sorted(

@@ -13,15 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests import cluster, forkserver
+from tests.cluster import Paced
 from tests.conftest import NET, Completed, run_json, run_module, runs
 
 Train = Callable[..., Completed]
 
 
-def interrupt(digits: Path, folder: Path) -> Path:
-    """A run that was stopped by Ctrl-C and has saved."""
+def interrupt(digits: Path, folder: Path, paced: Paced) -> Path:
+    """A run that was stopped by Ctrl-C and has saved; from then on it is at full speed."""
     where = [f"data.path={digits}", f"output_dir={folder}/runs", "tracking=off"]
-    long = ["train.max_epochs=60", "checkpoint.every_steps=20", "launch.wait=true"]
+    long = ["train.max_epochs=10", "checkpoint.every_steps=20", "launch.wait=true", paced.task]
     command = [sys.executable, "-m", "hpctrain", "experiment=digits", *where, *long]
     process = forkserver.Popen(command, stderr=subprocess.DEVNULL, cwd=folder)
     while not (found := list(folder.glob("runs/*/checkpoints/step-????????"))):
@@ -29,13 +30,14 @@ def interrupt(digits: Path, folder: Path) -> Path:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
+    paced.go()
     return found[0].parents[1]
 
 
 def test_an_interrupted_run_is_resumed_and_only_its_place_may_change(
-    digits: Path, tmp_path: Path, no_sbatch: dict[str, str]
+    digits: Path, tmp_path: Path, no_sbatch: dict[str, str], paced: Paced
 ) -> None:
-    run = interrupt(digits, tmp_path)
+    run = interrupt(digits, tmp_path, paced)
     before = run_json(run)
     assert before["state"] == "interrupted"
 
@@ -94,7 +96,7 @@ def test_failed_runs_keep_their_code_unless_todays_is_asked_for(
         return run_module("hpctrain", *arguments, code=code, cwd=project)
 
     where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "tracking=off"]
-    given = ["model._target_=my_net.Net", "train.max_steps=3", "seed=1,2"]
+    given = ["model._target_=my_net.Net", "train.max_steps=3", "seed=1"]
     hpctrain("-m", "experiment=digits", *where, *given, "launch.wait=true", code=4)
     assert {run_json(run)["state"] for run in runs(tmp_path / "runs")} == {"failed"}
     first = {run_json(run)["code"] for run in runs(tmp_path / "runs")}
@@ -111,9 +113,9 @@ def test_failed_runs_keep_their_code_unless_todays_is_asked_for(
 
 
 def test_code_that_is_gone_is_not_replaced_in_silence(
-    digits: Path, tmp_path: Path, no_sbatch: dict[str, str]
+    digits: Path, tmp_path: Path, no_sbatch: dict[str, str], paced: Paced
 ) -> None:
-    run = interrupt(digits, tmp_path)
+    run = interrupt(digits, tmp_path, paced)
     record = run_json(run) | {"code": "0123456789abcdef"}
     (run / "run.json").write_text(json.dumps(record))
     done = run_module("hpctrain", "resume", run.name, code=2, cwd=tmp_path, **no_sbatch)

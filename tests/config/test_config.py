@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from hpctrain.config.choices import conf_dir, groups
 from hpctrain.config.compose import compose as compose_config
+from hpctrain.config.compose_sweep import Composer
 from hpctrain.config.frozen import dump, load
 from hpctrain.config.identity import identity
 from hpctrain.config.schema import Config
@@ -115,9 +116,11 @@ def test_without_an_experiment_the_missing_key_is_named() -> None:
         compose_config(["train.max_steps=1"])
 
 
-def test_signature_ignores_how_and_where(compose: Compose, digits: Path, tmp_path: Path) -> None:
+def test_signature_ignores_how_and_where(composer: Composer, digits: Path, tmp_path: Path) -> None:
+    where = ["experiment=digits", f"data.path={digits}", f"output_dir={tmp_path}/runs"]
+
     def name(*overrides: str) -> str:
-        return check(compose("experiment=digits", *overrides)).name
+        return check(composer.typed([*where, *overrides])).name
 
     copy = tmp_path / "copy"
     copy.mkdir()
@@ -145,11 +148,12 @@ def test_frozen_config_reads_back_the_same(compose: Compose) -> None:
     assert identity(again, "d") == identity(config, "d")
 
 
-def test_every_choice_of_conf_fits_the_schema(compose: Compose) -> None:
+def test_every_choice_of_conf_fits_the_schema(composer: Composer) -> None:
+    where = ["data.path=/data", "output_dir=/runs"]
     for group, choices in groups(conf_dir()).items():
         for choice in choices:
-            assert compose("experiment=digits", f"{group}={choice}").name
-            assert compose(f"{group}={choice}").name
+            assert composer.typed(["experiment=digits", f"{group}={choice}", *where]).name
+            assert composer.typed([f"{group}={choice}", *where]).name
 
 
 HOSTILE = ["1e-3", "0x1f", "nan", "${oc.env:HOME}", "\\\\${x}", "yes", "null", "a: b", "\n", " "]

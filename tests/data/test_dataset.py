@@ -2,7 +2,6 @@ import io
 import multiprocessing
 import os
 import pickle
-import subprocess
 import sys
 from itertools import chain
 
@@ -17,6 +16,7 @@ from hpctrain.data.loader import Loader
 from hpctrain.data.reader import Reader
 from hpctrain.data.samplers.order import Order
 from hpctrain.errors import ConfigError, DataError
+from tests import forkserver
 
 COUNT = 23
 ARRAYS = {
@@ -295,14 +295,14 @@ def test_accelerate(digits, tmp_path, processes):
     script = tmp_path / "training.py"
     script.write_text(ACCELERATE)
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
-    done = subprocess.run(
-        [sys.executable, *(launch if processes > 1 else []), str(script), str(digits)],
+    done = forkserver.run(
+        [sys.executable, *(launch if processes > 1 else []), "-m", script.stem, str(digits)],
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=200,
         check=False,
-        env=os.environ | {"PYTHONPATH": path},
+        env=os.environ | {"PYTHONPATH": os.path.dirname(__file__)},
     )
     assert done.returncode == 0, done.stderr
     first, last, seen, count, found = map(float, done.stdout.split())

@@ -5,7 +5,6 @@ import os
 import pickle
 import re
 import resource
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -25,6 +24,7 @@ from hpctrain.data.shard import digest_file
 from hpctrain.data.storage import arena
 from hpctrain.data.storage import file as storage_file
 from hpctrain.errors import DataError
+from tests import forkserver
 
 COUNT = 50
 IMAGES = np.random.default_rng(0).integers(0, 255, (COUNT, 3, 2), dtype=np.uint8)
@@ -276,6 +276,7 @@ def test_threads_share_a_reader(own):
 
 
 FORK = """
+import torch
 import os, sys
 import numpy as np
 from pathlib import Path
@@ -301,14 +302,22 @@ assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
 """
 
 
+def run_program(folder, program, own):
+    """Run a program in a process of its own, which must end well."""
+    (folder / "program.py").write_text(program)
+    command = [sys.executable, "-m", "program", str(own)]
+    forkserver.run(command, cwd=folder, check=True, timeout=60)
+
+
 @pytest.mark.parametrize("layout", ["contiguous", "chunked"])
-def test_handles_do_not_cross_a_fork(own, layout):
+def test_handles_do_not_cross_a_fork(own, tmp_path, layout):
     if layout == "chunked":
         rewrite(own, {"compression": "gzip"})
-    subprocess.run([sys.executable, "-c", FORK, own], check=True, timeout=60)
+    run_program(tmp_path, FORK, own)
 
 
 THREADS_IN_A_FORK = """
+import torch
 import os, sys, threading
 import numpy as np
 from pathlib import Path
@@ -336,8 +345,8 @@ for _ in range(100):
 """
 
 
-def test_threads_of_a_fork_share_one_set_of_handles(own):
-    subprocess.run([sys.executable, "-c", THREADS_IN_A_FORK, own], check=True, timeout=60)
+def test_threads_of_a_fork_share_one_set_of_handles(own, tmp_path):
+    run_program(tmp_path, THREADS_IN_A_FORK, own)
 
 
 def test_a_reader_is_pickled_without_its_handles(folder):
@@ -372,15 +381,15 @@ def test_a_first_read_of_more_shards_than_there_are_descriptors(tmp_path):
     assert (rows["x"] == np.arange(300)).all()
 
 
-def test_a_file_of_another_program_may_be_open_for_writing(own):
+def test_a_file_of_another_program_may_be_open_for_writing(own, tmp_path):
     path = own / Index.load(own).split("train").shards[0].path
     with h5py.File(path, "r+"):  # holds HDF5's lock
         code = (
-            "import sys, numpy as np; from pathlib import Path; "
+            "\nimport torch\nimport sys, numpy as np; from pathlib import Path; "
             "from hpctrain.data.reader import Reader; "
             "print(Reader(Path(sys.argv[1]), 'train').read(np.array([0]))['score'])"
         )
-        subprocess.run([sys.executable, "-c", code, own], check=True, timeout=60)
+        run_program(tmp_path, code, own)
 
 
 @pytest.mark.parametrize("chunks", [False, True])
@@ -424,7 +433,7 @@ def test_more_shards_than_can_be_open(tmp_path, monkeypatch, io):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (96, 96))
     reader = Reader(tmp_path, "train", io=io)
     assert len(reader.shards) == 300
-    indices = [np.random.default_rng(i).integers(0, 600, 100) for i in range(60)]
+    indices = [np.random.default_rng(i).integers(0, 600, 100) for i in range(20)]
     with ThreadPoolExecutor(4) as pool:
         for rows, wanted in zip(pool.map(reader.read, indices), indices, strict=True):
             assert (rows["x"] == wanted).all()

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from tests import forkserver
 from tests.conftest import Completed
 
 # The ranks import torch at different speeds: both wait for the other before the group is formed,
 # because its timeout holds for the forming as well.
 START = """
+    import torch
     import os, signal, sys, time
     from pathlib import Path
-    import torch
     from hpctrain.config.schema import ParallelConfig
     from hpctrain.distributed.group import process_group
     from hpctrain.distributed.long_work import long_work
@@ -39,13 +40,14 @@ START = """
 def two_ranks(folder: Path, program: str, **env: str) -> list[Completed]:
     """Run START and `program` as rank 0 and rank 1."""
     folder.mkdir(exist_ok=True)
-    file = folder / "rank.py"
+    file = folder / "one_rank.py"
     file.write_text(textwrap.dedent(START) + textwrap.dedent(program))
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
     processes = [
-        subprocess.Popen(
-            [sys.executable, str(file), str(rank), port, str(folder)],
+        forkserver.Popen(
+            [sys.executable, "-m", file.stem, str(rank), port, str(folder)],
+            cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hpctrain.config.compose import compose
+from hpctrain.config.compose_sweep import Composer
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.feed import Feed
@@ -32,12 +32,10 @@ Build = Callable[..., DataBuilder]
 
 
 @pytest.fixture
-def config(digits: Path, tmp_path: Path) -> Callable[..., Config]:
+def config(composer: Composer, digits: Path, tmp_path: Path) -> Callable[..., Config]:
     def call(*overrides: str) -> Config:
         where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
-        made = compose(["experiment=digits", *where, "tracking=off", *overrides])
-        assert made is not None
-        return made
+        return composer.typed(["experiment=digits", *where, "tracking=off", *overrides])
 
     return call
 

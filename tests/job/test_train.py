@@ -142,12 +142,12 @@ def test_resumed_with_more_ranks_and_sharded_sees_the_same_samples(
         assert again["train/loss", step] == pytest.approx(once["train/loss", step], rel=1e-3)
 
 
-def torchrun(digits: Path, tmp_path: Path) -> subprocess.Popen[bytes]:
-    """Two ranks, in a long training that has made its first checkpoint."""
+def torchrun(digits: Path, tmp_path: Path, *, new: bool = False) -> subprocess.Popen[bytes]:
+    """Two ranks, in a long training that has made its first checkpoint; `new`: not as forks."""
     where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "tracking=off"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     training = ["experiment=digits", "train.max_epochs=5000", *LONG[1:]]
-    process = forkserver.Popen(
+    process = (subprocess if new else forkserver).Popen(
         [*command, "-m", "hpctrain", *training, *where], stderr=subprocess.DEVNULL
     )
     wait_for_step(tmp_path / "runs", 25, process)
@@ -155,7 +155,7 @@ def torchrun(digits: Path, tmp_path: Path) -> subprocess.Popen[bytes]:
 
 
 def test_all_ranks_know_why_one_of_them_was_stopped(digits: Path, tmp_path: Path) -> None:
-    process = torchrun(digits, tmp_path)
+    process = torchrun(digits, tmp_path, new=True)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     (second,) = (
         pid for pid in children if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()
@@ -178,6 +178,7 @@ def test_ranks_save_and_leave_when_torchrun_is_killed(digits: Path, tmp_path: Pa
     assert run_json(run)["attempts"][-1]["reason"] == "SIGTERM"
 
 
+@pytest.mark.usefixtures("store")
 def test_interrupted_run_goes_on_as_the_same_mlflow_run(
     train: Train, digits: Path, tmp_path: Path
 ) -> None:

@@ -100,10 +100,8 @@ def test_every_rank_sees_the_right_gpus(
 ) -> None:
     shape = ["launch.nodes=2", "launch.tasks_per_node=2", "launch.gpus_per_node=2"]
     given = ("train.max_steps=2", "tracking=off", "launch.wait=true", *shape)
-    if option == "gpus-per-node":  # the default
-        train("-m", *given, f"site.gpu_option={option}")
-    else:  # as soon as they have seen their GPUs they end: the training is the same
-        train("-m", *given, f"site.gpu_option={option}", code=4, ONLY_LOOK="1")
+    # As soon as the ranks have seen their GPUs they end: the next test trains with GPUs.
+    train("-m", *given, f"site.gpu_option={option}", code=4, ONLY_LOOK="1")
     seen = ranks()
     assert [seen[rank].get("CUDA_VISIBLE_DEVICES") for rank in range(4)] == masks * 2
 
@@ -270,7 +268,7 @@ def wait_for_step(run: Path, step: int) -> None:
 def test_a_container_comes_back_after_a_preemption(
     train: Train, tmp_path: Path, in_apptainer: list[str], paced: Paced
 ) -> None:
-    size = ["train.max_epochs=20", "checkpoint.every_steps=20", "launch.tasks_per_node=2"]
+    size = ["train.max_epochs=16", "checkpoint.every_steps=20", "tracking=off"]
     train("-m", *size, paced.task, "site.partition=preemptible", *in_apptainer)
     (run,) = runs(tmp_path / "runs")
     job = cluster.job_id(run)

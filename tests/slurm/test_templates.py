@@ -140,31 +140,25 @@ def test_a_wrong_config_ends_before_any_step(here: Path) -> None:
     assert not re.search(r"\.\d", steps)
 
 
-def test_a_restarted_job_keeps_its_frozen_config(digits: Path, here: Path, paced: Paced) -> None:
+def test_preempted_on_two_nodes_it_comes_back_with_its_frozen_config(
+    digits: Path, here: Path, paced: Paced
+) -> None:
     experiment = here / "conf" / "experiment" / "mine.yaml"
     experiment.parent.mkdir(parents=True)
     text = "# @package _global_\ndefaults: [digits, _self_]\ntrain: {max_epochs: 20}\n"
     experiment.write_text(text)
+    shape = ("--partition=preemptible", "--nodes=2", "train.sbatch")
     given = ("--config-dir", "conf", "experiment=mine", f"data.path={digits}", *QUIET)
-    job = submit(here, "train.sbatch", *given, paced.task)
+    job = submit(here, *shape, *given, paced.task)
     cluster.wait_for_step(the_run(here), 50)
     experiment.write_text(text.replace("20", "1"))
-    cluster.slurm("scancel", "--signal=USR2", job)
-    come_back(job, paced)
-    assert ended(here, job) == ["COMPLETED|0:0"]
-    record = run_json(the_run(here))
-    assert (record["result"]["step"], len(record["attempts"])) == (440, 2)
-
-
-def test_preempted_on_two_nodes_it_comes_back(digits: Path, here: Path, paced: Paced) -> None:
-    shape = ("--partition=preemptible", "--nodes=2", "train.sbatch")
-    job = submit(here, *shape, "experiment=digits", f"data.path={digits}", *steps(400))
-    cluster.wait_for_step(the_run(here), 20)
     preempted = cluster.tool("preempt", job)
     assert preempted.returncode == 0, preempted.stderr
     come_back(job, paced)
     assert ended(here, job) == ["COMPLETED|0:0"]
-    first, second = run_json(the_run(here))["attempts"]
+    record = run_json(the_run(here))
+    assert record["result"]["step"] == 440
+    first, second = record["attempts"]
     assert (first["state"], first["reason"]) == ("interrupted", "SIGTERM")
     assert (second["restart_count"], second["state"]) == (1, "finished")
 
@@ -173,7 +167,7 @@ def test_submitted_from_inside_another_job(digits: Path, here: Path) -> None:
     """The other job's shape, memory, GPUs, bindings and array are not for this one."""
     spy = script(here / "spy", f'env >"env-${{SLURM_STEP_ID:-batch}}-$SLURM_PROCID"\n{HAND_ON}')
     given = f"experiment=digits data.path={digits} train.max_steps=3 tracking=off"
-    inner = f"sbatch --nodes=2 --ntasks-per-node=2 --parsable {SLURM}/train.sbatch {given} >inner"
+    inner = f"sbatch --nodes=2 --ntasks-per-node=1 --parsable {SLURM}/train.sbatch {given} >inner"
     leaking = "SLURM_RESTART_COUNT=1 RANK=0 WORLD_SIZE=1 HPCTRAIN_LAUNCHER=single"
     outer = script(
         here / "outer", f"srun -N1 -n1 --cpu-bind=map_cpu:0 --mem-bind=local env {leaking} {inner}"
@@ -184,9 +178,9 @@ def test_submitted_from_inside_another_job(digits: Path, here: Path) -> None:
     job = (here / "inner").read_text().strip()
     assert ended(here, job) == ["COMPLETED|0:0"]
     (attempt,) = run_json(the_run(here))["attempts"]
-    assert (attempt["world_size"], attempt["job_id"]) == (4, job)
+    assert (attempt["world_size"], attempt["job_id"]) == (2, job)
     assert (attempt["launcher"], attempt["restart_count"]) == ("slurm", 0)
-    for rank in range(4):
+    for rank in range(2):
         names = (here / f"env-0-{rank}").read_text()
         assert not re.search(r"^SLURM_(CPU_BIND|MEM_|GPUS|ARRAY)|^(RANK|WORLD_SIZE)=", names, re.M)
 
@@ -325,20 +319,20 @@ def test_container(digits: Path, here: Path, paced: Paced) -> None:
     folder = script(here.parent / "bin" / "apptainer", fake).parent
     path = {"PATH": f"{folder}:{os.environ['PATH']}"}
     given = ("container.sbatch", "my image.sif", "experiment=digits", f"data.path={digits}")
-    shape = ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2")
+    shape = ("--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=2")
     job = submit(here, *shape, *given, *steps(400), **path)
     cluster.wait_for_step(the_run(here), 20)
     cluster.slurm("scancel", "--signal=USR2", job)
     come_back(job, paced)
     assert ended(here, job) == ["COMPLETED|0:0"]
     first, second = run_json(the_run(here))["attempts"]
-    assert (first["reason"], first["world_size"]) == ("SIGUSR2", 4)
+    assert (first["reason"], first["world_size"]) == ("SIGUSR2", 2)
     assert (second["state"], second["restart_count"]) == ("finished", 1)
     assert f"job {job} is requeued, from outside the container" in output(here, job)
-    # One freeze for both attempts, four ranks in each.
+    # One freeze for both attempts, two ranks in each.
     calls = log.read_text().splitlines()
     made = [call.partition(" -m hpctrain ")[2].split()[0] for call in calls]
-    assert made == ["freeze", *["run"] * 8]
+    assert made == ["freeze", *["run"] * 4]
     assert all(" --nv " in call for call in calls)
 
     # Without GPUs; and what scancel ends stays away.

@@ -36,11 +36,9 @@ def first_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[in
 
 
 @pytest.fixture
-def database(first_store: tuple[Path, list[int]], tmp_path: Path) -> Path:
+def database(empty_store: Path, tmp_path: Path) -> Path:
     """A store for this test. It is a copy, because creating one takes seconds."""
-    path = tmp_path / "mlflow.db"
-    shutil.copy(first_store[0], path)
-    return path
+    return Path(shutil.copy(empty_store, tmp_path / "mlflow.db"))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpctrain import secrets
-from hpctrain.config import targets
+from hpctrain.config import micro_batches, targets
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config, DataConfig
@@ -154,14 +154,7 @@ def _between(config: Config, world_size: int) -> Iterator[str]:
     yield from _sampling(config, degrees.dp)
     if config.data.workers and not (config.data.transforms or config.data.val_transforms):
         yield f"data.workers={config.data.workers}: they apply data.transforms, which is empty"
-    share = degrees.dp * train.accumulate
-    if train.global_batch_size % share:
-        below = train.global_batch_size // share * share
-        near = " or ".join(str(size) for size in (below, below + share) if size > 0)
-        yield (
-            f"train.global_batch_size={train.global_batch_size} is not divisible by dp "
-            f"{degrees.dp} x train.accumulate {train.accumulate} = {share}: use {near}"
-        )
+    yield from micro_batches.problems(config, degrees.dp)
 
 
 def _learning_rate(config: Config) -> Iterator[str]:
@@ -198,11 +191,9 @@ def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:
     """
     parallel, train, precision = config.parallel, config.train, config.precision
     sharded = degrees.dp_shard > 1 or parallel.fsdp.offload
-    if parallel.ddp.static_graph and train.accumulate > 1 and not sharded:
-        yield (
-            f"parallel.ddp.static_graph=true with train.accumulate={train.accumulate}: torch "
-            "cannot have both"
-        )
+    parts = micro_batches.accumulate(train, degrees.dp)
+    if parallel.ddp.static_graph and (parts > 1 or train.micro_batch_size == "auto"):
+        yield "parallel.ddp.static_graph=true with several micro-batches: torch cannot have both"
     kept = parallel.fsdp.reshard_after_forward
     if kept is not None:
         if parallel.zero != 3:
@@ -246,11 +237,6 @@ def _sampling(config: Config, dp: int) -> Iterator[str]:
         yield (
             f"data.lanes={data.lanes}: it must divide train.global_batch_size={batch} and be a "
             f"multiple of the {dp} data-parallel ranks"
-        )
-    if data.collate == "pack" and config.train.accumulate > 1:
-        yield (
-            f"train.accumulate={config.train.accumulate}: a batch of data.collate=pack is one "
-            "piece; use 1"
         )
     for url in (p for p in (data.path, *(m["path"] for m in data.mixture)) if "://" in p):
         if data.stage == "none":

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
@@ -24,6 +25,8 @@ from hpctrain.faults.stop import Stop
 from hpctrain.job.build_data import DataBuilder
 from hpctrain.job.effective import Effective
 from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.micro_batches import CudaMemory, MicroBatches
+from hpctrain.parallel.model import ParallelModel
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.runs.run_dir import RunDir
@@ -66,6 +69,7 @@ def build(
         log.info("%s", effective)
     tracker.log_params({"effective": asdict(effective)})
     model = parallelize(partial(_make, "model", config.model), config, mesh, precision)
+    micro_batches = _micro_batches(config, run, ranks, model)
     # Ranks with other samples draw other dropout masks.
     torch.manual_seed(config.seed + 1 + mesh.dp_rank)
     optimizer = _make(
@@ -85,6 +89,7 @@ def build(
             optimizer,
             clip_norm=config.train.clip_norm,
             stop=stop,
+            micro_batches=micro_batches,
         ),
         schedule=Schedule(
             effective.lr, config.scheduler, effective.max_steps, effective.warmup_steps
@@ -106,6 +111,29 @@ def build(
             checkpoint=config.checkpoint.every_steps,
         ),
     )
+
+
+def _micro_batches(
+    config: Config, run: RunDir, ranks: RankInfo, model: ParallelModel
+) -> MicroBatches:
+    """Return the micro-batches of the config, or of what an earlier attempt has found."""
+    share = config.train.global_batch_size // model.mesh.dp_size
+    found: list[int | None] = [run.read().get("micro_batch_rows") if ranks.is_main else None]
+    dist.broadcast_object_list(found, src=0)
+    rows, auto = found[0], config.train.micro_batch_size == "auto"
+    if auto and model.precision.device.type != "cuda":
+        raise ConfigError("train.micro_batch_size=auto measures a GPU's memory: there is no GPU")
+
+    def record(rows: int) -> None:
+        if ranks.is_main:
+            run.update(micro_batch_rows=rows)
+
+    known = rows is not None and share % rows == 0
+    made = MicroBatches(model, share, record, CudaMemory() if auto and not known else None)
+    if rows is not None and known and (auto or rows < made.rows):
+        log.info("micro-batches of %d rows, as the attempt before has found", rows)
+        model.accumulate = share // rows
+    return made
 
 
 def _display(config: Config, run: RunDir, ranks: RankInfo) -> Display:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from hpctrain.config.micro_batches import accumulate
 from hpctrain.config.schema import Config
 from hpctrain.train.schedule import peak_lr, warmup_steps
 
@@ -48,7 +49,7 @@ class Effective:
             steps_per_epoch=steps_per_epoch,
             global_batch_size=train.global_batch_size,
             dp=dp,
-            accumulate=train.accumulate,
+            accumulate=accumulate(train, dp),
         )
 
     def __str__(self) -> str:

@@ -11,12 +11,16 @@ from __future__ import annotations
 import faulthandler
 import logging
 
+import torch
+
 from hpctrain.config.schema import Config
 from hpctrain.distributed.group import process_group
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.faults.stop import Stop, stop_with_launcher
 from hpctrain.job.attempt import Attempt, NoAttempt
 from hpctrain.job.build import build
+from hpctrain.job.requeue import requeue
+from hpctrain.parallel.micro_batches import MicroBatches
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.stop_request import stop_file
 
@@ -51,7 +55,12 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
         if ranks.is_main:
             log.info("%s on %s, %s", run.path, device, ranks)
             stop.watch(stop_file(run.path))
-        outcome = build(config, run, ranks, device, attempt.tracker, stop).fit()
+        trainer = build(config, run, ranks, device, attempt.tracker, stop)
+        try:
+            outcome = trainer.fit()
+        except torch.OutOfMemoryError:
+            _lower_micro_batch(run, ranks, trainer.train_step.micro_batches)
+            raise
         # This happens inside the process group, whose teardown waits for rank 0: Slurm and
         # torchrun kill all ranks as soon as one has exited with a code other than 0.
         if outcome.finished:
@@ -59,3 +68,22 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
             return 0
         attempt.interrupted(outcome, stop.reason)
         return EXIT_INTERRUPTED if stop.reason == "SIGINT" else EXIT_TERMINATED
+
+
+def _lower_micro_batch(run: RunDir, ranks: RankInfo, sizes: MicroBatches | None) -> None:
+    """After running out of memory, let the next attempt use smaller micro-batches, and ask for it.
+
+    The other ranks wait in a collective operation for this one, so the step cannot be repeated in
+    this process.
+    """
+    rows = None if sizes is None else sizes.smaller
+    if sizes is None or rows is None:
+        return
+    run.update(micro_batch_rows=rows)
+    log.error(
+        "out of memory with micro-batches of %d rows; the run goes on from its last checkpoint "
+        "with %d rows when it is started again",
+        *(sizes.rows, rows),
+    )
+    if ranks.launcher == "slurm":
+        requeue(ranks.job_id)

@@ -26,6 +26,8 @@ class DDPModel(ParallelModel):
         every: Reduce the gradients after each micro-batch instead of after the last one.
     """
 
+    can_repeat = False
+
     def __init__(
         self,
         module: nn.Module,

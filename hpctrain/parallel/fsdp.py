@@ -43,6 +43,8 @@ class FSDPModel(ParallelModel):
         every: Reduce the gradients after each micro-batch instead of after the last one.
     """
 
+    can_repeat = False
+
     def __init__(
         self,
         module: nn.Module,

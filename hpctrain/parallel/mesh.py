@@ -56,6 +56,12 @@ class Mesh:
         if self.degrees.ranks > 1:  # a reduction takes 50 us even in a group of one
             dist.all_reduce(values)
 
+    def largest(self, values: torch.Tensor) -> list[float]:
+        """Return the maximum over all ranks of each of `values`, shape (n,), on its device."""
+        if self.degrees.ranks > 1:
+            dist.all_reduce(values, op=dist.ReduceOp.MAX)
+        return list(values.tolist())
+
     def _mesh(self) -> DeviceMesh:
         # It is made when it is needed, since each dimension costs a rendezvous.
         if self._whole is None:

@@ -35,7 +35,11 @@ class ParallelModel:
     Attributes:
         parameters: Every parameter once. They are listed when the object is made, because FSDP2
             exchanges those of the module during a pass.
+        can_repeat: Whether a step can be made again after an error in the middle: other ranks do
+            not wait in a collective operation then.
     """
+
+    can_repeat = True
 
     def __init__(
         self, module: nn.Module, mesh: Mesh, precision: Precision, accumulate: int

@@ -12,6 +12,7 @@ import logging
 import torch
 from torch import nn
 
+from hpctrain.config.micro_batches import accumulate as micro_batches
 from hpctrain.config.schema import Config
 from hpctrain.parallel.activation import checkpoint_activations
 from hpctrain.parallel.blocks import find_blocks
@@ -46,7 +47,7 @@ def parallelize(build: Build, config: Config, mesh: Mesh, precision: Precision) 
     Raises:
         ConfigError: The model has no blocks that could be found, but needs them.
     """
-    parallel, accumulate = config.parallel, config.train.accumulate
+    parallel, accumulate = config.parallel, micro_batches(config.train, mesh.dp_size)
     if mesh.degrees.dp_shard > 1 or parallel.fsdp.offload:
         module = _sharded(build, config, mesh, precision)
         every = parallel.sync == "every" or (parallel.sync == "auto" and parallel.zero > 1)

@@ -14,6 +14,7 @@ import torch
 from hpctrain.data.types import Batch
 from hpctrain.faults.stop import Stop
 from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.micro_batches import MicroBatches
 from hpctrain.parallel.model import ParallelModel
 from hpctrain.tasks import Task
 
@@ -67,6 +68,7 @@ class TrainStep:
         optimizer: Updates the parameters of the model.
         clip_norm: Largest L2 norm of the global gradient; None does not clip.
         stop: The stop request, whose flags are reduced together with the sums.
+        micro_batches: Changes the size of micro-batches; None keeps it.
 
     Attributes:
         totals: The sums since the last report.
@@ -82,8 +84,10 @@ class TrainStep:
         *,
         clip_norm: float | None,
         stop: Stop,
+        micro_batches: MicroBatches | None = None,
     ) -> None:
         self.model, self.task, self.optimizer = model, task, optimizer
+        self.micro_batches = micro_batches
         self.clip_norm, self.stop = clip_norm, stop
         self.totals = Totals()
         self.grad_norm = torch.full((), float("nan"))
@@ -96,7 +100,7 @@ class TrainStep:
             lr: Learning rate of this step.
         """
         mesh, precision = self.model.mesh, self.model.precision
-        names, vector = self.model.forward_backward(self.task, batch)
+        names, vector = self._forward_backward(batch)
         reduced = torch.cat([vector, vector.new_tensor(self.stop.flags())])
         mesh.add(reduced)
         self.stop.offer(reduced[len(vector) :])
@@ -110,3 +114,13 @@ class TrainStep:
                 group["lr"] = lr
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.micro_batches is not None:
+            self.micro_batches.after_step()
+
+    def _forward_backward(self, batch: Batch) -> tuple[list[str], torch.Tensor]:
+        while True:
+            try:
+                return self.model.forward_backward(self.task, batch)
+            except torch.OutOfMemoryError:
+                if self.micro_batches is None or not self.micro_batches.lower():
+                    raise

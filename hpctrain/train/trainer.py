@@ -17,6 +17,7 @@ from hpctrain.data.feed import Feed
 from hpctrain.data.types import Batch
 from hpctrain.distributed.long_work import first_in_long_work
 from hpctrain.faults.stop import Stop
+from hpctrain.tasks import derived
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.train.display import Display
 from hpctrain.train.schedule import Schedule
@@ -111,7 +112,7 @@ class Trainer:
                 return
 
     def _training_means(self) -> dict[str, float]:
-        means = self.train_step.totals.means()
+        means = derived(self.train_step.task, self.train_step.totals.means())
         norm = float(self.train_step.grad_norm)
         return (
             {f"train/{name}": value for name, value in means.items()}
@@ -131,7 +132,8 @@ class Trainer:
             totals.add(*model.evaluate(task, batch))
         totals.reduce(model.mesh)
         model.module.train()
-        return {f"val/{name}": value for name, value in totals.means().items()}
+        means = derived(task, totals.means())
+        return {f"val/{name}": value for name, value in means.items()}
 
     def _log(self, metrics: dict[str, float]) -> None:
         self.metrics |= metrics

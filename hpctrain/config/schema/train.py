@@ -7,6 +7,12 @@ from dataclasses import dataclass
 from hpctrain.config.schema.key import key
 
 
+def _check_micro_batch_size(size: str | None) -> str:
+    if size is None or size == "auto" or (size.isdecimal() and int(size) > 0):
+        return ""
+    return "it must be a number of samples, at least 1, or auto"
+
+
 @dataclass
 class TrainConfig:
     """The length of a run, its batches, and when it reports."""
@@ -20,6 +26,14 @@ class TrainConfig:
         "same gradient.",
         unit="micro-batches",
         at_least=1,
+        identity=False,
+    )
+    micro_batch_size: str | None = key(
+        None,
+        "Each rank processes this many samples at a time, in place of train.accumulate. auto "
+        "measures the memory of the GPU in the first steps and takes the largest that fits.",
+        unit="samples",
+        check=_check_micro_batch_size,
         identity=False,
     )
     activation_checkpointing: str = key(

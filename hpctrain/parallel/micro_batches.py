@@ -1,0 +1,136 @@
+"""How many rows of its share a rank processes at a time.
+
+    accumulate x rows = share        the gradient is the same for any size of the micro-batches
+
+A larger micro-batch is faster and needs more memory. `train.micro_batch_size=auto` measures the
+memory of three steps and takes the largest size that fits. When a rank runs out of memory later,
+the next smaller size is taken.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from hpctrain.parallel.model import ParallelModel
+
+log = logging.getLogger(__name__)
+
+_USABLE = 0.9  # of the memory: the allocator cannot use all of it, and other steps differ a little
+
+
+class Memory(Protocol):
+    """The memory of a device, in bytes."""
+
+    def restart(self) -> None:
+        """Begin to measure a peak."""
+        ...
+
+    def peak(self) -> float:
+        """Return the most that was allocated at a time since `restart`."""
+        ...
+
+    def size(self) -> float:
+        """Return what this process can allocate."""
+        ...
+
+
+class CudaMemory:
+    """The memory of the current GPU, as torch's allocator counts it."""
+
+    def restart(self) -> None:  # noqa: D102
+        torch.cuda.reset_peak_memory_stats()
+
+    def peak(self) -> float:  # noqa: D102
+        return float(torch.cuda.max_memory_allocated())
+
+    def size(self) -> float:  # noqa: D102
+        return float(torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved())
+
+
+class MicroBatches:
+    """The number of micro-batches of a model, which may change between steps.
+
+    Args:
+        model: Its `accumulate` is set here.
+        share: The rows of a rank in a step.
+        record: Called by every rank with the rows of a micro-batch, when these have changed.
+        memory: Search the largest size that fits in it; None keeps the size.
+    """
+
+    def __init__(
+        self,
+        model: ParallelModel,
+        share: int,
+        record: Callable[[int], None],
+        memory: Memory | None = None,
+    ) -> None:
+        self.model, self.share, self._record, self._memory = model, share, record, memory
+        self._sizes = [rows for rows in range(1, share + 1) if share % rows == 0]
+        self._peaks: list[float] = []
+        if memory is not None:
+            model.accumulate = share
+
+    @property
+    def rows(self) -> int:
+        """The rows of a micro-batch."""
+        return self.share // self.model.accumulate
+
+    @property
+    def smaller(self) -> int | None:
+        """The next smaller size, in rows; None when there is none."""
+        sizes = [rows for rows in self._sizes if rows < self.rows]
+        return sizes[-1] if sizes else None
+
+    def lower(self) -> bool:
+        """After running out of memory, take the next smaller size, if the step can be repeated."""
+        if self.smaller is None or not self.model.can_repeat:
+            return False
+        log.warning(
+            "out of memory with micro-batches of %d rows: now %d rows, %d per step",
+            *(self.rows, self.smaller, self.share // self.smaller),
+        )
+        self._take(self.smaller)
+        for parameter in self.model.parameters:
+            parameter.grad = None
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return True
+
+    def after_step(self) -> None:
+        """Go on with the search, if there is one.
+
+        The first step allocates the state of the optimizer. The next two have micro-batches of the
+        two smallest sizes. Memory is linear in the size, so their peaks give that of any size.
+        """
+        if self._memory is None or len(self._sizes) < 2:
+            return
+        self._peaks.append(self._memory.peak())
+        self._memory.restart()
+        if len(self._peaks) == 2:
+            self.model.accumulate = self.share // self._sizes[1]
+        elif len(self._peaks) == 3:
+            self._choose(self._memory.size())
+            self._memory = None
+
+    def _choose(self, size: float) -> None:
+        # Ranks may differ a little; all of them take what fits on each.
+        facts = torch.tensor([*self._peaks[1:], -size], dtype=torch.float64)
+        first, second, least = self.model.mesh.largest(facts.to(self.model.precision.device))
+        one, two = self._sizes[:2]
+        slope = max(0.0, (second - first) / (two - one))
+        limit = _USABLE * -least
+        fitting = [rows for rows in self._sizes if first + slope * (rows - one) <= limit]
+        rows = fitting[-1] if fitting else one
+        self._take(rows)
+        log.info(
+            "micro-batches of %d rows, %d per step: %.2f of %.2f GB of memory",
+            *(rows, self.model.accumulate, (first + slope * (rows - one)) / 1e9, -least / 1e9),
+        )
+
+    def _take(self, rows: int) -> None:
+        self.model.accumulate = self.share // rows
+        self._record(rows)

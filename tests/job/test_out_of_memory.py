@@ -1,0 +1,63 @@
+"""A run that has run out of memory goes on with smaller micro-batches. The error is simulated."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Completed
+
+Train = Callable[..., Completed]
+TASK = """\
+import torch
+from hpctrain.tasks import Classification
+
+class Limited(Classification):
+    def __call__(self, model, batch):
+        if model.training and len(batch["mask"]) > 16:
+            raise torch.OutOfMemoryError("simulated")
+        return super().__call__(model, batch)
+"""
+COMMON = ("task._target_=limited.Limited", "train.max_steps=20", "tracking.upload=false")
+
+
+def content(tmp_path: Path) -> dict[str, object]:
+    (file,) = (tmp_path / "runs").glob("digits-*/run.json")
+    found: dict[str, object] = json.loads(file.read_text())
+    return found
+
+
+def test_one_process_lowers_it_and_goes_on(train: Train, tmp_path: Path) -> None:
+    (tmp_path / "limited.py").write_text(TASK)
+    done = train(*COMMON, PYTHONPATH=str(tmp_path))
+    assert "out of memory with micro-batches of 32 rows: now 16 rows, 4 per step" in done.stderr
+    assert content(tmp_path)["micro_batch_rows"] == 16
+
+
+@pytest.mark.parametrize("size", ["train.accumulate=1", "train.micro_batch_size=32"])
+def test_a_sharded_run_goes_on_when_it_is_started_again(
+    train: Train, tmp_path: Path, size: str
+) -> None:
+    (tmp_path / "limited.py").write_text(TASK)
+    for code in (1, 1, 0) if size == "train.accumulate=1" else (1, 0):
+        done = train(*COMMON, size, "parallel=offload", PYTHONPATH=str(tmp_path), code=code)
+        if code:
+            assert "the run goes on from its last checkpoint with" in done.stderr
+    assert content(tmp_path)["micro_batch_rows"] == 16
+    assert content(tmp_path)["state"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("train.micro_batch_size=auto", "measures a GPU's memory"),
+        ("train.micro_batch_size=5", "train.micro_batch_size 5 = 5: use 60 or 65"),
+        ("train.micro_batch_size=many", "train.micro_batch_size='many': it must be a number of"),
+        ("train.micro_batch_size=8 train.accumulate=2", "give one"),
+    ],
+)
+def test_sizes_that_cannot_be(train: Train, tmp_path: Path, given: str, message: str) -> None:
+    done = train(*given.split(), "parallel.device=cpu", code=2)
+    assert message in done.stderr
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,99 @@
+"""The size of micro-batches follows from the memory; a simulated one, since a CPU has no limit."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from hpctrain.data.types import Batch
+from hpctrain.faults.stop import Stop
+from hpctrain.models import MLP
+from hpctrain.parallel.micro_batches import MicroBatches
+from hpctrain.tasks import Classification, Sums
+from hpctrain.train.step import TrainStep
+from tests.ranks import run_ranks
+from tests.steps import alone, batch, make, weights
+
+pytestmark = pytest.mark.usefixtures("group_of_one")
+
+
+class Simulated(Classification):
+    """A task whose rows take memory of a device that has only so much."""
+
+    def __init__(self, size: float, per_row: float = 10.0, state: float = 50.0) -> None:
+        super().__init__()
+        self.limit, self.per_row, self.used, self.most = size, per_row, state, 0.0
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Sums:
+        needed = self.used + self.per_row * len(batch["mask"])
+        if needed > self.limit:
+            raise torch.OutOfMemoryError("simulated")
+        self.most = max(self.most, needed)
+        return super().__call__(model, batch)
+
+    def restart(self) -> None:
+        self.most = 0.0
+
+    def peak(self) -> float:
+        return self.most
+
+    def size(self) -> float:
+        return self.limit
+
+
+def step(task: Simulated, record: Callable[[int], None], auto: bool, rows: int = 32) -> TrainStep:
+    torch.manual_seed(0)
+    model = alone(MLP(64, [16], 10))
+    made = MicroBatches(model, rows, record, task if auto else None)
+    optimizer = torch.optim.AdamW(model.parameters)
+    return TrainStep(model, task, optimizer, clip_norm=None, stop=Stop(), micro_batches=made)
+
+
+@pytest.mark.parametrize(
+    ("size", "rows"),
+    [(1000.0, 32), (400.0, 16), (130.0, 4), (70.0, 1)],  # at most 0.9 size = 50 + 10 rows
+)
+def test_auto_takes_the_largest_that_fits(size: float, rows: int) -> None:
+    found: list[int] = []
+    auto, plain = step(Simulated(size), found.append, auto=True), make()
+    for seed in range(5):
+        auto(batch(32, seed), 1e-3)
+        plain(batch(32, seed), 1e-3)
+    assert auto.micro_batches is not None
+    assert found == [rows] == [auto.micro_batches.rows]
+    assert torch.allclose(weights(auto), weights(plain), atol=1e-6), "training goes on meanwhile"
+
+
+def test_out_of_memory_lowers_it_and_repeats_the_step(caplog: pytest.LogCaptureFixture) -> None:
+    found: list[int] = []
+    task = Simulated(250.0)
+    short, plain = step(task, found.append, auto=False), make()
+    for seed in range(2):
+        short(batch(32, seed), 1e-3)
+        plain(batch(32, seed), 1e-3)
+    assert found == [16]
+    assert "out of memory with micro-batches of 32 rows: now 16 rows, 2 per step" in caplog.text
+    assert torch.allclose(weights(short), weights(plain), atol=1e-6)
+    task.used = 1000.0
+    with pytest.raises(torch.OutOfMemoryError):
+        short(batch(32), 1e-3)
+    assert found == [16, 8, 4, 2, 1], "the error is raised when no smaller size is left"
+
+
+def two_ranks() -> tuple[int, int]:
+    from torch import distributed
+
+    found: list[int] = []
+    # Rank 1 has less memory, so rank 0 must not take more than fits there.
+    made = step(Simulated(1000.0 if distributed.get_rank() == 0 else 150.0), found.append, True, 16)
+    for seed in range(4):
+        made(batch(16, seed), 1e-3)
+    made.model.can_repeat = False
+    assert made.micro_batches is not None
+    assert not made.micro_batches.lower(), "others would wait in a collective operation"
+    return found[0], made.model.accumulate
+
+
+def test_all_ranks_take_what_fits_on_each() -> None:
+    assert run_ranks(two_ranks, 2) == [(8, 2), (8, 2)]

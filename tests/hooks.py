@@ -17,6 +17,7 @@ DECLARED = {
     r"Skipping benchmark": "benchmarks run with --benchmark-only",
     r"root may (read|write) every(thing|where)": "the tests run as root in a container",
     r"shards of different sizes": "one of the parametrised cases has no such shards",
+    r"(torchvision|timm) cannot be imported": "PyPI's torchvision needs torch's CUDA build",
     r"mosaicml-streaming is not installed": "its requirements exclude ours; slow only",
 }
 left_out = pytest.StashKey[int]()

@@ -1,0 +1,115 @@
+"""Models of transformers and timm, unmodified and by `_target_`, give the same when sharded."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+
+from hpctrain.config.degrees import Degrees
+from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.faults.stop import Stop
+from hpctrain.job.build import _make
+from hpctrain.parallel.blocks import find_blocks
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.recipe import parallelize
+from hpctrain.tasks import Classification, LanguageModel
+from hpctrain.train.step import TrainStep
+from tests.parallel.parity import Result, difference, whole
+from tests.ranks import run_ranks
+
+LLAMA = {
+    "_target_": "transformers.LlamaForCausalLM",
+    "config": {
+        "_target_": "transformers.LlamaConfig",
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+}
+GPT2 = {
+    "_target_": "transformers.GPT2LMHeadModel",
+    "config": {
+        "_target_": "transformers.GPT2Config",
+        "vocab_size": 64,
+        "n_embd": 32,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_positions": 32,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+    },
+}
+VIT = {
+    "_target_": "timm.create_model",
+    "model_name": "vit_tiny_patch16_224",
+    "img_size": 16,
+    "patch_size": 8,
+    "depth": 3,
+    "embed_dim": 32,
+    "num_heads": 2,
+    "num_classes": 10,
+    "in_chans": 1,
+}
+MODELS: dict[str, tuple[Any, str]] = {
+    "llama": (LLAMA, "model.layers."),
+    "gpt2": (GPT2, "transformer.h."),
+    "vit": (VIT, "blocks."),
+}
+
+
+def train(name: str, parallel: ParallelConfig) -> Result:
+    config, cpu = Config(parallel=parallel), torch.device("cpu")
+    mesh = Mesh(Degrees.of(parallel, distributed.get_world_size()), distributed.get_rank(), cpu)
+
+    def build() -> Any:
+        return _make("model", MODELS[name][0])
+
+    model = parallelize(build, config, mesh, Precision(config.precision, cpu))
+    optimizer = torch.optim.SGD(model.parameters, lr=0.1, momentum=0.9)
+    task = Classification() if name == "vit" else LanguageModel()
+    step = TrainStep(model, task, optimizer, clip_norm=0.5, stop=Stop())
+    losses, norms = [], []
+    for number in range(4):
+        draw = torch.Generator().manual_seed(number)
+        batch = {
+            "image": torch.rand((8, 1, 16, 16), generator=draw),
+            "label": torch.randint(0, 10, (8,), generator=draw),
+            "tokens": torch.randint(0, 64, (8, 17), generator=draw),
+            "mask": torch.arange(8) < 7,
+        }
+        rows, rank = 8 // mesh.dp_size, mesh.dp_rank
+        step({key: value[rank * rows :][:rows] for key, value in batch.items()}, 0.1)
+        losses.append(step.totals.means()["loss"])
+        norms.append(float(step.grad_norm))
+    return Result(losses, norms, whole(model))
+
+
+@pytest.fixture(params=MODELS)
+def name(request: pytest.FixtureRequest) -> str:
+    """The name of a model whose package can be imported."""
+    if request.param == "vit":
+        try:
+            import timm  # noqa: F401
+        except (ImportError, RuntimeError) as error:  # it needs torchvision, which may not fit
+            pytest.skip(f"timm cannot be imported: {error}")
+    return str(request.param)
+
+
+def test_equal_to_one_process(name: str) -> None:
+    (expected,) = run_ranks(train, 1, name, ParallelConfig())
+    for parallel in (ParallelConfig(), ParallelConfig(dp_replicate=1, dp_shard=-1)):
+        for result in run_ranks(train, 2, name, parallel):
+            assert max(difference(result, expected)) < 1e-5
+
+
+def test_blocks_are_found(name: str) -> None:
+    node, prefix = MODELS[name]
+    with torch.device("meta"):
+        blocks = find_blocks(_make("model", node), [])
+    assert [name for name, _ in blocks] == [f"{prefix}{i}" for i in range(3)]

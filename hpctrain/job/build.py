@@ -78,9 +78,7 @@ def build(
         schedule=Schedule(config.optimizer.lr, config.scheduler, max_steps),
         loader=loader,
         evaluation=evaluation,
-        checkpointer=Checkpointer(
-            run.checkpoints, config.checkpoint.keep, ranks, model.module, optimizer
-        ),
+        checkpointer=Checkpointer(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
         tracker=tracker,
         display=_display(config, run, ranks),
         stop=stop,

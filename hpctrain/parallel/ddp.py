@@ -1,16 +1,15 @@
 """Data parallel: every rank has the whole model, and gradients are averaged while they appear."""
 
-from __future__ import annotations
-
+# Annotations are not postponed here, because torch looks at those of a hook.
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpctrain.config.schema import DDPConfig
+from hpctrain.config.schema import CompressionConfig, DDPConfig
+from hpctrain.parallel.compression import compression
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.model import ParallelModel
 from hpctrain.parallel.precision import Precision
@@ -25,6 +24,7 @@ class DDPModel(ParallelModel):
         precision: The number formats; `reduce` is that of the reduction.
         accumulate: As for `ParallelModel`.
         config: Buckets and the like.
+        compress: The section `train.compression`; None sends whole gradients.
         every: Reduce the gradients after each micro-batch instead of after the last one.
     """
 
@@ -36,6 +36,7 @@ class DDPModel(ParallelModel):
         accumulate: int,
         config: DDPConfig,
         *,
+        compress: CompressionConfig | None = None,
         every: bool = False,
     ) -> None:
         ddp = DistributedDataParallel(
@@ -50,12 +51,25 @@ class DDPModel(ParallelModel):
             ddp.register_comm_hook(precision.reduce, average_as)
         super().__init__(ddp, mesh, precision, accumulate)
         self._ddp, self._every = ddp, every
+        self._compression = None
+        if compress is not None and compress.kind != "none":
+            self._compression = compression(compress, module, lambda: self.step)
+            ddp.register_comm_hook(self._compression, type(self._compression).reduce)
 
     def _reduced(self, last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last or self._every else self._ddp.no_sync()
 
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the state of the compression."""
+        return self._compression.state_dict() if self._compression is not None else {}
 
-def average_as(dtype: torch.dtype, bucket: dist.GradBucket) -> Any:
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Continue with what `state_dict` of the same rank returned."""
+        if self._compression is not None:
+            self._compression.load_state_dict(state)
+
+
+def average_as(dtype: torch.dtype, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average the gradients of a bucket in another format, on any backend.
 
     torch has such hooks for fp16, and for bf16 with NCCL only.
@@ -67,4 +81,7 @@ def average_as(dtype: torch.dtype, bucket: dist.GradBucket) -> Any:
     buffer = bucket.buffer()
     sent = buffer.div(dist.get_world_size()).to(dtype)
     future = dist.all_reduce(sent, async_op=True).get_future()
-    return future.then(lambda done: buffer.copy_(done.value()[0]))
+    averaged: torch.futures.Future[torch.Tensor] = future.then(
+        lambda done: buffer.copy_(done.value()[0])
+    )
+    return averaged

@@ -110,3 +110,4 @@ class TrainStep:
                 group["lr"] = lr
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self.model.after_step()

@@ -58,7 +58,19 @@ DEFAULTS: dict[str, Any] = {
     "train.max_steps": None,
     "train.clip_norm": 1.0,
     "train.eval_every": None,
+    "train.compression.kind": "none",
+    "train.compression.start_step": 0,
+    "train.compression.rank": 4,
+    "train.compression.ratio": 0.01,
+    "train.compression.final_ratio": None,
+    "train.compression.ratio_steps": 1000,
+    "train.local_sgd.every": None,
+    "train.local_sgd.start_step": 0,
+    "train.local_sgd.outer_lr": 1.0,
+    "train.local_sgd.outer_momentum": 0.0,
     "precision.compute": "fp32",
+    "precision.params": "fp32",
+    "precision.reduce": None,
 }
 
 

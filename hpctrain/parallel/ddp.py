@@ -56,9 +56,6 @@ class DDPModel(ParallelModel):
             self._compression = compression(compress, module, lambda: self.step)
             ddp.register_comm_hook(self._compression, type(self._compression).reduce)
 
-    def _reduced(self, last: bool) -> AbstractContextManager[object]:
-        return nullcontext() if last or self._every else self._ddp.no_sync()
-
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the state of the compression."""
         return self._compression.state_dict() if self._compression is not None else {}
@@ -67,6 +64,9 @@ class DDPModel(ParallelModel):
         """Continue with what `state_dict` of the same rank returned."""
         if self._compression is not None:
             self._compression.load_state_dict(state)
+
+    def _reduced(self, last: bool) -> AbstractContextManager[object]:
+        return nullcontext() if last or self._every else self._ddp.no_sync()
 
 
 def average_as(dtype: torch.dtype, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -169,6 +169,13 @@ def test_powersgd_sends_a_matrix_of_its_rank() -> None:
     assert not by_rank()[0]["powersgd, whole"]["matrix"].errors[0].any()
 
 
+def learn(training: Training, one: Cell) -> None:
+    """Train on two batches again and again, whose random labels can be learned by heart."""
+    for step in range(one.steps):
+        training.seen = step % 2
+        training.run(one, 1)
+
+
 class Trained(NamedTuple):
     """A training: its losses, its parameters and the bytes that each rank sent in a step."""
 
@@ -179,11 +186,7 @@ class Trained(NamedTuple):
 
 CELLS = {
     **{kind: cell(kind) for kind in KINDS},
-    **{
-        f"{kind}, accumulate": cell(kind, ("train.accumulate", 2))
-        for kind in KINDS
-        if kind != "none"
-    },
+    **{f"{kind}, accumulate": cell(kind, ("train.accumulate", 2)) for kind in ("powersgd", "topk")},
     "topk of all": cell("topk", ("train.compression.ratio", 1.0)),
     "topk later": cell("topk", ("train.compression.start_step", STEPS)),
     "reduced in bf16": cell("none", ("precision.reduce", "bf16")),
@@ -216,7 +219,7 @@ def _trained(cells: dict[str, Cell]) -> dict[str, Trained]:
     result = {}
     for name, one in cells.items():
         training = build(one)
-        sent = _counted(functools.partial(training.run, one, one.steps)) / one.steps
+        sent = _counted(functools.partial(learn, training, one)) / one.steps
         result[name] = Trained(training.losses, whole(training.model), sent)
     return result
 
@@ -232,7 +235,7 @@ def test_training_stays_near_the_one_without_compression(name: str) -> None:
     plain = one["none"]
     assert all(torch.equal(p, two[name].parameters[key]) for key, p in one[name].parameters.items())
     losses = one[name].losses
-    assert sum(losses[-5:]) < sum(losses[:5])
+    assert sum(losses[-4:]) < sum(losses[:4])
     # A bound for each kind: the relative difference of the losses, over all steps.
     kind = name.partition(",")[0]
     bound = {"int8": 1e-3, "reduced in bf16": 1e-3, "topk of all": 1e-5, "topk later": 1e-5}

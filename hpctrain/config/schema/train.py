@@ -113,8 +113,6 @@ class TrainConfig:
         choices=("off", "blocks", "model"),
         identity=False,
     )
-    compression: CompressionConfig = section(CompressionConfig)
-    local_sgd: LocalSGDConfig = section(LocalSGDConfig)
     max_epochs: int | None = key(
         None, "The run ends after this many epochs. Null means no limit.", unit="epochs", at_least=1
     )
@@ -137,6 +135,8 @@ class TrainConfig:
         unit="steps",
         at_least=1,
     )
+    compression: CompressionConfig = section(CompressionConfig)
+    local_sgd: LocalSGDConfig = section(LocalSGDConfig)
 
 
 @dataclass

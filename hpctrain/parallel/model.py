@@ -33,18 +33,16 @@ class ParallelModel:
         accumulate: The number of micro-batches in a rank's share of a batch; it must divide it.
 
     Attributes:
+        step: The number of global steps that have been made.
         parameters: Every parameter once. They are listed when the object is made, because FSDP2
             exchanges those of the module during a pass.
-        step: The number of global steps that have been made.
     """
-
-    step = 0
 
     def __init__(
         self, module: nn.Module, mesh: Mesh, precision: Precision, accumulate: int
     ) -> None:
         self.module, self.mesh, self.precision = module, mesh, precision
-        self.accumulate = accumulate
+        self.accumulate, self.step = accumulate, 0
         self.parameters = [p for p in module.parameters() if p.requires_grad]
 
     def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:

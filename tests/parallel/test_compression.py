@@ -229,6 +229,18 @@ def trained() -> list[dict[str, Trained]]:
     return run_ranks(_trained, 2, CELLS, timeout=120)
 
 
+# The largest relative difference of a loss from that of plain DDP, in any of the 20 steps.
+BOUNDS = {
+    "powersgd": 0.06,
+    "topk": 0.05,
+    "onebit": 0.03,
+    "int8": 1e-3,
+    "reduced in bf16": 1e-4,
+    "topk of all": 1e-5,
+    "topk later": 1e-5,
+}
+
+
 @pytest.mark.parametrize("name", [name for name in CELLS if name != "none"])
 def test_training_stays_near_the_one_without_compression(name: str) -> None:
     one, two = trained()
@@ -236,12 +248,8 @@ def test_training_stays_near_the_one_without_compression(name: str) -> None:
     assert all(torch.equal(p, two[name].parameters[key]) for key, p in one[name].parameters.items())
     losses = one[name].losses
     assert sum(losses[-4:]) < sum(losses[:4])
-    # A bound for each kind: the relative difference of the losses, over all steps.
-    kind = name.partition(",")[0]
-    bound = {"int8": 1e-3, "reduced in bf16": 1e-3, "topk of all": 1e-5, "topk later": 1e-5}
     worst = max(abs(a - b) / b for a, b in zip(losses, plain.losses, strict=True))
-    print(f"{name}: {worst:.1e}, {one[name].sent:.0f} bytes, last loss {losses[-1]:.4f}")
-    assert worst < bound.get(kind, 0.03)
+    assert worst < BOUNDS[name.partition(",")[0]]
 
 
 def test_less_is_sent() -> None:
@@ -250,7 +258,6 @@ def test_less_is_sent() -> None:
     plain = 4 * sum(p.numel() for p in trainings["none"].parameters.values())
     sums = trainings["none"].sent  # those of the step itself
     ratios = {kind: plain / (trainings[kind].sent - sums) for kind in KINDS if kind != "none"}
-    print(plain, sums, ratios)
     assert ratios["onebit"] > 29
     assert ratios["topk"] == pytest.approx(1 / (2 * 0.05), rel=0.02)
     assert ratios["int8"] > 3.5
@@ -263,7 +270,7 @@ def _resumed(folder: Path, kinds: list[str], ranks: int) -> dict[str, tuple[bool
     place = RankInfo("test", rank, rank, 0, ranks, ranks, 1, "localhost", 1)
     result = {}
     for kind in kinds:
-        one = cell(kind, ("train.compression.start_step", 2), ranks=ranks)
+        one = cell(kind, ("train.compression.start_step", 1), ranks=ranks)
 
         def start(kind: str = kind, one: Cell = one) -> tuple[Training, Checkpointer]:
             training = build(one)
@@ -276,13 +283,13 @@ def _resumed(folder: Path, kinds: list[str], ranks: int) -> dict[str, tuple[bool
         if training.seen:  # another number of ranks
             result[kind] = (False, float(len(training.model.state_dict())))
             continue
-        for stop in (4, 6, 8):
+        for stop in (2, 4, 6):
             training.run(one, stop - training.seen)
             saved.save(stop, {"step": stop})
-            if stop < 8:
+            if stop < 6:
                 training, saved = start()
         undisturbed = build(one)
-        undisturbed.run(one, 8)
+        undisturbed.run(one, 6)
         pairs = zip(training.model.parameters, undisturbed.model.parameters, strict=True)
         same = all(torch.equal(a, b) for a, b in pairs)
         states = training.model.state_dict(), undisturbed.model.state_dict()

@@ -95,7 +95,6 @@ def test_replicas_differ_until_they_are_averaged(name: str) -> None:
     losses, plain = one.losses, trained()[0]["ddp"].losses
     assert sum(losses[-4:]) < sum(losses[:4])
     worst = max(abs(a - b) / b for a, b in zip(losses, plain, strict=True))
-    print(f"{name}: {worst:.1e}, last loss {losses[-1]:.4f}, {plain[-1]:.4f}")
     assert worst < 0.06
 
 

@@ -14,15 +14,17 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import xxhash
 from torch import nn
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from hpctrain.disk import sync
@@ -34,14 +36,38 @@ log = logging.getLogger(__name__)
 Progress = dict[str, Any]
 
 
+class SpreadModel(Protocol):
+    """What is saved of a model on several ranks; `hpctrain.parallel.model` has more of it.
+
+    Attributes:
+        module: The model, wrapped or not; the checkpoint has the names of the plain model.
+    """
+
+    module: nn.Module
+
+    @property
+    def replicas_differ(self) -> bool:
+        """Whether every rank has a model and an optimizer state of its own."""
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return tensors of this rank, other than the model."""
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Continue with what `state_dict` of the same rank returned."""
+
+
 class Checkpointer:
     """Saves and loads model, optimizer, random state and progress.
+
+    What a rank has for itself is saved as `random.*.RANK` and `parallel.RANK.*`. If the replicas of
+    the model differ, all of them are saved as `replica.RANK.*`. Only the same number of ranks loads
+    `parallel` and `replica`; another number of ranks starts from the replica of rank 0.
 
     Args:
         folder: Holds one folder for each checkpoint.
         keep: Number of checkpoints that are kept; older ones are removed.
         ranks: The rank of this process.
-        model: Wrapped or not; the checkpoint has the names of the plain model.
+        model: The model on its ranks.
         optimizer: The optimizer of the model's parameters.
     """
 
@@ -50,11 +76,12 @@ class Checkpointer:
         folder: Path,
         keep: int,
         ranks: RankInfo,
-        model: nn.Module,
+        model: SpreadModel,
         optimizer: torch.optim.Optimizer,
     ) -> None:
         self.folder, self.keep, self.ranks = folder, keep, ranks
         self.model, self.optimizer = model, optimizer
+        self._own, self._replica = f"parallel.{ranks.rank}.", f"replica.{ranks.rank}."
 
     def save(self, step: int, progress: Progress) -> None:
         """Write and commit a checkpoint; every rank calls this at the same step.
@@ -72,7 +99,7 @@ class Checkpointer:
             shutil.rmtree(temporary, ignore_errors=True)  # left by an interrupted save
         dist.barrier()
         try:
-            dcp.save(self._state(), checkpoint_id=temporary)
+            self._write_state(temporary)
             digests: list[dict[str, Any] | None] = [None] * self.ranks.world_size
             dist.all_gather_object(digests, dict(self._own_files(temporary)))
             if self.ranks.is_main:
@@ -111,27 +138,62 @@ class Checkpointer:
         if chosen[0] == "":
             raise StorageError(f"{self.folder}: no checkpoint is intact; see the warnings above")
         path = Path(chosen[0])
+        manifest = json.loads((path / "manifest.json").read_text())
         state = self._state()
         saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
         # A rank that did not exist when the checkpoint was saved keeps the state of its seed.
         random = {key: value for key, value in state.items() if key in saved and _is_random(key)}
-        to_load = {key: value for key, value in state.items() if not _is_random(key)} | random
+        parts = self._own_parts(saved, manifest["world_size"])
+        own = {
+            key: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for key in parts
+            if key.startswith(self._own) and isinstance(entry := saved[key], TensorStorageMetadata)
+        }
+        replica = self._replica if any(key.startswith(self._replica) for key in parts) else ""
+        model, optimizer = f"{replica}model", f"{replica}optimizer"
+        to_load = {model: state["model"], optimizer: state["optimizer"]} | random | own
         dcp.load(to_load, checkpoint_id=path)
         set_state_dict(
-            self.model,
+            self.model.module,
             self.optimizer,
-            model_state_dict=to_load["model"],
-            optim_state_dict=to_load["optimizer"],
+            model_state_dict=to_load[model],
+            optim_state_dict=to_load[optimizer],
         )
+        self.model.load_state_dict({key.removeprefix(self._own): to_load[key] for key in own})
         if f"random.cpu.{self.ranks.rank}" in to_load:
             torch.set_rng_state(to_load[f"random.cpu.{self.ranks.rank}"])
         if f"random.cuda.{self.ranks.rank}" in to_load:
             torch.cuda.set_rng_state(to_load[f"random.cuda.{self.ranks.rank}"])
-        progress: Progress = json.loads((path / "manifest.json").read_text())["progress"]
+        progress: Progress = manifest["progress"]
         return progress
 
+    def _write_state(self, folder: Path) -> None:
+        """Write the files of this rank."""
+        state = self._state()
+        state |= {self._own + name: value for name, value in self.model.state_dict().items()}
+        differ = self.model.replicas_differ
+        if differ:
+            state |= {self._replica + name: state[name] for name in ("model", "optimizer")}
+        # Else DCP would take parts of "model" from several ranks, and these must fit together.
+        planner = DefaultSavePlanner(dedup_save_to_lowest_rank=differ)
+        dcp.save(state, checkpoint_id=folder, planner=planner)
+
+    def _own_parts(self, saved: Iterable[str], ranks: int) -> list[str]:
+        """Return the names in a checkpoint of `ranks` ranks that only this rank loads."""
+        found = [key for key in saved if key.startswith(("parallel.", "replica."))]
+        if ranks == self.ranks.world_size:
+            return [key for key in found if key.startswith((self._own, self._replica))]
+        if found and self.ranks.is_main:
+            log.warning(
+                "the checkpoint was saved by %d ranks, and there are %d now: the errors of "
+                "compressed gradients, or the replicas of local SGD, start anew",
+                ranks,
+                self.ranks.world_size,
+            )
+        return []
+
     def _state(self) -> dict[str, Any]:
-        model, optimizer = get_state_dict(self.model, self.optimizer)
+        model, optimizer = get_state_dict(self.model.module, self.optimizer)
         rank = self.ranks.rank
         state = {
             "model": model,

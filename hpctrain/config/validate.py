@@ -209,6 +209,7 @@ def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:
             )
     if sharded and parallel.zero == 1 and parallel.sync == "every":
         yield "parallel.sync=every with parallel.zero=1 is parallel.zero=2"
+    yield from _replicas(config, degrees)
     if precision.params == "bf16" and precision.compute in ("fp16", "fp8"):
         yield (
             f"precision.params=bf16 with precision.compute={precision.compute}: use bf16, or "
@@ -218,6 +219,29 @@ def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:
         yield f"precision.compute={precision.compute} with parallel.device=cpu: it needs a GPU"
     if parallel.device == "cpu" and parallel.backend == "nccl":
         yield "parallel.backend=nccl with parallel.device=cpu: use gloo or auto"
+
+
+def _replicas(config: Config, degrees: Degrees) -> Iterator[str]:
+    """Yield what does not fit gradient compression and local SGD."""
+    parallel, precision = config.parallel, config.precision
+    kind, local = config.train.compression.kind, config.train.local_sgd
+    chosen = [f"train.compression.kind={kind}"] if kind != "none" else []
+    chosen += [f"train.local_sgd.every={local.every}"] if local.every is not None else []
+    if len(chosen) == 2:
+        yield f"{chosen[0]} and {chosen[1]}: give one of them, replicas send no gradients"
+    for key in chosen:
+        if degrees.ranks != degrees.dp_replicate:
+            yield f"{key} with {degrees}: it needs whole replicas (DDP), so only dp_replicate"
+        if parallel.fsdp.offload:
+            yield f"{key} with parallel.fsdp.offload=true: it needs whole replicas (DDP)"
+        if parallel.sync == "every":
+            yield f"{key} with parallel.sync=every: use last or auto"
+        if precision.reduce is not None:
+            yield f"{key} with precision.reduce={precision.reduce}: use null"
+        if precision.compute == "fp16":
+            yield f"{key} with precision.compute=fp16: ranks would not agree on overflows; use bf16"
+    if local.every is not None and parallel.ddp.static_graph:
+        yield f"parallel.ddp.static_graph=true with {chosen[-1]}: torch cannot have both"
 
 
 def _sampling(config: Config, dp: int) -> Iterator[str]:

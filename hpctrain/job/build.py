@@ -96,9 +96,7 @@ def build(
         ),
         loader=loader,
         evaluation=evaluation,
-        checkpointer=Checkpointer(
-            run.checkpoints, config.checkpoint.keep, ranks, model.module, optimizer
-        ),
+        checkpointer=Checkpointer(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
         tracker=tracker,
         display=_display(config, run, ranks),
         stop=stop,

@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpctrain.config.schema import DDPConfig
+from hpctrain.config.schema import CompressionConfig, DDPConfig
+from hpctrain.parallel.compression import compression
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.model import ParallelModel
 from hpctrain.parallel.precision import Precision
@@ -23,6 +24,7 @@ class DDPModel(ParallelModel):
         precision: The number formats; `reduce` is that of the reduction.
         accumulate: As for `ParallelModel`.
         config: Buckets and the like.
+        compress: The section `train.compression`; None sends whole gradients.
         every: Reduce the gradients after each micro-batch instead of after the last one.
     """
 
@@ -36,6 +38,7 @@ class DDPModel(ParallelModel):
         accumulate: int,
         config: DDPConfig,
         *,
+        compress: CompressionConfig | None = None,
         every: bool = False,
     ) -> None:
         ddp = DistributedDataParallel(
@@ -50,6 +53,19 @@ class DDPModel(ParallelModel):
             ddp.register_comm_hook(precision.reduce, average_as)
         super().__init__(ddp, mesh, precision, accumulate)
         self._ddp, self._every = ddp, every
+        self._compression = None
+        if compress is not None and compress.kind != "none":
+            self._compression = compression(compress, module, lambda: self.step)
+            ddp.register_comm_hook(self._compression, type(self._compression).reduce)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the state of the compression."""
+        return self._compression.state_dict() if self._compression is not None else {}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Continue with what `state_dict` of the same rank returned."""
+        if self._compression is not None:
+            self._compression.load_state_dict(state)
 
     def _reduced(self, last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last or self._every else self._ddp.no_sync()

@@ -3,8 +3,8 @@
     batch of this rank ── micro-batches ── task ── sums ── backward of sum / rows ── gradient
     gradient (mean over the data-parallel ranks) x rows x dp / count ── norm ── clip
 
-The class here is for a model that one rank holds alone. `ddp` and `fsdp` have the others, which
-change how gradients are reduced.
+The class here is for a model that one rank holds alone. `ddp`, `local_sgd` and `fsdp` have the
+others, which change how gradients are reduced.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class ParallelModel:
         accumulate: The number of micro-batches in a rank's share of a batch; it must divide it.
 
     Attributes:
+        step: The number of global steps that have been made.
         parameters: Every parameter once. They are listed when the object is made, because FSDP2
             exchanges those of the module during a pass.
         can_repeat: Whether a step can be made again after an error in the middle: other ranks do
@@ -45,7 +46,7 @@ class ParallelModel:
         self, module: nn.Module, mesh: Mesh, precision: Precision, accumulate: int
     ) -> None:
         self.module, self.mesh, self.precision = module, mesh, precision
-        self.accumulate = accumulate
+        self.accumulate, self.step = accumulate, 0
         self.parameters = [p for p in module.parameters() if p.requires_grad]
 
     def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
@@ -98,12 +99,28 @@ class ParallelModel:
             torch._foreach_mul_(local, factor.to(local[0].device, local[0].dtype))
         return norm
 
-    def state_dict(self) -> dict[str, Any]:
+    @property
+    def replicas_differ(self) -> bool:
+        """Whether every rank has parameters and an optimizer state of its own."""
+        return False
+
+    def after_step(self) -> None:
+        """Count the step that the optimizer has made, and do what is due after it."""
+        self.step += 1
+
+    def finish(self) -> None:
+        """Make the replicas equal after the last step of the run."""
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
         """Return tensors of this rank, other than the model, that the next step depends on."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with what `state_dict` of the same rank returned."""
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Continue with what `state_dict` of the same rank returned.
+
+        Args:
+            state: The tensors, on any device.
+        """
 
     def _reduced(self, last: bool) -> AbstractContextManager[object]:
         """Return the context of one micro-batch, which decides whether gradients are reduced."""

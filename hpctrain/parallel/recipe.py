@@ -28,6 +28,7 @@ from hpctrain.parallel.initial import (
     fill_modules,
     skeleton,
 )
+from hpctrain.parallel.local_sgd import LocalSGDModel
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.model import ParallelModel
 from hpctrain.parallel.precision import Precision
@@ -56,8 +57,13 @@ def parallelize(build: Build, config: Config, mesh: Mesh, precision: Precision) 
     _prepare(module, config, precision, need_blocks=False)
     if mesh.degrees.dp_replicate == 1:
         return ParallelModel(module, mesh, precision, accumulate)
-    every = parallel.sync == "every"
-    return DDPModel(module, mesh, precision, accumulate, parallel.ddp, every=every)
+    local = config.train.local_sgd
+    if local.every is not None:
+        return LocalSGDModel(module, mesh, precision, accumulate, parallel.ddp, local)
+    compress, every = config.train.compression, parallel.sync == "every"
+    return DDPModel(
+        module, mesh, precision, accumulate, parallel.ddp, compress=compress, every=every
+    )
 
 
 def _sharded(build: Build, config: Config, mesh: Mesh, precision: Precision) -> nn.Module:

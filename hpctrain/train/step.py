@@ -114,6 +114,7 @@ class TrainStep:
                 group["lr"] = lr
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self.model.after_step()
         if self.micro_batches is not None:
             self.micro_batches.after_step()
 

@@ -82,6 +82,8 @@ class Trainer:
                 self.step += 1
                 self.display.advance(self.step)
                 done = self.step == self.max_steps
+                if done:
+                    self.train_step.model.finish()
                 if self.step % self.every.log == 0 or done:
                     self._log(throughput.metrics(self.step) | self._training_means())
                 if self.step % self.every.evaluate == 0 or done:
@@ -157,7 +159,7 @@ class Trainer:
     def _resume(self) -> int:
         progress = self.checkpointer.load_latest()
         if progress is not None:
-            self.step = progress["step"]
+            self.step = self.train_step.model.step = progress["step"]
             self.metrics = progress["metrics"]
             self.loader.load_state_dict(progress["data"])
             self.train_step.totals.load_state_dict(progress["totals"], self.device)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("group_of_one")
 
 
 def checkpointer(folder: Path, step: TrainStep) -> Checkpointer:
-    return Checkpointer(folder, 2, ALONE, step.model.module, step.optimizer)
+    return Checkpointer(folder, 2, ALONE, step.model, step.optimizer)
 
 
 def test_saved_and_loaded_twice_goes_on_the_same(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def saved_and_loaded(folder: Path) -> tuple[bool, dict[str, int] | None, float, 
     rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
     step = make(dropout=0.5)
     place = RankInfo("test", rank, rank, 0, count, count, 1, "localhost", 1)
-    saved = Checkpointer(folder, 2, place, step.model.module, step.optimizer)
+    saved = Checkpointer(folder, 2, place, step.model, step.optimizer)
     step(batch(8), 1e-2)
     before = weights(step)
     torch.manual_seed(rank)  # each rank has random numbers of its own
@@ -119,7 +119,7 @@ def loaded(folder: Path) -> dict[str, int] | None:
     rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
     place = RankInfo("test", rank, rank, 0, count, count, 1, "localhost", 1)
     step = make(dropout=0.5)
-    return Checkpointer(folder, 2, place, step.model.module, step.optimizer).load_latest()
+    return Checkpointer(folder, 2, place, step.model, step.optimizer).load_latest()
 
 
 def test_two_ranks_save_one_checkpoint_and_each_has_its_random_state(tmp_path: Path) -> None:

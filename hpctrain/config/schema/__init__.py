@@ -14,11 +14,18 @@ from hpctrain.config.schema.optimizer import OptimizerConfig, SchedulerConfig
 from hpctrain.config.schema.parallel import DDPConfig, FSDPConfig, ParallelConfig
 from hpctrain.config.schema.site import ContainerConfig, SiteConfig
 from hpctrain.config.schema.tracking import TrackingConfig
-from hpctrain.config.schema.train import CheckpointConfig, PrecisionConfig, TrainConfig
+from hpctrain.config.schema.train import (
+    CheckpointConfig,
+    CompressionConfig,
+    LocalSGDConfig,
+    PrecisionConfig,
+    TrainConfig,
+)
 
 __all__ = [
     "BucketsConfig",
     "CheckpointConfig",
+    "CompressionConfig",
     "Config",
     "ContainerConfig",
     "DDPConfig",
@@ -26,6 +33,7 @@ __all__ = [
     "FSDPConfig",
     "ImagesConfig",
     "LaunchConfig",
+    "LocalSGDConfig",
     "NetworkConfig",
     "OptimizerConfig",
     "ParallelConfig",

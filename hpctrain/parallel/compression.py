@@ -1,0 +1,332 @@
+"""Gradient compression for DDP: less is sent, and most kinds catch up on what they left out.
+
+    gradient + error ── compress ── exchange ── mean over the ranks ── gradient of all ranks
+                            └── what was not sent ── error of the next step (error feedback)
+
+    kind      sent for n fp32 elements of a parameter       grows with the ranks
+    powersgd  4 rank x (rows + columns) bytes, twice        no
+    topk      8 ratio n bytes                               yes
+    int8      n bytes, twice                                no
+    onebit    n / 8 bytes                                   yes
+
+An average of fp32 gradients sends 4 n bytes twice. "Grows" means that each rank receives the
+message of every other rank, so the gain is lost with many ranks: onebit serves up to about 60.
+
+Each parameter is compressed by itself, because DDP exchanges its buckets after the first step of a
+process: a resumed run would otherwise differ from an undisturbed one. torch's own PowerSGD keeps
+its state by bucket. Errors are in the units of the gradient before `scale_gradients`.
+"""
+# Without `from __future__ import annotations`: DDP checks the annotations of a hook as objects.
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import xxhash
+from torch import nn
+from torch.nn.functional import pad
+
+from hpctrain.config.schema import CompressionConfig
+
+Future = torch.futures.Future[torch.Tensor]
+
+_BLOCK = 256  # elements that int8 quantizes with one scale
+
+
+def compression(
+    config: CompressionConfig, module: nn.Module, step: Callable[[], int]
+) -> "Compression":
+    """Return the compression that the config names.
+
+    Args:
+        config: The section `train.compression`, whose kind is not "none".
+        module: The model without DDP.
+        step: Returns the number of global steps that have been made.
+    """
+    kinds: dict[str, Any] = {"powersgd": PowerSGD, "topk": TopK, "int8": Int8, "onebit": OneBit}
+    made: Compression = kinds[config.kind](config, module.named_parameters(), step)
+    return made
+
+
+class Compression(ABC):
+    """A communication hook of DDP; `reduce` is called with each bucket in the same order.
+
+    Args:
+        config: The section `train.compression`.
+        parameters: The parameters of the model with their names.
+        step: Returns the number of global steps that have been made.
+
+    Attributes:
+        errors: What has not been sent yet, by the name of the parameter: float32, flat.
+    """
+
+    def __init__(
+        self,
+        config: CompressionConfig,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        step: Callable[[], int],
+    ) -> None:
+        self.config, self._step = config, step
+        self._names: dict[torch.Tensor, str] = {parameter: name for name, parameter in parameters}
+        self.errors: dict[str, torch.Tensor] = {}
+
+    def reduce(self, bucket: dist.GradBucket) -> Future:
+        """Replace the gradients of a bucket by their mean over the ranks, compressed."""
+        if self._step() < self.config.start_step:
+            whole = bucket.buffer().div_(dist.get_world_size())
+            work: Future = dist.all_reduce(whole, async_op=True).get_future()
+            return work.then(lambda _: whole)
+        return self._reduce(bucket)
+
+    @abstractmethod
+    def _reduce(self, bucket: dist.GradBucket) -> Future: ...
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of this rank that the next step depends on."""
+        return {f"error.{name}": error for name, error in self.errors.items()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Continue with what `state_dict` returned."""
+        self.errors = self._part(state, "error.")
+
+    def _part(self, state: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+        devices = {name: parameter.device for parameter, name in self._names.items()}
+        return {
+            name: value.to(devices[name])
+            for key, value in state.items()
+            if (name := key.removeprefix(prefix)) != key
+        }
+
+    def _named(self, bucket: dist.GradBucket) -> dict[str, torch.Tensor]:
+        """The parameters of a bucket, in its order, by name."""
+        return {self._names[p]: p for p in bucket.parameters()}
+
+    def _with_errors(self, bucket: dist.GradBucket) -> torch.Tensor:
+        """Return the gradients and the errors of before added up: new, float32, flat."""
+        gradients = bucket.buffer().float()
+        errors = [
+            self.errors[name] if name in self.errors else p.new_zeros(p.numel(), dtype=torch.float)
+            for name, p in self._named(bucket).items()
+        ]
+        return gradients + torch.cat(errors)
+
+    def _keep(self, bucket: dist.GradBucket, errors: torch.Tensor) -> None:
+        """Keep the errors of a bucket, flat, for the next step."""
+        named = self._named(bucket)
+        self.errors.update(zip(named, errors.split(_sizes(named.values())), strict=True))
+
+
+class TopK(Compression):
+    """The largest elements of each parameter, with error feedback.
+
+    Stich et al., "Sparsified SGD with Memory" (2018); Lin et al., "Deep Gradient Compression"
+    (2018), whose ratio falls exponentially in the first steps.
+    """
+
+    @property
+    def ratio(self) -> float:
+        """The part of the elements that the present step sends."""
+        config = self.config
+        if config.final_ratio is None:
+            return config.ratio
+        done = min((self._step() - config.start_step) / config.ratio_steps, 1.0)
+        return float(config.ratio ** (1 - done) * config.final_ratio**done)
+
+    def _reduce(self, bucket: dist.GradBucket) -> Future:
+        total, ratio = self._with_errors(bucket), self.ratio
+        chosen, start = [], 0
+        for part in total.split(_sizes(bucket.parameters())):
+            count = max(1, round(ratio * len(part)))
+            chosen.append(part.abs().topk(count, sorted=False).indices + start)
+            start += len(part)
+        places = torch.cat(chosen)
+        values = total[places]
+        self._keep(bucket, total.index_fill_(0, places, 0.0))
+
+        def mean(messages: torch.Tensor) -> torch.Tensor:
+            result = torch.zeros_like(total)
+            for message in messages.view(torch.int32):  # a place occurs once in each message
+                numbers, indices = message.chunk(2)
+                result.index_add_(0, indices, numbers.view(torch.float32))
+            return result / len(messages)
+
+        return _gather(bucket, torch.cat([values.view(torch.int32), places.int()]), mean)
+
+
+class OneBit(Compression):
+    """The signs of the elements, times their mean magnitude in each parameter, with error feedback.
+
+    Seide et al., "1-Bit Stochastic Gradient Descent" (2014).
+    """
+
+    def _reduce(self, bucket: dist.GradBucket) -> Future:
+        total = self._with_errors(bucket)
+        sizes, size = _sizes(bucket.parameters()), len(total)
+        scales = torch.stack([part.abs().mean() for part in total.split(sizes)])
+        positive = pad((total >= 0).byte(), (0, -size % 8)).view(-1, 8)
+        packed = (positive * _bits(total.device)).sum(1, dtype=torch.uint8)
+
+        def unpacked(message: torch.Tensor) -> torch.Tensor:
+            bits, scale = message.tensor_split([-4 * len(sizes)])
+            positive = (bits[:, None] & _bits(bits.device)).flatten()[:size] > 0
+            result = torch.where(positive, 1.0, -1.0)
+            # A copy, since four bytes in the middle of a message need not be aligned.
+            factors = scale.clone().view(torch.float32)
+            torch._foreach_mul_(list(result.split(sizes)), list(factors))
+            return result
+
+        def mean(messages: torch.Tensor) -> torch.Tensor:
+            result = unpacked(messages[0])
+            for message in messages[1:]:
+                result += unpacked(message)
+            return result / len(messages)
+
+        message = torch.cat([packed, scales.view(torch.uint8)])
+        self._keep(bucket, total - unpacked(message))
+        return _gather(bucket, message, mean)
+
+
+class Int8(Compression):
+    """Integers of 8 bits with a scale for each 256 elements, without error feedback.
+
+    Each rank adds up one part of the elements and sends the mean in 8 bits, too: the quantized
+    all-to-all of Wang et al., "ZeRO++" (2023); Dettmers, "8-Bit Approximations for Parallelism in
+    Deep Learning" (2016). An element is wrong by at most a 127th of the largest in its block.
+    """
+
+    def _reduce(self, bucket: dist.GradBucket) -> Future:
+        buffer, ranks = bucket.buffer(), dist.get_world_size()
+        sizes = _sizes(bucket.parameters())
+        padded = [pad(part.float(), (0, -len(part) % _BLOCK)) for part in buffer.split(sizes)]
+        blocks = torch.cat(padded).view(-1, _BLOCK)
+        count = len(blocks)
+        sent = _quantized(pad(blocks, (0, 0, 0, -count % ranks)))
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent)
+        own = _dequantized(received).view(ranks, -1, _BLOCK)
+
+        def result(messages: torch.Tensor) -> torch.Tensor:
+            means = _dequantized(messages.view(-1, sent.shape[1]))[:count].flatten()
+            parts = means.split([len(part) for part in padded])
+            return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+        return _gather(bucket, _quantized(own.mean(0)).flatten(), result)
+
+
+class PowerSGD(Compression):
+    """Two narrow matrices P and Q, whose product is near the mean gradient, with error feedback.
+
+    Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression" (2019). Each step is one of
+    a power iteration, which starts from the Q of the step before. A parameter is the matrix of its
+    first dimension and all others; it is sent whole if that is less. The products need the mean of
+    P before Q, so the hook waits for its reductions.
+
+    Attributes:
+        q: The matrices Q by the name of the parameter, float32, the same on all ranks.
+    """
+
+    def __init__(
+        self,
+        config: CompressionConfig,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        step: Callable[[], int],
+    ) -> None:
+        super().__init__(config, parameters, step)
+        self.q: dict[str, torch.Tensor] = {}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the errors and Q."""
+        return super().state_dict() | {f"q.{name}": q for name, q in self.q.items()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Continue with what `state_dict` returned."""
+        super().load_state_dict(state)
+        self.q = self._part(state, "q.")
+
+    def _reduce(self, bucket: dist.GradBucket) -> Future:
+        total = self._with_errors(bucket)
+        named = self._named(bucket)
+        flat = dict(zip(named, total.split(_sizes(named.values())), strict=True))
+        matrices = {
+            name: part.view(len(named[name]), -1)
+            for name, part in flat.items()
+            if named[name].ndim > 1
+        }
+        matrices = {name: m for name, m in matrices.items() if self._narrow(*m.shape)}
+        whole = [part for name, part in flat.items() if name not in matrices]
+        left = [m @ self._first(name, m) for name, m in matrices.items()]
+        exact = [part.clone() for part in whole]
+        _average([*exact, *left])
+        left = [torch.linalg.qr(p).Q for p in left]
+        right = [m.T @ p for m, p in zip(matrices.values(), left, strict=True)]
+        _average(right)
+        self.q.update(zip(matrices, right, strict=True))
+        means = dict(zip((name for name in flat if name not in matrices), exact, strict=True))
+        for name, p, q in zip(matrices, left, right, strict=True):
+            means[name] = (p @ q.T).flatten()
+        result = torch.cat([means[name] for name in flat])
+        for part in whole:
+            part.zero_()
+        for name, matrix in matrices.items():
+            matrix.sub_(means[name].view_as(matrix))
+        self._keep(bucket, total)
+        future: Future = torch.futures.Future()
+        future.set_result(bucket.buffer().copy_(result))
+        return future
+
+    def _narrow(self, rows: int, columns: int) -> bool:
+        return self.config.rank * (rows + columns) < rows * columns
+
+    def _first(self, name: str, matrix: torch.Tensor) -> torch.Tensor:
+        """Return Q of the step before, or a random one that is the same on all ranks."""
+        if name not in self.q:
+            draw = torch.Generator().manual_seed(xxhash.xxh32_intdigest(name.encode()))
+            q = torch.randn(matrix.shape[1], self.config.rank, generator=draw)
+            self.q[name] = q.to(matrix.device)
+        return self.q[name]
+
+
+def _bits(device: torch.device) -> torch.Tensor:
+    return 2 ** torch.arange(8, device=device, dtype=torch.uint8)
+
+
+def _sizes(parameters: Iterable[torch.Tensor]) -> list[int]:
+    return [parameter.numel() for parameter in parameters]
+
+
+def _gather(
+    bucket: dist.GradBucket,
+    message: torch.Tensor,
+    mean: Callable[[torch.Tensor], torch.Tensor],
+) -> Future:
+    """Send a message to all ranks; fill the bucket by `mean` of theirs, of shape (ranks, ...)."""
+    buffer = bucket.buffer()
+    messages = message.new_empty((dist.get_world_size(), *message.shape))
+    work = dist.all_gather_into_tensor(messages.view(-1), message, async_op=True)
+    future: Future = work.get_future().then(lambda _: buffer.copy_(mean(messages)))
+    return future
+
+
+def _average(tensors: list[torch.Tensor]) -> None:
+    """Replace tensors by their means over the ranks, in place, by one reduction."""
+    if not tensors:
+        return
+    together = torch.cat([tensor.flatten() for tensor in tensors])
+    dist.all_reduce(together)
+    together /= dist.get_world_size()
+    for tensor, part in zip(tensors, together.split(_sizes(tensors)), strict=True):
+        tensor.copy_(part.view_as(tensor))
+
+
+def _quantized(blocks: torch.Tensor) -> torch.Tensor:
+    """Return int8 of shape (n, _BLOCK + 4), the last 4 bytes of a row being its scale."""
+    scales = blocks.abs().amax(1, keepdim=True) / 127
+    numbers = (blocks / scales.clamp(min=torch.finfo(torch.float32).tiny)).round()
+    return torch.cat([numbers.to(torch.int8), scales.view(torch.int8)], 1)
+
+
+def _dequantized(rows: torch.Tensor) -> torch.Tensor:
+    """Return float32 of shape (n, _BLOCK) for the rows of `_quantized`."""
+    return rows[:, :_BLOCK] * rows[:, _BLOCK:].contiguous().view(torch.float32)

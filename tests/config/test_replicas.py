@@ -1,0 +1,53 @@
+"""What gradient compression and local SGD cannot be combined with."""
+
+import functools
+from typing import Any
+
+import pytest
+
+from hpctrain.config.degrees import Degrees
+from hpctrain.config.schema import Config
+from hpctrain.config.schema.key import keys
+from hpctrain.config.validate import parallel_problems
+
+TOPK, LOCAL = {"train.compression.kind": "topk"}, {"train.local_sgd.every": 8}
+
+
+def problems(given: dict[str, Any]) -> list[str]:
+    """What is wrong on four ranks, in single values and between them."""
+    config = Config()
+    for key, value in given.items():
+        section, _, name = key.rpartition(".")
+        setattr(functools.reduce(getattr, section.split("."), config), name, value)
+    rules = {key.name: key.rule for key in keys(Config)}
+    wrong = [problem for key in given if (problem := rules[key].problem(key, given[key]))]
+    return wrong or list(parallel_problems(config, Degrees.of(config.parallel, 4)))
+
+
+@pytest.mark.parametrize("given", [TOPK, LOCAL, LOCAL | {"train.accumulate": 4}])
+def test_good(given: dict[str, Any]) -> None:
+    assert problems(given) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (TOPK | LOCAL, "train.compression.kind=topk and train.local_sgd.every=8: give one of them"),
+        (
+            TOPK | {"parallel.dp_shard": 2},
+            "train.compression.kind=topk with dp_replicate 2 x dp_shard 2 x cp 1 x tp 1 x pp 1 = 4",
+        ),
+        (LOCAL | {"parallel.dp_shard": 4}, "train.local_sgd.every=8 with dp_replicate 1 x dp_"),
+        (TOPK | {"parallel.fsdp.offload": True}, "kind=topk with parallel.fsdp.offload=true"),
+        (LOCAL | {"parallel.sync": "every"}, "train.local_sgd.every=8 with parallel.sync=every"),
+        (TOPK | {"precision.reduce": "bf16"}, "kind=topk with precision.reduce=bf16: use null"),
+        (LOCAL | {"precision.compute": "fp16"}, "every=8 with precision.compute=fp16"),
+        (LOCAL | {"parallel.ddp.static_graph": True}, "static_graph=true with train.local_sgd"),
+        ({"train.compression.kind": "top"}, "allowed are none, powersgd, topk, int8, onebit"),
+        (TOPK | {"train.compression.ratio": 0.0}, "train.compression.ratio=0.0: it must be gr"),
+        (TOPK | {"train.compression.final_ratio": 1.5}, "train.compression.final_ratio=1.5: it mu"),
+    ],
+)
+def test_bad(given: dict[str, Any], message: str) -> None:
+    (problem,) = problems(given)
+    assert message in problem

@@ -1,0 +1,308 @@
+"""Compressed gradients: what each kind sends, what it keeps, and how training goes on with it."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import distributed, nn
+
+from hpctrain.checkpoint.checkpointer import Checkpointer
+from hpctrain.config.schema import CompressionConfig
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.parallel.compression import Compression, Int8, OneBit, PowerSGD, TopK
+from tests.parallel.parity import Cell, Training, build, whole
+from tests.ranks import run_ranks
+
+STEPS = 20
+KINDS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "powersgd": {"rank": 2},
+    "topk": {"ratio": 0.05},
+    "int8": {},
+    "onebit": {},
+}
+
+
+def cell(kind: str, *others: tuple[str, Any], steps: int = STEPS, ranks: int = 2) -> Cell:
+    keys = {"kind": kind} | KINDS[kind]
+    named = tuple((f"train.compression.{name}", value) for name, value in keys.items())
+    # Several buckets, which DDP exchanges after the first step of a process.
+    return Cell(
+        "transformer", ranks, (*named, ("parallel.ddp.bucket_mb", 0.02), *others), steps=steps
+    )
+
+
+class Bucket:
+    """What a hook sees of torch's GradBucket."""
+
+    def __init__(self, parameters: list[nn.Parameter], gradients: list[torch.Tensor]) -> None:
+        self._parameters = parameters
+        self._buffer = torch.cat([gradient.flatten() for gradient in gradients])
+
+    def parameters(self) -> list[nn.Parameter]:
+        return self._parameters
+
+    def buffer(self) -> torch.Tensor:
+        return self._buffer
+
+
+class Reduced(NamedTuple):
+    """One parameter in two reductions: its gradients, means, and errors after them."""
+
+    gradients: list[torch.Tensor]
+    means: list[torch.Tensor]
+    errors: list[torch.Tensor]
+
+
+SHAPES = {"matrix": (24, 30), "vector": (11,)}
+
+
+def reduced(made: Callable[..., Compression], keys: dict[str, Any]) -> dict[str, Reduced]:
+    """Reduce random gradients twice; those of the matrix have rank 1 for PowerSGD to find."""
+    named = {name: nn.Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()}
+    hook = made(CompressionConfig(**keys), named.items(), lambda: 0)
+    draw = torch.Generator().manual_seed(distributed.get_rank())
+    result = {name: Reduced([], [], []) for name in named}
+    for _ in range(2):
+        gradients = {name: torch.randn(shape, generator=draw) for name, shape in SHAPES.items()}
+        bucket = Bucket(list(named.values()), list(gradients.values()))
+        mean = hook.reduce(bucket).wait()  # type: ignore[arg-type]
+        parts = mean.split([parameter.numel() for parameter in named.values()])
+        for (name, gradient), part in zip(gradients.items(), parts, strict=True):
+            result[name].gradients.append(gradient.flatten())
+            result[name].means.append(part.clone())
+            if name in hook.errors:
+                result[name].errors.append(hook.errors[name].clone())
+    return result
+
+
+FIRST: dict[str, tuple[Callable[..., Compression], dict[str, Any]]] = {
+    "powersgd": (PowerSGD, {"rank": 2}),
+    "powersgd, whole": (PowerSGD, {"rank": 30}),
+    "topk": (TopK, {"ratio": 0.1}),
+    "int8": (Int8, {}),
+    "onebit": (OneBit, {}),
+}
+
+
+def _all_reduced() -> dict[str, dict[str, Reduced]]:
+    return {name: reduced(made, keys) for name, (made, keys) in FIRST.items()}
+
+
+@functools.cache
+def by_rank() -> list[dict[str, dict[str, Reduced]]]:
+    return run_ranks(_all_reduced, 2)
+
+
+@pytest.mark.parametrize("kind", FIRST)
+def test_all_ranks_get_the_same_mean_and_the_errors_hold_the_rest(kind: str) -> None:
+    for name in SHAPES:
+        one, two = (rank[kind][name] for rank in by_rank())
+        assert torch.equal(torch.stack(one.means), torch.stack(two.means))
+        if kind == "int8":
+            assert not one.errors
+            continue
+        sent = sum((r.gradients[0] - r.errors[0] for r in (one, two)), torch.zeros(())) / 2
+        if name == "matrix" or not kind.startswith("powersgd"):
+            torch.testing.assert_close(sent, one.means[0], rtol=0, atol=1e-5)
+        # Over both steps: nothing is lost, the sum of what was sent and of the errors is whole.
+        gradients = sum((sum(r.gradients) for r in (one, two)), torch.zeros(())) / 2
+        errors = (one.errors[1] + two.errors[1]) / 2
+        torch.testing.assert_close(sum(one.means) + errors, gradients, rtol=0, atol=1e-5)
+
+
+def test_topk_sends_the_largest() -> None:
+    for name, count in {"matrix": 72, "vector": 1}.items():
+        ranks = [rank["topk"][name] for rank in by_rank()]
+        for step in range(2):
+            expected = torch.zeros(())
+            for rank in ranks:
+                total = rank.gradients[step] + (rank.errors[step - 1] if step else 0)
+                chosen = total.abs() >= total.abs().sort().values[-count]
+                assert torch.equal(rank.errors[step], torch.where(chosen, 0.0, total))
+                expected = expected + torch.where(chosen, total, 0.0) / 2
+            assert torch.equal(ranks[0].means[step], expected)
+
+
+def test_the_ratio_of_topk_follows_its_schedule() -> None:
+    steps = iter((10, 12, 14, 20))
+    config = CompressionConfig(ratio=0.25, final_ratio=0.01, ratio_steps=4, start_step=10)
+    hook = TopK(config, [], lambda: next(steps))
+    assert [hook.ratio for _ in range(4)] == pytest.approx([0.25, 0.05, 0.01, 0.01])
+
+
+def test_int8_is_within_its_quantization_step() -> None:
+    for name in SHAPES:
+        ranks = [rank["int8"][name] for rank in by_rank()]
+        exact = (ranks[0].gradients[0] + ranks[1].gradients[0]) / 2
+        largest = max(float(rank.gradients[0].abs().max()) for rank in ranks)
+        difference = (ranks[0].means[0] - exact).abs().max()
+        assert 0 < difference < largest / 127
+
+
+def test_onebit_sends_signs_and_one_magnitude() -> None:
+    for name in SHAPES:
+        ranks = [rank["onebit"][name] for rank in by_rank()]
+        for step in range(2):
+            sent = []
+            for rank in ranks:
+                total = rank.gradients[step] + (rank.errors[step - 1] if step else 0)
+                sent.append(total.abs().mean() * torch.where(total >= 0, 1.0, -1.0))
+                torch.testing.assert_close(rank.errors[step], total - sent[-1])
+            torch.testing.assert_close(ranks[0].means[step], (sent[0] + sent[1]) / 2)
+
+
+def test_powersgd_sends_a_matrix_of_its_rank() -> None:
+    one, two = (rank["powersgd"] for rank in by_rank())
+    mean = one["matrix"].means[0].view(SHAPES["matrix"])
+    assert torch.linalg.matrix_rank(mean, rtol=1e-4) == 2
+    # It is the projection of the mean gradient on its columns.
+    exact = ((one["matrix"].gradients[0] + two["matrix"].gradients[0]) / 2).view_as(mean)
+    columns = torch.linalg.svd(mean).U[:, :2]
+    torch.testing.assert_close(mean, columns @ columns.T @ exact, rtol=0, atol=1e-5)
+    vectors = (one["vector"].gradients[0] + two["vector"].gradients[0]) / 2
+    torch.testing.assert_close(one["vector"].means[0], vectors)
+    # Two matrices of rank 30 would be larger than the matrix itself.
+    assert not by_rank()[0]["powersgd, whole"]["matrix"].errors[0].any()
+
+
+def learn(training: Training, one: Cell) -> None:
+    """Train on two batches again and again, whose random labels can be learned by heart."""
+    for step in range(one.steps):
+        training.seen = step % 2
+        training.run(one, 1)
+
+
+class Trained(NamedTuple):
+    """A training: its losses, its parameters and the bytes that each rank sent in a step."""
+
+    losses: list[float]
+    parameters: dict[str, torch.Tensor]
+    sent: float
+
+
+CELLS = {
+    **{kind: cell(kind) for kind in KINDS},
+    **{f"{kind}, accumulate": cell(kind, ("train.accumulate", 2)) for kind in ("powersgd", "topk")},
+    "topk of all": cell("topk", ("train.compression.ratio", 1.0)),
+    "topk later": cell("topk", ("train.compression.start_step", STEPS)),
+    "reduced in bf16": cell("none", ("precision.reduce", "bf16")),
+}
+
+
+def _counted(done: Callable[[], None]) -> int:
+    """The bytes that this rank sends to others, with ring algorithms, while `done` runs."""
+    ranks, sent = distributed.get_world_size(), 0
+    parts = {"all_reduce": 2 / ranks, "all_gather_into_tensor": 1.0, "all_to_all_single": 1 / ranks}
+
+    def counting(name: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        nonlocal sent
+        tensor = args[0] if name == "all_reduce" else args[1]
+        sent += round((ranks - 1) * parts[name] * tensor.nbytes)
+        return call(*args, **kwargs)
+
+    calls = {name: getattr(distributed, name) for name in parts}
+    for name, call in calls.items():
+        setattr(distributed, name, functools.partial(counting, name, call))
+    try:
+        done()
+    finally:
+        for name, call in calls.items():
+            setattr(distributed, name, call)
+    return sent
+
+
+def _trained(cells: dict[str, Cell]) -> dict[str, Trained]:
+    result = {}
+    for name, one in cells.items():
+        training = build(one)
+        sent = _counted(functools.partial(learn, training, one)) / one.steps
+        result[name] = Trained(training.losses, whole(training.model), sent)
+    return result
+
+
+@functools.cache
+def trained() -> list[dict[str, Trained]]:
+    return run_ranks(_trained, 2, CELLS, timeout=120)
+
+
+# The largest relative difference of a loss from that of plain DDP, in any of the 20 steps.
+BOUNDS = {
+    "powersgd": 0.06,
+    "topk": 0.05,
+    "onebit": 0.03,
+    "int8": 1e-3,
+    "reduced in bf16": 1e-4,
+    "topk of all": 1e-5,
+    "topk later": 1e-5,
+}
+
+
+@pytest.mark.parametrize("name", [name for name in CELLS if name != "none"])
+def test_training_stays_near_the_one_without_compression(name: str) -> None:
+    one, two = trained()
+    plain = one["none"]
+    assert all(torch.equal(p, two[name].parameters[key]) for key, p in one[name].parameters.items())
+    losses = one[name].losses
+    assert sum(losses[-4:]) < sum(losses[:4])
+    worst = max(abs(a - b) / b for a, b in zip(losses, plain.losses, strict=True))
+    assert worst < BOUNDS[name.partition(",")[0]]
+
+
+def test_less_is_sent() -> None:
+    trainings = trained()[0]
+    # DDP itself does not call torch.distributed: at 2 ranks a ring sends each element once.
+    plain = 4 * sum(p.numel() for p in trainings["none"].parameters.values())
+    sums = trainings["none"].sent  # those of the step itself
+    ratios = {kind: plain / (trainings[kind].sent - sums) for kind in KINDS if kind != "none"}
+    assert ratios["onebit"] > 29
+    assert ratios["topk"] == pytest.approx(1 / (2 * 0.05), rel=0.02)
+    assert ratios["int8"] > 3.5
+    assert ratios["powersgd"] > 5
+
+
+def _resumed(folder: Path, kinds: list[str], ranks: int) -> dict[str, tuple[bool, float]]:
+    """Whether a run that is resumed twice equals an undisturbed one; errors after a resume."""
+    rank = distributed.get_rank()
+    place = RankInfo("test", rank, rank, 0, ranks, ranks, 1, "localhost", 1)
+    result = {}
+    for kind in kinds:
+        one = cell(kind, ("train.compression.start_step", 1), ranks=ranks)
+
+        def start(kind: str = kind, one: Cell = one) -> tuple[Training, Checkpointer]:
+            training = build(one)
+            saved = Checkpointer(folder / kind, 2, place, training.model, training.step.optimizer)
+            if (progress := saved.load_latest()) is not None:
+                training.seen = training.model.step = progress["step"]
+            return training, saved
+
+        training, saved = start()
+        if training.seen:  # another number of ranks
+            result[kind] = (False, float(len(training.model.state_dict())))
+            continue
+        for stop in (2, 4, 6):
+            training.run(one, stop - training.seen)
+            saved.save(stop, {"step": stop})
+            if stop < 6:
+                training, saved = start()
+        undisturbed = build(one)
+        undisturbed.run(one, 6)
+        pairs = zip(training.model.parameters, undisturbed.model.parameters, strict=True)
+        same = all(torch.equal(a, b) for a, b in pairs)
+        states = training.model.state_dict(), undisturbed.model.state_dict()
+        same &= states[0].keys() == states[1].keys()
+        same &= all(torch.equal(states[0][key], value) for key, value in states[1].items())
+        result[kind] = (same, float(len(states[0])))
+    return result
+
+
+def test_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
+    kinds = [kind for kind in KINDS if kind != "none"]
+    for result in run_ranks(_resumed, 2, tmp_path, kinds, 2):
+        assert {kind: same for kind, (same, _) in result.items()} == dict.fromkeys(kinds, True)
+        assert {kind for kind, (_, state) in result.items() if state} == {*kinds} - {"int8"}
+    (alone,) = run_ranks(_resumed, 1, tmp_path, kinds, 1)
+    assert alone == dict.fromkeys(kinds, (False, 0.0))

@@ -1,0 +1,247 @@
+"""Local SGD: what the replicas have in common, and that every=1 is plain DDP."""
+
+import functools
+import io
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import distributed
+
+from hpctrain.checkpoint.checkpointer import Checkpointer
+from hpctrain.config.schema import SchedulerConfig
+from hpctrain.data.types import Batch
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.tracking.tracker import NullTracker
+from hpctrain.train.display import NoDisplay
+from hpctrain.train.schedule import Schedule
+from hpctrain.train.trainer import Every, Trainer
+from tests.parallel.parity import MODELS, Cell, Training, batch, build, reference, whole
+from tests.ranks import run_ranks
+
+STEPS = 20
+
+
+def cell(*others: tuple[str, Any], ranks: int = 2, **keys: Any) -> Cell:
+    named = tuple((f"train.local_sgd.{name}", value) for name, value in keys.items())
+    return Cell("transformer", ranks, (*named, *others), steps=STEPS)
+
+
+PLAIN = (("train.clip_norm", None),)
+CELLS = {
+    "ddp": cell(*PLAIN),
+    "every step": cell(*PLAIN, every=1),
+    "every step, accumulate": cell(*PLAIN, ("train.accumulate", 2), every=1),
+    "later": cell(*PLAIN, every=3, start_step=STEPS),
+    "clipped": cell(every=4),
+    "diloco": cell(*PLAIN, every=4, outer_lr=0.7, outer_momentum=0.9),
+    "post-local": cell(*PLAIN, every=4, start_step=6),
+}
+
+
+class Trained(NamedTuple):
+    """A training: its losses, and the parameters before and after `finish`."""
+
+    losses: list[float]
+    replica: dict[str, torch.Tensor]
+    parameters: dict[str, torch.Tensor]
+
+
+def _without_momentum(one: Cell) -> Training:
+    training = build(one)
+    for group in training.step.optimizer.param_groups:
+        group["momentum"] = 0.0
+    return training
+
+
+def _trained(cells: dict[str, Cell]) -> dict[str, Trained]:
+    result = {}
+    for name, one in cells.items():
+        training = _without_momentum(one)
+        for step in range(STEPS - 1):
+            training.seen = step % 2  # two batches, whose random labels can be learned by heart
+            training.run(one, 1)
+        replica = {key: value.clone() for key, value in whole(training.model).items()}
+        training.run(one, 1)
+        training.model.finish()
+        result[name] = Trained(training.losses, replica, whole(training.model))
+    return result
+
+
+@functools.cache
+def trained() -> list[dict[str, Trained]]:
+    return run_ranks(_trained, 2, CELLS, timeout=120)
+
+
+@pytest.mark.parametrize("name", ["every step", "every step, accumulate", "later"])
+def test_an_average_of_every_step_is_ddp(name: str) -> None:
+    """Also where ranks have different counts, as the batches of the parity tests have."""
+    for rank in trained():
+        for key, value in rank["ddp"].parameters.items():
+            torch.testing.assert_close(rank[name].parameters[key], value, rtol=0, atol=1e-6)
+        assert rank[name].losses == pytest.approx(rank["ddp"].losses, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["clipped", "diloco", "post-local"])
+def test_replicas_differ_until_they_are_averaged(name: str) -> None:
+    one, two = (rank[name] for rank in trained())
+    assert not all(torch.equal(one.replica[key], two.replica[key]) for key in one.replica)
+    assert all(torch.equal(one.parameters[key], two.parameters[key]) for key in one.parameters)
+    losses, plain = one.losses, trained()[0]["ddp"].losses
+    assert sum(losses[-4:]) < sum(losses[:4])
+    worst = max(abs(a - b) / b for a, b in zip(losses, plain, strict=True))
+    assert worst < 0.06
+
+
+def _outer() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The parameters before two averages, and after them."""
+    one = cell(*PLAIN, every=3, start_step=1, outer_lr=0.7, outer_momentum=0.9)
+    training = _without_momentum(one)
+    seen = []
+
+    def now() -> torch.Tensor:
+        return torch.cat([p.detach().flatten() for p in training.model.parameters])
+
+    training.run(one, 1)
+    seen.append((now(), now()))
+    average = training.model._average  # type: ignore[attr-defined]
+
+    def watched() -> None:
+        before = now()
+        average()
+        seen.append((before, now()))
+
+    training.model._average = watched  # type: ignore[attr-defined]
+    training.run(one, 7)
+    training.model.finish()
+    return seen
+
+
+def test_the_outer_step_is_that_of_diloco() -> None:
+    one, two = run_ranks(_outer, 2)
+    assert len(one) == 4  # the start, after steps 4 and 7, and the end
+    optimized = torch.nn.Parameter(one[0][1].clone())
+    outer = torch.optim.SGD([optimized], lr=0.7, momentum=0.9, nesterov=True)
+    for (first, after), (second, same) in zip(one[1:], two[1:], strict=True):
+        assert torch.equal(after, same)
+        optimized.grad = optimized.detach() - (first + second) / 2
+        outer.step()
+        torch.testing.assert_close(after, optimized.detach(), rtol=0, atol=1e-6)
+
+
+class Batches:
+    """The feed of a `Trainer`: the batches of the parity tests, which never end."""
+
+    wait_s, epoch = 0.0, 0.0
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            self.training.seen += 1
+            yield self.training._share(batch("conv", self.training.seen))
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seen": self.training.seen}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.training.seen = state["seen"]
+
+    def close(self) -> None:
+        pass
+
+
+def _trainer(folder: Path) -> Trainer:
+    """A training of ten steps: three of DDP, averages after steps 7 and 10."""
+    rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    place = RankInfo("test", rank, rank, 0, ranks, ranks, 1, "localhost", 1)
+    keys = {"every": 4, "start_step": 3, "outer_lr": 0.7, "outer_momentum": 0.9}
+    named = tuple((f"train.local_sgd.{name}", value) for name, value in keys.items())
+    training = build(Cell("conv", ranks, named))
+    model, optimizer = training.model, training.step.optimizer
+    return Trainer(
+        train_step=training.step,
+        schedule=Schedule(0.1, SchedulerConfig(kind="constant"), 10),
+        loader=Batches(training),  # type: ignore[arg-type]
+        evaluation=None,
+        checkpointer=Checkpointer(folder, 9, place, model, optimizer),
+        tracker=NullTracker(),
+        display=NoDisplay(),
+        stop=training.step.stop,
+        device=torch.device("cpu"),
+        max_steps=10,
+        global_batch_size=16,
+        every=Every(log=5, evaluate=100, checkpoint=2),
+    )
+
+
+def _state(trainer: Trainer) -> list[torch.Tensor]:
+    """All that the trainer has on this rank: parameters, statistics, momenta."""
+    model, optimizer = trainer.train_step.model, trainer.train_step.optimizer
+    momenta = [state["momentum_buffer"] for state in optimizer.state.values()]
+    both = [*model.module.state_dict().values(), *model.state_dict().values(), *momenta]
+    return [value.clone() for value in both]
+
+
+def _resumed(folder: Path) -> list[bool]:
+    """Whether a run equals the undisturbed one, for some steps from which it is resumed."""
+    before = MODELS["conv"]
+    MODELS["conv"] = functools.partial(before, norm="batch")
+    try:
+        undisturbed = _trainer(folder)
+        undisturbed.fit()
+        same = []
+        for step in (8, 6):  # after an average, and between two
+            if distributed.get_rank() == 0:
+                for path in folder.glob("step-*"):
+                    if int(path.name[5:]) > step:
+                        shutil.rmtree(path)
+            distributed.barrier()
+            resumed = _trainer(folder)
+            assert resumed.fit().first_step == step
+            pairs = zip(_state(resumed), _state(undisturbed), strict=True)
+            same.append(all(torch.equal(a, b) for a, b in pairs))
+        return same
+    finally:
+        MODELS["conv"] = before
+
+
+def _loaded(folder: Path) -> tuple[bool, str]:
+    """Whether one rank has the parameters of rank 0's replica, and what the log says."""
+    before, said = MODELS["conv"], io.StringIO()
+    MODELS["conv"] = functools.partial(before, norm="batch")
+    handler = logging.StreamHandler(said)
+    logging.getLogger("hpctrain").addHandler(handler)
+    try:
+        trainer = _trainer(folder)
+        trainer.checkpointer.load_latest()
+        model = trainer.train_step.model
+        saved = {key: torch.empty_like(value) for key, value in model.module.state_dict().items()}
+        dcp.load({"replica.0.model": saved}, checkpoint_id=folder / "step-00000006")
+        pairs = ((value, saved[key]) for key, value in model.module.state_dict().items())
+        return all(torch.equal(a, b) for a, b in pairs) and not model.state_dict(), said.getvalue()
+    finally:
+        logging.getLogger("hpctrain").removeHandler(handler)
+        MODELS["conv"] = before
+
+
+def test_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
+    assert run_ranks(_resumed, 2, tmp_path) == [[True, True]] * 2
+    for path in tmp_path.glob("step-*"):
+        if path.name > "step-00000006":
+            shutil.rmtree(path)
+    ((same, said),) = run_ranks(_loaded, 1, tmp_path)
+    assert same
+    assert "saved by 2 ranks, and there are 1 now" in said
+
+
+def test_one_rank_has_nothing_to_average() -> None:
+    (alone,) = run_ranks(_trained, 1, {"alone": cell(every=4, ranks=1)})
+    expected = reference("transformer", steps=STEPS)
+    assert alone["alone"].losses[0] == pytest.approx(expected.losses[0])

@@ -223,7 +223,7 @@ def test_why_runs_failed(
     (modules / "faulty.py").write_text(FAULTY)
     (modules / "later.py").write_text("import no_such_module\n\n\nclass Task: ...\n")
     monkeypatch.setenv("PYTHONPATH", f"{modules}:{os.environ.get('PYTHONPATH', '')}")
-    shape = ("tracking=off", "launch.nodes=2")
+    shape = ("tracking=off", "launch.nodes=2", "launch.tasks_per_node=2")
     faulty = ("task._target_=faulty.Faulty", "+task.how=shapes,killed", "train.max_steps=50")
     pair = submit(train, folder, *shape, *faulty)
     killed, shapes = sorted(

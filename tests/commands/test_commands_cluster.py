@@ -223,7 +223,7 @@ def test_why_runs_failed(
     (modules / "faulty.py").write_text(FAULTY)
     (modules / "later.py").write_text("import no_such_module\n\n\nclass Task: ...\n")
     monkeypatch.setenv("PYTHONPATH", f"{modules}:{os.environ.get('PYTHONPATH', '')}")
-    shape = ("tracking=off", "launch.nodes=2", "launch.tasks_per_node=2")
+    shape = ("tracking=off", "launch.nodes=2")
     faulty = ("task._target_=faulty.Faulty", "+task.how=shapes,killed", "train.max_steps=50")
     pair = submit(train, folder, *shape, *faulty)
     killed, shapes = sorted(
@@ -233,8 +233,9 @@ def test_why_runs_failed(
     # The interpreter is gone when the job begins.
     python = linked_python(tmp_path / "env")
     monkeypatch.setattr(sys, "executable", str(python))
-    (missing,) = submit(train, folder, *shape[:1], "seed=7", "+site.sbatch.begin=now+10")
+    (missing,) = submit(train, folder, *shape[:1], "seed=7", "+site.sbatch.hold=true")
     python.unlink()
+    cluster.slurm("scontrol", "release", cluster.job_id(missing))
     monkeypatch.undo()
 
     def error(run: Path, state: str) -> dict[str, Any]:

@@ -233,8 +233,9 @@ def test_why_runs_failed(
     # The interpreter is gone when the job begins.
     python = linked_python(tmp_path / "env")
     monkeypatch.setattr(sys, "executable", str(python))
-    (missing,) = submit(train, folder, *shape[:1], "seed=7", "+site.sbatch.begin=now+10")
+    (missing,) = submit(train, folder, *shape[:1], "seed=7", "+site.sbatch.hold=true")
     python.unlink()
+    cluster.slurm("scontrol", "release", cluster.job_id(missing))
     monkeypatch.undo()
 
     def error(run: Path, state: str) -> dict[str, Any]:

@@ -104,12 +104,18 @@ def test_a_submitter_killed_in_the_middle_neither_loses_nor_doubles(
     waiting = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=os.environ
     )
+    assert waiting.stderr is not None
+    said = ""
+    while "another submission into" not in said:
+        line = waiting.stderr.readline()
+        assert line, said
+        said += line
     with pytest.raises(subprocess.TimeoutExpired):
-        waiting.wait(timeout=5)
+        waiting.wait(timeout=1)
+    assert cluster.queue() == []
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-    said = waiting.communicate(timeout=60)[1]
+    said += waiting.communicate(timeout=60)[1]
     assert waiting.returncode == 0, said
-    assert "another submission into" in said
     assert len(cluster.queue()) == 3
     cluster.slurm("scancel", "--me")
     cluster.wait_for(lambda: not cluster.queue(), 180, "an empty queue")

@@ -44,7 +44,8 @@ def test_a_sweep_of_two_jobs_of_two_nodes_and_two_tasks(
     train: Train, digits: Path, tmp_path: Path
 ) -> None:
     common = ("train.max_epochs=4", "optimizer.lr=1e-3,3e-3")
-    shape = ("launch.nodes=2", "launch.tasks_per_node=2")
+    # The two ranks of a node divide the model, the nodes are replicas.
+    shape = ("launch.nodes=2", "launch.tasks_per_node=2", "parallel=hsdp")
     done = train("-m", *common, *shape)
     assert "sbatch is on the PATH" in done.stderr
     folder = tmp_path / "runs"
@@ -64,12 +65,21 @@ def test_a_sweep_of_two_jobs_of_two_nodes_and_two_tasks(
 
     alone = tmp_path / "alone"
     for lr in ("1e-3", "3e-3"):
-        train("train.max_epochs=4", f"optimizer.lr={lr}", "tracking=off", f"output_dir={alone}")
+        train(
+            "train.max_epochs=4",
+            f"optimizer.lr={lr}",
+            "tracking.upload=false",
+            f"output_dir={alone}",
+        )
     for run in runs(folder):
         record, single = run_json(run), run_json(alone / run.name)
         assert record["state"] == "finished"
         attempt = record["attempts"][-1]
         assert (attempt["world_size"], len(attempt["hosts"])) == (4, 2)
+        losses = journal_metrics(run), journal_metrics(alone / run.name)
+        for step in (20, 40):
+            ours, theirs = (metrics["train/loss", step] for metrics in losses)
+            assert ours == pytest.approx(theirs, rel=1e-4)
         # Rounding differs with the number of ranks; one sample of 382 is 0.003.
         accuracy = single["result"]["val/accuracy"]
         assert record["result"]["val/accuracy"] == pytest.approx(accuracy, abs=0.006)

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,31 @@ def test_bits_per_byte_are_exact(
             nats += losses.double().sum().item()
             nbytes += lengths[window[1:].numpy()].sum()
             count += 64
+    assert result["val/loss"] == pytest.approx(nats / count, rel=1e-5)
+    assert result["val/bits_per_byte"] == pytest.approx(nats / math.log(2) / nbytes, rel=1e-5)
+
+
+def test_documents_do_not_see_each_other(corpus: Path, tmp_path: Path) -> None:
+    """Windows that span documents give the figures of documents that are evaluated alone."""
+    options = ("train.max_steps=3", "data.windows.documents=true", "task.documents=true")
+    where = (f"data.path={corpus}", f"output_dir={tmp_path}")
+    run_module("hpctrain", "experiment=stdlib_lm", *where, *SMALL, *options)
+    (run,) = tmp_path.glob("stdlib_lm-*")
+    result = json.loads((run / "run.json").read_text())["result"]
+    generator, reader = Generator.of(run), Reader(corpus, "val")
+    texts: Any = reader.read(np.arange(len(reader)))["tokens"]
+    length = 64 * ((len(texts.values) - 1) // 64) + 1
+    nats = count = nbytes = 0.0
+    lengths = generator.tokenizer.byte_lengths()
+    for first in range(0, length - 1, 64):
+        for begin, end in pairwise(texts.offsets.tolist()):
+            part = texts.values[max(begin, first) : min(end, first + 65)].astype(np.int64)
+            if len(part) > 1:
+                with torch.no_grad():
+                    logits = generator.model(torch.from_numpy(part[None, :-1]))[0]
+                nats += F.cross_entropy(logits, torch.from_numpy(part[1:]), reduction="sum").item()
+                count += len(part) - 1
+                nbytes += lengths[part[1:]].sum()
     assert result["val/loss"] == pytest.approx(nats / count, rel=1e-5)
     assert result["val/bits_per_byte"] == pytest.approx(nats / math.log(2) / nbytes, rel=1e-5)
 

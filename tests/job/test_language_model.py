@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 
 from hpctrain.data.reader import Reader
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError, StorageError
-from hpctrain.job.generate import Generator
+from hpctrain.job.generate import Generator, load_weights
+from hpctrain.models import Transformer
 from tests.conftest import Completed, run_module
 
 LINES = "def add_{0}(x):\n    # adds {0}, größer\n    return x + {0}\n\n"
@@ -152,6 +155,22 @@ def test_tokens_that_begin_alike(corpus: Path) -> None:
     assert len(similar) > 3
     assert tokenizer.eod not in tokenizer.extensions(tokenizer.encode("<")[0])
     assert DatasetTokenizer("bytes", 256, None).extensions(7) == [7]
+
+
+@pytest.mark.parametrize("part", ["model", "replica.0.model"])
+def test_weights_alone_are_loaded(part: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    models = [Transformer(50, 32, 1, 2, tied=True) for _ in range(2)]
+    state = {part: models[0].state_dict(), "optimizer": {"step": torch.zeros(1)}}
+    del state[part]["head.weight"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        dcp.save(state, checkpoint_id=tmp_path, no_dist=True)
+    load_weights(models[1], tmp_path)
+    for first, second in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(first, second)
+    with pytest.raises(StorageError, match=r"has no layers\.1\."):
+        load_weights(Transformer(50, 32, 2, 2), tmp_path)
 
 
 @pytest.mark.parametrize(

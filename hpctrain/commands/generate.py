@@ -55,9 +55,8 @@ def main(argv: list[str]) -> int:
     # Imported late: torch takes seconds, and an error above needs none of it.
     from hpctrain.job.generate import Generator
 
-    print("loading the model", end="\r", file=sys.stderr, flush=True)
     generator = Generator.of(paths[0], options.data)
-    print(f"{generator.checkpoint}", file=sys.stderr, flush=True)
+    print(f"==> {generator.checkpoint} <==", file=sys.stderr, flush=True)
     try:
         for text in generator(
             options.prompt,

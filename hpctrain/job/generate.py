@@ -72,14 +72,7 @@ class Generator:
         tokenizer = DatasetTokenizer.of(data or config.data.path, task.tokens)
         checkpoint = _newest_intact(run.checkpoints)
         model: nn.Module = _make("model", config.model)
-        weights = model.state_dict()
-        saved = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
-        # A parameter with two names, as in tied embeddings, may be saved under one of them.
-        state = {"model": {name: w for name, w in weights.items() if f"model.{name}" in saved}}
-        with warnings.catch_warnings():
-            # torch says that there is no process group, even with no_dist.
-            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-            dcp.load(state, checkpoint_id=checkpoint, no_dist=True)
+        load_weights(model, checkpoint)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         context = config.data.windows.length - 1
         return cls(model.to(device).eval(), task, tokenizer, context, checkpoint)
@@ -134,6 +127,34 @@ class Generator:
         logits: torch.Tensor = getattr(outputs, "logits", outputs)
         # A model may have more logits than there are tokens, rounded up for speed.
         return logits[0, -1, : self.tokenizer.vocabulary].float().cpu()
+
+
+def load_weights(model: nn.Module, checkpoint: Path) -> None:
+    """Load only the weights of a checkpoint, on this process alone.
+
+    Args:
+        model: The plain model.
+        checkpoint: The folder of the checkpoint. Where the ranks had models that differ (local
+            SGD), rank 0's is taken.
+
+    Raises:
+        StorageError: The checkpoint lacks weights of the model.
+    """
+    saved = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    weights = model.state_dict()
+    alone = any(name.startswith("replica.0.model.") for name in saved)
+    part = "replica.0.model" if alone else "model"
+    found = {name: value for name, value in weights.items() if f"{part}.{name}" in saved}
+    # A parameter with two names, as in tied embeddings, may be saved under one of them.
+    loaded = {value.data_ptr() for value in found.values()}
+    if lacking := [name for name in weights if weights[name].data_ptr() not in loaded]:
+        raise StorageError(
+            f"{checkpoint} has no {lacking[0]}: it is the checkpoint of another model"
+        )
+    with warnings.catch_warnings():
+        # torch says that there is no process group, even with no_dist.
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        dcp.load({part: found}, checkpoint_id=checkpoint, no_dist=True)
 
 
 def _draw(

@@ -2,19 +2,23 @@
 
 import json
 import math
+import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 
 from hpctrain.data.reader import Reader
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError, StorageError
-from hpctrain.job.generate import Generator
+from hpctrain.job.generate import Generator, load_weights
+from hpctrain.models import Transformer
 from tests.conftest import Completed, run_module
 
 LINES = "def add_{0}(x):\n    # adds {0}, größer\n    return x + {0}\n\n"
@@ -86,6 +90,31 @@ def test_bits_per_byte_are_exact(
     assert result["val/bits_per_byte"] == pytest.approx(nats / math.log(2) / nbytes, rel=1e-5)
 
 
+def test_documents_do_not_see_each_other(corpus: Path, tmp_path: Path) -> None:
+    """Windows that span documents give the figures of documents that are evaluated alone."""
+    options = ("train.max_steps=3", "data.windows.documents=true", "task.documents=true")
+    where = (f"data.path={corpus}", f"output_dir={tmp_path}")
+    run_module("hpctrain", "experiment=stdlib_lm", *where, *SMALL, *options)
+    (run,) = tmp_path.glob("stdlib_lm-*")
+    result = json.loads((run / "run.json").read_text())["result"]
+    generator, reader = Generator.of(run), Reader(corpus, "val")
+    texts: Any = reader.read(np.arange(len(reader)))["tokens"]
+    length = 64 * ((len(texts.values) - 1) // 64) + 1
+    nats = count = nbytes = 0.0
+    lengths = generator.tokenizer.byte_lengths()
+    for first in range(0, length - 1, 64):
+        for begin, end in pairwise(texts.offsets.tolist()):
+            part = texts.values[max(begin, first) : min(end, first + 65)].astype(np.int64)
+            if len(part) > 1:
+                with torch.no_grad():
+                    logits = generator.model(torch.from_numpy(part[None, :-1]))[0]
+                nats += F.cross_entropy(logits, torch.from_numpy(part[1:]), reduction="sum").item()
+                count += len(part) - 1
+                nbytes += lengths[part[1:]].sum()
+    assert result["val/loss"] == pytest.approx(nats / count, rel=1e-5)
+    assert result["val/bits_per_byte"] == pytest.approx(nats / math.log(2) / nbytes, rel=1e-5)
+
+
 def test_generated_text(trained: tuple[Path, Completed], generator: Generator) -> None:
     run, _ = trained
     arguments = ("generate", str(run), "def ", "--tokens", "60", "--temperature", "0.5")
@@ -126,6 +155,22 @@ def test_tokens_that_begin_alike(corpus: Path) -> None:
     assert len(similar) > 3
     assert tokenizer.eod not in tokenizer.extensions(tokenizer.encode("<")[0])
     assert DatasetTokenizer("bytes", 256, None).extensions(7) == [7]
+
+
+@pytest.mark.parametrize("part", ["model", "replica.0.model"])
+def test_weights_alone_are_loaded(part: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    models = [Transformer(50, 32, 1, 2, tied=True) for _ in range(2)]
+    state = {part: models[0].state_dict(), "optimizer": {"step": torch.zeros(1)}}
+    del state[part]["head.weight"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        dcp.save(state, checkpoint_id=tmp_path, no_dist=True)
+    load_weights(models[1], tmp_path)
+    for first, second in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(first, second)
+    with pytest.raises(StorageError, match=r"has no layers\.1\."):
+        load_weights(Transformer(50, 32, 2, 2), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ PR_SET_CHILD_SUBREAPER = 36
 HEAD = struct.Struct("!q")
 
 
+_PYTHON = sys.executable  # of the servers; a test may replace that of its own process
 _start_new_python = subprocess.Popen._execute_child
 
 
@@ -141,7 +142,7 @@ def _is_alike(call: Mapping[str, Any], env: Mapping[str, str]) -> bool:
     if isinstance(command, str | bytes) or sys.platform != "linux":
         return False
     return (
-        os.fsdecode(command[0]) == sys.executable
+        os.fsdecode(command[0]) == _PYTHON
         and bool(_split(command)[1])
         and not any(call[name] for name in ("preexec_fn", "pass_fds", "shell"))
         and call["executable"] in (None, command[0])
@@ -224,7 +225,7 @@ class Server:
         self.control, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno()), *preloaded],
+                [_PYTHON, __file__, str(theirs.fileno()), *preloaded],
                 env=_ENVIRONMENT,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -450,7 +451,7 @@ def main() -> None:
         request = _begin_inner() if work["ranks"] else None
     words = work["words"]
     sys.argv = ["-m", *words[1:]]
-    sys.orig_argv = [sys.executable, *work["options"], "-m", *words]
+    sys.orig_argv = [_PYTHON, *work["options"], "-m", *words]
     _set_path(work, rest)
     importlib.invalidate_caches()
     sys.modules["numpy"].random.seed()  # from the system, as in a new process

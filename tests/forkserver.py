@@ -278,6 +278,7 @@ class _Inner(Server):
 
 _ENVIRONMENT = dict(os.environ)
 _servers: dict[bool, list[Server]] = {False: [], True: []}
+_commands = {False: 0, True: 0}  # how many each kind of servers was asked for
 _inner: Server | None = None
 _lock = threading.RLock()
 
@@ -302,7 +303,9 @@ def _next_server(heavy: bool) -> Server:
         return _inner
     servers = _servers[heavy]
     servers[:] = [server for server in servers if server.control.fileno() != -1]
-    if len(servers) < SERVERS:
+    _commands[heavy] += 1
+    # A server with torch takes 3 s of CPU time to start: a few commands are not worth a second one.
+    if len(servers) < (1 if heavy and _commands[heavy] < 4 else SERVERS):
         servers.insert(0, Server(*(HEAVY if heavy else LIGHT)))
     servers.append(servers.pop(0))
     return servers[-1]

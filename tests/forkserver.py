@@ -69,6 +69,7 @@ PR_SET_CHILD_SUBREAPER = 36
 HEAD = struct.Struct("!q")
 
 
+_PYTHON = sys.executable  # of the servers; a test may replace that of its own process
 _start_new_python = subprocess.Popen._execute_child
 
 
@@ -141,7 +142,7 @@ def _is_alike(call: Mapping[str, Any], env: Mapping[str, str]) -> bool:
     if isinstance(command, str | bytes) or sys.platform != "linux":
         return False
     return (
-        os.fsdecode(command[0]) == sys.executable
+        os.fsdecode(command[0]) == _PYTHON
         and bool(_split(command)[1])
         and not any(call[name] for name in ("preexec_fn", "pass_fds", "shell"))
         and call["executable"] in (None, command[0])
@@ -224,7 +225,7 @@ class Server:
         self.control, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno()), *preloaded],
+                [_PYTHON, __file__, str(theirs.fileno()), *preloaded],
                 env=_ENVIRONMENT,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -277,6 +278,7 @@ class _Inner(Server):
 
 _ENVIRONMENT = dict(os.environ)
 _servers: dict[bool, list[Server]] = {False: [], True: []}
+_commands = {False: 0, True: 0}  # how many each kind of servers was asked for
 _inner: Server | None = None
 _lock = threading.RLock()
 
@@ -301,7 +303,9 @@ def _next_server(heavy: bool) -> Server:
         return _inner
     servers = _servers[heavy]
     servers[:] = [server for server in servers if server.control.fileno() != -1]
-    if len(servers) < SERVERS:
+    _commands[heavy] += 1
+    # A server with torch takes 3 s of CPU time to start: a few commands are not worth a second one.
+    if len(servers) < (1 if heavy and _commands[heavy] < 4 else SERVERS):
         servers.insert(0, Server(*(HEAVY if heavy else LIGHT)))
     servers.append(servers.pop(0))
     return servers[-1]
@@ -450,7 +454,7 @@ def main() -> None:
         request = _begin_inner() if work["ranks"] else None
     words = work["words"]
     sys.argv = ["-m", *words[1:]]
-    sys.orig_argv = [sys.executable, *work["options"], "-m", *words]
+    sys.orig_argv = [_PYTHON, *work["options"], "-m", *words]
     _set_path(work, rest)
     importlib.invalidate_caches()
     sys.modules["numpy"].random.seed()  # from the system, as in a new process

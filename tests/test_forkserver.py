@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests import forkserver
+from tests.conftest import linked_python
 
 FACTS = """\
 import json, os, random, signal, sys
@@ -144,6 +145,19 @@ def test_signals_timeouts_and_groups(tmp_path: Path) -> None:
             assert sleeper.wait(20) == -number
     with pytest.raises(subprocess.TimeoutExpired):
         forkserver.run(command, cwd=tmp_path, timeout=0.1, capture_output=True)
+
+
+def test_another_python_is_not_the_one_of_the_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = linked_python(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(python))
+    command = [str(python), "-c", "import sys; print(sys.executable)"]
+    for words in (command, [str(python), "-m", "this"]):
+        with forkserver.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+            assert not process.forked
+            said = process.communicate(timeout=20)[0]
+            assert said.startswith("The Zen") or said == f"{python}\n"
 
 
 def test_torch_computes_in_a_fork(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_server_killed_in_the_middle_loses_nothing(
 
     metrics = {"nan": math.nan, "inf": math.inf} | {f"m{k}": k for k in range(7)}
     process = train(
-        tmp_path / "r", server.uri, begin=0, end=900, sleep=0.01,
+        tmp_path / "r", server.uri, begin=0, end=900, sleep=0.01, drain=200.0,
         metrics=metrics, params={"text": "ü" * 9000, "empty": ""},
     )  # fmt: skip
 
@@ -104,7 +104,7 @@ def test_a_server_killed_in_the_middle_loses_nothing(
         time.sleep(0.05)
     server.kill()
     server.start()  # it takes some seconds until it answers
-    text = process.communicate(timeout=120)[0]
+    text = process.communicate(timeout=240)[0]
     assert text == "FINISHED\n"
     assert "trying again" in (tmp_path / "r/journal/uploader.log").read_text()
 

@@ -3,18 +3,18 @@
     gradient + error ── compress ── exchange ── mean over the ranks ── gradient of all ranks
                             └── what was not sent ── error of the next step (error feedback)
 
-    kind      sent for n fp32 elements of a parameter       grows with the ranks
-    powersgd  4 rank x (rows + columns) bytes, twice        no
-    topk      8 ratio n bytes                               yes
-    int8      n bytes, twice                                no
-    onebit    n / 8 bytes                                   yes
+What a rank sends for a matrix of n = rows x columns elements, with W ranks in a ring:
 
-An average of fp32 gradients sends 4 n bytes twice. "Grows" means that each rank receives the
-message of every other rank, so the gain is lost with many ranks: onebit serves up to about 60.
+    kind      bytes in each step, at most
+    none      8 n
+    powersgd  8 rank (rows + columns)
+    topk      8 ratio n W                   less than "none" for up to 1 / ratio ranks
+    int8      2 n
+    onebit    n W / 8                       less than "none" for up to 64 ranks
 
-Each parameter is compressed by itself, because DDP exchanges its buckets after the first step of a
-process: a resumed run would otherwise differ from an undisturbed one. torch's own PowerSGD keeps
-its state by bucket. Errors are in the units of the gradient before `scale_gradients`.
+Each parameter is compressed by itself, because DDP regroups the parameters into other buckets after
+the first step of a process, and a resumed run must equal an undisturbed one. (torch's own PowerSGD
+keeps its state by bucket.) Errors have the units of the gradient before `scale_gradients`.
 """
 # Without `from __future__ import annotations`: DDP checks the annotations of a hook as objects.
 

@@ -29,17 +29,18 @@ from hpctrain.parallel.precision import Precision
 class LocalSGDModel(DDPModel):
     """Replicas whose parameters, instead of their gradients, are averaged.
 
-    The factor of the gradient stays that of DDP, with the count of the global batch: the sum of
-    this rank's losses x ranks / global count. So the mean of the replicas' gradients is the global
-    gradient even where ranks have different counts. It is the gradient of the local mean where all
-    have the same. The price is the reduction of the sums in each step, of some bytes, which the
-    stop request needs anyway. `scale_gradients` clips and returns the norm of the own gradient.
+    The factor of the gradient stays that of DDP: this rank's sum of losses x ranks / global count.
+    So the mean of the replicas' gradients is the global gradient, even where the ranks have
+    different counts. Where all have the same, it is the gradient of the local mean. The factor
+    needs the sums of all ranks: some bytes in each step, which the stop request needs anyway.
+
+    `scale_gradients` clips each replica's own gradient and returns its norm.
 
     Args:
-        module: As for `DDPModel`, as are the next ones.
+        module: The model on this rank's device, equal on all ranks.
         mesh: The ranks; all of them are replicas.
         precision: The number formats.
-        accumulate: The number of micro-batches.
+        accumulate: As for `ParallelModel`.
         config: Buckets and the like, for the steps before `local.start_step`.
         local: The section `train.local_sgd`.
     """

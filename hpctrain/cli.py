@@ -51,6 +51,8 @@ Commands
   resume [RUN|SWEEP]   submit runs again that failed or were preempted
   gc                   list what can be deleted; only --delete deletes it
   keys [SECTION|KEY]   print the type, default, unit, allowed values and meaning of config keys
+  from-deepspeed FILE  translate a config of DeepSpeed into one for conf/experiment
+  from-accelerate FILE translate a config of Hugging Face Accelerate into one for conf/experiment
 
 Choices (NAME=CHOICE)
 {groups}
@@ -132,6 +134,8 @@ def _dispatch(argv: list[str]) -> int:
         "resume": _command("resume"),
         "gc": _command("gc"),
         "keys": _keys,
+        "from-deepspeed": _command("translate.deepspeed"),
+        "from-accelerate": _command("translate.accelerate"),
     }
     first = argv[0] if argv else "--help"
     without_help = ("freeze", "run")  # the other commands print their own help

@@ -317,6 +317,15 @@ def test_what_has_no_counterpart_is_named(
     composed(made)
 
 
+def test_comments(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(
+        '{\n  // of DeepSpeed\n  "_comment": "x",\n  # hjson\n  "steps_per_print": 1e7\n}'
+    )
+    made = deepspeed.translate(deepspeed.load(file), "ds.json")
+    assert list(made.left) == ["steps_per_print=10000000.0"]
+
+
 def test_accumulation_follows_from_the_ranks() -> None:
     batch = {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4}
     assert deepspeed.translate(batch, "ds.json", ranks=2).values["train.accumulate"] == 4
@@ -491,14 +500,17 @@ def test_deepspeed_through_accelerate(composed: Composed, tmp_path: Path) -> Non
     assert config.precision.compute == "bf16"
     config = composed(translate(DEEPSPEED.replace("  gradient_clipping: 1.0\n", ""), tmp_path))
     assert config.train.clip_norm is None
-    (tmp_path / "ds.json").write_text(json.dumps(ZERO_2))
+    automatic = ZERO_2 | {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
+    (tmp_path / "ds.json").write_text(json.dumps(automatic))
     named = {
+        "mixed_precision": "fp16",
         "distributed_type": "DEEPSPEED",
         "deepspeed_config": {"deepspeed_config_file": "ds.json", "zero3_init_flag": False},
         "num_processes": 4,
     }
     config = composed(translate(yaml.safe_dump(named), tmp_path))
     assert (config.parallel.zero, config.train.global_batch_size) == (2, 32)
+    assert config.precision.compute == "fp16"
 
 
 @pytest.mark.parametrize(
@@ -516,6 +528,12 @@ def test_deepspeed_through_accelerate(composed: Composed, tmp_path: Path) -> Non
             "parallelism_config: {parallelism_config_dp_replicate_size: 2, "
             "parallelism_config_dp_shard_size: 4, parallelism_config_tp_size: 1}",
             {"parallel.dp_replicate": 2, "parallel.dp_shard": 4},
+        ),
+        (
+            "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\nnum_processes: 8\n"
+            "parallelism_config: {parallelism_config_dp_replicate_size: 2, "
+            "parallelism_config_dp_shard_size: 2, parallelism_config_tp_size: 2}",
+            {"parallel.dp_replicate": 2, "parallel.dp_shard": -1},
         ),
         ("distributed_type: MULTI_GPU\ngradient_accumulation_steps: 2", {"train.accumulate": 2}),
     ],

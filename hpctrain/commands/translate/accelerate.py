@@ -133,7 +133,11 @@ def translate(content: dict[str, Any], file: Path) -> Translation:
     if kind == "deepspeed" and named is not None:
         places = (Path(named), file.parent / named)
         found = next((place for place in places if place.is_file()), places[0])
-        made.add(deepspeed.translate(deepspeed.load(found), str(found), ranks))
+        inner = deepspeed.load(found)
+        for kind_of in ("fp16", "bf16"):  # Accelerate fills in "auto"
+            if precision is not None and inner.get(kind_of, {}).get("enabled") == "auto":
+                inner[kind_of] = inner[kind_of] | {"enabled": precision == kind_of}
+        made.add(deepspeed.translate(inner, str(found), ranks))
     elif kind == "deepspeed":
         if precision in ("fp16", "bf16"):
             inner[precision] = {"enabled": True}
@@ -258,6 +262,11 @@ def _degrees(source: Source, made: Translation) -> None:
     for name in ("dp_replicate", "dp_shard"):
         if sizes[name] is not None:
             made.values[f"parallel.{name}"] = sizes[name]
-    for name in ("tp", "cp", "sp"):
-        if sizes[name] not in (None, 1):
-            source.drop(f"{section}{name}_size", "the model needs a plan for it: see `parallel`")
+    others = [name for name in ("tp", "cp", "sp") if sizes[name] not in (None, 1)]
+    for name in others:
+        source.drop(
+            f"{section}{name}_size",
+            "the model needs a plan for it: see `parallel`; here its ranks are part of dp_shard",
+        )
+    if others:
+        made.values["parallel.dp_shard"] = -1

@@ -9,6 +9,7 @@ Reference: https://www.deepspeed.ai/docs/config-json
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ _FORMATS = {
     for short, long in (("fp32", "float32"), ("fp16", "float16"), ("bf16", "bfloat16"))
     for name in (short, long, f"torch.{long}")
 }
+_RARE = 10_000  # steps; a larger number is a way to print nothing
 _DEVICES = {name: name for name in ("none", "cpu", "nvme")}
 
 
@@ -47,13 +49,14 @@ def main(argv: list[str]) -> int:
 
 
 def load(file: Path) -> dict[str, Any]:
-    """Return the content of a DeepSpeed config.
+    """Return the content of a DeepSpeed config; lines of comments may be in it.
 
     Raises:
         ConfigError: It is not a JSON object.
     """
+    text = re.sub(r"^\s*(//|#).*$", "", read(file), flags=re.MULTILINE)
     try:
-        content = json.loads(read(file))
+        content = json.loads(text)
     except ValueError as error:
         raise ConfigError(f"{file}: not JSON ({error})") from error
     if not isinstance(content, dict):
@@ -72,7 +75,7 @@ def translate(content: dict[str, Any], file: str, ranks: int | None = None) -> T
     Raises:
         ConfigError: A key is unknown, or a value is not allowed.
     """
-    content = dict(content)
+    content = {key: value for key, value in content.items() if not key.startswith("_")}
     if isinstance(content.get("zero_optimization"), bool):  # the form before there were stages
         content["zero_optimization"] = {"stage": int(content["zero_optimization"])}
     if "bfloat16" in content:
@@ -86,8 +89,11 @@ def translate(content: dict[str, Any], file: str, ranks: int | None = None) -> T
     if "activation_checkpointing" in source:
         # DeepSpeed checkpoints where the model calls it, which a file cannot show.
         made.values["train.activation_checkpointing"] = "full"
-    if (steps := source.number("steps_per_print", None, "train.log_every")) is not None:
-        made.values["train.log_every"] = max(1, int(min(steps, 2**31)))
+    steps = source.number("steps_per_print", None, "train.log_every")
+    if steps is not None and 1 <= steps <= _RARE:
+        made.values["train.log_every"] = int(steps)
+    elif steps is not None:
+        source.drop("steps_per_print", "metrics would not be tracked either (train.log_every)")
     drop_last = source.take("dataloader_drop_last")
     if drop_last is not None:
         made.values["data.tail"] = "drop" if drop_last else "pad"

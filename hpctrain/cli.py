@@ -52,6 +52,8 @@ Commands
   gc                   list what can be deleted; only --delete deletes it
   generate RUN PROMPT  let a trained language model continue a text
   keys [SECTION|KEY]   print the type, default, unit, allowed values and meaning of config keys
+  from-deepspeed FILE  translate a config of DeepSpeed into one for conf/experiment
+  from-accelerate FILE translate a config of Hugging Face Accelerate into one for conf/experiment
 
 Choices (NAME=CHOICE)
 {groups}
@@ -134,6 +136,8 @@ def _dispatch(argv: list[str]) -> int:
         "gc": _command("gc"),
         "generate": _command("generate"),
         "keys": _keys,
+        "from-deepspeed": _command("translate.deepspeed"),
+        "from-accelerate": _command("translate.accelerate"),
     }
     first = argv[0] if argv else "--help"
     without_help = ("freeze", "run")  # the other commands print their own help

@@ -16,6 +16,7 @@ from hpctrain.config.degrees import Degrees
 from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config, DataConfig
 from hpctrain.config.schema.key import keys
+from hpctrain.config.variables import variables
 from hpctrain.errors import ConfigError
 
 
@@ -137,6 +138,9 @@ def _between(config: Config, world_size: int) -> Iterator[str]:
             f"launch.tasks_per_node={launch.tasks_per_node}"
         )
     yield from _learning_rate(config)
+    for name, (_, key) in variables(config).items():
+        if name in config.site.env:
+            yield f"{key} and site.env.{name} set the same variable: give one of them"
     container = config.site.container
     if container.runtime is not None and not container.image:
         yield f"site.container.runtime={container.runtime} needs site.container.image"

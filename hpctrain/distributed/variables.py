@@ -12,35 +12,8 @@ import os
 from collections.abc import MutableMapping
 
 from hpctrain.config.schema import Config
+from hpctrain.config.variables import ALLOCATOR, variables
 from hpctrain.errors import ConfigError
-
-# torch reads one of these; what the user has exported by one name is not mixed with another.
-_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-
-
-def variables(config: Config) -> dict[str, tuple[str, str]]:
-    """Return the variables that the config asks for.
-
-    Returns:
-        For each name the value, and the config key that it comes from.
-    """
-    network = config.network
-    asked: dict[str, tuple[str | None, str]] = {
-        # Without "=" NCCL takes every interface whose name begins like this.
-        "NCCL_SOCKET_IFNAME": (network.interface and f"={network.interface}", "network.interface"),
-        "GLOO_SOCKET_IFNAME": (network.interface, "network.interface"),
-        "NCCL_P2P_LEVEL": (network.p2p_level, "network.p2p_level"),
-        "NCCL_DEBUG": (network.debug, "network.debug"),
-        "TORCH_DISTRIBUTED_DEBUG": (network.torch_debug, "network.torch_debug"),
-    }
-    if network.infiniband == "none":
-        asked["NCCL_IB_DISABLE"] = "1", "network.infiniband"
-    elif network.infiniband != "auto":
-        asked["NCCL_IB_HCA"] = network.infiniband, "network.infiniband"
-    if config.train.expandable_segments:
-        asked[_ALLOCATOR[0]] = "expandable_segments:True", "train.expandable_segments"
-    asked |= {name: (value, f"site.env.{name}") for name, value in config.site.env.items()}
-    return {name: (value, key) for name, (value, key) in asked.items() if value is not None}
 
 
 def export(config: Config, environment: MutableMapping[str, str] = os.environ) -> list[str]:
@@ -56,9 +29,11 @@ def export(config: Config, environment: MutableMapping[str, str] = os.environ) -
     Raises:
         ConfigError: `site.env` has a name or value that no variable can have.
     """
+    asked = variables(config)
+    asked |= {name: (value, f"site.env.{name}") for name, value in config.site.env.items()}
     kept = []
-    for name, (value, key) in variables(config).items():
-        names = _ALLOCATOR if name in _ALLOCATOR else (name,)
+    for name, (value, key) in asked.items():
+        names = ALLOCATOR if name in ALLOCATOR else (name,)
         exported = next((other for other in names if other in environment), None)
         if exported is None:
             try:

@@ -86,6 +86,8 @@ def test_the_experiment_composes_to_typed_values(compose: Compose, tmp_path: Pat
         ("train.global_batch_size=100000", "train.global_batch_size=100000, but the split 'train'"),
         ("data.train_split=trian", "trian"),
         ("tracking.uri=file:///x", "tracking.uri"),
+        ("network.infiniband='a b'", "network.infiniband='a b': auto, none, or devices such as"),
+        ("network.p2p_level=NVLINK", "network.p2p_level=NVLINK: allowed are null, LOC, NVL"),
         ("launch.warn_s=3600", "launch.warn_s=3600 seconds is not below launch.time_min=60"),
     ],
 )
@@ -109,6 +111,14 @@ def test_all_that_is_wrong_is_said_at_once(compose: Compose) -> None:
     with pytest.raises(ConfigError) as caught:
         validate(compose("experiment=digits", "seed=-1", "optimizer.lr=0", "data.threads=-2"))
     assert len(str(caught.value).splitlines()) == 3
+
+
+def test_a_variable_is_set_once(compose: Compose) -> None:
+    twice = ("network.debug=WARN", "+site.env.NCCL_DEBUG=INFO")
+    with pytest.raises(ConfigError) as caught:
+        validate(compose("experiment=digits", *twice))
+    expected = "network.debug and site.env.NCCL_DEBUG set the same variable: give one of them"
+    assert str(caught.value) == expected
 
 
 def test_without_an_experiment_the_missing_key_is_named() -> None:

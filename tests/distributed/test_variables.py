@@ -4,7 +4,8 @@ import pytest
 
 from hpctrain.config.schema import Config, NetworkConfig, SiteConfig, TrainConfig
 from hpctrain.config.schema.key import keys
-from hpctrain.distributed.variables import export, variables
+from hpctrain.config.variables import variables
+from hpctrain.distributed.variables import export
 from hpctrain.errors import ConfigError
 
 

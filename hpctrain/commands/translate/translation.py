@@ -1,0 +1,126 @@
+"""What a config of another program becomes here: choices, values, and what has no counterpart."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hpctrain.errors import ConfigError
+
+
+@dataclass
+class Translation:
+    """The overrides that a config becomes.
+
+    Attributes:
+        choices: The choice of each config group, such as `{"parallel": "zero3"}`.
+        values: The value of each dotted key.
+        left: `KEY=VALUE` of the other program without a counterpart, each with the reason.
+    """
+
+    choices: dict[str, str] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+
+    def add(self, other: Translation) -> None:
+        """Take over what another translation has."""
+        self.choices |= other.choices
+        self.values |= other.values
+        self.left |= other.left
+
+    def overrides(self) -> list[str]:
+        """Return the arguments of a command line."""
+        made = [f"{group}={choice}" for group, choice in self.choices.items()]
+        for key, value in self.values.items():
+            if isinstance(value, Mapping):  # Hydra asks for ++ before keys that may be new
+                made += [f"++{key}.{name}={_as_override(item)}" for name, item in value.items()]
+            else:
+                made.append(f"{key}={_as_override(value)}")
+        return made
+
+    def yaml(self, title: str) -> str:
+        """Return the text of a file for conf/experiment."""
+        tree: dict[str, Any] = {}
+        if self.choices:
+            tree["defaults"] = [{f"override /{g}": choice} for g, choice in self.choices.items()]
+        for key, value in self.values.items():
+            *sections, name = key.split(".")
+            node = tree
+            for section in sections:
+                node = node.setdefault(section, {})
+            node[name] = value
+        lines = ["# @package _global_", f"# {title}"]
+        if self.left:
+            lines += ["# Without a counterpart:", *(f"#   {line}" for line in self.reasons())]
+        text: str = yaml.safe_dump(tree, sort_keys=False)
+        return "\n".join([*lines, text])
+
+    def reasons(self) -> list[str]:
+        """Return one line per key without a counterpart."""
+        return [" ".join(f"{name}: {reason}".split()) for name, reason in self.left.items()]
+
+
+def _as_override(value: Any) -> str:
+    """Return a value in the words of Hydra's command line."""
+    if isinstance(value, list):
+        return "[" + ",".join(map(_as_override, value)) + "]"
+    words = ("null", "true", "false", "nan", "inf")
+    if not isinstance(value, str):
+        return json.dumps(value)
+    if re.fullmatch(r"[A-Za-z_][\w.-]*", value, re.ASCII) and value.lower() not in words:
+        return value
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def parser(command: str, program: str) -> argparse.ArgumentParser:
+    """Return the parser of a translating command.
+
+    Args:
+        command: Its name.
+        program: The program whose configs it reads.
+    """
+    made = argparse.ArgumentParser(
+        prog=f"python -m hpctrain {command}",
+        description=f"Translate a config of {program} into a file for conf/experiment. The "
+        "comments in it name every key without a counterpart, and the reason.",
+    )
+    made.add_argument("file", metavar="FILE", type=Path)
+    made.add_argument(
+        "--overrides",
+        action="store_true",
+        help="print the arguments of a command line; the reasons go to standard error",
+    )
+    return made
+
+
+def read(file: Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not a text"
+        raise ConfigError(f"{file}: cannot be read ({reason})") from error
+
+
+def show(translation: Translation, options: argparse.Namespace, program: str) -> None:
+    """Print a translation as the options of the command say."""
+    if options.overrides:
+        print(shlex.join(translation.overrides()))
+        for line in translation.reasons():
+            print(f"without a counterpart: {line}", file=sys.stderr)
+    else:
+        title = f"Translated from {options.file.name}, a config of {program}"
+        print(translation.yaml(title), end="")

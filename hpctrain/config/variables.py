@@ -1,0 +1,32 @@
+"""The variables of NCCL, gloo and torch that config keys stand for."""
+
+from __future__ import annotations
+
+from hpctrain.config.schema import Config
+
+# torch reads one of these, so they are never set side by side.
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
+
+def variables(config: Config) -> dict[str, tuple[str, str]]:
+    """Return the variables that `network` and `train` ask for.
+
+    Returns:
+        For each name the value, and the config key that it comes from.
+    """
+    network = config.network
+    asked: dict[str, tuple[str | None, str]] = {
+        # Without "=" NCCL takes every interface whose name begins like this.
+        "NCCL_SOCKET_IFNAME": (network.interface and f"={network.interface}", "network.interface"),
+        "GLOO_SOCKET_IFNAME": (network.interface, "network.interface"),
+        "NCCL_P2P_LEVEL": (network.p2p_level, "network.p2p_level"),
+        "NCCL_DEBUG": (network.debug, "network.debug"),
+        "TORCH_DISTRIBUTED_DEBUG": (network.torch_debug, "network.torch_debug"),
+    }
+    if network.infiniband == "none":
+        asked["NCCL_IB_DISABLE"] = "1", "network.infiniband"
+    elif network.infiniband != "auto":
+        asked["NCCL_IB_HCA"] = network.infiniband, "network.infiniband"
+    if config.train.expandable_segments:
+        asked[ALLOCATOR[0]] = "expandable_segments:True", "train.expandable_segments"
+    return {name: (value, key) for name, (value, key) in asked.items() if value is not None}

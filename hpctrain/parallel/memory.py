@@ -266,24 +266,30 @@ def _divided(
     gradients = stored * part
     # Gradients that wait whole for the last micro-batch, whose backward pass divides them.
     waiting = reduced * whole if accumulate > 1 and not every else 0
+    # torch keeps the last send buffer, which is that of the rest, until the next micro-batch.
+    send = reduced * (max(block, rest) if accumulate > 1 and every else block)
     # A block's gradients, those outside of the blocks, and the send buffer of the block before.
-    buffers = computed * block if waiting else computed * (block + rest) + reduced * block
+    buffers = computed * block if waiting else computed * (block + rest) + send
     if degrees.dp_replicate > 1 and (reduced != stored or (accumulate > 1 and every)):
         buffers += reduced * part  # torch keeps what the replicas have added until the end
-    if zero == 3:
-        late = computed * (block + rest)
-        kept = parallel.fsdp.reshard_after_forward
-        gathered = late + (computed * (whole - rest) // kept if kept else 0)
-        buffers += computed * block * max(1, parallel.fsdp.prefetch)  # ahead of the backward pass
-    else:
-        gathered = computed * whole
-        late = computed * rest if waiting or accumulate == 1 else gathered
     # What is outside of the blocks is reduced at the end of the backward pass.
     last = (computed + reduced) * rest + reduced * rest // ranks
     divided = 0 if offload else gradients  # on the device
-    first = waiting or (divided if accumulate > 1 else 0)
-    begin = gathered + buffers + first
-    end = late + max(buffers if zero == 3 else 0, last) + divided
+    earlier = waiting or (divided if accumulate > 1 else 0)  # of the micro-batches before
+    if zero == 3:
+        kept = parallel.fsdp.reshard_after_forward
+        buffers += computed * block * max(1, parallel.fsdp.prefetch)  # ahead of the backward pass
+        gathered = computed * (block + rest)
+        end = divided + max(gathered + buffers, last)
+        gathered += computed * (whole - rest) // kept if kept else 0
+        # The buffer in which parameters arrive is as large as they are, and is freed late.
+        forward = earlier + gathered + computed * (block + rest) + (send if earlier else 0)
+    else:
+        gathered = computed * whole
+        # It stays gathered until the last micro-batch, whose end needs less.
+        end = divided + last + (gathered if accumulate > 1 and every else 0)
+        forward = earlier + gathered + computed * block
+    begin = earlier + gathered + buffers
     step = 0 if offload else gradients + _temporaries(optimizer, parameters)
     name = f"zero{zero}" + (" + offload" if offload else "")
     return Memory(
@@ -293,7 +299,7 @@ def _divided(
         optimizer=state,
         gathered=gathered,
         buffers=max(buffers, last),
-        peak=(0 if offload else parameters + state) + max(begin, end, step),
+        peak=(0 if offload else parameters + state) + max(forward, begin, end, step),
         offload=offload,
     )
 

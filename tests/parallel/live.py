@@ -8,6 +8,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+SMALL = 1024
+
 
 class Live(TorchDispatchMode):
     """Sees every tensor that an operation returns, also those of the backward pass.
@@ -20,13 +22,12 @@ class Live(TorchDispatchMode):
         super().__init__()
         self._storages: dict[int, StorageWeakRef] = {}
         self.peak = 0
-        self.largest = 0  # of a single storage
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         leaves = [leaf for leaf in tree_leaves((args, out)) if isinstance(leaf, torch.Tensor)]
         grown = [self.watch(leaf) for leaf in leaves]
-        if any(grown) or func.namespace != "aten":
+        if any(grown) or func.namespace in ("fsdp", "c10d"):
             self.peak = max(self.peak, self.now())
         return out
 
@@ -35,10 +36,10 @@ class Live(TorchDispatchMode):
         if isinstance(tensor, DTensor):
             tensor = tensor._local_tensor
         storage = tensor.untyped_storage()
-        if tensor.device.type == "meta" or storage._cdata in self._storages:
+        known = storage._cdata in self._storages
+        if known or tensor.device.type == "meta" or 0 < storage.nbytes() < SMALL:
             return False
         self._storages[storage._cdata] = StorageWeakRef(storage)
-        self.largest = max(self.largest, storage.nbytes())
         return True
 
     def now(self) -> int:
@@ -55,4 +56,3 @@ class Live(TorchDispatchMode):
     def restart(self) -> None:
         """Forget the peak."""
         self.peak = self.now()
-        self.largest = 0

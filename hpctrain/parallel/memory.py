@@ -15,7 +15,7 @@ hsdp is zero3 whose N is `dp_shard`. zero1 and zero2 divide the fp32 parameters 
 copy for each step. The paper's zero1 keeps gradients whole; ours needs to only between the
 micro-batches of a step, because otherwise each block's gradients are reduced at once.
 
-    sizes = ModelSizes.counted(block=218_112_000, blocks=32, rest=1_050_939_392)
+    sizes = ModelSizes.counted(block=218_112_000, blocks=32, rest=1_050_677_248)
     print(memory_of(sizes, Degrees(dp_shard=64), parallel, precision, optimizer))
 
 This module does not import torch, so that a login node can use it.
@@ -270,7 +270,7 @@ def _divided(
     send = reduced * (max(block, rest) if accumulate > 1 and every else block)
     # A block's gradients, those outside of the blocks, and the send buffer of the block before.
     buffers = computed * block if waiting else computed * (block + rest) + send
-    if degrees.dp_replicate > 1 and (reduced != stored or (accumulate > 1 and every)):
+    if degrees.dp_replicate > 1 and reduced != stored:
         buffers += reduced * part  # torch keeps what the replicas have added until the end
     # What is outside of the blocks is reduced at the end of the backward pass.
     last = (computed + reduced) * rest + reduced * rest // ranks

@@ -1,6 +1,7 @@
 """Precision, offload, checkpointing and compilation on one GPU, against fp32 on the same GPU."""
 
 import functools
+import gc
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -37,7 +38,7 @@ CUDA = torch.device("cuda", 0)
 
 
 class Trained(NamedTuple):
-    """The losses of a training, the scale at its end, and bytes on the GPU."""
+    """The losses of a training, the scale of the loss at its end, and its bytes on the GPU."""
 
     losses: list[float]
     scale: float
@@ -56,6 +57,8 @@ def train(
     keys: Keys, *, dim: int = 256, rows: int = 8, length: int = 128, steps: int = STEPS
 ) -> Trained:
     """Train a Transformer on the same batch again and again, which it learns by heart."""
+    gc.collect()  # models of earlier trainings
+    before = torch.cuda.memory_allocated()
     config = Config()
     for key, value in keys.items():
         section, _, name = key.rpartition(".")
@@ -78,8 +81,8 @@ def train(
     return Trained(
         losses,
         precision.scale,
-        torch.cuda.max_memory_allocated(),
-        torch.cuda.memory_allocated(),
+        torch.cuda.max_memory_allocated() - before,
+        torch.cuda.memory_allocated() - before,
     )
 
 

@@ -63,6 +63,8 @@ class FSDPModel(ParallelModel):
         self._root.set_requires_gradient_sync(last or self._every)
         if self._zero < 3:  # the gathered parameters serve all micro-batches of a step
             self._root.set_reshard_after_backward(last)
+        # Replicas add up once per step what their ranks have added after every micro-batch.
+        self._root.set_requires_all_reduce(last)
         self._root.set_is_last_backward(last)
         return nullcontext()
 

@@ -1,0 +1,334 @@
+"""Formulas of the memory that a model takes on each rank, without its activations.
+
+ZeRO (Rajbhandari et al. 2020) divides model states over N ranks. These are the bytes per parameter
+on each rank, with Adam, for fp32 parameters that compute in bf16 by autocast:
+
+| | parameters | gradients | optimizer | gathered copy | sum for N = 64 |
+|---|---|---|---|---|---|
+| single, ddp | 4 | 4 | 8 | 2 | 18 |
+| zero1, zero2 | 4/N | 4/N | 8/N | 2 | 2.25 |
+| zero1, `accumulate` > 1 | 4/N | 4 | 8/N | 2 | 6.19 |
+| zero3 | 4/N | 4/N | 8/N | 2 for a block | 0.25 |
+
+With parameters in bf16 every 4 becomes 2, every 8 becomes 4, and the 2 of single and ddp becomes 0.
+hsdp is zero3 whose N is `dp_shard`. zero1 and zero2 divide the fp32 parameters too, and gather a
+copy for each step. The paper's zero1 keeps gradients whole; ours needs to only between the
+micro-batches of a step, because otherwise each block's gradients are reduced at once.
+
+    sizes = ModelSizes.counted(block=218_112_000, blocks=32, rest=1_050_677_248)
+    print(memory_of(sizes, Degrees(dp_shard=64), parallel, precision, optimizer))
+
+This module does not import torch, so that a login node can use it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.config.degrees import Degrees
+from hpctrain.config.schema import OptimizerConfig, ParallelConfig, PrecisionConfig
+from hpctrain.errors import ConfigError
+
+Shape = tuple[int, ...]
+
+_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 2}  # fp8 computes the rest in bf16
+# The optimizers of torch with a fixed number of state tensors of the size of the parameters.
+_STATES = {
+    "Adam": 2,
+    "AdamW": 2,
+    "NAdam": 2,
+    "RAdam": 2,
+    "Adamax": 2,
+    "Adadelta": 2,
+    "Rprop": 2,
+    "ASGD": 1,
+    "Adagrad": 1,
+}
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """The shapes of a model's parameters, each parameter once.
+
+    Where only a number of elements is known, a shape of one dimension stands for it.
+
+    Attributes:
+        blocks: The shapes of each block.
+        rest: The shapes of what is outside of the blocks, such as embeddings.
+    """
+
+    blocks: tuple[tuple[Shape, ...], ...]
+    rest: tuple[Shape, ...]
+
+    @classmethod
+    def counted(cls, block: int, blocks: int, rest: int) -> ModelSizes:
+        """Return the sizes of a model of equal blocks.
+
+        Args:
+            block: Number of elements of a block's parameters.
+            blocks: Number of blocks.
+            rest: Number of elements outside of the blocks.
+        """
+        return cls((((block,),),) * blocks, ((rest,),))
+
+    @classmethod
+    def of(cls, model: Any, blocks: Iterable[Any]) -> ModelSizes:
+        """Return the sizes of a model; one on the meta device is enough.
+
+        A parameter that several modules share counts once, in the first block that has it.
+
+        Args:
+            model: A torch module.
+            blocks: Its blocks, from `find_blocks`.
+        """
+        seen: set[int] = set()
+
+        def shapes(module: Any) -> tuple[Shape, ...]:
+            own = [p for p in module.parameters() if id(p) not in seen]
+            seen.update(id(p) for p in own)
+            return tuple(tuple(p.shape) for p in own)
+
+        return cls(tuple(shapes(block) for block in blocks), shapes(model))
+
+    @property
+    def count(self) -> int:
+        """The number of elements of all parameters."""
+        return self.part(1)
+
+    @property
+    def largest_block(self) -> int:
+        """The number of elements of the largest block."""
+        return max((_part(block, 1) for block in self.blocks), default=0)
+
+    @property
+    def outside(self) -> int:
+        """The number of elements outside of the blocks."""
+        return _part(self.rest, 1)
+
+    @property
+    def largest_parameter(self) -> int:
+        """The number of elements of the largest parameter."""
+        return max(math.prod(shape) for shape in self._shapes())
+
+    def part(self, ranks: int) -> int:
+        """Return the number of elements that each of `ranks` ranks stores.
+
+        FSDP2 divides the first dimension and pads it, so that all ranks store equally much. The
+        rows of some parameters are fewer than the ranks of a large job.
+        """
+        return _part(self._shapes(), ranks)
+
+    def _shapes(self) -> Iterable[Shape]:
+        yield from (shape for block in self.blocks for shape in block)
+        yield from self.rest
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one rank; with offload, the first three are in the memory of the host.
+
+    Attributes:
+        kind: The strategy, its ranks and formats, for a reader.
+        parameters: The parameters that the optimizer updates.
+        gradients: Their gradients. Gradients that are whole between micro-batches count too.
+        optimizer: The state of the optimizer.
+        gathered: Parameters that are put together from all ranks, or converted, for computing.
+        buffers: Gradients of a few blocks before their reduction, and buffers of communication.
+        peak: The largest sum of a step on the device. It can be less than the sum of the others,
+            because not everything exists at the same time.
+        offload: Whether parameters, gradients and optimizer state are on the host.
+    """
+
+    kind: str
+    parameters: int
+    gradients: int
+    optimizer: int
+    gathered: int
+    buffers: int
+    peak: int
+    offload: bool = False
+
+    @property
+    def states(self) -> int:
+        """The model states of the ZeRO paper: parameters, gradients and optimizer state."""
+        return self.parameters + self.gradients + self.optimizer
+
+    def __str__(self) -> str:
+        place = " (host)" if self.offload else ""
+        lines = {
+            f"parameters{place}": self.parameters,
+            f"gradients{place}": self.gradients,
+            f"optimizer{place}": self.optimizer,
+            "gathered": self.gathered,
+            "buffers": self.buffers,
+            "peak": self.peak,
+        }
+        rows = (f"  {name:<18}{value / _GIB:10.3f} GiB" for name, value in lines.items())
+        return "\n".join([f"{self.kind}, per rank without activations", *rows])
+
+
+def memory_of(
+    sizes: ModelSizes,
+    degrees: Degrees,
+    parallel: ParallelConfig,
+    precision: PrecisionConfig,
+    optimizer: OptimizerConfig,
+    accumulate: int = 1,
+) -> Memory:
+    """Return the bytes of each rank by formula.
+
+    Args:
+        sizes: The model, whose parameters are all trained.
+        degrees: The ranks.
+        parallel: The section of the config.
+        precision: The section of the config.
+        optimizer: The section of the config; an unknown optimizer counts as Adam.
+        accumulate: The number of micro-batches in a rank's share of a batch.
+
+    Raises:
+        ConfigError: The degrees divide more than the data, for which there are no formulas yet.
+    """
+    if degrees.ranks != degrees.dp:
+        raise ConfigError(f"{degrees}: the memory is known only for data parallel")
+    if degrees.dp_shard == 1 and not parallel.fsdp.offload:
+        return _whole(sizes, degrees, parallel, precision, optimizer, accumulate)
+    return _divided(sizes, degrees, parallel, precision, optimizer, accumulate)
+
+
+def optimizer_states(optimizer: OptimizerConfig) -> int:
+    """Return how many tensors of the size of the parameters an optimizer keeps.
+
+    Args:
+        optimizer: The section of the config; an unknown optimizer counts as Adam, 2.
+    """
+    name, options = optimizer._target_.rpartition(".")[2], optimizer.options
+    if name == "SGD":
+        return int(bool(options.get("momentum")))
+    if name == "RMSprop":
+        return 1 + bool(options.get("momentum")) + bool(options.get("centered"))
+    return _STATES.get(name, 2) + bool(options.get("amsgrad"))
+
+
+def _whole(
+    sizes: ModelSizes,
+    degrees: Degrees,
+    parallel: ParallelConfig,
+    precision: PrecisionConfig,
+    optimizer: OptimizerConfig,
+    accumulate: int,
+) -> Memory:
+    stored, computed, reduced = _formats(precision)
+    count = sizes.count
+    gradients = stored * count
+    buffers = stored * sizes.largest_parameter  # a gradient that is about to be added
+    if degrees.dp_replicate > 1:
+        # Gradients that are not reduced at once are not views of the buckets at first.
+        apart = accumulate > 1 and parallel.sync != "every"
+        if apart or not parallel.ddp.gradient_as_bucket_view:
+            gradients *= 2
+        if reduced != stored:  # two buckets are under way
+            bucket = max(parallel.ddp.bucket_mb * 2**20 / stored, sizes.largest_parameter)
+            buffers += int(2 * reduced * bucket)
+    # Autocast keeps the converted weights for the backward pass.
+    gathered = computed * count if computed != stored else 0
+    parameters, state = stored * count, stored * count * optimizer_states(optimizer)
+    computing = gathered + buffers
+    return Memory(
+        kind=_kind("ddp" if degrees.dp_replicate > 1 else "single", degrees, precision, optimizer),
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=state,
+        gathered=gathered,
+        buffers=buffers,
+        peak=parameters + gradients + state + max(computing, _temporaries(optimizer, parameters)),
+    )
+
+
+def _divided(
+    sizes: ModelSizes,
+    degrees: Degrees,
+    parallel: ParallelConfig,
+    precision: PrecisionConfig,
+    optimizer: OptimizerConfig,
+    accumulate: int,
+) -> Memory:
+    stored, computed, reduced = _formats(precision)
+    ranks, zero, offload = degrees.dp_shard, parallel.zero, parallel.fsdp.offload
+    part, block, rest = sizes.part(ranks), sizes.largest_block, sizes.outside
+    whole = part * ranks
+    every = parallel.sync == "every" or (parallel.sync == "auto" and zero > 1)
+
+    parameters, state = stored * part, stored * part * optimizer_states(optimizer)
+    gradients = stored * part
+    # Gradients that wait whole for the last micro-batch, whose backward pass divides them.
+    waiting = reduced * whole if accumulate > 1 and not every else 0
+    # torch keeps the last send buffer, which is that of the rest, until the next micro-batch.
+    send = reduced * (max(block, rest) if accumulate > 1 and every else block)
+    # A block's gradients, those outside of the blocks, and the send buffer of the block before.
+    buffers = computed * block if waiting else computed * (block + rest) + send
+    if degrees.dp_replicate > 1 and reduced != stored:
+        buffers += reduced * part  # torch keeps what the replicas have added until the end
+    # What is outside of the blocks is reduced at the end of the backward pass.
+    last = (computed + reduced) * rest + reduced * rest // ranks
+    divided = 0 if offload else gradients  # on the device
+    earlier = waiting or (divided if accumulate > 1 else 0)  # of the micro-batches before
+    if zero == 3:
+        kept = parallel.fsdp.reshard_after_forward
+        buffers += computed * block * max(1, parallel.fsdp.prefetch)  # ahead of the backward pass
+        gathered = computed * (block + rest)
+        end = divided + max(gathered + buffers, last)
+        gathered += computed * (whole - rest) // kept if kept else 0
+        # The buffer in which parameters arrive is as large as they are, and is freed late.
+        forward = earlier + gathered + computed * (block + rest) + (send if earlier else 0)
+    else:
+        gathered = computed * whole
+        # It stays gathered until the last micro-batch, whose end needs less.
+        end = divided + last + (gathered if accumulate > 1 and every else 0)
+        forward = earlier + gathered + computed * block
+    begin = earlier + gathered + buffers
+    step = 0 if offload else gradients + _temporaries(optimizer, parameters)
+    name = f"zero{zero}" + (" + offload" if offload else "")
+    return Memory(
+        kind=_kind(name, degrees, precision, optimizer),
+        parameters=parameters,
+        gradients=waiting or gradients,
+        optimizer=state,
+        gathered=gathered,
+        buffers=max(buffers, last),
+        peak=(0 if offload else parameters + state) + max(forward, begin, end, step),
+        offload=offload,
+    )
+
+
+def _formats(precision: PrecisionConfig) -> tuple[int, int, int]:
+    """Return the bytes of an element that is stored, that computes, and that is reduced."""
+    stored = _BYTES[precision.params]
+    reduced = _BYTES[precision.reduce or precision.params]
+    return stored, min(stored, _BYTES[precision.compute]), reduced
+
+
+def _temporaries(optimizer: OptimizerConfig, parameters: int) -> int:
+    """Return the bytes of the denominators that torch's Adam computes for all parameters at once.
+
+    On a CPU the optimizer takes one parameter at a time, and a fused one needs no memory.
+    """
+    adam = optimizer._target_.rpartition(".")[2] in ("Adam", "AdamW", "NAdam", "RAdam")
+    return parameters if adam and not optimizer.options.get("fused") else 0
+
+
+def _part(shapes: Iterable[Shape], ranks: int) -> int:
+    return sum(-(-shape[0] // ranks) * math.prod(shape[1:]) for shape in shapes)
+
+
+def _kind(
+    name: str, degrees: Degrees, precision: PrecisionConfig, optimizer: OptimizerConfig
+) -> str:
+    return (
+        f"{name}, dp_replicate {degrees.dp_replicate} x dp_shard {degrees.dp_shard}, "
+        f"{precision.compute} with {precision.params} parameters, "
+        f"{optimizer._target_.rpartition('.')[2]}"
+    )

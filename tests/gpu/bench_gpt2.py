@@ -1,0 +1,180 @@
+"""Tokens per second and MFU of hpctrain's step and of a loop written by hand.
+
+    python tests/gpu/bench_gpt2.py                          GPT-2 124M, bf16, compiled
+    python tests/gpu/bench_gpt2.py --model llama3_8b        one GPU of 140 GB: parameters in bf16,
+                                                            activation checkpointing
+    python tests/gpu/bench_gpt2.py --device cpu --tiny      shows that it runs
+
+Both loops train the same model object with the same optimizer, so they need the memory of one, and
+what is compiled is the same. They take turns, and the table has the median of the turns. The loop
+by hand has the cross-entropy of all logits at once, clips with torch's function and adds up no
+metrics.
+
+MFU = tokens/s x FLOPs per token / peak FLOPs per second of the GPU in dense bf16. The FLOPs per
+token are 6 N + 12 layers x dim x length (PaLM, Chowdhery et al. 2022), by the model's
+`flops_per_token`; what checkpointing computes again does not count.
+"""
+
+import argparse
+import functools
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import yaml
+
+from hpctrain.config.degrees import Degrees
+from hpctrain.config.schema import Config
+from hpctrain.data.types import Batch
+from hpctrain.faults.stop import Stop
+from hpctrain.models import Transformer
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.model import ParallelModel
+from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.recipe import parallelize
+from hpctrain.tasks import LanguageModel
+from hpctrain.train.step import TrainStep
+
+CONF = Path(__file__).parents[2] / "conf" / "model"
+LR, CLIP = 1e-4, 1.0
+# Dense bf16, from NVIDIA's data sheets; the SXM version where there are several.
+PEAK_TFLOPS = {"H200": 989, "H100": 989, "H800": 989, "A100": 312, "L40S": 362, "B200": 2250}
+TINY = {"vocab_size": 256, "dim": 64, "layers": 2, "heads": 4, "learned_positions": 64}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=("gpt2_124m", "llama3_8b"), default="gpt2_124m")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="a tiny GPT-2, not compiled")
+    parser.add_argument("--rows", type=int, help="sequences in a batch (16; Llama 2)")
+    parser.add_argument("--length", type=int, help="tokens of a sequence (1024; Llama 4096)")
+    parser.add_argument("--compile", choices=("off", "blocks", "model"))
+    parser.add_argument("--turns", type=int, default=10, help="turns of each loop (10)")
+    parser.add_argument("--steps", type=int, default=5, help="steps of a turn (5)")
+    parser.add_argument("--peak-tflops", type=float, help="peak of the GPU, where it is not known")
+    given = parser.parse_args()
+    llama = given.model == "llama3_8b"
+    if given.tiny and llama:
+        parser.error("--tiny is a tiny GPT-2")
+    if given.tiny:
+        given.rows, given.length = given.rows or 4, given.length or 64
+        given.turns, given.steps = min(given.turns, 3), min(given.steps, 2)
+    given.rows = given.rows or (2 if llama else 16)
+    given.length = given.length or (4096 if llama else 1024)
+    given.compile = given.compile or ("off" if given.tiny else "blocks" if llama else "model")
+    return given
+
+
+def build(given: argparse.Namespace) -> tuple[ParallelModel, torch.optim.Optimizer]:
+    device = torch.device(given.device, 0 if given.device == "cuda" else None)
+    keys: dict[str, Any] = yaml.safe_load((CONF / f"{given.model}.yaml").read_text())
+    del keys["_target_"]
+    config = Config()
+    config.precision.compute = "bf16"
+    config.train.compile = given.compile
+    if given.model == "llama3_8b":
+        config.precision.params = "bf16"
+        config.train.activation_checkpointing = "full"
+    made = functools.partial(Transformer, **(keys | TINY if given.tiny else keys))
+    mesh = Mesh(Degrees(), 0, device)
+    model = parallelize(made, config, mesh, Precision(config.precision, device))
+    optimizer = torch.optim.AdamW(model.parameters, lr=LR, fused=given.device == "cuda")
+    return model, optimizer
+
+
+def ours(model: ParallelModel, optimizer: torch.optim.Optimizer, batch: Batch) -> Callable[[], Any]:
+    step = TrainStep(model, LanguageModel(), optimizer, clip_norm=CLIP, stop=Stop())
+    return lambda: step(batch, LR)
+
+
+def by_hand(
+    model: ParallelModel, optimizer: torch.optim.Optimizer, batch: Batch
+) -> Callable[[], Any]:
+    module, tokens = model.module, batch["tokens"]
+
+    def step() -> None:
+        with torch.autocast(tokens.device.type, dtype=torch.bfloat16):
+            logits = module(tokens[:, :-1])
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def seconds(step: Callable[[], Any], steps: int, device: str) -> float:
+    """Return the seconds of one of `steps` steps."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) / steps
+
+
+def peak_flops(given: argparse.Namespace) -> float | None:
+    if given.peak_tflops:
+        return float(given.peak_tflops) * 1e12
+    if given.device == "cpu":
+        return None
+    name = torch.cuda.get_device_name(0)
+    return next((tera * 1e12 for short, tera in PEAK_TFLOPS.items() if short in name), None)
+
+
+def main() -> None:
+    given = arguments()
+    model, optimizer = build(given)
+    draw = torch.Generator().manual_seed(0)
+    module = model.module
+    assert isinstance(module, Transformer)
+    shape = (given.rows, given.length + 1)
+    batch = {
+        "tokens": torch.randint(0, module.vocab_size, shape, generator=draw).to(given.device),
+        "mask": torch.ones(given.rows, dtype=torch.bool, device=given.device),
+    }
+    loops = {f.__name__: f(model, optimizer, batch) for f in (by_hand, ours)}
+    times: dict[str, list[float]] = {name: [] for name in loops}
+    memory = dict.fromkeys(loops, 0)
+    for name, step in loops.items():  # compiles, and makes the state of the optimizer
+        seconds(step, 3, given.device)
+        if given.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            seconds(step, 1, given.device)
+            memory[name] = torch.cuda.max_memory_allocated()
+    for _ in range(given.turns):
+        for name, step in loops.items():
+            times[name].append(seconds(step, given.steps, given.device))
+
+    tokens, flops = given.rows * given.length, module.flops_per_token(given.length)
+    place = torch.cuda.get_device_name(0) if given.device == "cuda" else "CPU"
+    count = sum(p.numel() for p in model.parameters)
+    print(
+        f"{'tiny ' * given.tiny}{given.model}, {count:,} parameters, batch {given.rows} x "
+        f"{given.length} tokens, {flops / 1e9:.3f} GFLOP per token, compile {given.compile}, "
+        f"{place}, torch {torch.__version__}"
+    )
+    print("| loop | ms per step | tokens/s | MFU | peak memory |")
+    print("|---|---|---|---|---|")
+    peak = peak_flops(given)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    for name, median in medians.items():
+        rate = tokens / median
+        mfu = f"{100 * rate * flops / peak:.1f} %" if peak else "-"
+        held = f"{memory[name] / 2**30:.2f} GiB" if memory[name] else "-"
+        label = {"by_hand": "by hand", "ours": "hpctrain"}[name]
+        print(f"| {label} | {1000 * median:.2f} | {rate:,.0f} | {mfu} | {held} |")
+    ratio = medians["ours"] / medians["by_hand"]
+    print(f"hpctrain takes {ratio:.3f} of the time by hand")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,12 @@
+"""The benchmark for GPUs runs, here with a tiny model on the CPU."""
+
+from tests.conftest import run_module
+
+
+def test_it_prints_a_table() -> None:
+    done = run_module("tests.gpu.bench_gpt2", "--device", "cpu", "--tiny", "--peak-tflops", "1")
+    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert [row[0] for row in rows] == ["| loop", "| by hand", "| hpctrain"]
+    for row in rows[1:]:
+        assert float(row[1]) > 0
+        assert float(row[3].removesuffix(" %")) > 0

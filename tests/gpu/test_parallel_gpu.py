@@ -1,0 +1,165 @@
+"""Precision, offload, checkpointing and compilation on one GPU, against fp32 on the same GPU."""
+
+import functools
+import gc
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from hpctrain.config.degrees import Degrees
+from hpctrain.config.schema import Config, ParallelConfig, PrecisionConfig
+from hpctrain.data.types import Batch
+from hpctrain.distributed.group import process_group
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import ConfigError
+from hpctrain.faults.stop import Stop
+from hpctrain.models import Transformer
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.recipe import parallelize
+from hpctrain.tasks import LanguageModel
+from hpctrain.train.step import TrainStep
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+    # CUDA, NCCL and the compiler warn about what they find on a machine.
+    pytest.mark.filterwarnings("default"),
+]
+
+STEPS, VOCABULARY = 20, 512
+FIRST_SCALE = 65536  # of the loss in fp16
+Keys = dict[str, Any]
+OFFLOAD: Keys = {"parallel.fsdp.offload": True}
+CUDA = torch.device("cuda", 0)
+
+
+class Trained(NamedTuple):
+    """The losses of a training, the scale of the loss at its end, and its bytes on the GPU."""
+
+    losses: list[float]
+    scale: float
+    peak: int
+    between: int
+
+
+@pytest.fixture(autouse=True)
+def group() -> Iterator[None]:
+    alone = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
+    with process_group(alone, ParallelConfig(device="cuda")):
+        yield
+
+
+def train(
+    keys: Keys, *, dim: int = 256, rows: int = 8, length: int = 128, steps: int = STEPS
+) -> Trained:
+    """Train a Transformer on the same batch again and again, which it learns by heart."""
+    gc.collect()  # models of earlier trainings
+    before = torch.cuda.memory_allocated()
+    config = Config()
+    for key, value in keys.items():
+        section, _, name = key.rpartition(".")
+        setattr(functools.reduce(getattr, section.split("."), config), name, value)
+    config.optimizer.lr = 1e-3
+    build = functools.partial(Transformer, VOCABULARY, dim, 4, 8, 4)
+    precision = Precision(config.precision, CUDA)
+    model = parallelize(build, config, Mesh(Degrees(), 0, CUDA), precision)
+    optimizer = torch.optim.AdamW(model.parameters, lr=1e-3)
+    step = TrainStep(model, LanguageModel(), optimizer, clip_norm=1.0, stop=Stop())
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, VOCABULARY, (rows, length + 1), generator=draw)
+    batch: Batch = {"tokens": tokens.to(CUDA), "mask": torch.ones(rows, device=CUDA).bool()}
+    losses = []
+    for i in range(steps):
+        if i == steps - 1:  # the state of the optimizer exists since the first step
+            torch.cuda.reset_peak_memory_stats()
+        step(batch, 1e-3)
+        losses.append(step.totals.means()["loss"])
+    return Trained(
+        losses,
+        precision.scale,
+        torch.cuda.max_memory_allocated() - before,
+        torch.cuda.memory_allocated() - before,
+    )
+
+
+@functools.cache
+def reference() -> list[float]:
+    losses = train({}).losses
+    assert losses[-1] < losses[0] - 0.5, "it must learn"
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("keys", "tolerance"),
+    [
+        ({"precision.compute": "bf16"}, 2e-2),
+        ({"precision.compute": "bf16", "precision.params": "bf16"}, 5e-2),
+        (OFFLOAD, 1e-3),  # the optimizer runs on the CPU
+        (OFFLOAD | {"precision.compute": "bf16"}, 2e-2),
+        ({"train.activation_checkpointing": "full"}, 1e-4),
+        ({"train.activation_checkpointing": "selective"}, 1e-4),
+        ({"train.activation_checkpointing": "full", "precision.compute": "bf16"}, 2e-2),
+        ({"train.compile": "blocks"}, 1e-3),
+        ({"train.compile": "model"}, 1e-3),
+        ({"train.compile": "blocks", "precision.compute": "bf16"}, 2e-2),
+        ({"train.compile": "blocks", "train.activation_checkpointing": "selective"}, 1e-3),
+        ({"train.accumulate": 4}, 1e-3),
+    ],
+    ids=str,
+)
+def test_losses_of_fp32(keys: Keys, tolerance: float) -> None:
+    assert train(keys).losses == pytest.approx(reference(), rel=tolerance)
+
+
+@pytest.mark.parametrize("keys", [{}, OFFLOAD], ids=str)
+def test_losses_of_fp16_with_its_scale(keys: Keys) -> None:
+    """The scale begins too high: the first steps overflow and are left out."""
+    trained = train(keys | {"precision.compute": "fp16"})
+    skipped = round(math.log2(FIRST_SCALE / trained.scale))
+    assert 0 <= skipped <= 8
+    assert trained.losses[:skipped] == pytest.approx([trained.losses[0]] * skipped)
+    assert trained.losses[skipped:] == pytest.approx(reference()[: STEPS - skipped], rel=1e-2)
+
+
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+def test_checkpointing_needs_less_memory(compute: str) -> None:
+    peaks = {
+        mode: train(
+            {"train.activation_checkpointing": mode, "precision.compute": compute},
+            dim=512,
+            rows=16,
+            length=512,
+            steps=3,
+        ).peak
+        for mode in ("none", "selective", "full")
+    }
+    assert peaks["none"] > peaks["selective"] > peaks["full"]
+
+
+def test_offload_leaves_the_gpu_empty_between_steps() -> None:
+    sizes = {"dim": 1024, "rows": 1, "length": 32, "steps": 2}
+    kept, moved = train({}, **sizes), train(OFFLOAD, **sizes)
+    assert moved.between < 0.3 * kept.between
+    assert moved.peak < kept.peak
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (7, 5)])
+def test_fp8_is_refused_on_an_older_gpu(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    with pytest.raises(ConfigError, match=r"compute=fp8.*8\.9 or newer"):
+        Precision(PrecisionConfig(compute="fp8"), CUDA)
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9),
+    reason="the GPU has no fp8: no CUDA device of capability 8.9",
+)
+def test_losses_of_fp8() -> None:
+    pytest.importorskip("torchao", reason="torchao is needed")
+    assert train({"precision.compute": "fp8"}).losses == pytest.approx(reference(), rel=5e-2)

@@ -1,0 +1,198 @@
+"""Models of any size on worlds of any size in one process, to look at what a rank would hold.
+
+    fake process group (collectives do nothing) ── one rank of the world
+    meta device (tensors have no memory)        ── its part of the model
+
+The whole recipe runs as in a training, and one step of the optimizer. Prints a report of each cell
+as a line of JSON. By hand, as a table:
+
+python -m tests.parallel.scale llama3_70b:512:zero3 llama3_405b:4096:hsdp
+"""
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import distributed
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from hpctrain.config.degrees import Degrees
+from hpctrain.config.schema import Config
+from hpctrain.models import Transformer
+from hpctrain.parallel.blocks import find_blocks
+from hpctrain.parallel.initial import skeleton
+from hpctrain.parallel.memory import ModelSizes, memory_of
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.recipe import parallelize
+
+CONF = Path(__file__).parents[2] / "conf" / "model"
+NODE = 8  # ranks; hsdp divides a replica over one node
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is in the mesh."""
+
+    rank: int
+    dp_rank: int
+    dp_size: int
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    coordinate: tuple[int, ...]
+    shard_neighbours: tuple[int, ...]  # the ranks that divide this rank's replica
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one rank holds, in bytes, and what the formulas say."""
+
+    cell: str
+    seconds: float
+    max_rss: int
+    parameters: int  # elements of the whole model
+    whole: list[str]  # names of parameters that are not divided
+    too_large: list[str]  # names of parameters of which the rank has more than its part
+    local_parameters: int
+    local_gradients: int
+    local_optimizer: int
+    formula_parameters: int
+    formula_gradients: int
+    formula_optimizer: int
+    formula_peak: int
+    shared: int  # names of parameters beyond one for each parameter
+
+
+def config_of(strategy: str) -> Config:
+    """The config of zero1 to zero3, hsdp and ddp, in bf16 with fp32 parameters."""
+    config = Config()
+    config.precision.compute = "bf16"
+    parallel = config.parallel
+    parallel.dp_replicate, parallel.dp_shard = (-1, NODE) if strategy == "hsdp" else (1, -1)
+    parallel.zero = int(strategy[4:]) if strategy.startswith("zero") else 3
+    return config
+
+
+def enter(rank: int, world: int) -> None:
+    """Be this rank of a world of nobody."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+
+
+def place(strategy: str, rank: int, world: int) -> Place:
+    """Return where a rank is; it makes no model."""
+    enter(rank, world)
+    degrees = Degrees.of(config_of(strategy).parallel, world)
+    mesh = Mesh(degrees, rank, torch.device("cpu"))
+    sharding = mesh.sharding
+    names = sharding.mesh_dim_names
+    coordinate = sharding.get_coordinate()
+    assert names is not None
+    assert coordinate is not None
+    along = sharding["dp_shard"].mesh.tolist()
+    return Place(
+        rank,
+        mesh.dp_rank,
+        mesh.dp_size,
+        tuple(names),
+        tuple(sharding.shape),
+        tuple(coordinate),
+        tuple(along),
+    )
+
+
+def simulate(model: str, world: int, strategy: str, rank: int = 0, **options: Any) -> Report:
+    """Build one rank's part of a model of conf/model, and the state of its optimizer."""
+    start = time.perf_counter()
+    enter(rank, world)
+    keys = yaml.safe_load((CONF / f"{model}.yaml").read_text()) | options
+    del keys["_target_"]
+    build = partial(Transformer, **keys)
+    config = config_of(strategy)
+    degrees = Degrees.of(config.parallel, world)
+    bare = skeleton(build, 0)
+    assert bare is not None
+    sizes = ModelSizes.of(bare, [block for _, block in find_blocks(bare, [])])
+    del bare
+    formula = memory_of(
+        sizes, degrees, config.parallel, config.precision, config.optimizer, config.train.accumulate
+    )
+    mesh = Mesh(degrees, rank, torch.device("cpu"))
+    precision = Precision(config.precision, torch.device("meta"))
+    parallel = parallelize(build, config, mesh, precision)
+    optimizer = torch.optim.AdamW(parallel.parameters)
+    for parameter in parallel.parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    named = list(parallel.module.named_parameters())
+    all_names = list(parallel.module.named_parameters(remove_duplicate=False))
+    return Report(
+        cell=f"{model}:{world}:{strategy}",
+        seconds=round(time.perf_counter() - start, 2),
+        max_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        parameters=sum(p.numel() for p in parallel.parameters),
+        whole=[name for name, p in named if not isinstance(p, DTensor)],
+        too_large=[name for name, p in named if not _divided(p, degrees.dp_shard)],
+        local_parameters=sum(map(_local_bytes, parallel.parameters)),
+        local_gradients=sum(_local_bytes(p.grad) for p in parallel.parameters),
+        local_optimizer=sum(map(_local_bytes, _states(optimizer))),
+        formula_parameters=formula.parameters,
+        formula_gradients=formula.gradients,
+        formula_optimizer=formula.optimizer,
+        formula_peak=formula.peak,
+        shared=len(all_names) - len(named),
+    )
+
+
+def _states(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, DTensor))
+
+
+def _local_bytes(tensor: Any) -> int:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return int(local.untyped_storage().nbytes())
+
+
+def _divided(parameter: torch.Tensor, ranks: int) -> bool:
+    rows = -(-parameter.shape[0] // ranks)
+    most = rows * parameter.shape[1:].numel() * parameter.element_size()
+    return isinstance(parameter, DTensor) and _local_bytes(parameter) <= most
+
+
+def main() -> None:
+    print("| model:world:strategy | s | parameters | optimizer | formula | peak | max RSS |")
+    for cell in sys.argv[1:]:
+        model, world, strategy = cell.split(":")
+        one = simulate(model, int(world), strategy)
+        sizes = (
+            *(one.local_parameters, one.local_optimizer),
+            *(one.formula_parameters + one.formula_optimizer, one.formula_peak, one.max_rss),
+        )
+        gib = " | ".join(f"{size / 2**30:.3f} GiB" for size in sizes)
+        print(f"| {cell} | {one.seconds} | {gib} |", flush=True)
+
+
+def answer(text: str) -> None:
+    """Print the reports and places that a test asks for, as JSON."""
+    asked = json.loads(text)
+    reports = [asdict(simulate(*cell[:4], **cell[4])) for cell in asked["cells"]]
+    places = [asdict(place(*triple)) for triple in asked["places"]]
+    print(json.dumps({"reports": reports, "places": places}))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
+        answer(sys.argv[1])
+    else:
+        main()

@@ -1,0 +1,288 @@
+"""The formulas of memory against the live bytes of real trainings on four ranks."""
+
+import functools
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import distributed, nn
+
+from hpctrain.config.degrees import Degrees
+from hpctrain.config.schema import Config
+from hpctrain.data.types import Batch
+from hpctrain.faults.stop import Stop
+from hpctrain.parallel.blocks import find_blocks
+from hpctrain.parallel.memory import Memory, ModelSizes, memory_of, optimizer_states
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.recipe import parallelize
+from hpctrain.tasks.task import Sums
+from hpctrain.train.step import TrainStep
+from tests.parallel.live import Live
+from tests.ranks import run_ranks
+
+RANKS, ROWS, STEPS = 4, 2, 2
+Keys = dict[str, Any]
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = x + self.down(F.relu(self.up(self.norm(x))))
+        return out
+
+
+class Net(nn.Module):
+    """Large blocks, and one row of activations: nearly all memory is that of the parameters."""
+
+    def __init__(self, outside: int = 256, width: int = 256, blocks: int = 8) -> None:
+        super().__init__()
+        self.embed = nn.Linear(outside, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+        self.head = nn.Linear(width, outside)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        out: torch.Tensor = self.head(x)
+        return out
+
+    def init_module(self, module: nn.Module) -> None:
+        module.reset_parameters()  # type: ignore[operator]
+
+
+class Measured(NamedTuple):
+    """Bytes of one rank: before the first step, between steps, at the peak of a step."""
+
+    built: int
+    between: int
+    peak: int
+    formula: Memory
+
+
+def task(model: nn.Module, batch: Batch) -> Sums:
+    out = model(batch["x"])
+    return {"loss": (out.float().square().mean(-1).sum(), batch["mask"].sum())}
+
+
+def config_of(keys: Keys) -> Config:
+    config = Config()
+    for key, value in keys.items():
+        section, _, name = key.rpartition(".")
+        setattr(functools.reduce(getattr, section.split("."), config), name, value)
+    return config
+
+
+def formula(sizes: ModelSizes, degrees: Degrees, keys: Keys) -> Memory:
+    config = config_of(keys)
+    return memory_of(
+        sizes, degrees, config.parallel, config.precision, config.optimizer, config.train.accumulate
+    )
+
+
+def measure(outside: int, keys: Keys) -> Measured:
+    # A CPU has no temporary of all parameters, like a fused optimizer of a GPU.
+    keys = {"train.accumulate": 2, "optimizer.options": {"fused": True}} | keys
+    config, cpu = config_of(keys), torch.device("cpu")
+    ranks = distributed.get_world_size()
+    degrees = Degrees.of(config.parallel, ranks)
+    mesh = Mesh(degrees, distributed.get_rank(), cpu)
+    build = functools.partial(Net, outside)
+    with torch.device("meta"):
+        net = build()
+    sizes = ModelSizes.of(net, [block for _, block in find_blocks(net, [])])
+    predicted = formula(sizes, degrees, keys)
+    batch = {
+        "x": torch.zeros(ROWS * config.train.accumulate, outside),
+        "mask": torch.ones(ROWS * config.train.accumulate, dtype=torch.bool),
+    }
+    with Live() as live:
+        model = parallelize(build, config, mesh, Precision(config.precision, cpu))
+        built = live.now()
+        optimizer: torch.optim.Optimizer
+        if config.optimizer._target_.endswith("SGD"):
+            optimizer = torch.optim.SGD(model.parameters, lr=0.1, **config.optimizer.options)
+        else:
+            optimizer = torch.optim.AdamW(model.parameters)
+        step = TrainStep(model, task, optimizer, clip_norm=1.0, stop=Stop())
+        step(batch, 0.1)
+        live.restart()
+        for _ in range(STEPS - 1):
+            step(batch, 0.1)
+    return Measured(built, live.now(), live.peak, predicted)
+
+
+def measure_all(outside: int, cells: list[Keys]) -> list[Measured]:
+    return [measure(outside, keys) for keys in cells]
+
+
+ZERO: dict[str, Keys] = {
+    f"zero{stage}": {
+        "parallel.dp_replicate": 1,
+        "parallel.dp_shard": -1,
+        "parallel.zero": stage,
+    }
+    for stage in (1, 2, 3)
+}
+HSDP: Keys = {"parallel.dp_replicate": 2, "parallel.dp_shard": 2}
+ONCE: Keys = {"train.accumulate": 1}
+BF16: Keys = {"precision.compute": "bf16"}
+PURE: Keys = BF16 | {"precision.params": "bf16"}
+STRATEGIES: dict[str, Keys] = {
+    "ddp": {},
+    **ZERO,
+    "hsdp": HSDP,
+}
+# Two micro-batches in each step, unless the name says otherwise.
+CELLS: dict[str, Keys] = {
+    **STRATEGIES,
+    "zero3, one micro-batch": ZERO["zero3"] | ONCE,
+    "zero1, bf16": ZERO["zero1"] | BF16,
+}
+MORE: dict[str, Keys] = {
+    "hsdp, zero1": HSDP | {"parallel.zero": 1},
+    "zero3, sgd": ZERO["zero3"]
+    | {"optimizer._target_": "torch.optim.SGD", "optimizer.options": {"momentum": 0.9}},
+    "ddp, own gradients": {"parallel.ddp.gradient_as_bucket_view": False},
+    "zero3, reduced last": ZERO["zero3"] | {"parallel.sync": "last"},
+    "zero3, prefetch": ZERO["zero3"] | {"parallel.fsdp.prefetch": 2},
+    "zero3, parameters over 2": ZERO["zero3"] | {"parallel.fsdp.reshard_after_forward": 2},
+    **{
+        f"{name}, {formats}{', one micro-batch' * (1 - i)}": keys | dtypes | once
+        for name, keys in STRATEGIES.items()
+        for formats, dtypes in {"fp32": {}, "bf16": BF16, "pure bf16": PURE}.items()
+        for i, once in enumerate([ONCE, {}])
+    },
+}
+
+
+# Embeddings and a head that are larger than all blocks together.
+LARGE: dict[str, Keys] = {
+    "zero3": ZERO["zero3"],
+    "zero3, bf16, one micro-batch": ZERO["zero3"] | BF16 | ONCE,
+}
+
+
+@functools.cache
+def measured(kind: str) -> dict[str, list[Measured]]:
+    """All cells are measured by one call, which saves their start; by name and rank."""
+    outside, cells = {"some": (256, CELLS), "large": (6_000, LARGE), "more": (256, MORE)}[kind]
+    answers = run_ranks(measure_all, RANKS, outside, list(cells.values()), timeout=270)
+    return {name: [answer[i] for answer in answers] for i, name in enumerate(cells)}
+
+
+def within(bytes_: int, formula: int, tolerance: float) -> bool:
+    return abs(bytes_ - formula) <= tolerance * formula
+
+
+def check(by_rank: list[Measured]) -> None:
+    for built, between, peak, formula in by_rank:
+        # The buckets of DistributedDataParallel exist from its construction on.
+        buckets = formula.parameters if formula.kind.startswith("ddp") else 0
+        assert within(built, formula.parameters + buckets, 0.01)
+        assert within(between, formula.parameters + formula.optimizer + buckets, 0.01)
+        assert within(peak, formula.peak, 0.1), f"{peak}\n{formula}"
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_peak_of_a_step(name: str) -> None:
+    check(measured("some")[name])
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_peak_with_large_embeddings(name: str) -> None:
+    check(measured("large")[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE)
+def test_peak_of_more_steps(name: str) -> None:
+    check(measured("more")[name])
+
+
+def test_the_bytes_of_the_paper() -> None:
+    """Rajbhandari et al. 2020, figure 1: 7.5 billion parameters, 64 GPUs, K = 12."""
+    count = 7_500_000_000
+    sizes = ModelSizes.counted(block=count // 100, blocks=100, rest=0)
+    alone, divided = Degrees(), Degrees(dp_shard=64)
+    # The 16 bytes are 2 + 2 + 12 in the paper, whose master copy in fp32 is our parameter.
+    assert formula(sizes, alone, BF16).states == 16 * count
+    assert formula(sizes, divided, BF16).states == 16 * count // 64
+    assert formula(sizes, alone, PURE).states == 8 * count
+    first = formula(sizes, divided, ZERO["zero1"] | PURE | {"train.accumulate": 2})
+    assert first.gathered == first.gradients == 2 * count
+    assert first.optimizer == 4 * count // 64
+
+
+def test_more_ranks_than_rows() -> None:
+    """Three rows over two ranks are two each; over eight they are one, on three ranks."""
+    sizes = ModelSizes(((((3, 5)),),), ((7,),))
+    assert [sizes.part(n) for n in (1, 2, 8)] == [22, 14, 6]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "states"),
+    [
+        ("AdamW", {}, 2),
+        ("Adam", {"amsgrad": True}, 3),
+        ("SGD", {}, 0),
+        ("SGD", {"momentum": 0.9}, 1),
+        ("RMSprop", {"centered": True}, 2),
+        ("Adagrad", {}, 1),
+    ],
+)
+def test_states_are_those_that_torch_makes(name: str, options: Keys, states: int) -> None:
+    made = getattr(torch.optim, name)([parameter := nn.Parameter(torch.zeros(10))], **options)
+    parameter.grad = torch.zeros(10)
+    made.step()
+    of_size = [v for v in made.state[parameter].values() if torch.is_tensor(v) and v.numel() == 10]
+    config = Config().optimizer
+    config._target_, config.options = f"torch.optim.{name}", options
+    assert len(of_size) == optimizer_states(config) == states
+
+
+def test_tied_parameters_count_once() -> None:
+    net = Net(8, 8, 2)
+    net.head.weight = net.embed.weight
+    sizes = ModelSizes.of(net, net.blocks)
+    assert sizes.count == sum(p.numel() for p in net.parameters())
+    assert sizes.outside == 8 * 8 + 2 * 8
+    assert sizes.largest_block == sum(p.numel() for p in net.blocks[0].parameters())
+
+
+def test_offload_leaves_what_computes_on_the_device() -> None:
+    sizes = ModelSizes.counted(1000, 10, 100)
+    sgd = {"optimizer._target_": "torch.optim.SGD"}
+    kept = formula(sizes, Degrees(dp_shard=2), sgd)
+    moved = formula(sizes, Degrees(dp_shard=2), sgd | {"parallel.fsdp.offload": True})
+    assert moved.states == kept.states
+    assert moved.peak == moved.gathered + moved.buffers == kept.peak - kept.states
+    assert "parameters (host)" in str(moved)
+
+
+def test_it_prints() -> None:
+    sizes = ModelSizes.counted(block=218_112_000, blocks=32, rest=1_050_677_248)
+    made = formula(sizes, Degrees(dp_shard=64), BF16)
+    assert str(made).splitlines() == [
+        "zero3, dp_replicate 1 x dp_shard 64, bf16 with fp32 parameters, AdamW, "
+        "per rank without activations",
+        "  parameters             0.467 GiB",
+        "  gradients              0.467 GiB",
+        "  optimizer              0.935 GiB",
+        "  gathered               2.363 GiB",
+        "  buffers                5.932 GiB",
+        "  peak                   7.815 GiB",
+    ]
+
+
+def test_no_torch_is_needed() -> None:
+    code = "import sys, hpctrain.parallel.memory; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,198 @@
+"""Worlds of up to 4,096 ranks with the shapes of Llama 3, and what initialisation holds."""
+
+import functools
+import json
+import os
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+
+from hpctrain.config.degrees import Degrees
+from hpctrain.config.schema import Config
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.recipe import parallelize
+from tests import forkserver
+from tests.conftest import ROOT
+from tests.parallel.live import Live
+from tests.ranks import run_ranks
+
+Cell = tuple[str, int, str]
+SIZES = {
+    "llama3_8b": 8_030_261_248,
+    "llama3_70b": 70_553_706_496,
+    "llama3_405b": 405_853_388_800,
+}
+# FSDP2 lists the parts of each parameter for all ranks, so the time grows with the ranks that
+# divide the model, and the number of parameters.
+CELLS: list[Cell] = [
+    *(("llama3_8b", world, f"zero{stage}") for world, stage in ((8, 1), (8, 2), (64, 1), (64, 3))),
+    ("llama3_8b", 8, "zero3"),
+    ("llama3_8b", 4096, "zero3"),
+    ("llama3_70b", 64, "zero2"),
+    ("llama3_70b", 512, "hsdp"),
+    ("llama3_405b", 512, "zero3"),
+    ("llama3_405b", 4096, "hsdp"),
+]
+SLOW: list[Cell] = [
+    (model, world, strategy)
+    for model in SIZES
+    for world in (8, 64, 512, 4096)
+    for strategy in ("zero1", "zero2", "zero3", "hsdp")
+    if (model, world, strategy) not in CELLS
+    # The stages differ only when the model is used.
+    and (world < 4096 or strategy in ("zero3", "hsdp"))
+]
+MOST_RSS = 1.5 * 2**30  # the parameters of the 405B model are 1,512 GiB
+TIED = ("llama3_8b", 64, "zero3", 0, {"tied": True})
+LAST = ("llama3_8b", 512, "zero3", 511, {})
+PLACES = [
+    (strategy, rank, world)
+    for world in (8, 64, 512, 4096)
+    for strategy in ("zero3", "hsdp")
+    for rank in sorted({0, 1, 7, world // 2, world - 1})
+]
+
+
+def simulated(cells: list[Any], places: list[Any]) -> dict[str, Any]:
+    """The answers of a process of their own, which holds nothing of other tests."""
+    asked = json.dumps({"cells": cells, "places": places})
+    done = forkserver.run(
+        [sys.executable, "-m", "tests.parallel.scale", asked],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=dict(os.environ),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@functools.cache
+def answers() -> dict[Any, dict[str, Any]]:
+    """The reports by cell, and the places by strategy, rank and world."""
+    found = simulated([*((*cell, 0, {}) for cell in CELLS), TIED, LAST], PLACES)
+    keys = [*CELLS, "tied", "last", *PLACES]
+    return dict(zip(keys, found["reports"] + found["places"], strict=True))
+
+
+def check(cell: Cell, report: dict[str, Any]) -> None:
+    model, world, strategy = cell
+    ranks = 8 if strategy == "hsdp" else world
+    assert report["parameters"] == SIZES[model]
+    assert report["whole"] == []
+    assert report["too_large"] == []
+    for kind in ("parameters", "gradients", "optimizer"):
+        local, formula = report[f"local_{kind}"], report[f"formula_{kind}"]
+        assert local == pytest.approx(formula, rel=0.01), kind
+    # The paper's formula, which knows no rows, holds while each parameter has a row for each rank.
+    if ranks <= 1024:
+        assert report["local_parameters"] == pytest.approx(4 * SIZES[model] / ranks, rel=0.01)
+        assert report["local_optimizer"] == pytest.approx(8 * SIZES[model] / ranks, rel=0.01)
+    assert report["max_rss"] < MOST_RSS
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(map(str, cell)))
+def test_each_rank_holds_its_part(cell: Cell) -> None:
+    check(cell, answers()[cell])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("cell", SLOW, ids=lambda cell: "-".join(map(str, cell)))
+def test_each_rank_holds_its_part_of_more(cell: Cell) -> None:
+    check(cell, simulated([(*cell, 0, {})], [])["reports"][0])
+
+
+def test_the_last_rank_holds_no_more_than_the_first() -> None:
+    last = answers()["last"]
+    assert last["too_large"] == []
+    assert last["local_parameters"] <= last["formula_parameters"]
+    assert last["local_optimizer"] <= last["formula_optimizer"]
+
+
+def test_tied_embeddings_count_once() -> None:
+    tied = answers()["tied"]
+    assert tied["parameters"] == SIZES["llama3_8b"] - 128_256 * 4096
+    assert tied["shared"] == 1
+    assert tied["local_parameters"] == pytest.approx(tied["formula_parameters"], rel=0.01)
+
+
+def test_places_in_the_mesh() -> None:
+    for asked in PLACES:
+        (strategy, rank, world), place = asked, answers()[asked]
+        assert (place["rank"], place["dp_rank"], place["dp_size"]) == (rank, rank, world)
+        if strategy == "hsdp" and world > 8:
+            node, within = divmod(rank, 8)
+            assert place["names"] == ["dp_replicate", "dp_shard"]
+            assert place["shape"] == [world // 8, 8]
+            assert place["coordinate"] == [node, within]
+            # The ranks of a node divide a replica among them.
+            assert place["shard_neighbours"] == [8 * node + i for i in range(8)]
+        else:
+            assert place["names"] == ["dp_shard"]
+            assert place["shape"] == [world]
+            assert place["coordinate"] == [rank]
+            assert place["shard_neighbours"] == list(range(world))
+
+
+# The rest trains nothing either: it builds small models on two real ranks.
+
+WIDTH, LAYERS = 256, 12
+
+
+class Plain(nn.Module):
+    """A model without `init_module`, which rank 0 builds for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Own(Plain):
+    """The same model, whose modules can be initialised one by one."""
+
+    def init_module(self, module: nn.Module) -> None:
+        module.reset_parameters()  # type: ignore[operator]
+
+
+def initialised(kind: str, zero: int) -> tuple[int, int]:
+    """Return the peak of the live bytes, and those at the end."""
+    config, cpu = Config(), torch.device("cpu")
+    config.parallel.dp_replicate, config.parallel.dp_shard = 1, -1
+    config.parallel.zero = zero
+    degrees = Degrees.of(config.parallel, distributed.get_world_size())
+    mesh = Mesh(degrees, distributed.get_rank(), cpu)
+    build = Own if kind == "init_module" else Plain
+    with Live() as live:
+        model = parallelize(build, config, mesh, Precision(config.precision, cpu))
+        end = live.now()
+    assert model.parameters
+    return live.peak, end
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_modules_are_initialised_one_by_one(zero: int) -> None:
+    whole = 4 * LAYERS * (WIDTH * WIDTH + WIDTH)
+    for peak, end in run_ranks(initialised, 2, "init_module", zero):
+        assert end == pytest.approx(whole / 2, rel=0.01)
+        # The largest module, and its part for this rank.
+        assert peak - end <= 2 * whole / LAYERS * 1.01
+
+
+def test_only_rank_0_holds_the_whole() -> None:
+    whole = 4 * LAYERS * (WIDTH * WIDTH + WIDTH)
+    (first, end), (other, _) = run_ranks(initialised, 2, "plain", 3)
+    assert end == pytest.approx(whole / 2, rel=0.01)
+    assert first - end >= whole
+    assert other - end <= 3 * whole / LAYERS * 1.01

@@ -47,6 +47,7 @@ NO_TORCH = (
         "distributed.hostlist",
         "distributed.variables",
         "faults.early_signals",
+        "parallel.memory",
         "data.index",
         "data.format",
     ),

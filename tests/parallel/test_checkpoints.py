@@ -34,7 +34,7 @@ def cell(name: str) -> Cell:
 def checkpointer(training: Training, folder: Path) -> Checkpointer:
     rank, size = distributed.get_rank(), distributed.get_world_size()
     ranks = RankInfo("test", rank, rank, 0, size, size, 1, "localhost", 1)
-    return Checkpointer(folder, 2, ranks, training.model.module, training.step.optimizer)
+    return Checkpointer(folder, 2, ranks, training.model, training.step.optimizer)
 
 
 def save(cell: Cell, folder: Path) -> None:

@@ -221,9 +221,7 @@ def _batch(source: Source, made: Translation, ranks: int | None) -> None:
     if total is None or micro is None:
         return
     if parts is None and ranks is None:
-        source.drop(
-            name, f"train.accumulate is {total} / ({micro} x the number of ranks): give --ranks N"
-        )
+        made.values["train.micro_batch_size"] = str(micro)
         return
     share = micro * (parts or 1) * (ranks or 1)
     if total % share or (parts is not None and ranks is not None and total != share):

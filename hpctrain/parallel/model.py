@@ -69,7 +69,8 @@ class ParallelModel:
                 # divisor is the global count, which is known only after the step's reduction.
                 (sums["loss"][0] * (self.precision.scale / rows)).backward()
             vectors.append(_to_vector(sums))
-        return list(sums), torch.stack(vectors).sum(0)
+        # Small operations count where a step takes less than a millisecond.
+        return list(sums), vectors[0] if len(vectors) == 1 else torch.stack(vectors).sum(0)
 
     def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
         """Return the names and sums of a forward pass, as `forward_backward` does."""
@@ -152,6 +153,9 @@ def _to_vector(sums: Any) -> torch.Tensor:
 
 
 def _split(batch: Batch, parts: int) -> Iterator[tuple[Batch, bool]]:
+    if parts == 1:
+        yield batch, True
+        return
     chunks = {name: values.chunk(parts) for name, values in batch.items()}
     for index in range(parts):
         yield {name: values[index] for name, values in chunks.items()}, index == parts - 1

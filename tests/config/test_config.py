@@ -68,6 +68,10 @@ def test_the_experiment_composes_to_typed_values(compose: Compose, tmp_path: Pat
         ("experiment=none_such", "experiment=none_such: no such choice; there are: digits"),
         ("optimizer=adamx", "optimizer=adamx: no such choice; there are: adamw, sgd"),
         ("precision.compute=fp4", "precision.compute=fp4: allowed are fp32, tf32, bf16, fp16, fp8"),
+        (
+            "train.compile=false",
+            'compile=False: allowed are off, blocks, model; in a file write "off"',
+        ),
         ("data.tail=cut", "data.tail=cut: allowed are drop, pad"),
         ("seed=-1", "seed=-1: it must be from 0"),
         ("checkpoint.keep=1", "checkpoint.keep=1: it must be at least 2"),

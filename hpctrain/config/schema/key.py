@@ -52,7 +52,11 @@ class Rule:
         Null passes the bounds: the key's type says whether null is allowed.
         """
         if self.choices:
-            return "" if value in self.choices else f"{name}={value}: allowed are {self.allowed}"
+            if value in self.choices:
+                return ""
+            # YAML reads a bare `off` as false.
+            quotes = '; in a file write "off"' if str(value) == "False" else ""
+            return f"{name}={value}: allowed are {self.allowed}{quotes * ('off' in self.choices)}"
         if self.check is not None:
             wrong = self.check(value)
             return f"{name}={value!r}: {wrong}" if wrong else ""

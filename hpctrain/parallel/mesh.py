@@ -32,7 +32,7 @@ class Mesh:
     """
 
     def __init__(self, degrees: Degrees, rank: int, device: torch.device) -> None:
-        self.degrees = degrees
+        self.degrees, self._ranks = degrees, degrees.ranks
         self._type = device.type
         self._whole: DeviceMesh | None = None
         self.dp_size = degrees.dp
@@ -53,12 +53,12 @@ class Mesh:
         Args:
             values: The same shape and dtype on every rank, on its device.
         """
-        if self.degrees.ranks > 1:  # a reduction takes 50 us even in a group of one
+        if self._ranks > 1:  # a reduction takes 50 us even in a group of one
             dist.all_reduce(values)
 
     def largest(self, values: torch.Tensor) -> list[float]:
         """Return the maximum over all ranks of each of `values`, shape (n,), on its device."""
-        if self.degrees.ranks > 1:
+        if self._ranks > 1:
             dist.all_reduce(values, op=dist.ReduceOp.MAX)
         return list(values.tolist())
 

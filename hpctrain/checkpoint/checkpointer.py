@@ -49,6 +49,9 @@ class SpreadModel(Protocol):
     def replicas_differ(self) -> bool:
         """Whether every rank has a model and an optimizer state of its own."""
 
+    def share_buffers(self) -> None:
+        """Let all ranks have the same buffers; DCP may save those of any rank."""
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return tensors of this rank, other than the model."""
 
@@ -98,6 +101,7 @@ class Checkpointer:
         if self.ranks.is_main:
             shutil.rmtree(temporary, ignore_errors=True)  # left by an interrupted save
         dist.barrier()
+        self.model.share_buffers()
         try:
             self._write_state(temporary)
             digests: list[dict[str, Any] | None] = [None] * self.ranks.world_size

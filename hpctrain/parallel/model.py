@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -99,6 +100,16 @@ class ParallelModel:
         if local:
             torch._foreach_mul_(local, factor.to(local[0].device, local[0].dtype))
         return norm
+
+    def share_buffers(self) -> None:
+        """Give the buffers of rank 0, such as the statistics of a batch norm, to all ranks.
+
+        Each rank computes those of its own samples. An evaluation and a checkpoint need one value.
+        DDP does the same before each forward pass, FSDP2 never does.
+        """
+        if self.mesh.dp_size > 1 and not self.replicas_differ:
+            for buffer in self.module.buffers():
+                dist.broadcast(buffer, src=0)
 
     @property
     def replicas_differ(self) -> bool:

@@ -127,6 +127,7 @@ class Trainer:
         if self.evaluation is None:
             return {}
         model, task = self.train_step.model, self.train_step.task
+        model.share_buffers()
         model.module.eval()
         totals = Totals()
         self.evaluation.load_state_dict({"consumed": 0})

@@ -26,10 +26,12 @@ STEPS, ROWS = 10, 16
 MODELS: dict[str, Any] = {
     "transformer": functools.partial(Transformer, 61, 32, 3, 4, 2, tied=True),
     "conv": functools.partial(ConvNet, 1, [16, 32, 32], 10),
+    "conv, batch norm": functools.partial(ConvNet, 1, [16, 32], 10, "batch"),
 }
 TASKS: dict[str, Any] = {
     "transformer": functools.partial(LanguageModel, documents=True),
     "conv": functools.partial(Classification, scale=1 / 16),
+    "conv, batch norm": functools.partial(Classification, scale=1 / 16),
 }
 
 
@@ -115,7 +117,7 @@ def batch(model: str, step: int) -> Batch:
     """A global batch whose last rows are padding, the end of an epoch that is not full."""
     draw = torch.Generator().manual_seed(step)
     mask = torch.arange(ROWS) < ROWS - 3 * (step % 3)
-    if model == "conv":
+    if model.startswith("conv"):
         return {
             "image": torch.randint(0, 16, (ROWS, 1, 8, 8), generator=draw, dtype=torch.uint8),
             "label": torch.randint(0, 10, (ROWS,), generator=draw),

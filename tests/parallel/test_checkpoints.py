@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import distributed
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
@@ -73,3 +74,29 @@ def test_any_checkpoint_goes_on(to: str, saved: dict[str, Path]) -> None:
         losses, norms, parameters = difference(result, rest)
         assert max(losses, norms) < 1e-5
         assert parameters < 1e-4  # Adam divides by the root of tiny second moments
+
+
+def interrupted(keys: dict[str, Any], folder: Path) -> list[dict[str, torch.Tensor]]:
+    """Parameters and buffers of this rank: undisturbed, and resumed from the middle."""
+    ends = []
+    for resumed in (False, True):
+        made = Cell("conv, batch norm", 2, tuple(keys.items()))
+        training = build(made)
+        saved = checkpointer(training, folder)
+        if resumed:
+            assert saved.load_latest() == {"step": 2}
+            training.seen = 2
+        else:
+            training.run(made, 2)
+            saved.save(2, {"step": 2})
+        training.run(made, 2)
+        ends.append(whole(training.model) | dict(training.model.module.named_buffers()))
+    return ends
+
+
+@pytest.mark.parametrize("name", ["ddp", "zero1"])
+def test_statistics_of_a_batch_norm_are_those_of_one_rank(name: str, tmp_path: Path) -> None:
+    for undisturbed, resumed in run_ranks(interrupted, 2, STRATEGIES[name][1], tmp_path):
+        assert any("running_mean" in key for key in undisturbed)
+        for key, value in undisturbed.items():
+            assert torch.equal(resumed[key], value), key

@@ -25,7 +25,7 @@ from hpctrain.data.commit import PARTIAL, storage_error
 from hpctrain.data.field import Field
 from hpctrain.data.index import Shard, check_shard
 from hpctrain.disk import sync, write_atomically
-from hpctrain.errors import DataError
+from hpctrain.errors import DataError, StorageError
 
 JOB, PIECES, LOOKS, PIECE = "job.json", "pieces", "looks", "piece.json"
 WAIT_S = 60.0  # the longest wait for another part that is putting all parts together
@@ -299,7 +299,17 @@ class Job:
         if self._shared and not commit.alone(self.out, self._lock):
             commit.unlock(self._lock)
             self._lock = None
-            return False
+            # Two parts that ask at the same time refuse each other. So each asks again without its
+            # own lock, and one of them gets it.
+            with suppress(OSError, StorageError):
+                self._lock = commit.lock(self.out)
+            if self._lock is None:
+                return False
+            if not (self.folder / JOB).exists():  # another part has put all together meanwhile
+                commit.discard(self.out)
+                commit.unlock(self._lock)
+                self._lock = None
+                return False
         self._shared = False
         return True
 

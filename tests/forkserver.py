@@ -66,6 +66,7 @@ READ_AT_START = (
 # the commands alternate between the servers of a kind.
 SERVERS = 2
 PR_SET_CHILD_SUBREAPER = 36
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HEAD = struct.Struct("!q")
 
 
@@ -99,6 +100,8 @@ class Popen(subprocess.Popen):
             "session": call["start_new_session"],
             "group": call["process_group"],
             "parent": os.getpid(),
+            # A signal that the parent ignores is ignored by a new process, too.
+            "ignored": [n for n in SIGNALS if signal.getsignal(n) is signal.SIG_IGN],
         }
         streams = [usual if pipe == -1 else pipe for usual, pipe in enumerate(pipes)]
         with _lock:
@@ -334,10 +337,8 @@ def _receive(stream: socket.socket, count: int) -> bytes:
 def serve(control: socket.socket) -> dict[str, Any]:
     """Fork a process for each request. Return the request in the fork; the server exits."""
     # Ctrl-C goes to the whole group; the server ends with the test process, when this socket does.
-    usual = {
-        number: signal.signal(number, signal.SIG_IGN)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     assert len(os.listdir("/proc/self/task")) == 1, "a fork keeps none of the other threads"
     while True:
         head, streams, _, _ = socket.recv_fds(control, HEAD.size, 3)
@@ -353,7 +354,7 @@ def serve(control: socket.socket) -> dict[str, Any]:
             if os.fork():
                 os._exit(0)
             try:
-                _become(request, streams, usual, between, writing)
+                _become(request, streams, between, writing)
             except BaseException:
                 sys.excepthook(*sys.exc_info())
                 os._exit(70)
@@ -366,16 +367,16 @@ def serve(control: socket.socket) -> dict[str, Any]:
         control.sendall(answer or HEAD.pack(0))
 
 
-def _become(
-    request: Mapping[str, Any], streams: list[int], usual: Any, between: int, ready: int
-) -> None:
+def _become(request: Mapping[str, Any], streams: list[int], between: int, ready: int) -> None:
     """Take over what the request says, and tell the server that it is done."""
     while (parent := os.getppid()) == between:
         time.sleep(0.0002)
     if parent != request["parent"]:
         os._exit(0)  # the test process is gone
-    for number, handler in usual.items():
-        signal.signal(number, handler)
+    for number in SIGNALS:
+        if number not in request["ignored"]:
+            usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, usual)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
     if request["session"]:

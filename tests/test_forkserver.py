@@ -147,6 +147,21 @@ def test_signals_timeouts_and_groups(tmp_path: Path) -> None:
         forkserver.run(command, cwd=tmp_path, timeout=0.1, capture_output=True)
 
 
+def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
+    """As `hpctrain -m` without a scheduler needs it for Ctrl-C."""
+    program = "import signal\nprint(signal.getsignal(signal.SIGINT).__class__.__name__)"
+    command = write(tmp_path, "handler", program)
+    said = []
+    for handler in (signal.SIG_IGN, signal.default_int_handler):
+        before = signal.signal(signal.SIGINT, handler)
+        try:
+            done = forkserver.run(command, capture_output=True, text=True, cwd=tmp_path)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        said.append(done.stdout.strip())
+    assert said == ["Handlers", "builtin_function_or_method"]
+
+
 def test_another_python_is_not_the_one_of_the_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,26 +14,28 @@ ZERO: dict[int, Keys] = {
 }
 STRATEGIES: dict[str, Keys] = {
     "ddp": {},
+    "zero1": ZERO[1],
+    "zero2": ZERO[2],
+    "zero3": ZERO[3],
+    "offload": ZERO[3] | {"parallel.fsdp.offload": True},
+}
+OF_FOUR: dict[str, Keys] = {
+    "hsdp": {"parallel.dp_replicate": 2, "parallel.dp_shard": 2},
+    "hsdp, zero1": {"parallel.dp_replicate": 2, "parallel.dp_shard": 2, "parallel.zero": 1},
+    "hsdp, zero2": {"parallel.dp_replicate": 2, "parallel.dp_shard": 2, "parallel.zero": 2},
+    "zero3, parameters over 2": ZERO[3] | {"parallel.fsdp.reshard_after_forward": 2},
+}
+# Options of a strategy, and what saves memory: for one model, and with accumulation.
+OPTIONS: dict[str, Keys] = {
     "ddp, reduced every time": {"parallel.sync": "every"},
     "ddp, other options": {
         "parallel.ddp.bucket_mb": 0.01,
         "parallel.ddp.gradient_as_bucket_view": False,
         "parallel.ddp.find_unused_parameters": True,
     },
-    "zero1": ZERO[1],
-    "zero2": ZERO[2],
-    "zero3": ZERO[3],
+    "zero2, offload": ZERO[2] | {"parallel.fsdp.offload": True},
     "zero3, reduced last": ZERO[3] | {"parallel.sync": "last"},
     "zero3, prefetch": ZERO[3] | {"parallel.fsdp.prefetch": 2},
-    "offload": ZERO[3] | {"parallel.fsdp.offload": True},
-    "zero2, offload": ZERO[2] | {"parallel.fsdp.offload": True},
-}
-FOUR: dict[str, Keys] = {
-    "hsdp": {"parallel.dp_replicate": 2, "parallel.dp_shard": 2},
-    "hsdp, zero1": {"parallel.dp_replicate": 2, "parallel.dp_shard": 2, "parallel.zero": 1},
-    "zero3, parameters over 2": ZERO[3] | {"parallel.fsdp.reshard_after_forward": 2},
-}
-MEMORY: dict[str, Keys] = {
     "ddp, checkpointing": {"train.activation_checkpointing": "full"},
     "zero3, checkpointing": ZERO[3] | {"train.activation_checkpointing": "full"},
     "zero3, every second block": ZERO[3]
@@ -43,13 +45,19 @@ MEMORY: dict[str, Keys] = {
 
 
 def cells(ranks: int) -> list[Cell]:
-    by_name = STRATEGIES | (FOUR if ranks == 4 else MEMORY)
-    return [
+    strategies = STRATEGIES | (OF_FOUR if ranks == 4 else {})
+    made = [
         Cell(model, ranks, (*keys.items(), ("train.accumulate", accumulate)))
         for model in ("transformer", "conv")
-        for keys in by_name.values()
+        for keys in strategies.values()
         for accumulate in (1, 2)
     ]
+    if ranks == 2:
+        made += [
+            Cell("transformer", 2, (*keys.items(), ("train.accumulate", 2)))
+            for keys in OPTIONS.values()
+        ]
+    return made
 
 
 @functools.cache

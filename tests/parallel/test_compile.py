@@ -48,15 +48,12 @@ def outputs(mode: str) -> tuple[torch.Tensor, int]:
     return model.module(torch.ones(2, 8)).detach(), counters["stats"]["unique_graphs"]
 
 
-def test_blocks_or_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    (eager, none), (blocks, some), (model, one) = (
-        run_ranks(outputs, 1, mode)[0] for mode in ("off", "blocks", "model")
-    )
-    assert (none, one) == (0, 1)
+    (eager, none), (compiled, some) = (run_ranks(outputs, 1, m)[0] for m in ("off", "blocks"))
+    assert none == 0
     assert some > 0
-    assert torch.allclose(eager, blocks)
-    assert torch.allclose(eager, model)
+    assert torch.allclose(eager, compiled)
     assert any(tmp_path.rglob("*.py")), "the cache is where it was asked for"
 
 

@@ -123,10 +123,12 @@ def ended(arrays: Iterable[str]) -> dict[str, Ended] | None:
     return tasks
 
 
-def ask(*command: str, quiet: bool = False) -> str | None:
+def ask(*command: str, quiet: bool = False, tries: int = 5) -> str | None:
     """Run a command of the scheduler and return its output; None if it fails.
 
-    The reason of a failure is logged as an error, or with `quiet` as a debug message.
+    The reason of a failure is logged as an error, or with `quiet` as a debug message. A command
+    that a signal has ended is run again, `tries` times in all: at a preemption Slurm signals every
+    process of a step, also one that a rank has just started to requeue its job.
     """
     try:
         # Without SQUEUE_STATES, SLURM_CLUSTERS and the like, which would hide jobs.
@@ -139,7 +141,9 @@ def ask(*command: str, quiet: bool = False) -> str | None:
             env=clean_environment(),
         )
     except subprocess.CalledProcessError as error:
-        message = (error.stderr or error.stdout).strip()
+        if error.returncode < 0 and tries > 1:
+            return ask(*command, quiet=quiet, tries=tries - 1)
+        message = (error.stderr or error.stdout).strip() or str(error)
     except (OSError, subprocess.TimeoutExpired) as error:
         message = str(error)
     else:

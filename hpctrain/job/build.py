@@ -113,8 +113,13 @@ def build(
 
 def _micro_batches(
     config: Config, run: RunDir, ranks: RankInfo, model: ParallelModel
-) -> MicroBatches:
-    """Return the micro-batches of the config, or of what an earlier attempt has found."""
+) -> MicroBatches | None:
+    """Return the micro-batches of the config, or of what an earlier attempt has found.
+
+    None where a rank's share of the batch cannot be split.
+    """
+    if config.data.collate == "pack" or config.parallel.ddp.static_graph:
+        return None
     share = config.train.global_batch_size // model.mesh.dp_size
     found: list[int | None] = [run.read().get("micro_batch_rows") if ranks.is_main else None]
     dist.broadcast_object_list(found, src=0)

@@ -1,10 +1,13 @@
-"""Run data_prep many times, each time in a new process that kills itself at its K-th disk change.
+"""Kill a data_prep command at each of its disk changes; running it again must complete the work.
 
-    python crash.py FOLDER REFERENCE < [[SETUP…], [COMMAND…]]
+    python crash.py FOLDER REFERENCE < COMMANDS.json
 
-Commands are lists of words, in which OUT is replaced by FOLDER. For K = 1, 2, …: run the set-up,
-run the command and kill it at K, run it again and kill it soon after the start, and run it to the
-end. Then OUT must be like the reference. The number of all K is printed.
+The standard input is a JSON list of commands: any set-up commands, then the command to test. Each
+command is a list of words, in which OUT is replaced by FOLDER. For K = 1, 2, … the script removes
+FOLDER, runs the set-up commands, and runs the last command in a process that kills itself just
+before its K-th disk change. The script runs the last command again, kills it soon after the start,
+and then runs it to the end. FOLDER must then have the same content as REFERENCE. When the command
+makes fewer than K disk changes, the script prints their number and ends.
 """
 
 import json
@@ -15,7 +18,7 @@ import sys
 from pathlib import Path
 
 import data_prep.convert
-import data_prep.sources.arrays  # noqa: F401  once here, not in each process
+import data_prep.sources.arrays  # noqa: F401  imported once here, not in each process
 from data_prep.cli import main
 from hpctrain.data.index import Index
 
@@ -24,7 +27,10 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def run(words: list[str], kill_at: int = 0) -> int:
-    """Run a command in a new process; return the exit status of the process."""
+    """Run a command in a forked process; return its exit code, or minus the signal that killed it.
+
+    If `kill_at` is not 0, the process kills itself just before its disk change of that number.
+    """
     child = os.fork()
     if not child:
         try:
@@ -41,6 +47,8 @@ def run(words: list[str], kill_at: int = 0) -> int:
 
 
 def count_down(left: int) -> None:
+    """Let this process kill itself just before its disk change number `left` from now on."""
+
     def count() -> None:
         nonlocal left
         left -= 1
@@ -62,6 +70,10 @@ def count_down(left: int) -> None:
 
 
 def content(folder: Path) -> dict[str, object]:
+    """Return the shards, the index and the file names of a data set, for a comparison.
+
+    The command and the time of the conversion are left out of the index.
+    """
     found: dict[str, object] = {path.name: path.read_bytes() for path in folder.glob("*.h5")}
     index = json.loads((folder / "index.json").read_bytes())
     for key in ("command", "created"):
@@ -70,6 +82,7 @@ def content(folder: Path) -> dict[str, object]:
 
 
 def crashes(out: Path, reference: Path, *commands: list[str]) -> int:
+    """Do what the module says; return the number of disk changes of the last command."""
     *setup, last = [[word.replace("OUT", str(out)) for word in words] for words in commands]
     wanted = content(reference)
     for kill_at in range(1, 10_000):
@@ -80,8 +93,8 @@ def crashes(out: Path, reference: Path, *commands: list[str]) -> int:
         whole = status == 0
         if status == -signal.SIGKILL:
             if (out / "index.json").exists():
-                Index.load(out).check(out)  # the old data set or the new one, never half of one
-            run(last, kill_at * 7 % 23 + 1)  # killed again, soon after the start
+                Index.load(out).check(out)  # the old or the new data set is complete
+            run(last, kill_at * 7 % 23 + 1)  # kill it again, soon after the start
             status = run(last)
         assert status == 0, (kill_at, status)
         found = content(out)

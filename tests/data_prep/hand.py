@@ -1,4 +1,7 @@
-"""A source for the tests. It is a module of its own because worker processes import it."""
+"""This module provides a source whose records a test gives as rows.
+
+It is not in a test file, because worker processes import it.
+"""
 
 import os
 import time
@@ -18,6 +21,8 @@ BLOCK = 3
 
 
 class Row(NamedTuple):
+    """A record of the source. If `bad` is given, the record cannot be used for that reason."""
+
     x: float
     label: int = 0
     text: str = ""
@@ -28,7 +33,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Hand(Source):
-    """A source whose pieces are given rows; `act` names what happens when piece 1 is read."""
+    """A source whose pieces are lists of rows. `act` says how it fails when piece 1 is read."""
 
     act: str = ""
 
@@ -76,14 +81,18 @@ class Hand(Source):
 
 
 class Odd(Exception):
-    """An object that cannot be unpickled."""
+    """An exception that cannot be unpickled, because that would pass one argument, not two."""
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__("odd")
 
 
 def hand(*pieces: Sequence[Row], act: str = "", **more: Any) -> Hand:
-    """Make a source of these pieces. Their files are named f0, f1 and so on."""
+    """Return a source of these pieces, whose files are named f0, f1 and so on.
+
+    `more` may hold `files`, the source files of each piece; `nbytes`, the size that each piece
+    claims; and `folders`, the folders that the source reads.
+    """
     files = more.pop("files", ())
     return Hand(
         name="hand",
@@ -103,5 +112,6 @@ def hand(*pieces: Sequence[Row], act: str = "", **more: Any) -> Hand:
 
 
 def options(split: str = "train=1", **more: Any) -> Options:
+    """Return the options of a conversion: the text of --split, and other options by their name."""
     given = {"shard_bytes": 10_000, "quiet": True, "command": "it"} | more
     return Options(split=parse_split(split), **given)

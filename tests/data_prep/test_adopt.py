@@ -1,3 +1,5 @@
+"""`data_prep index` makes a data set of HDF5 files that other programs wrote."""
+
 import itertools
 import json
 import os
@@ -26,7 +28,7 @@ FIELDS = ("--field", "image=/x/data", "--field", "label=y")
 
 
 def write(folder, axis=0, order="<", **options):
-    """Return the folder with three files that another program has written."""
+    """Write three HDF5 files as another program could, and return their folder."""
     folder.mkdir(exist_ok=True)
     for i, (start, stop) in enumerate(itertools.pairwise(ENDS)):
         with h5py.File(folder / f"run {i}.h5", "w") as file:
@@ -36,7 +38,7 @@ def write(folder, axis=0, order="<", **options):
     return folder
 
 
-# Each is (axis, byte order, options of h5py, what `index` prints about the image).
+# Each value is (sample axis, byte order, options of h5py, a text that `index` prints).
 LAYOUTS = {
     "contiguous": (0, "<", {}, "image uint8[5, 4]: contiguous: mapped as it lies"),
     "big-endian": (0, ">", {}, "label int64: contiguous, but other byte order: read by HDF5"),
@@ -135,7 +137,7 @@ def test_what_lies_as_ours_does_is_an_index_of_version_1(tmp_path, data_prep):
     )
     index = Index.load(tmp_path)
     assert index.version == 1
-    assert index.digest == was.digest  # a lost index is written again
+    assert index.digest == was.digest  # so a lost index can be written again
     assert index.shards == was.shards
     assert index.statistics["train"]["x"].mean == pytest.approx(was.statistics["train"]["x"].mean)
 
@@ -466,7 +468,7 @@ def test_no_permission(tmp_path, data_prep):
 @pytest.mark.parametrize("own_names", [True, False])
 def test_adopted_files_are_never_replaced(tmp_path, data_prep, own_names):
     folder = write(tmp_path / "set")
-    if own_names:  # the names that shards of ours have
+    if own_names:  # hpctrain gives its own shards such names
         (folder / "run 0.h5").rename(folder / "train-00000.h5")
     assert data_prep("index", folder, *FIELDS)[0] == 0
     before = {path: path.read_bytes() for path in folder.iterdir()}

@@ -1,3 +1,5 @@
+"""`data_prep arrays` converts arrays of each file format, and checks files and options."""
+
 import contextlib
 import os
 import subprocess
@@ -25,7 +27,7 @@ X = np.random.default_rng(0).normal(size=(COUNT, 3, 4)).astype(np.float32)
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The same array X in every format."""
+    """Return a folder with the same array X in every format."""
     folder = tmp_path_factory.mktemp("made")
     with contextlib.chdir(folder):
         make()
@@ -55,7 +57,7 @@ def make():
         for name, size in zip("tyx", X.shape, strict=True):
             file.createDimension(name, size)
         file.createVariable("x", "f4", ("t", "y", "x"), zlib=True, chunksizes=(9, 3, 4))[:] = X
-        file.createVariable("y", "i4", "t")[:] = np.arange(COUNT)  # not of the dimension y
+        file.createVariable("y", "i4", "t")[:] = np.arange(COUNT)  # its dimension is t, not y
         file.createGroup("deep").createVariable("x", "f4", ("t", "y", "x"))[:] = X
     with netCDF4.Dataset("old.nc", "w", format="NETCDF3_CLASSIC") as file:
         for name, size in zip("tyx", (None, *X.shape[1:]), strict=True):
@@ -74,7 +76,7 @@ def make():
 
 @pytest.fixture
 def here(made, tmp_path, monkeypatch):
-    """Links to the made files in the current folder. Tests write files of other names."""
+    """Change to a new folder with links to the files of `made`. Tests may add files to it."""
     for path in made.iterdir():
         (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
@@ -88,7 +90,7 @@ def everything(folder, split="train"):
 
 @pytest.fixture
 def convert(data_prep):
-    """Convert to OUT, and return the rows in it."""
+    """Return a function that converts arrays to OUT and returns the rows of OUT."""
 
     def run(*args, said=""):
         code, out, err = data_prep("arrays", "OUT", *args, "--overwrite", "--workers", 1)
@@ -169,7 +171,7 @@ def test_the_same_bytes_for_any_workers(here, data_prep):
     assert len(digests) == 1
 
 
-# Several files as one field
+# Tests of several files as one field
 
 
 def test_a_netcdf_variable_named_as_another_dimension(here, convert):
@@ -214,7 +216,7 @@ def test_natural_order():
 def test_odd_names(here, convert):
     odd = "a b:c=d [1]*ü\n.npy"
     np.save(odd, X)
-    np.save("a b:c=d 1ü.npy", X)  # the other name, taken for a pattern, matches this one
+    np.save("a b:c=d 1ü.npy", X)  # as a pattern, the first name matches this one
     assert np.array_equal(convert("--field", f"x={odd}")["x"], X)
     os.rename("x.h5", "with:colon.h5")
     assert np.array_equal(convert("--field", "x=with:colon.h5:/group/data")["x"], X)
@@ -233,7 +235,7 @@ def test_another_array_of_the_same_file_is_another_data_set(here, data_prep):
         assert "holds another data set" in data_prep("arrays", "OUT", *other)[2]
 
 
-# Values
+# Tests of values: packed numbers, missing values, casts
 
 
 def pack(variable):
@@ -252,7 +254,7 @@ def test_packed_numbers_are_unpacked(here, convert):
         pack(variable)
         variable.set_auto_maskandscale(False)
         variable[:] = stored
-    with netCDF4.Dataset("p.nc") as file:  # the values as netCDF4 unpacks them
+    with netCDF4.Dataset("p.nc") as file:  # netCDF4 unpacks the values in the same way
         library = file["v"][:].filled(np.nan)
         assert np.array_equal(library, expected, equal_nan=True)
     with h5py.File("p.h5", "w") as file:
@@ -365,7 +367,7 @@ def test_a_cast_makes_files_of_two_dtypes_one_field(here, data_prep, convert):
     both = ("--field", "x=a.npy", "--field", "x=b.npy", "--cast")
     assert convert(*both, "x=float32")["x"].tolist() == [1, 2, 3, 2.5]
     code, _, err = data_prep("arrays", "OUT2", *both, "x=int32")
-    assert "b.npy: row 1: field 'x': 2.5 is no int32" in err  # the row is counted in its own file
+    assert "b.npy: row 1: field 'x': 2.5 is no int32" in err  # each file counts its own rows
 
 
 def test_a_sample_with_two_problems_is_one_record(here, data_prep):
@@ -384,11 +386,11 @@ def test_a_bool_that_is_none(here, data_prep):
     assert "b.bin:bool: row 2: field 'b'" in err
 
 
-# Errors
+# Tests of errors
 
 
 def damaged(name):
-    """Make a file that cannot be read at all, or not with these options."""
+    """Write a file that cannot be read at all, or not without an option, and return its name."""
     match name:
         case "object.npy":
             np.save(name, np.array([{}] * COUNT, dtype=object), allow_pickle=True)
@@ -641,15 +643,15 @@ def test_links_that_are_allowed(here, convert, data_prep):
     source = arrays([], ["x=links.h5:virtual"], Options(2**20), external=True)
     assert [file.path for file in source.pieces[0].files] == ["links.h5", "x.h5"]
     code, _, err = data_prep("arrays", "OUT2", "--field", "x=links.h5:gone", "--external")
-    assert code == 3  # HDF5 itself would return fill values
+    assert code == 3  # HDF5 alone would return fill values
     assert "gone.h5 is not there" in err
 
 
-# Files that change, and large ones
+# Tests of files that change, and of large files
 
 
 def test_files_of_a_piece_are_those_of_its_rows(here):
-    options = Options(1200)  # 25 samples
+    options = Options(1200)  # 12 samples of both fields
     source = arrays([], ["x=x.zarr:group/x", "y=x.npy"], options)
     paths = [[file.path for file in piece.files] for piece in source.pieces]
     assert paths[0] == [
@@ -681,7 +683,7 @@ def test_a_source_that_is_cut_off_while_it_is_read(here):
 
 @pytest.mark.parametrize("what", ["npz", "fortran", "axis", "h5"])
 def test_memory_is_bounded(here, what):
-    """200 MB are read in blocks. The memory of the interpreter itself is not counted."""
+    """The source reads 200 MB in blocks. The memory of the interpreter itself is not counted."""
     shape, fields = (200, 250, 1000), []
     if what == "npz":
         np.savez_compressed("big.npz", x=np.zeros(shape, "f4"))
@@ -743,7 +745,7 @@ def test_the_length_of_a_classic_file_is_known(tmp_path, form, kinds, records):
                 variable[:records] = b"a" if kind == "S1" else 1
     check_whole(str(path))
     size = path.stat().st_size
-    os.truncate(path, size - 4)  # the last 3 bytes may be padding
+    os.truncate(path, size - 4)  # up to 3 bytes at the end may be padding
     with pytest.raises(DataError, match="is truncated"):
         check_whole(str(path))
 
@@ -757,7 +759,7 @@ def test_a_missing_library_is_named(here, data_prep, monkeypatch):
 
 
 def test_a_codec_that_is_not_installed(here, data_prep):
-    """Runs in a process of its own, because a filter stays registered."""
+    """The commands run in other processes, because a registered HDF5 filter stays registered."""
     code = (
         "import sys, h5py, hdf5plugin, numpy as np\n"
         "with h5py.File('z.h5', 'w') as file:\n"
@@ -786,7 +788,7 @@ def test_from_python(here):
 
 
 def test_transposed_arrays_whose_rows_are_far_apart(here, convert):
-    """They are read run by run, not in strips."""
+    """Each contiguous run of bytes is read by itself, not in a strip of several runs."""
     middle = np.random.default_rng(0).normal(size=(20, 90, 300)).astype(np.float32)
     tall = np.asfortranarray(np.arange(40_000).reshape(10_000, 4))
     np.save("middle_axis.npy", middle)

@@ -1,3 +1,5 @@
+"""`--codec` compresses shards, and `--codec auto` chooses a codec by trials."""
+
 import json
 import os
 import subprocess
@@ -8,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import hdf5plugin  # noqa: F401  registers the filters
+import hdf5plugin  # noqa: F401  the import registers the filters
 import numpy as np
 import pytest
 
@@ -204,7 +206,7 @@ def test_the_disk_gets_full(tmp_path, codec):
     assert not list((tmp_path / "OUT").rglob("*.h5"))
 
 
-# auto
+# Tests of --codec auto
 
 
 def trials(**found):
@@ -214,7 +216,7 @@ def trials(**found):
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        ({"gzip": (0.2, 400), "lz4": (0.76, 3000)}, "none"),  # too slow, saves too little
+        ({"gzip": (0.2, 400), "lz4": (0.76, 3000)}, "none"),  # too slow; saves too little
         ({"gzip": (0.2, 499), "lz4": (0.75, 3000)}, "lz4"),
         ({"lz4": (0.6, 3000), "zstd": (0.5, 1000)}, "zstd"),
         ({"lz4": (0.54, 3000), "zstd": (0.5, 1000)}, "lz4"),
@@ -271,18 +273,17 @@ class Interrupted(Source):
     marker: str = ""
 
     def read(self, what: Any, reading: BadRecords) -> Iterator[Block]:
-        """Implement `Source.read`."""
         if what == 2 and not os.path.exists(self.marker):
             raise DataError("the third piece is not there")
         yield Block({"x": np.full((100, 50), what, np.int32)})
 
 
 def test_who_goes_on_takes_the_codec_of_the_beginning(tmp_path):
-    """The first choice stays, even where another codec would be chosen now."""
+    """A resumed conversion keeps its codec, even if another codec would be chosen now."""
     source = Interrupted(
         name="test",
         fields={"x": Field("int32", (50,))},
-        pieces=[Piece(i) for i in range(8)],  # 0, 2, 4 and 6 are tried
+        pieces=[Piece(i) for i in range(8)],  # the trials read 0, 2, 4 and 6
         marker=str(tmp_path / "marker"),
     )
     out, options = tmp_path / "OUT", Options(shard_bytes=10**6, auto=True, quiet=True)
@@ -290,9 +291,8 @@ def test_who_goes_on_takes_the_codec_of_the_beginning(tmp_path):
     convert(source, tmp_path / "whole", options)
     job = tmp_path / "OUT" / PARTIAL / "job.json"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "data_prep.codec.PIECES", 1
-        )  # otherwise the trials fail and not the conversion
+        # The trials read only the first piece, so the conversion fails and not the trials.
+        patch.setattr("data_prep.codec.PIECES", 1)
         (tmp_path / "marker").unlink()
         with pytest.raises(DataError, match="third piece"):
             convert(source, out, options)
@@ -321,7 +321,7 @@ def test_auto_with_samples_that_are_all_bad(tmp_path):
         convert(source, tmp_path / "OUT", Options(shard_bytes=10**6, auto=True))
 
 
-# Other entries of the index
+# Tests of other entries of the index
 
 
 def test_categories_and_classes(tmp_path, data_prep):

@@ -1,3 +1,5 @@
+"""A conversion never loses a data set, names what is wrong, and reports its progress."""
+
 import json
 import os
 import re
@@ -42,7 +44,7 @@ def test_the_same_command_twice_does_the_work_once(tmp_path, numbers, data_prep)
     code, said, err = data_prep("arrays", numbers, out)
     assert (code, err) == (0, "")
     assert said == f"{out} already holds this data set: {Index.load(out).digest}\n"
-    os.rename(numbers, tmp_path / "z.npy")  # the same content in another file
+    os.rename(numbers, tmp_path / "z.npy")  # the content is the same
     assert "already holds" in data_prep("arrays", "--field", f"y={tmp_path}/z.npy", out)[1]
     assert "already holds" in data_prep("arrays", "--field", f"y={tmp_path}/z.npy", out)[1]
     assert before == (

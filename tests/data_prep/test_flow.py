@@ -1,3 +1,5 @@
+"""The flow solver agrees with exact solutions, and `data_prep sample flow` writes its results."""
+
 import numpy as np
 import pytest
 
@@ -26,7 +28,7 @@ def test_a_taylor_green_vortex_decays_as_it_should():
 
 
 def test_a_moving_pattern_is_advected_exactly():
-    """The advection of two modes equals its formula."""
+    """The advection of two modes equals the analytic formula."""
     solver = Solver(16, 0.0)
     y, x = np.meshgrid(*[np.arange(16) * 2 * np.pi / 16] * 2, indexing="ij")
     w = np.cos(x) + np.sin(2 * y)
@@ -61,7 +63,7 @@ def test_energy_and_enstrophy_balance():
     assert (np.diff(enstrophies) < 0).all()
     for quantity, sink in ((energies, enstrophies), (enstrophies, palinstrophies)):
         sink = np.array(sink)
-        # Simpson's rule
+        # Integrate the loss by Simpson's rule.
         lost = step / 3 * (sink[0] + sink[-1] + 4 * sink[1:-1:2].sum() + 2 * sink[2:-1:2].sum())
         assert quantity[0] - quantity[-1] == pytest.approx(2 * 0.01 * lost, rel=1e-5)
 
@@ -96,7 +98,7 @@ def test_a_trajectory_is_a_function_of_its_number():
     assert first.dtype == np.float32
     assert not (trajectory(16, 3, 7, 3)[1] == first).any()
     assert not (trajectory(16, 3, 8, 2)[1] == first).any()
-    assert (trajectory(16, 5, 7, 2)[1][:3] == first).all()  # more steps do not change the first
+    assert (trajectory(16, 5, 7, 2)[1][:3] == first).all()  # the first steps stay the same
 
 
 def test_the_same_bytes_for_any_workers(tmp_path, data_prep):

@@ -1,3 +1,5 @@
+"""`data_prep huggingface` converts data sets that `datasets` saved to disk."""
+
 import io
 import json
 import subprocess
@@ -59,7 +61,7 @@ def png(pixels, **options):
 
 @pytest.fixture(scope="module")
 def digits():
-    """A data set of digits with a feature of each kind."""
+    """Return images, labels, and a data set of digits with a feature of each kind."""
     images, labels = load_digits(return_X_y=True)
     images = (images[:COUNT].reshape(-1, 8, 8) * 16).astype(np.uint8)
     features = Features(
@@ -144,7 +146,7 @@ def test_a_dict_keeps_its_splits(data_prep, digits):
 
 def test_a_small_file_with_many_pixels(data_prep):
     file = io.BytesIO()
-    Pillow.new("1", (10_000, 9_500)).save(file, "png")  # 12 KB
+    Pillow.new("1", (10_000, 9_500)).save(file, "png")  # the file has 12 KB
     images = [{"bytes": item, "path": "x.png"} for item in (png(np.eye(8) > 0), file.getvalue())]
     Dataset.from_dict({"image": images}, features=Features({"image": Image()})).save_to_disk("in")
     code, out, err = data_prep("huggingface", "in", "OUT", "--mode", "L")
@@ -161,7 +163,7 @@ def test_images_as_they_are_or_of_one_mode(data_prep):
     rgba = png(np.dstack([small[0], small[0][..., :1]]))
     sixteen = png(small[0][..., 0].astype(np.uint16) * 256)
     exif = Pillow.Exif()
-    exif[0x0112] = 6  # the orientation: a viewer turns the image clockwise
+    exif[0x0112] = 6  # the tag Orientation: a viewer turns the image clockwise
     turned = png(small[0].swapaxes(0, 1)[::-1], exif=exif)
     content = [png(small[0]), gray, rgba, sixteen, png(small[1]), b"no image", turned, None]
     images = [{"bytes": item, "path": "x.png"} for item in content[:-1]] + [None]
@@ -247,7 +249,7 @@ def test_bad_input(data_prep, bad, here, args, code, words):
 
 
 def test_a_row_of_another_shape_is_named(data_prep, here):
-    """A file has another schema than the description says."""
+    """A row in the file has another shape than its feature says."""
     features = Features({"grid": Array2D((2, 2), "int16"), "n": Value("int64")})
     grids = [np.full((2, 2), i, np.int16) for i in range(3)]
     Dataset.from_dict({"grid": grids, "n": [1, 2, 3]}, features=features).save_to_disk("in")

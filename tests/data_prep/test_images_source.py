@@ -1,3 +1,5 @@
+"""`data_prep images` converts folders of images and lists of images."""
+
 import csv
 import io
 import json
@@ -50,7 +52,7 @@ def smooth(height, width):
 
 
 def png(depth, color, row, height=2, width=2):
-    """Make a PNG of a kind that Pillow cannot write."""
+    """Return a PNG of any bit depth, colour type and claimed size; Pillow cannot write them all."""
 
     def chunk(kind, content):
         check = struct.pack(">I", zlib.crc32(kind + content))
@@ -65,7 +67,7 @@ def png(depth, color, row, height=2, width=2):
 
 @pytest.fixture
 def digits(tmp_path, monkeypatch):
-    """100 of scikit-learn's digits, in a folder for each class, and files that are ignored."""
+    """Write 100 digits into a folder for each class, with files that are ignored."""
     monkeypatch.chdir(tmp_path)
     bunch = load_digits()
     for i in range(100):
@@ -81,7 +83,7 @@ def digits(tmp_path, monkeypatch):
 
 @pytest.fixture
 def two(tmp_path, monkeypatch):
-    """Make two class folders with one image each. The second image can be replaced."""
+    """Make two folders of one image each; return a function that replaces the second image."""
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
         Path("src", name).mkdir(parents=True)
@@ -106,7 +108,7 @@ def test_folders_are_classes(digits, data_prep):
     about = Index.load(Path("OUT")).provenance["source"]
     assert (about["ignored"], about["first_ignored"]) == (3, ".DS_Store")
     assert data_prep("images", "digits", "OUT", "--mode", "L", "--quiet")[::2] == (0, "")
-    assert data_prep("images", "digits", "OUT", "--mode", "RGB")[0] == 3  # another data set
+    assert data_prep("images", "digits", "OUT", "--mode", "RGB")[0] == 3  # this is another data set
 
 
 def test_the_names_of_the_classes(digits):
@@ -377,7 +379,7 @@ def test_bad_encoded_images_are_named(two, data_prep, content, words):
 @pytest.mark.parametrize("kind", ["JPEG", "progressive", "thumbnail", "PNG", "WEBP"])
 def test_what_stays_encoded_can_be_decoded_wherever_it_was_cut(kind):
     options = {"progressive": True} if kind == "progressive" else {}
-    if kind == "thumbnail":  # a complete JPEG in the header of another
+    if kind == "thumbnail":  # a JPEG whose header contains another JPEG
         exif = Image.Exif()
         exif[0x010E] = "x"
         options = {"exif": exif.tobytes() + encoded(smooth(12, 16), "JPEG")}
@@ -387,7 +389,7 @@ def test_what_stays_encoded_can_be_decoded_wherever_it_was_cut(kind):
     for size in range(len(content)):
         with suppress(Unusable):
             taken += decode(Ragged.of([Pixels(encoded=True).sample(content[:size])])).size > 0
-    assert taken < 5  # some cuts remove only the last checksum of a PNG
+    assert taken < 5  # some cuts remove only the last CRC of a PNG
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGBA", "CMYK", "YCbCr"])
@@ -461,8 +463,8 @@ def test_grey_or_colour_as_the_file_is(kind):
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("draft", [False, True])
 def test_the_orientation_is_applied(orientation, draft):
-    """The image is stored as a viewer shows it: the marked corner is where it was."""
-    turn = [None, 0, 3, 1, 5, 4, 6, 2][orientation - 1]  # the inverse, a value of Transpose
+    """The sample has the orientation that a viewer shows: its white corner is at the top left."""
+    turn = [None, 0, 3, 1, 5, 4, 6, 2][orientation - 1]  # what a viewer does: a Transpose
     upright = np.zeros((64, 96, 3), np.uint8)
     upright[:32, :48] = 255
     image = Image.fromarray(upright)
@@ -504,7 +506,10 @@ def test_resizing(shape):
 
 
 def test_every_size_can_be_cropped():
-    """Pillow refuses a box that is 1e-14 outside of the image, as 600 x 600 of 415 x 385 was."""
+    """Pillow refuses a crop box that lies 1e-14 outside of the image.
+
+    Rounding gave such a box for the size 600 x 600 and an image of 415 x 385 pixels.
+    """
     pixels = Pixels(size=(7, 11))
     for height in range(1, 50):
         for width in range(1, 50):

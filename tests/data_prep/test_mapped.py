@@ -1,4 +1,4 @@
-"""Memory-mapped source files: the values are right, and a file that is cut off is an error."""
+"""A memory-mapped source file gives the right values, and a file that is cut off is an error."""
 
 import os
 
@@ -40,7 +40,7 @@ def test_where_they_have_to_be_read(file, monkeypatch, tmp_path):
     (tmp_path / "small").write_bytes(bytes(100))
     assert open_mapped(tmp_path / "small").bytes(0, 100) is None
     with monkeypatch.context() as patch:
-        patch.setattr(mapped, "POPULATE_READ", 99)  # unknown to the system, as on an older one
+        patch.setattr(mapped, "POPULATE_READ", 99)  # a number that no kernel knows
         assert open_mapped(file).bytes(0, LEAST_BYTES) is None
     monkeypatch.setattr(mapped, "kind_of", lambda path: "network")
     assert open_mapped(file).bytes(0, LEAST_BYTES) is None
@@ -71,7 +71,7 @@ def test_rows_are_the_same(file, order, map_it, monkeypatch):
 
 
 def test_a_source_that_is_cut_off_before_it_is_written(tmp_path, data_prep, monkeypatch):
-    """The write fails with "bad address"; the message says that the source was changed."""
+    """The write fails with "bad address", and the message says that the source was changed."""
     np.save(tmp_path / "x.npy", np.zeros((40, 200, 200), np.float32))
     write = shards.write_shard
 

@@ -1,4 +1,7 @@
-"""Conversion of MDS. mds.zip was written by mosaicml-streaming 0.10.0; `sample` is its input."""
+"""`data_prep mds` converts MDS folders.
+
+mosaicml-streaming 0.10.0 wrote the content of mds.zip from the samples that `sample` returns.
+"""
 
 import json
 import sys
@@ -208,7 +211,7 @@ def test_any_damage_is_named(folder, data_prep):
 
 @pytest.mark.slow
 def test_the_library_writes_what_we_read(tmp_path, monkeypatch):
-    """Runs only where mosaicml-streaming is installed; it needs no working torchvision."""
+    """This test needs mosaicml-streaming, but no working torchvision."""
     monkeypatch.setitem(sys.modules, "streaming.vision", type(sys)("streaming.vision"))
     streaming = pytest.importorskip("streaming", reason="mosaicml-streaming is not installed")
     with streaming.MDSWriter(out=str(tmp_path / "in"), columns=COLUMNS, size_limit=4000) as writer:

@@ -55,12 +55,12 @@ def test_a_missing_part_is_named_with_its_command(tmp_path, reference):
         f"{out}: 2 of 4 pieces are missing: parts 2/4, 3/4 are not done; it --part 2/4"
     )
     part(out, 3, 4)
-    part(out, 3, 4)  # again, like a task that Slurm has requeued
+    part(out, 3, 4)  # again, as if Slurm had requeued the task
     with pytest.raises(DataError, match=r"1 of 4 .*: part 2/4 is not done; it --part 2/4$"):
         finalize_parts(out)
     index = part(out, 2, 4)
     assert content(out) == reference
-    assert finalize_parts(out) == index  # twice
+    assert finalize_parts(out) == index  # finalize may run again
     assert part(out, 2, 4) == index  # a task that is repeated when everything is finished
     assert content(out) == reference
     with pytest.raises(DataError, match="nowhere holds no parts to put together"):
@@ -69,7 +69,7 @@ def test_a_missing_part_is_named_with_its_command(tmp_path, reference):
 
 
 def test_a_part_without_pieces_is_remembered(tmp_path, reference):
-    """`finalize` names the command of a missing part, whatever task comes first."""
+    """`finalize` names the command of a missing part, even if the first task had no pieces."""
     out = tmp_path / "OUT"
     assert part(out, 1, 9) is None
     with pytest.raises(DataError, match=r"4 of 4 pieces are missing: parts .*; it --part \d/9$"):
@@ -91,7 +91,7 @@ def test_parts_of_something_else_are_not_mixed(tmp_path):
         other = options("train=0.6,val=0.4", part=(2, 2), overwrite=overwrite)
         with pytest.raises(DataError, match="holds parts of another source or of other options"):
             convert(hand(*ROWS), tmp_path / "OUT", other)
-    # Two jobs that begin at the same moment do not see each other; finalize finds it out.
+    # Two jobs that start at the same moment do not see each other, but `finalize` detects it.
     with Job(tmp_path / "OUT") as job:
         assert job.load()
         first = job.pieces.folder / "pieces" / "00000" / "piece.json"
@@ -101,14 +101,14 @@ def test_parts_of_something_else_are_not_mixed(tmp_path):
 
 
 def test_the_last_one_puts_together_whoever_it_is(tmp_path, reference, capsys):
-    """Two tasks have done their pieces; each tries to get the exclusive lock."""
+    """When two tasks have done their pieces, the last one to try gets the exclusive lock."""
     out = tmp_path / "OUT"
     part(out, 1, 2)
     other = commit.lock(out, shared=True)
     assert part(out, 2, 2, quiet=False) is None
     assert "all are there, and the last task at work puts them together" in capsys.readouterr().out
     commit.unlock(other)
-    assert part(out, 1, 2) is not None  # the other task, which had not tried yet
+    assert part(out, 1, 2) is not None  # the other task, which had not tried before
     assert content(out) == reference
 
 
@@ -133,7 +133,7 @@ def test_a_part_waits_for_one_that_puts_together(tmp_path, reference):
 
 @pytest.mark.parametrize("again", [[], ["2/3"], ["1/3", "1/3", "3/3"]])
 def test_all_parts_at_once_some_of_them_twice(tmp_path, data_prep, again):
-    """Slurm may requeue a task while the first one still runs elsewhere."""
+    """Slurm may requeue a task whose first process still runs on another node."""
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(3000, 20)))
     words = ["arrays", tmp_path / "x.npy", tmp_path / "OUT", "--shard-size", "20KB"]
     words += ["--split", "train=0.8,val=0.2", "--workers", "1"]
@@ -185,7 +185,7 @@ def test_damaged_pieces_are_not_put_together(tmp_path, reference):
             part(out, 2, 2)
         assert str(caught.value).startswith(f"{folder} is damaged (")
         path.write_bytes(before)
-    shutil.rmtree(folder)  # the message says to do so
+    shutil.rmtree(folder)  # as the message says
     part(out, 1, 2)
     assert content(out) == reference
     (out / PARTIAL).mkdir()
@@ -213,7 +213,7 @@ def test_locks(tmp_path):
     second = commit.lock(tmp_path, shared=True)
     with pytest.raises(StorageError, match="another process is writing"):
         commit.lock(tmp_path)
-    assert not commit.alone(tmp_path, first)  # and the lock is lost
+    assert not commit.alone(tmp_path, first)  # and the shared lock may be lost
     assert commit.alone(tmp_path, second)
     commit.discard(tmp_path)
     third = commit.lock(tmp_path)  # the folder's lock is a new file

@@ -1,4 +1,4 @@
-"""Duplicates, stratified splits, and splits by a column of the source."""
+"""A conversion leaves out duplicates, and splits by class, by a column or by file."""
 
 from collections import Counter
 
@@ -61,7 +61,7 @@ def test_duplicates_count_no_records_that_cannot_be_used(tmp_path):
     index = convert(source, tmp_path / "OUT", chosen)
     assert values(tmp_path / "OUT", "train") == [2, 4]
     assert index.provenance["left_out"]["unusable"] == 3
-    with pytest.raises(DataError, match="f0: row 0: field 'x' has 1 NaN"):  # in the first pass
+    with pytest.raises(DataError, match="f0: row 0: field 'x' has 1 NaN"):  # the first pass raises
         convert(source, tmp_path / "NEW", options(dedup="exact", nan="refuse"))
     assert not list((tmp_path / "NEW").iterdir())
 
@@ -77,7 +77,7 @@ def test_a_piece_of_duplicates_only(tmp_path, split):
 
 
 class Fickle(Hand):
-    """A source that yields more samples the second time."""
+    """A source that yields more samples when it is read a second time."""
 
     def read(self, what, reading):
         SEEN.append(what)

@@ -1,4 +1,7 @@
-"""Shards are ordinary HDF5 files: HDF5's tools and h5py alone read them, also many at once."""
+"""Shards are ordinary HDF5 files, which HDF5's tools and h5py can read without hpctrain.
+
+Many processes can read a shard at the same time.
+"""
 
 import os
 import re
@@ -77,7 +80,7 @@ def test_h5ls_lists_it(shard, codec):
 
 @needs_tools
 def test_h5dump_reads_it(shard, codec):
-    """HDF5's tools read compressed shards through the folder of plugins, as MATLAB does."""
+    """HDF5's tools find the codecs of compressed shards in the plugin folder, as MATLAB does."""
     plugins = {"HDF5_PLUGIN_PATH": hdf5plugin.PLUGINS_PATH}
     for name, values in (
         ("label", SAMPLES["label"]),
@@ -111,7 +114,7 @@ with h5py.File(sys.argv[1]) as file:
 
 
 def test_h5py_alone_reads_it(shard, codec):
-    """A shard compressed by gzip needs no plugin."""
+    """A shard that is compressed by gzip needs no plugin."""
     plugin = "plugin" if codec in ("lz4", "zstd", "blosc2") else "none"
     said = run(sys.executable, "-c", PLAIN, shard, plugin)
     assert said == f"{SAMPLES['image'].sum(dtype=int)} {COUNT}\n"
@@ -171,10 +174,10 @@ def test_another_process_writes_the_same_bytes(tmp_path):
     other = run(*again, tmp_path / "other", BLOSC_NTHREADS="3")
     assert other.split() == here
     others = run(*again, tmp_path / "others", "others")
-    assert others.split() == ["True", *here]  # True: HDF5 had found a zstd that is not ours
+    assert others.split() == ["True", *here]  # True: HDF5 had found another zstd
 
 
-# Many readers at once, and locks
+# Tests of many readers at once, and of locks
 
 READ = """
 import sys
@@ -199,7 +202,7 @@ def plain(tmp_path):
 
 
 def test_many_open_the_same_file(plain):
-    """16 threads open a shard 200 times, and 12 processes read it; a cluster has more."""
+    """16 threads open a shard 200 times, and 12 processes read it."""
     index = Reader(plain.parent, "train").index
 
     def open_it(_):
@@ -244,7 +247,7 @@ int flock(int file, int how) { errno = ENOSYS; return -1; }
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not there")
 def test_a_file_system_without_locks(tmp_path):
-    """A preloaded library makes `flock` fail, as file systems without locks do."""
+    """A preloaded library makes `flock` fail, as it does on a file system without locks."""
     (tmp_path / "no.c").write_text(NO_LOCKS)
     library = tmp_path / "no.so"
     run("gcc", "-shared", "-fPIC", "-o", library, tmp_path / "no.c")

@@ -1,3 +1,5 @@
+"""Worker processes do each task once, and the parent reports how a worker process failed."""
+
 import ctypes
 import mmap
 import os
@@ -41,7 +43,7 @@ def test_each_number_is_done_once(workers):
 
 @dataclass(frozen=True)
 class Meets:
-    """The second part of each task waits until the next task has begun."""
+    """Tasks of two parts: the second part waits until the next task has begun."""
 
     folder: Path
     last: int
@@ -87,9 +89,9 @@ def test_a_worker_that_fails_is_told_of(tmp_path, act, error, said):
     rows = [[Row(0)], [Row(1)], [Row(2)]]
     with pytest.raises(error, match=said) as caught:
         convert(hand(*rows, act=act), tmp_path / "OUT", options(workers=2))
-    if error is not StorageError:  # a bug comes with the traceback of the worker process
+    if error is not StorageError:  # a bug keeps the traceback of the worker process
         assert "in misbehave" in str(caught.value.__cause__)
-    # The same command goes on; `act` is no part of the identity of the source.
+    # The same command goes on, because `act` is not part of the identity of the source.
     convert(hand(*rows), tmp_path / "OUT", options(workers=2))
     convert(hand(*rows), tmp_path / "REF", options())
     assert content(tmp_path / "OUT") == content(tmp_path / "REF")
@@ -127,7 +129,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="this libc has no mallopt")
 def test_what_is_freed_is_kept():
-    """Otherwise the system clears the pages of each block each time, which shows as page faults."""
+    """If freed memory went back to the system, each new block would cause page faults again."""
 
     def faults(how):
         command = [sys.executable, "-c", FAULTS, how]

@@ -1,3 +1,5 @@
+"""`data_prep python` converts the samples that a function of the user yields."""
+
 import os
 import sys
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""`data_prep repack` writes the samples of a data set into new shards."""
+
 import json
 import math
 import os
@@ -26,13 +28,13 @@ SPLITS = {"train": slice(0, 240), "val": slice(240, COUNT)}
 
 @pytest.fixture
 def repack(data_prep):
-    """Run the command in one process, unless the arguments say otherwise."""
+    """Return a function that runs `repack` with one worker, unless the arguments say otherwise."""
     return lambda *args: data_prep("repack", *args[:2], "--workers", 1, *args[2:])
 
 
 @pytest.fixture
 def src(tmp_path):
-    """A data set written by this package, in many small shards."""
+    """Write a data set of many small shards, and return its folder."""
     samples = {"image": IMAGES, "label": LABELS, "number": NUMBERS, "text": TEXTS}
     parts = [(n, {key: value[s] for key, value in samples.items()}) for n, s in SPLITS.items()]
     write_shards(tmp_path / "src", parts, max_bytes=2000, provenance={"command": "by hand"})
@@ -41,7 +43,7 @@ def src(tmp_path):
 
 @pytest.fixture
 def foreign(tmp_path, data_prep):
-    """The same samples without the texts, in HDF5 files of another program."""
+    """Write the samples of `src` as another program could, index them, and return the folder."""
     folder = tmp_path / "foreign"
     folder.mkdir()
     for start, stop in ((0, 100), (100, 240), (240, COUNT)):
@@ -60,7 +62,7 @@ def foreign(tmp_path, data_prep):
 
 
 def hashes(folder, split):
-    """Return a digest of each sample, in their order."""
+    """Return the digest of each sample of a split, in the order of the samples."""
     reader = Reader(folder, split)
     rows = reader.read(np.arange(len(reader)))
     return [
@@ -72,7 +74,7 @@ def hashes(folder, split):
 
 
 def contents(folder):
-    """Return all bytes of a data set except the provenance."""
+    """Return the bytes of the shards, and the index without the provenance."""
     found = {path.name: path.read_bytes() for path in folder.glob("*.h5")}
     index = json.loads((folder / "index.json").read_text())
     del index["provenance"]
@@ -93,7 +95,7 @@ def test_the_same_samples_in_other_shards(request, tmp_path, repack, kind, size)
         assert (rows["image"] == IMAGES[where]).all()
         assert [text.tolist() for text in rows["text"]] == [t.tolist() for t in TEXTS[where]]
     index = Index.load(out)
-    assert index.version == 1  # the layout is this package's, whatever that of the source was
+    assert index.version == 1  # the layout is that of hpctrain for every source
     if size == "1MB":
         assert len(index.shards) == 2
     came = index.provenance["source"]["from"]
@@ -187,7 +189,7 @@ def test_some_fields(src, tmp_path, repack):
     assert (Reader(out, "val").read(np.arange(60))["number"] == NUMBERS[240:]).all()
     other = tmp_path / "other"
     assert repack(src, other, "--fields", "number,text")[0] == 0
-    assert repack(src, out, "--fields", "number,text")[0] == 3  # another data set
+    assert repack(src, out, "--fields", "number,text")[0] == 3  # this is another data set
     for fields, words in {
         "label,x": "'x' is no field; ",
         "": "'' is no field",
@@ -287,7 +289,7 @@ def test_an_old_index_without_elements(src, tmp_path, repack):
 
 
 def test_samples_of_very_different_lengths(tmp_path, repack):
-    """Blocks are bounded in bytes. Pieces are bounded by the average size of a sample."""
+    """Blocks are bounded in bytes, but pieces by the average size of a sample."""
     rng = np.random.default_rng(0)
     lengths = np.where(rng.random(400) < 0.02, 200_000, 3)
     texts = [np.full(n, i % 251, np.uint8) for i, n in enumerate(lengths.tolist())]

@@ -27,7 +27,7 @@ CRASH = Path(__file__).with_name("crash.py")
 
 @pytest.fixture
 def small(tmp_path):
-    """A source of two pieces, with some samples that occur twice."""
+    """Write a source of two pieces in which some samples occur twice, and return its files."""
     np.save(tmp_path / "x.npy", np.arange(400.0).reshape(-1, 4) % 90)
     np.save(tmp_path / "y.npy", np.arange(100) % 3)
     return [str(tmp_path / "x.npy"), str(tmp_path / "y.npy")]
@@ -52,7 +52,7 @@ def test_killed_at_each_change_of_the_disk(tmp_path, small, data_prep, setup, la
     reference = tmp_path / "reference"
     assert data_prep("arrays", *small, reference, *SIZES, *whole)[0] == 0
     commands = [[*words, *more] for more in (*setup, last)]
-    # Hundreds of conversions wait until all their files are on the disk: memory is faster.
+    # Hundreds of conversions call fsync, which is faster in memory than on a disk.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         done = subprocess.run(
@@ -68,7 +68,10 @@ def test_killed_at_each_change_of_the_disk(tmp_path, small, data_prep, setup, la
 
 
 def start(tmp_path, *more, rows=40_000, wait_for=3):
-    """Start a conversion into many shards, and return when it is in the middle."""
+    """Start a conversion of 160 pieces, and wait until `wait_for` pieces are finished.
+
+    Return the process and its command.
+    """
     if not (tmp_path / "x.npy").exists():
         np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, (rows, 1000)).flush()
     words = ["arrays", tmp_path / "x.npy", tmp_path / "OUT", "--shard-size", "1MB", *more]
@@ -113,7 +116,7 @@ def alive(pid):
 
 
 def test_killed_at_random_moments_with_workers(tmp_path):
-    """A scheduler, a user or the system sends any signal to all processes at once."""
+    """Slurm, a user or the system may send a signal to all processes at once."""
     rng = random.Random(0)
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(6000, 100)))
     given = ["--shard-size", "16KB", "--split", "train=0.8,val=0.2"]
@@ -174,7 +177,7 @@ def test_a_worker_alone_is_killed(tmp_path):
 def test_ctrl_c_on_a_terminal_ends_at_once_with_one_line(tmp_path):
     np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, (40_000, 1000)).flush()
     words = ["arrays", tmp_path / "x.npy", tmp_path / "OUT", "--shard-size", "1MB"]
-    for moment in (0, 3):  # while the workers start, and later
+    for moment in (0, 3):  # once while the workers start, once later
         controller, terminal = os.openpty()
         process = subprocess.Popen(
             ["setsid", "--ctty", *COMMAND, *words, "--workers", "2"],

@@ -1,3 +1,5 @@
+"""`data_prep sample` writes scikit-learn's digits and the source of the standard library."""
+
 import builtins
 
 import numpy as np
@@ -38,7 +40,7 @@ def test_digits_are_those_of_scikit_learn(tmp_path, data_prep):
 
 
 def test_digits_stay_the_same(tmp_path, data_prep):
-    """The split and the place of each sample never change: papers and tests refer to them."""
+    """The split and the order of the samples never change: papers and tests refer to them."""
     data_prep("sample", "digits", tmp_path / "a")
     data_prep("sample", "digits", tmp_path / "b", "--workers", "2")
     for name in ("train-00000.h5", "val-00000.h5"):
@@ -111,7 +113,7 @@ def test_options_of_flow_are_only_flow_s(tmp_path, data_prep, name):
 
 
 def test_tokens_of_the_standard_library(tmp_path):
-    """A tokenizer that has seen only the train split gives back the text of both."""
+    """A tokenizer that is trained on the train split alone encodes both splits without loss."""
     library = tmp_path / "lib"
     library.mkdir()
     for i in range(40):

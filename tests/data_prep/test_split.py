@@ -1,3 +1,5 @@
+"""`--split` by fractions always gives a sample the same split, and other forms are parsed."""
+
 import numpy as np
 import pytest
 import xxhash
@@ -32,7 +34,7 @@ def test_fractions_are_met(split, seed):
     keys = np.random.default_rng(seed).bytes(8 * count)
     found = split.of_keys([keys[i : i + 8] for i in range(0, len(keys), 8)])
     for name, fraction in split.fractions.items():
-        # Six standard deviations of the binomial distribution, and one sample.
+        # The bound is six standard deviations of the binomial distribution, plus one sample.
         bound = 6 * (count * fraction * (1 - fraction)) ** 0.5 + 1
         assert abs(found.count(name) - count * fraction) <= bound
 
@@ -63,7 +65,7 @@ def test_extreme_hashes():
 
 
 def test_hashes_are_those_of_xxh3():
-    """The splits are pinned, so that no later version moves a sample to another split."""
+    """This test pins the splits, so that no later version moves a sample to another split."""
     assert hash_keys([b"", b"a"]).tolist() == [xxhash.xxh3_64_intdigest(key) for key in (b"", b"a")]
     assert parse_split("train=0.5,val=0.5").of_keys(b"%d" % i for i in range(8)) == WRITTEN
 

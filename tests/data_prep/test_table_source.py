@@ -1,3 +1,5 @@
+"""`data_prep table` converts CSV, Parquet and Arrow files."""
+
 import datetime as dt
 import gzip
 import json
@@ -62,7 +64,7 @@ def test_the_digits_from_each_format(data_prep, name):
         frame.to_parquet(name, row_group_size=500)
     elif name == "d.feather":
         feather.write_feather(frame, name, chunksize=300)
-    else:  # a stream with a dictionary-encoded column
+    else:  # this is a stream with a dictionary-encoded column
         frame["label"] = frame["label"].astype("category")
         table = pa.Table.from_pandas(frame)
         with pa.OSFile(name, "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
@@ -162,7 +164,7 @@ def test_each_type(data_prep, name):
 
 
 def test_a_slice_of_an_array_is_what_it_shows():
-    """Arrow's arrays may be views of larger arrays."""
+    """An Arrow array may be a view of a larger array."""
     for name in COLUMNS.column_names:
         array = COLUMNS[name].combine_chunks()
         column = Column.of(name, array.type)
@@ -244,7 +246,7 @@ def test_large_unsigned_integers_are_not_made_negative(data_prep):
 
 
 def test_csv_has_the_types_of_its_first_rows(data_prep, monkeypatch):
-    """CSV has values of another type and rows of another length, in several blocks and pieces."""
+    """Later rows of another type or another length are named, in all blocks and pieces."""
     monkeypatch.setattr(csv_files, "FIRST", 2000)
     monkeypatch.setattr(csv_files, "BLOCK", 3000)
     lines = ["n,x,word", *(f"{i},{i}.5,w{i}" for i in range(2000))]
@@ -442,7 +444,7 @@ def test_bad_input(data_prep, bad, here, args, code, words):
 
 
 def test_arrow_whose_offsets_lead_out_of_it_is_refused(data_prep):
-    """A reader that does not check these lengths would crash."""
+    """A reader that does not check the offsets would crash."""
     batch = pa.record_batch([pa.array(["hello", " world"])], ["t"])
     with pa.OSFile("a.arrow", "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
         writer.write_batch(batch)

@@ -1,3 +1,5 @@
+"""`data_prep text` converts documents to tokens, and trains tokenizers."""
+
 import gzip
 import json
 import os
@@ -32,7 +34,7 @@ def jsonl(path, rows):
     if path.endswith(".gz"):
         content = gzip.compress(content)
     elif path.endswith(".zst"):
-        # Two frames, as parallel compressors write them.
+        # Write two frames, as parallel compressors do.
         half = content.index(b"\n", len(content) // 2)
         pack = zstandard.ZstdCompressor().compress
         content = pack(content[:half]) + pack(content[half:])
@@ -110,7 +112,7 @@ def test_the_same_documents_in_each_format(data_prep, name):
 
 
 def test_lines_are_cut_anywhere_and_each_is_read_once(here):
-    """A file may be cut anywhere: at the end of a line, inside a line, inside a character."""
+    """A file may be cut anywhere: between two lines, inside a line or inside a character."""
     lines = ["ä", "", "bc", "😀" * 3, "", "d" * 50, "\r", "last"]
     for end in ("\n", ""):
         content = ("\n".join(lines) + end).encode()
@@ -125,7 +127,7 @@ def test_lines_are_cut_anywhere_and_each_is_read_once(here):
                 for document in reader.read(files.Part(str(path), start, stop), counted)
             ]
             assert found == ["ä", "bc", "😀" * 3, "d" * 50, "last"]
-            assert counted.skipped == 3  # "\r\n" ends a line too
+            assert counted.skipped == 3  # "\r\n" ends a line too, so one is empty
 
 
 class Counted:
@@ -152,7 +154,7 @@ def test_workers_parts_and_the_split_do_not_change_the_result(data_prep):
     for out, workers in (("ONE", 1), ("TWO", 2)):
         assert data_prep("text", "a.jsonl", out, *common, "--workers", workers)[0] == 0
     assert contents("ONE") == contents("TWO")
-    for part, trains in (("2/2", True), ("1/2", False)):  # only the first part trains
+    for part, trains in (("2/2", True), ("1/2", False)):  # the part that runs first trains
         command = ["text", "a.jsonl", "PARTS", *common, "--part", part, "--workers", "1"]
         code, _, err = data_prep(*command)
         assert code == 0

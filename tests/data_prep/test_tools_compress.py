@@ -1,3 +1,5 @@
+"""`data_prep compress` prints the sizes that gzip and xz reach for a field."""
+
 import gzip
 import json
 import lzma

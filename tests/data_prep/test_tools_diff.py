@@ -1,3 +1,5 @@
+"""`data_prep diff` names the differences between two data sets."""
+
 import json
 import shutil
 
@@ -74,7 +76,7 @@ def test_equal_nans_are_equal(write):
 
 
 def test_more_of_the_same(write):
-    """A sample that occurs several times counts several times."""
+    """A sample that occurs several times is counted several times."""
     x = np.array([1, 2, 2, 3])
     found = difference(write("a", x=x), write("b", x=np.array([2, 1, 2, 2, 3, 3])))
     assert found.samples == {
@@ -168,7 +170,7 @@ def test_hashes_do_not_depend_on_blocks():
     ]
     assert np.array_equal(whole, np.concatenate(parts))
     assert len(np.unique(whole)) == 50
-    # Lengths count: "ab" and "" are not "a" and "b".
+    # Lengths are hashed too, so "ab" and "" differ from "a" and "b".
     one = {"a": Ragged.of([np.uint8([1, 2])]), "b": Ragged.of([np.uint8([])])}
     other = {"a": Ragged.of([np.uint8([1])]), "b": Ragged.of([np.uint8([2])])}
     assert hashes(one) != hashes(other)

@@ -1,3 +1,5 @@
+"""`data_prep export` writes a data set as npz, Parquet or image files."""
+
 import io
 import json
 import os
@@ -31,7 +33,7 @@ def digits(tmp_path_factory):
 
 @pytest.fixture
 def everything(tmp_path):
-    """Return a data set of several shards with all dtypes, shapes and lengths."""
+    """Return the folder of a data set with several shards and fields of all dtypes and kinds."""
     rng = np.random.default_rng(0)
     batch = {name: rng.integers(0, 100, (40, 2, 3)).astype(name) for name in DTYPES}
     batch["nan"] = np.where(rng.random(40) < 0.5, np.nan, rng.normal(size=40))
@@ -43,7 +45,7 @@ def everything(tmp_path):
 
 
 def read(folder, split, limit=None):
-    """Return all samples by field: an array, or a list of arrays."""
+    """Return the samples by field; a variable-length field is a list of arrays."""
     data = DataSet(folder)
     found = {name: [] for name in data.index.fields}
     for rows in data.blocks(data.index.split(split), data.index.fields, limit):
@@ -82,7 +84,7 @@ def test_npz_of_all_that_there_is(everything, tmp_path, data_prep):
         values, offsets = found.pop(f"{name}.values"), found.pop(f"{name}.offsets")
         found[name] = [values[a:b] for a, b in pairwise(offsets)]
     same(found, read(everything, "val"))
-    # The same bytes each time.
+    # A second export writes the same bytes.
     assert data_prep("export", everything, tmp_path / "b", "--to", "npz")[0] == 0
     for name in ("train.npz", "val.npz"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
@@ -302,7 +304,7 @@ def test_diff_of_what_came_back(digits, tmp_path, data_prep):
     data_prep("arrays", tmp_path / "out" / "train.npz", tmp_path / "back", "--quiet")
     found = difference(DataSet(digits), DataSet(tmp_path / "back"))
     assert found.samples == {"train": [], "val": ["is only in A: 382 samples"]}
-    named = DataSet(digits).categories("label")  # npz has no names
+    named = DataSet(digits).categories("label")  # npz keeps no names of categories
     assert found.schema == (["field label: only A has names for its values"] if named else [])
 
 
@@ -342,7 +344,7 @@ def test_images_and_back(digits, tmp_path, data_prep):
         options = ["--mode", "L", "--split", f"{split}=1", "--quiet"]
         assert data_prep("images", tmp_path / "out" / split, back, *options)[0] == 0
         (said,) = difference(DataSet(digits), DataSet(back)).samples[split]
-        assert said.startswith("the same samples in another order")  # by class
+        assert said.startswith("the same samples in another order")  # they are sorted by class
 
 
 def test_text_and_back(everything, tmp_path, data_prep):

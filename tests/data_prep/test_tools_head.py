@@ -1,3 +1,5 @@
+"""`data_prep head` prints samples, and `data_prep inspect` describes a data set."""
+
 import json
 import os
 import pty
@@ -39,7 +41,7 @@ def folder(tmp_path):
 
 
 def on_a_terminal(*args):
-    """Return what a command writes to a terminal of 100 columns, without the codes of colours."""
+    """Run a command on a colour terminal of 100 columns; return its exit code and its output."""
     leader, follower = pty.openpty()
     environment = os.environ | {
         "COLUMNS": "100",
@@ -117,7 +119,7 @@ def test_images_on_a_terminal(folder):
     code, out = on_a_terminal("head", folder, "-n", 1, "--images", "-f", "image", "--split", "val")
     assert code == 0
     assert out.count("▀") == 2 * 4
-    # The first pixel and the one below it: rgb of (0, 16, 32) and (4, 20, 36).
+    # The first pixel has the RGB values (0, 16, 32), and the pixel below it has (4, 20, 36).
     assert "\x1b[38;2;0;16;32;48;2;4;20;36m▀" in out
 
 
@@ -161,7 +163,7 @@ def test_inspect(folder, data_prep):
 
 @pytest.mark.parametrize("first", ["image", "text"])
 def test_the_way_to_read_it_works(tmp_path, data_prep, first):
-    """The code that `inspect` prints runs without a change."""
+    """The code that `inspect` prints runs unchanged."""
     folder = tmp_path / "it's"
     batch = {"image": np.ones((3, 2)), "text": [np.uint8([1, 2]), np.uint8([3]), np.uint8([])]}
     ordered = {first: batch[first], **batch}

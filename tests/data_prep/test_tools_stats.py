@@ -1,3 +1,5 @@
+"""`data_prep stats` prints and plots the statistics of the fields."""
+
 import html
 import io
 import json
@@ -19,7 +21,7 @@ NAMES = ["cat [bold]", "dog\n$x_1$", "<b>bird</b>", "猫"]
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Return a data set with a field of each kind and category names that are hard to print."""
+    """Return the folder of a data set with all kinds of fields and odd names of categories."""
     rng = np.random.default_rng(0)
 
     def batch(n):
@@ -115,7 +117,7 @@ def test_the_html_stands_alone(folder, tmp_path, data_prep):
     assert len(parser.links) == len(Index.load(folder).fields)
     assert all(link.startswith("data:image/png;base64,") for link in parser.links)
     assert not re.search(r"https?://|url\(|@import|<script", content)
-    assert "b" not in parser.tags  # the name of a category is text and no markup
+    assert "b" not in parser.tags  # the names of categories are escaped
     for name in NAMES:
         assert html.escape(printable(name)) in content
 
@@ -153,7 +155,6 @@ def test_a_picture_has_an_end(tmp_path, data_prep):
 
 
 def test_only_samples_that_are_drawn_are_read(folder, monkeypatch):
-    """A plot does not read a large data set."""
     from data_prep.datasets import shards
     from data_prep.show import views
 

@@ -1,3 +1,5 @@
+"""`data_prep verify` finds everything in which a data set differs from its index."""
+
 import json
 import os
 
@@ -18,7 +20,7 @@ VALUES = ("mean", "std", "min", "max", "nonfinite")
 
 @pytest.fixture
 def folder(tmp_path):
-    """Return a data set of four train shards and one val shard, with all kinds of fields."""
+    """Return the folder of a data set with four train shards and one val shard."""
     rng = np.random.default_rng(0)
     ids = np.arange(400)
     text = [np.frombuffer(b"word " * (i % 7), np.uint8) for i in ids]
@@ -30,7 +32,7 @@ def folder(tmp_path):
 
 
 def relist(folder, name):
-    """Change the index so that it lists a shard as it is now."""
+    """Update the size and the digest of a shard in the index to those of its file."""
     content = json.loads((folder / "index.json").read_text())
     for shard in content["shards"]:
         if shard["path"] == name:
@@ -40,7 +42,7 @@ def relist(folder, name):
 
 
 def edited(folder, content):
-    """Write an index with the right digest of its own."""
+    """Write an index with this content, and with the digest that belongs to it."""
     content = dict(content)
     index = Index._parse(content | {"digest": _digest(content)})
     index.save(folder)
@@ -97,7 +99,7 @@ def test_every_problem_is_named(folder, data_prep):
 
 
 def test_shards_that_are_swapped(folder):
-    """With the same size and schema, only the digest shows the difference."""
+    """The shards have the same size and schema, so only their digests show the swap."""
     a, b = (folder / f"train-0000{i}.h5" for i in (0, 1))
     one, other = a.read_bytes(), b.read_bytes()
     if len(one) != len(other):
@@ -173,7 +175,7 @@ def test_statistics_of_what_is_not_there(folder):
 
 
 def test_compressed_shards_are_read(folder):
-    """Other writers may store shards in chunks, with filters, and big-endian."""
+    """Other programs may store shards in chunks, with filters or as big-endian numbers."""
     name = "val-00000.h5"
     with h5py.File(folder / name, "r+") as file:
         for field, options in (("x", hdf5plugin.Zstd()), ("text/values", hdf5plugin.LZ4())):

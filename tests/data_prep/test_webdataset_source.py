@@ -1,3 +1,5 @@
+"""`data_prep webdataset` converts the samples of tar files."""
+
 import io
 import json
 import os
@@ -29,7 +31,10 @@ def npy(array, **options):
 
 
 def write(path, members, mode="w"):
-    """Write a tar of (name, content). If the content is a TarInfo, the member has no content."""
+    """Write a tar with members (name, content), and return its path.
+
+    If the content is a TarInfo, such as a link, the member has no bytes.
+    """
     with tarfile.open(path, mode) as tar:
         for name, content in members:
             if isinstance(content, tarfile.TarInfo):
@@ -192,7 +197,7 @@ def test_a_tar_that_is_cut_off(data_prep, mode):
 
 
 def test_a_tar_that_ends_without_its_end(data_prep):
-    """A tar is cut at a member's end, or has rubbish there: tarfile takes both for the end."""
+    """A tar is cut between two members or has garbage there, which tarfile takes for the end."""
     whole = bytearray(Path(write("0.tar", members(range(20)))).read_bytes())
     with tarfile.open("0.tar") as tar:
         begin = tar.getmembers()[40].offset

@@ -1,4 +1,4 @@
-"""The Apptainer definition, as far as can be seen where Apptainer is not installed."""
+"""The Apptainer definition is checked as far as possible without Apptainer."""
 
 import itertools
 import re
@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 
 
 def test_the_definition_copies_what_the_wheel_needs(tmp_path: Path) -> None:
-    """Its sections have known names, pip can build from the files, the scripts parse."""
+    """The names of the sections are valid, the copied files can be built, and the scripts parse."""
     header, *parts = re.split(r"^%", (ROOT / "slurm" / "hpctrain.def").read_text(), flags=re.M)
     sections = {part.partition("\n")[0]: part.partition("\n")[2].splitlines() for part in parts}
     assert set(sections) <= {"files", "post", "environment", "test", "runscript", "help"}

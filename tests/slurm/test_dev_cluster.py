@@ -1,3 +1,5 @@
+"""`slurm/dev-cluster` starts, damages, heals and removes a Slurm cluster for development."""
+
 import os
 import re
 import signal
@@ -15,7 +17,7 @@ pytestmark = pytest.mark.slurm
 
 @pytest.fixture(autouse=True)
 def running() -> Iterator[None]:
-    """A running cluster, healthy before and again afterwards."""
+    """Require a running cluster, and heal it before and after each test."""
     cluster.require()
     cluster.heal()
     yield
@@ -24,13 +26,16 @@ def running() -> Iterator[None]:
 
 @pytest.fixture
 def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One with a short name, as a cluster needs it."""
+    """Return a folder with a short path, because a cluster keeps Unix sockets in its folder."""
     return tmp_path_factory.mktemp("up")
 
 
 @pytest.fixture
 def second(tmp_path: Path) -> Iterator[Callable[..., tuple[int, str]]]:
-    """Another cluster, beside the one that everybody uses: gives (exit code, what was said)."""
+    """Yield a function that runs the tool for a second cluster, beside that of the other tests.
+
+    The function returns (exit code, standard output and error).
+    """
     setting = {cluster.SETTING: f"{tmp_path}/second:10.78.{cluster.number()}.0/24"}
 
     def tool(*arguments: str, **env: str) -> tuple[int, str]:
@@ -42,8 +47,8 @@ def second(tmp_path: Path) -> Iterator[Callable[..., tuple[int, str]]]:
 
 
 def left_behind(tmp_path: Path) -> list[str]:
-    """Links, mounts and files of the second cluster."""
-    # Other tests' clusters come and go meanwhile: the address tells whose link it is.
+    """Return the network links, the mounts and the files of the second cluster."""
+    # Other tests start and stop clusters meanwhile. The address shows whose link it is.
     addresses = subprocess.run(["ip", "-4", "addr"], capture_output=True, text=True, check=True)
     links = re.findall(rf"inet 10\.78\.{cluster.number()}\..*", addresses.stdout)
     mounts = [m for m in Path("/proc/self/mounts").read_text().splitlines() if str(tmp_path) in m]
@@ -51,14 +56,14 @@ def left_behind(tmp_path: Path) -> list[str]:
 
 
 def subnet() -> str:
-    """The first three numbers of the addresses of the cluster that the tests use."""
+    """Return the first three numbers of the addresses of the cluster that the tests use."""
     config = Path(os.environ["SLURM_CONF"]).read_text()
     return re.findall(r"NodeAddr=(.*)\.\d+ ", config)[0]
 
 
 def alive(pid: int) -> bool:
     try:
-        # Fields after the name, which may hold anything; a zombie waits only for its parent.
+        # The state follows the name, which may hold any characters. A zombie counts as dead.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
@@ -103,13 +108,13 @@ def test_accounting_knows_an_ended_job() -> None:
     job = cluster.sbatch("exit 3", "--output=/dev/null", "--mem=1000", "--job-name=three")
     cluster.wait_for(lambda: cluster.job_state(job) == "FAILED", 90, f"job {job} fails")
     ask = ("sacct", "-X", "-n", "-P", "--jobs", job, "--format=JobName,ExitCode")
-    # A job that ends at once is in the accounting before its name, for some seconds.
+    # The accounting lists a job that ends at once some seconds before it lists the job's name.
     cluster.wait_for(lambda: cluster.slurm(*ask) == "three|3:0", 90, f"job {job} in sacct")
 
 
 def test_a_job_without_the_environment_finds_the_cluster(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    # What sbatch was told holds for srun inside the job as well, unless it is told otherwise.
+    # The --export of sbatch also applies to srun in the job, unless srun has its own --export.
     script = "srun --export=ALL hostname"
     job = cluster.sbatch(script, "--export=NONE", f"--output={out}", "--nodelist=node3")
     cluster.wait_for(lambda: cluster.job_state(job) == "COMPLETED", 90, f"job {job} ends")
@@ -123,7 +128,7 @@ def test_scratch_is_one_path_and_a_folder_per_node(tmp_path: Path) -> None:
 
 
 def test_preempted_then_hurried(tmp_path: Path) -> None:
-    """SIGTERM, ten seconds, requeue; `hurry` starts it again with the restart counted."""
+    """A preempted job gets SIGTERM and is requeued, and `hurry` starts it again as restart 1."""
     out = tmp_path / "out"
     script = (
         "trap 'echo terminated' TERM; echo start ${SLURM_RESTART_COUNT:-0};"
@@ -235,7 +240,7 @@ def test_a_missing_package_is_named(tmp_path: Path) -> None:
 
 
 def test_a_missing_right_is_named() -> None:
-    # From standard input: nobody may not be able to read this checkout.
+    # Python reads the tool from standard input, because the user nobody may not read its file.
     nobody = ["setpriv", "--reuid=65534", "--clear-groups", "/usr/bin/python3", "-"]
     for command in ("check", "up", "status"):
         done = subprocess.run(
@@ -262,14 +267,14 @@ def test_from_up_to_down_nothing_is_left(
     assert code == 0, said
     assert second("up") == (0, "already up: 1 nodes\n")
 
-    # A process that leaves its job's session and parents is found as well.
+    # A process that has left the session and the process tree of its job must be found as well.
     pidfile = tmp_path / "pid"
     script = f"setsid sh -c 'echo $$ > {pidfile}; exec sleep 1000' & sleep 1000"
     code, said = second("exec", "--", "sbatch", "-o", "/dev/null", "--wrap", script)
     assert code == 0, said
     cluster.wait_for(lambda: pidfile.exists() and pidfile.read_text(), 90, "the job runs")
 
-    # An unclean death: all daemons killed. `up` clears what is left and starts again.
+    # After all daemons were killed, `up` removes what is left and starts the cluster again.
     words = second("status")[1].split("\n\n")[0].split()
     daemons = [int(word) for word in words if word.isdigit()]
     assert len(daemons) == 5

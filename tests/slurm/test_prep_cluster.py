@@ -1,4 +1,4 @@
-"""slurm/preprocess.sbatch on a real Slurm: an array writes one data set."""
+"""On a real Slurm, an array of slurm/preprocess.sbatch writes one data set."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ from tests.slurm.test_templates import HAND_ON, come_back, ended, output, script
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("empty_queue")]
 OUT = "it's $(touch oops) & out"
 GIVEN = ("--shard-size", "20KB", "--split", "train=0.8,val=0.2")
-# Python that takes its time for each file, as long as there is a file `slow`.
+# A Python in which each fsync takes a second as long as the file `slow` exists.
 SLOW = f"""\
 exec {sys.executable} -c '
 import os, sys, time
@@ -33,7 +33,7 @@ sys.exit(main(sys.argv[3:]))' "$@"
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    """Where users type, with data and what it becomes without Slurm."""
+    """Return a folder with data, from which jobs are submitted. The reference lies beside it."""
     folder = tmp_path / "it's $(touch oops) & mine"
     folder.mkdir()
     np.save(folder / "x.npy", np.random.default_rng(0).normal(size=(6000, 20)))
@@ -43,11 +43,13 @@ def here(tmp_path: Path) -> Path:
 
 
 def as_the_reference(here: Path) -> bool:
+    """Return whether OUT is the same data set that a conversion without Slurm wrote."""
     assert "oops" not in os.listdir(here)
     return content(here / OUT) == content(here.parent / "reference")
 
 
 def pieces(here: Path) -> list[int]:
+    """Return the numbers of the finished pieces."""
     folder = here / OUT / ".hpctrain-partial" / "pieces"
     return [int(p.name) for p in folder.glob("[0-9]*")] if folder.exists() else []
 
@@ -69,7 +71,7 @@ def test_an_array_over_nodes_with_a_task_that_is_preempted(here: Path) -> None:
     assert as_the_reference(here)
     nodes = cluster.slurm("sacct", "-X", "--noheader", "--format=NodeList%20", "--jobs", job)
     assert len(set(nodes.split())) > 2
-    # One of them comes again, and the whole array, when all is done.
+    # When everything is done, one of the tasks runs again, and so does the whole array.
     before = (here / OUT / "index.json").stat().st_mtime_ns
     cluster.slurm("scontrol", "requeue", tasks[0])
     come_back(tasks[0])
@@ -108,7 +110,7 @@ def test_arrays_that_are_not_all_the_parts(here: Path) -> None:
 
 
 def test_a_task_outlives_the_grace_time_of_a_preemption(here: Path) -> None:
-    """One that ended by itself inside it would be COMPLETED or FAILED, and never requeued."""
+    """Slurm does not requeue a preempted task that ends by itself within the grace time."""
     slow = script(here.parent / "python", f"sleep 60\n{HAND_ON}")
     shape = ("--partition=preemptible", "--array=1", "preprocess.sbatch")
     task = submit(here, *shape, "arrays", "x.npy", OUT, *GIVEN, python=str(slow)) + "_1"

@@ -1,4 +1,4 @@
-"""The sbatch templates, each run on a real Slurm as users type it."""
+"""The sbatch templates do their work when they are submitted to a real Slurm."""
 
 import json
 import os
@@ -17,26 +17,29 @@ from tests.conftest import ROOT, run_json, runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("empty_queue")]
 SLURM = ROOT / "slurm"
-HAND_ON = f'exec {sys.executable} "$@"'  # the rest of a script that stands for Python
+HAND_ON = f'exec {sys.executable} "$@"'  # the end of a script that replaces Python
 QUIET = ("tracking=off", "train.eval_every=100000", "train.log_every=1000")
 
 
 def steps(count: int) -> tuple[str, ...]:
-    """A run long enough to be hit."""
+    """Return config overrides for a slow run of `count` steps, which a test can interrupt."""
     size = ("train.max_epochs=999", f"train.max_steps={count}", "checkpoint.every_steps=20")
     return (*QUIET, *size, Paced.task)
 
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    """Where users type: a folder whose name a shell could misread."""
+    """Return a folder from which jobs are submitted; a shell could misread its name."""
     folder = tmp_path / "it's $(touch oops) & mine"
     folder.mkdir()
     return folder
 
 
 def submit(here: Path, *words: str, python: str | None = sys.executable, **env: str) -> str:
-    """`sbatch WORDS` typed in `here`; the job id. A word NAME.sbatch is the template."""
+    """Run `sbatch WORDS` in the folder `here`, and return the job id.
+
+    A word NAME.sbatch means the template of that name. `python` is the value of HPCTRAIN_PYTHON.
+    """
     given = [str(SLURM / word) if word.endswith(".sbatch") else word for word in words]
     done = subprocess.run(
         ["sbatch", "--parsable", *given],
@@ -51,11 +54,15 @@ def submit(here: Path, *words: str, python: str | None = sys.executable, **env: 
 
 
 def output(here: Path, job: str) -> str:
+    """Return what a job, or a task of an array, has written to its output file."""
     return (here / f"slurm-{job}.out").read_text()
 
 
 def ended(here: Path, *jobs: str) -> list[str]:
-    """How the jobs ended, for accounting: `COMPLETED|0:0`; shown with their output if it fails."""
+    """Wait until the jobs have ended; return their states, such as `COMPLETED|0:0`.
+
+    The states and the outputs of the jobs are also printed, which helps when a test fails.
+    """
     cluster.wait_for_end(list(jobs))
     shown = ("sacct", "-X", "--noheader", "--parsable2", "--format=State,ExitCode")
     answers = [cluster.slurm(*shown, "--jobs", job) for job in jobs]
@@ -64,7 +71,10 @@ def ended(here: Path, *jobs: str) -> list[str]:
 
 
 def come_back(job: str, paced: Paced | None = None) -> None:
-    """Wait until the job is queued again, and have it start now, then at full speed."""
+    """Wait until the job is requeued, and let it start at once.
+
+    If `paced` is given, the run goes on at full speed.
+    """
     cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
     if paced is not None:
         paced.go()
@@ -73,11 +83,13 @@ def come_back(job: str, paced: Paced | None = None) -> None:
 
 
 def the_run(here: Path) -> Path:
+    """Wait for the run directory, which must be the only one, and return it."""
     (run,) = cluster.wait_for(lambda: runs(here / "runs"), 180, "the run directory")
     return run
 
 
 def script(path: Path, text: str) -> Path:
+    """Write an executable bash script, and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/bash\n{text}\n")
     path.chmod(0o755)
@@ -87,7 +99,8 @@ def script(path: Path, text: str) -> Path:
 def test_without_arguments_the_usage_is_shown(here: Path) -> None:
     templates = sorted(path.name for path in SLURM.glob("*.sbatch"))
     assert len(templates) == 5
-    plain = "--output=slurm-%j.out"  # also where no array was asked for, which is wrong use too
+    # The array templates also get this output name: running them without an array is wrong use.
+    plain = "--output=slurm-%j.out"
     jobs = [submit(here, plain, name) for name in templates]
     jobs += [submit(here, plain, name, "--help") for name in templates]
     assert ended(here, *jobs) == ["FAILED|2:0"] * len(jobs)
@@ -164,7 +177,7 @@ def test_preempted_on_two_nodes_it_comes_back_with_its_frozen_config(
 
 
 def test_submitted_from_inside_another_job(digits: Path, here: Path) -> None:
-    """The other job's shape, memory, GPUs, bindings and array are not for this one."""
+    """The inner job does not inherit shape, memory, GPUs, bindings or array of the outer job."""
     spy = script(here / "spy", f'env >"env-${{SLURM_STEP_ID:-batch}}-$SLURM_PROCID"\n{HAND_ON}')
     given = f"experiment=digits data.path={digits} train.max_steps=3 tracking=off"
     inner = f"sbatch --nodes=2 --ntasks-per-node=1 --parsable {SLURM}/train.sbatch {given} >inner"
@@ -224,7 +237,7 @@ def test_one_task_of_an_array_is_preempted_and_resumes(
     for path in paths:
         cluster.wait_for_step(path, 20)
     listed.write_text("the file is another one now\n")
-    # Slurm's warning to one task, and the loss of the node to the other.
+    # One task gets Slurm's warning, and the other one is preempted.
     cluster.slurm("scancel", "--signal=USR2", both[0])
     preempted = cluster.tool("preempt", both[1])
     assert preempted.returncode == 0, preempted.stderr
@@ -249,7 +262,10 @@ def test_mlflow_server_serves_other_nodes(digits: Path, here: Path) -> None:
         return job, address.read_text().strip()
 
     def names(uri: str) -> list[str]:
-        """The runs, asked for by name from another node and by a tunnel's end from its own."""
+        """Return the names of the runs that the server lists.
+
+        Another node asks it by its host name, and its own node by `localhost`, as through a tunnel.
+        """
         ask = "import json, sys, urllib.request as u; print(u.urlopen(u.Request(sys.argv[1] + "
         ask += "'/api/2.0/mlflow/runs/search', json.dumps({'experiment_ids': ['0', '1']}).encode(),"
         ask += "{'Content-Type': 'application/json'})).read().decode())"
@@ -275,7 +291,7 @@ def test_mlflow_server_serves_other_nodes(digits: Path, here: Path) -> None:
     run = the_run(here).name
     assert names(uri) == [run]
 
-    # What Slurm sends a minute before the time limit.
+    # Slurm sends this signal a minute before the time limit.
     cluster.slurm("scancel", "--batch", "--signal=TERM", server)
     assert ended(here, server) == ["COMPLETED|0:0"]
     assert not address.exists()
@@ -287,10 +303,10 @@ def test_mlflow_server_serves_other_nodes(digits: Path, here: Path) -> None:
     assert "Finished server process" in output(here, server)
 
 
-# No container is started: Apptainer is not to be had where these tests run. This is its command
-# line only: it checks the options and runs the command on the host, with a PATH on which Slurm's
-# commands are missing, as they are in the image. Mounts, user namespaces, --nv and how Apptainer
-# passes signals on are not tested.
+# The tests start no container, because Apptainer is not available where they run. This script has
+# only its command line: it checks the options and runs the command on the host, with a PATH that
+# lacks Slurm's commands, as in the image. The tests do not cover mounts, user namespaces, the
+# effect of --nv, and how Apptainer forwards signals.
 FAKE_APPTAINER = """\
 [[ $1 == exec ]] || exit 64
 echo "$*" >>{log}
@@ -329,13 +345,13 @@ def test_container(digits: Path, here: Path, paced: Paced) -> None:
     assert (first["reason"], first["world_size"]) == ("SIGUSR2", 2)
     assert (second["state"], second["restart_count"]) == ("finished", 1)
     assert f"job {job} is requeued, from outside the container" in output(here, job)
-    # One freeze for both attempts, two ranks in each.
+    # The config is frozen once for both attempts, and each attempt has two ranks.
     calls = log.read_text().splitlines()
     made = [call.partition(" -m hpctrain ")[2].split()[0] for call in calls]
     assert made == ["freeze", *["run"] * 4]
     assert all(" --nv " in call for call in calls)
 
-    # Without GPUs; and what scancel ends stays away.
+    # This job has no GPUs. A job that scancel ends is not requeued.
     log.unlink()
     job = submit(here, *given, *steps(4000), "seed=1", "output_dir=others", **path)
     (other,) = cluster.wait_for(lambda: runs(here / "others"), 180, "the run directory")

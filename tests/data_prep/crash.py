@@ -29,7 +29,7 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 def run(words: list[str], kill_at: int = 0) -> int:
     """Run a command in a forked process; return its exit code, or minus the signal that killed it.
 
-    If `kill_at` is not 0, the process kills itself just before its disk change of that number.
+    If `kill_at` is not 0, the process kills itself just before its `kill_at`-th disk change.
     """
     child = os.fork()
     if not child:
@@ -47,7 +47,7 @@ def run(words: list[str], kill_at: int = 0) -> int:
 
 
 def count_down(left: int) -> None:
-    """Let this process kill itself just before its disk change number `left` from now on."""
+    """Let this process kill itself just before it changes the disk for the `left`-th time."""
 
     def count() -> None:
         nonlocal left

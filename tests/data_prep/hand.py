@@ -21,7 +21,7 @@ BLOCK = 3
 
 
 class Row(NamedTuple):
-    """A record of the source. If `bad` is given, the record cannot be used for that reason."""
+    """A record of the source. If `bad` is not empty, it says why the record cannot be used."""
 
     x: float
     label: int = 0
@@ -81,7 +81,7 @@ class Hand(Source):
 
 
 class Odd(Exception):
-    """An exception that cannot be unpickled, because that would pass one argument, not two."""
+    """An exception that cannot be unpickled, because unpickling passes one argument, not two."""
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__("odd")

@@ -216,7 +216,7 @@ def trials(**found):
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        ({"gzip": (0.2, 400), "lz4": (0.76, 3000)}, "none"),  # too slow; saves too little
+        ({"gzip": (0.2, 400), "lz4": (0.76, 3000)}, "none"),  # gzip is slow, lz4 saves little
         ({"gzip": (0.2, 499), "lz4": (0.75, 3000)}, "lz4"),
         ({"lz4": (0.6, 3000), "zstd": (0.5, 1000)}, "zstd"),
         ({"lz4": (0.54, 3000), "zstd": (0.5, 1000)}, "lz4"),

@@ -1,4 +1,4 @@
-"""A conversion never loses a data set, names what is wrong, and reports its progress."""
+"""A conversion never loses a data set, names each problem, and reports its progress."""
 
 import json
 import os

@@ -464,7 +464,7 @@ def test_grey_or_colour_as_the_file_is(kind):
 @pytest.mark.parametrize("draft", [False, True])
 def test_the_orientation_is_applied(orientation, draft):
     """The sample has the orientation that a viewer shows: its white corner is at the top left."""
-    turn = [None, 0, 3, 1, 5, 4, 6, 2][orientation - 1]  # what a viewer does: a Transpose
+    turn = [None, 0, 3, 1, 5, 4, 6, 2][orientation - 1]  # how a viewer turns the image
     upright = np.zeros((64, 96, 3), np.uint8)
     upright[:32, :48] = 255
     image = Image.fromarray(upright)

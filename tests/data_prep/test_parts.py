@@ -213,7 +213,7 @@ def test_locks(tmp_path):
     second = commit.lock(tmp_path, shared=True)
     with pytest.raises(StorageError, match="another process is writing"):
         commit.lock(tmp_path)
-    assert not commit.alone(tmp_path, first)  # and the shared lock may be lost
+    assert not commit.alone(tmp_path, first)  # which loses the shared lock
     assert commit.alone(tmp_path, second)
     commit.discard(tmp_path)
     third = commit.lock(tmp_path)  # the folder's lock is a new file

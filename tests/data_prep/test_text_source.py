@@ -127,7 +127,7 @@ def test_lines_are_cut_anywhere_and_each_is_read_once(here):
                 for document in reader.read(files.Part(str(path), start, stop), counted)
             ]
             assert found == ["ä", "bc", "😀" * 3, "d" * 50, "last"]
-            assert counted.skipped == 3  # "\r\n" ends a line too, so one is empty
+            assert counted.skipped == 3  # "\r\n" ends a line too, so "\r" is an empty line
 
 
 class Counted:

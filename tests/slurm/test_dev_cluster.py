@@ -108,7 +108,7 @@ def test_accounting_knows_an_ended_job() -> None:
     job = cluster.sbatch("exit 3", "--output=/dev/null", "--mem=1000", "--job-name=three")
     cluster.wait_for(lambda: cluster.job_state(job) == "FAILED", 90, f"job {job} fails")
     ask = ("sacct", "-X", "-n", "-P", "--jobs", job, "--format=JobName,ExitCode")
-    # The accounting lists a job that ends at once some seconds before it lists the job's name.
+    # If a job ends at once, sacct knows its name only some seconds after the job itself.
     cluster.wait_for(lambda: cluster.slurm(*ask) == "three|3:0", 90, f"job {job} in sacct")
 
 
@@ -240,7 +240,7 @@ def test_a_missing_package_is_named(tmp_path: Path) -> None:
 
 
 def test_a_missing_right_is_named() -> None:
-    # Python reads the tool from standard input, because the user nobody may not read its file.
+    # The tool comes from standard input, because the user `nobody` may be unable to read its file.
     nobody = ["setpriv", "--reuid=65534", "--clear-groups", "/usr/bin/python3", "-"]
     for command in ("check", "up", "status"):
         done = subprocess.run(

@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "commands": EVERYBODY | {"config", "runs", "launch", "job.generate"},
     "models": {"errors"},
     "tasks": EVERYBODY | {"data.types", "data.tokenizer"},
-    "parallel": EVERYBODY | {"config", "data.types", "tasks"},
+    "parallel": EVERYBODY | {"config", "data.types", "models.plan", "tasks"},
     "checkpoint": EVERYBODY | {"distributed.ranks", "distributed.long_work"},
     "faults": EVERYBODY,
     "train": EVERYBODY

@@ -1,6 +1,6 @@
 """The degrees of parallelism: how many ways each dimension divides the work.
 
-    dp_replicate 2 x dp_shard 4 x cp 1 x tp 1 x pp 1 = 8 ranks
+    dp_replicate 2 x dp_shard 2 x cp 1 x tp 2 x pp 1 = 8 ranks
 
 This module does not import torch, because the login node checks degrees before it submits a job.
 """
@@ -8,6 +8,7 @@ This module does not import torch, because the login node checks degrees before 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from hpctrain.config.schema import ParallelConfig
@@ -44,7 +45,7 @@ class Degrees:
         Raises:
             ConfigError: The product of the degrees is not the number of ranks.
         """
-        asked = {"dp_replicate": parallel.dp_replicate, "dp_shard": parallel.dp_shard}
+        asked = {name: getattr(parallel, name) for name in cls.__dataclass_fields__}
         free = [name for name, degree in asked.items() if degree == -1]
         if len(free) > 1:
             raise ConfigError(f"parallel.{free[0]}=-1 and parallel.{free[1]}=-1: one may be -1")
@@ -75,3 +76,21 @@ class Degrees:
     def __str__(self) -> str:
         product = " x ".join(f"{name} {degree}" for name, degree in asdict(self).items())
         return f"{product} = {self.ranks}"
+
+
+def number_problems(numbers: Mapping[str, int], tp: int) -> Iterator[str]:
+    """Yield which numbers of a model tp does not divide, with the nearest tp that does.
+
+    Args:
+        numbers: The number of heads, for example, by name.
+        tp: The ranks that divide each layer.
+    """
+    common = math.gcd(*numbers.values())
+    fitting = [n for n in range(1, common + 1) if common % n == 0]
+    near = [*fitting[: (i := sum(n < tp for n in fitting))][-1:], *fitting[i : i + 1]]
+    for name, number in numbers.items():
+        if number % tp:
+            yield (
+                f"parallel.tp={tp} does not divide {name}={number}: use "
+                f"{' or '.join(map(str, near))}"
+            )

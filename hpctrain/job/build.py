@@ -68,10 +68,17 @@ def build(
     if ranks.is_main:
         log.info("%s", effective)
     tracker.log_params({"effective": asdict(effective)})
-    model = parallelize(partial(_make, "model", config.model), config, mesh, precision)
+    task = bind(_make("task", config.task), config.data.path)
+    model = parallelize(
+        partial(_make, "model", config.model),
+        config,
+        mesh,
+        precision,
+        loss_parallel=getattr(task, "loss_parallel", False),
+    )
     micro_batches = _micro_batches(config, run, ranks, model)
     # Ranks with other samples draw other dropout masks.
-    torch.manual_seed(config.seed + 1 + mesh.dp_rank)
+    torch.manual_seed(config.seed + 1 + mesh.stream)
     optimizer = _make(
         "optimizer",
         {
@@ -85,7 +92,7 @@ def build(
     return Trainer(
         train_step=TrainStep(
             model,
-            bind(_make("task", config.task), config.data.path),
+            task,
             optimizer,
             clip_norm=config.train.clip_norm,
             stop=stop,

@@ -26,9 +26,28 @@ from torch import nn
 
 from hpctrain.errors import ConfigError
 from hpctrain.models.model import Model
+from hpctrain.models.plan import Plan
 
 STD = 0.02  # of the initial weights, as in GPT-2
 Rotation = tuple[torch.Tensor, torch.Tensor]
+# As Megatron-LM divides a layer (Shoeybi et al. 2019; Korthikanti et al. 2022 for the sequence).
+_TENSOR = {
+    "embed": "embedding_rowwise",
+    "positions": "embedding_rowwise",
+    "layers.*.attention_norm": "sequence_parallel",
+    "layers.*.attention": "gather_sequence",
+    "layers.*.attention.query": "colwise",
+    "layers.*.attention.key": "colwise",
+    "layers.*.attention.value": "colwise",
+    "layers.*.attention.out": "rowwise",
+    "layers.*.mlp_norm": "sequence_parallel",
+    "layers.*.mlp": "gather_sequence",
+    "layers.*.mlp.gate": "colwise",
+    "layers.*.mlp.up": "colwise",
+    "layers.*.mlp.down": "rowwise",
+    "norm": "sequence_parallel",
+    "head": "colwise_gather_output",
+}
 
 
 class Transformer(Model):
@@ -87,6 +106,7 @@ class Transformer(Model):
         super().__init__()
         self.vocab_size, self.theta = vocab_size, theta
         self.head_dim = dim // heads
+        self._numbers = {"heads": heads, "kv_heads": kv_heads, "hidden": hidden}
         self.embed = Embedding(vocab_size, dim)
         self.positions = None if learned_positions is None else Embedding(learned_positions, dim)
         std = STD / math.sqrt(2 * layers)
@@ -141,6 +161,23 @@ class Transformer(Model):
             x = layer(x, rotation, mask)
         logits: torch.Tensor = self.head(self.norm(x))
         return logits
+
+    @property
+    def plan(self) -> Plan:
+        """How the model may be divided."""
+        names = {name for name, _ in self.layers[0].named_modules()}
+        own = {n for n in ("embed", "positions", "norm", "head") if getattr(self, n) is not None}
+        return Plan(
+            tensor={
+                pattern: style
+                for pattern, style in _TENSOR.items()
+                if pattern in own or pattern.removeprefix("layers.*.") in names
+            },
+            numbers=self._numbers,
+            first=("embed",) if self.positions is None else ("embed", "positions"),
+            blocks="layers",
+            last=("norm", "head"),
+        )
 
     def flops_per_token(self, length: int) -> int:
         """Return the floating-point operations of one token in a training step.

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -41,6 +42,7 @@ class FSDPModel(ParallelModel):
         accumulate: As for `ParallelModel`.
         zero: The stage, 1 to 3.
         every: Reduce the gradients after each micro-batch instead of after the last one.
+        divided_loss: As for `ParallelModel`.
     """
 
     can_repeat = False
@@ -54,8 +56,9 @@ class FSDPModel(ParallelModel):
         *,
         zero: int,
         every: bool,
+        divided_loss: bool = False,
     ) -> None:
-        super().__init__(module, mesh, precision, accumulate)
+        super().__init__(module, mesh, precision, accumulate, divided_loss=divided_loss)
         assert isinstance(module, FSDPModule)
         self._root, self._zero, self._every = module, zero, every
 
@@ -76,7 +79,9 @@ def shard(
     precision: Precision,
     config: ParallelConfig,
 ) -> None:
-    """Divide each block, then the rest of the model, over `mesh.sharding`, in place.
+    """Divide each block, then the rest of the model, over `mesh.data`, in place.
+
+    If dp_shard is 1 they stay whole, and only their gradients are reduced.
 
     Args:
         model: The model, on the meta device or on the rank's device.
@@ -92,10 +97,15 @@ def shard(
     dtype = precision.autocast if precision.autocast != precision.params else None
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=precision.reduce)
     options: dict[str, Any] = {
-        "mesh": mesh.sharding,
+        "mesh": mesh.data,
         "mp_policy": policy,
         "offload_policy": offload,
     }
+    if mesh.degrees.dp_shard == 1 and not fsdp.offload:
+        # DDP knows neither the parameters of tensor parallel nor the passes of a pipeline.
+        for module in (*blocks, model):
+            replicate(module, **options)
+        return
     within: bool | int = False
     if config.zero == 3:
         within = fsdp.reshard_after_forward or True

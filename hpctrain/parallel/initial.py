@@ -11,7 +11,7 @@ each rank its part.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -19,7 +19,9 @@ import torch.distributed as dist
 import xxhash
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from hpctrain.parallel.ties import tie, ties
 
 log = logging.getLogger(__name__)
 Build = Callable[[], nn.Module]
@@ -153,20 +155,7 @@ def fill_from_rank_0(
 
 def allocate(model: nn.Module, device: torch.device) -> None:
     """Give the parameters and buffers of the meta device memory, and keep ties between them."""
-    ties = list(_ties(model))
+    shared = list(ties(model))
     model.to_empty(device=device)
-    for first, others in ties:
-        parameter = model.get_parameter(first)
-        for other in others:
-            module, _, key = other.rpartition(".")
-            setattr(model.get_submodule(module), key, parameter)
-
-
-def _ties(model: nn.Module) -> Iterator[tuple[str, list[str]]]:
-    """Yield the names of parameters that several modules share: the first, and the others."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    for same in names.values():
-        if len(same) > 1:
-            yield same[0], same[1:]
+    for first, others in shared:
+        tie(model, first, others)

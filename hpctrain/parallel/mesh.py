@@ -1,21 +1,20 @@
 """The ranks as a grid with one dimension for each degree of parallelism.
 
-    rank = ((pp * dp_replicate + r) * dp_shard + s) * cp * tp + ...
+    rank = (((pp_rank * dp_replicate + r) * dp_shard + s) * cp + cp_rank) * tp + tp_rank
 
-The ranks of the innermost dimension communicate most, so they are neighbours, on one node.
+The ranks of the innermost dimension communicate most, so they are neighbours, on one node. Ranks
+that differ only in pp, cp or tp read the same samples.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hpctrain.config.degrees import Degrees
-
-_ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "tp")  # the outermost dimension first
 
 
 class Mesh:
@@ -27,25 +26,70 @@ class Mesh:
         device: Device of this rank.
 
     Attributes:
+        degrees: As given.
+        device: As given.
         dp_rank: This rank among those that divide the samples, 0 <= dp_rank < dp_size.
         dp_size: The number of ranks that divide the samples.
+        cp_rank: The part of each sequence that this rank has, 0 <= cp_rank < cp.
+        tp_rank: The part of each layer that this rank has, 0 <= tp_rank < tp.
+        pp_rank: The part of the layers that this rank has, 0 <= pp_rank < pp.
+        stream: The number of this rank's random stream. Ranks that divide a layer draw the same
+            dropout masks, because each computes what all of them add to the residual stream.
     """
 
     def __init__(self, degrees: Degrees, rank: int, device: torch.device) -> None:
-        self.degrees, self._ranks = degrees, degrees.ranks
-        self._type = device.type
-        self._whole: DeviceMesh | None = None
+        self.degrees, self.device, self._ranks = degrees, device, degrees.ranks
         self.dp_size = degrees.dp
-        self.dp_rank = rank // (degrees.cp * degrees.tp) % degrees.dp
+        self.stream, self.tp_rank = divmod(rank, degrees.tp)
+        data, self.cp_rank = divmod(self.stream, degrees.cp)
+        self.pp_rank, self.dp_rank = divmod(data, degrees.dp)
 
     @property
-    def sharding(self) -> DeviceMesh:
-        """The mesh over which FSDP2 divides each replica, with dp_replicate where it is not 1.
+    def averaged(self) -> int:
+        """The number of ranks over which gradients are averaged: those with other tokens."""
+        return self.degrees.dp * self.degrees.cp
 
-        All ranks of the process group ask for it together.
+    @property
+    def counts(self) -> bool:
+        """Whether the sums of this rank count; ranks that divide a layer have the same ones."""
+        return self.tp_rank == 0 and self.pp_rank == self.degrees.pp - 1
+
+    @property
+    def data(self) -> DeviceMesh:
+        """The ranks over which gradients are reduced: dp_replicate, dp_shard, or both.
+
+        cp counts as a part of dp_shard, or of dp_replicate if dp_shard is 1. All ranks of the
+        process group ask for it together.
         """
-        replicated = self.degrees.dp_replicate > 1
-        return self._mesh()[("dp_replicate", "dp_shard") if replicated else ("dp_shard",)]
+        names = tuple(name for name in ("dp_replicate", "dp_shard") if self._sizes[name] > 1)
+        return self._mesh[names or ("dp_shard",)]
+
+    @property
+    def tensor(self) -> DeviceMesh:
+        """The ranks that divide each layer; all ranks ask for it together."""
+        return self._mesh["tp"]
+
+    @property
+    def pipeline(self) -> dist.ProcessGroup:
+        """The ranks that divide the layers; all ranks ask for it together."""
+        return self._mesh["pp"].get_group()
+
+    @cached_property
+    def context(self) -> dist.ProcessGroup:
+        """The ranks that divide each sequence; all ranks ask for it together."""
+        cp, tp = self.degrees.cp, self.degrees.tp
+        shape = (self._ranks // (cp * tp), cp, tp)
+        mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("others", "cp", "tp"))
+        return mesh["cp"].get_group()
+
+    @cached_property
+    def stage(self) -> dist.ProcessGroup | None:
+        """The ranks that have the same layers; None means all ranks, which ask for it together."""
+        if self.degrees.pp == 1:
+            return None
+        shape = (self.degrees.pp, self._ranks // self.degrees.pp)
+        mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("pp", "stage"))
+        return mesh["stage"].get_group()
 
     def add(self, values: torch.Tensor) -> None:
         """Replace `values` by their sum over all ranks, in place.
@@ -62,11 +106,21 @@ class Mesh:
             dist.all_reduce(values, op=dist.ReduceOp.MAX)
         return list(values.tolist())
 
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        degrees = self.degrees
+        sharded = degrees.dp_shard > 1
+        return {  # the outermost dimension first
+            "pp": degrees.pp,
+            "dp_replicate": degrees.dp_replicate * (1 if sharded else degrees.cp),
+            "dp_shard": degrees.dp_shard * (degrees.cp if sharded else 1),
+            "tp": degrees.tp,
+        }
+
+    @cached_property
     def _mesh(self) -> DeviceMesh:
         # It is made when it is needed, since each dimension costs a rendezvous.
-        if self._whole is None:
-            sizes = asdict(self.degrees)
-            names = [name for name in _ORDER if sizes[name] > 1 or name == "dp_shard"]
-            shape = tuple(sizes[name] for name in names)
-            self._whole = init_device_mesh(self._type, shape, mesh_dim_names=tuple(names))
-        return self._whole
+        sizes = {n: size for n, size in self._sizes.items() if size > 1 or n == "dp_shard"}
+        return init_device_mesh(
+            self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)
+        )

@@ -17,10 +17,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
 
 from hpctrain.data.types import Batch
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.tensor import whole_gradients
 from hpctrain.tasks import Task
 
 
@@ -32,6 +34,7 @@ class ParallelModel:
         mesh: The ranks.
         precision: The number formats.
         accumulate: The number of micro-batches in a rank's share of a batch; it must divide it.
+        divided_loss: Whether the ranks that divide each layer have parts of the logits.
 
     Attributes:
         step: The number of global steps that have been made.
@@ -44,11 +47,18 @@ class ParallelModel:
     can_repeat = True
 
     def __init__(
-        self, module: nn.Module, mesh: Mesh, precision: Precision, accumulate: int
+        self,
+        module: nn.Module,
+        mesh: Mesh,
+        precision: Precision,
+        accumulate: int,
+        *,
+        divided_loss: bool = False,
     ) -> None:
         self.module, self.mesh, self.precision = module, mesh, precision
         self.accumulate, self.step = accumulate, 0
         self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self._loss = loss_parallel if divided_loss else nullcontext
 
     def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
         """Add the gradient of the mean loss over this rank's rows; reduce it over the ranks.
@@ -63,21 +73,25 @@ class ParallelModel:
         rows = len(batch["mask"])
         vectors = []
         for micro, last in _split(batch, self.accumulate):
-            with self._reduced(last):
+            with self._reduced(last), self._loss():
                 with self.precision.forward():
                     sums = task(self.module, micro)
                 # Dividing by the rows keeps the gradient in the range of the dtype. The exact
                 # divisor is the global count, which is known only after the step's reduction.
                 (sums["loss"][0] * (self.precision.scale / rows)).backward()
             vectors.append(_to_vector(sums))
+        if self.mesh.degrees.tp > 1:
+            whole_gradients(self.parameters)
         # Small operations count where a step takes less than a millisecond.
-        return list(sums), vectors[0] if len(vectors) == 1 else torch.stack(vectors).sum(0)
+        vector = vectors[0] if len(vectors) == 1 else torch.stack(vectors).sum(0)
+        return list(sums), vector if self.mesh.counts else torch.zeros_like(vector)
 
     def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
         """Return the names and sums of a forward pass, as `forward_backward` does."""
-        with torch.no_grad(), self.precision.forward():
+        with torch.no_grad(), self._loss(), self.precision.forward():
             sums = task(self.module, batch)
-        return list(sums), _to_vector(sums)
+        vector = _to_vector(sums)
+        return list(sums), vector if self.mesh.counts else torch.zeros_like(vector)
 
     def scale_gradients(self, factor: torch.Tensor, clip_norm: float | None) -> torch.Tensor:
         """Multiply the gradients by `factor`, then clip their global norm.
@@ -93,7 +107,7 @@ class ParallelModel:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.full((), float("nan"))
         if clip_norm is not None or self.precision.compute == "fp16":
-            norm = (global_norm(gradients) * factor).float()
+            norm = (global_norm(gradients, self.mesh) * factor).float()
         if clip_norm is not None:
             factor = factor * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
         local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
@@ -102,14 +116,14 @@ class ParallelModel:
         return norm
 
     def share_buffers(self) -> None:
-        """Give the buffers of rank 0, such as the statistics of a batch norm, to all ranks.
+        """Give the buffers of the first rank, such as the statistics of a batch norm, to all.
 
         Each rank computes those of its own samples. An evaluation and a checkpoint need one value.
         DDP does the same before each forward pass, FSDP2 never does.
         """
         if self.mesh.dp_size > 1 and not self.replicas_differ:
             for buffer in self.module.buffers():
-                dist.broadcast(buffer, src=0)
+                dist.broadcast(buffer, group=self.mesh.stage, group_src=0)
 
     @property
     def replicas_differ(self) -> bool:
@@ -139,23 +153,31 @@ class ParallelModel:
         return nullcontext()
 
 
-def global_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Return the L2 norm of whole and sharded gradients together, shape (), on all ranks.
+def global_norm(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
+    """Return the L2 norm of the gradients of the whole model, shape (), on all ranks.
 
     Args:
-        gradients: Any mixture of tensors, which are the same on all ranks, and DTensors.
+        gradients: Those of this rank: tensors that the ranks of its stage have alike, and DTensors.
+        mesh: The ranks.
     """
-    by_mesh: dict[Any, list[torch.Tensor]] = {}
+    if mesh.degrees.pp == 1 and not any(isinstance(g, DTensor) for g in gradients):
+        return torch.nn.utils.get_total_norm(gradients)
+    # Every rank adds its part of the squares, divided by the number of ranks that add the same.
+    alike: dict[int, list[torch.Tensor]] = {}
     for gradient in gradients:
-        mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
-        by_mesh.setdefault(mesh, []).append(gradient)
-    norms = []
-    for part in by_mesh.values():
-        norm = torch.nn.utils.get_total_norm(part)
-        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-    if len(norms) == 1:
-        return norms[0]
-    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+        copies, local = mesh.degrees.ranks // mesh.degrees.pp, gradient
+        if isinstance(gradient, DTensor):
+            local = gradient.to_local()
+            for size, placement in zip(gradient.device_mesh.shape, gradient.placements, strict=True):
+                copies //= 1 if placement.is_replicate() else size
+        alike.setdefault(copies, []).append(local)
+    device = alike[next(iter(alike))][0].device if alike else mesh.device
+    squares = torch.zeros((), dtype=torch.float64, device=device)
+    for copies, tensors in alike.items():
+        squares += torch.nn.utils.get_total_norm(tensors).double() ** 2 / copies
+    squares = squares.to(mesh.device)
+    mesh.add(squares)
+    return squares.sqrt().float()
 
 
 def _to_vector(sums: Any) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """The recipe: one function turns a model into the model that is trained.
 
-    build ── precision ── activation checkpointing ── compile ── DDP or FSDP2 ── initial parameters
+    build ── precision ── tensor parallel ── activation checkpointing ── compile
+                                                └── DDP, replicas or FSDP2 ── initial parameters
 
 The order matters: what is compiled contains the checkpointing, and what is sharded is compiled.
 """
@@ -31,12 +32,16 @@ from hpctrain.parallel.initial import (
 from hpctrain.parallel.local_sgd import LocalSGDModel
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.model import ParallelModel
+from hpctrain.parallel.plan import find_plan
 from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.tensor import divide_layers
 
 log = logging.getLogger(__name__)
 
 
-def parallelize(build: Build, config: Config, mesh: Mesh, precision: Precision) -> ParallelModel:
+def parallelize(
+    build: Build, config: Config, mesh: Mesh, precision: Precision, *, loss_parallel: bool = False
+) -> ParallelModel:
     """Build the model and spread it over the ranks; all ranks call this together.
 
     Args:
@@ -44,18 +49,34 @@ def parallelize(build: Build, config: Config, mesh: Mesh, precision: Precision) 
         config: `parallel`, `train` and `seed` are read.
         mesh: The ranks.
         precision: The number formats.
+        loss_parallel: Whether the task computes the loss from logits that tensor parallel divides.
 
     Raises:
-        ConfigError: The model has no blocks that could be found, but needs them.
+        ConfigError: The model has no blocks that could be found, or no plan, but needs them.
     """
-    parallel, accumulate = config.parallel, micro_batches(config.train, mesh.dp_size)
-    if mesh.degrees.dp_shard > 1 or parallel.fsdp.offload:
-        module = _sharded(build, config, mesh, precision)
-        every = parallel.sync == "every" or (parallel.sync == "auto" and parallel.zero > 1)
-        return FSDPModel(module, mesh, precision, accumulate, zero=parallel.zero, every=every)
+    parallel, degrees = config.parallel, mesh.degrees
+    accumulate = micro_batches(config.train, mesh.dp_size)
+    if degrees.ranks > degrees.dp_replicate or parallel.fsdp.offload:
+        divided_loss = loss_parallel and parallel.loss_parallel and degrees.tp > 1
+        module = _divided(build, config, mesh, precision, divided_loss=divided_loss)
+        if mesh.averaged == 1 and not parallel.fsdp.offload:
+            return ParallelModel(module, mesh, precision, accumulate, divided_loss=divided_loss)
+        sharded = degrees.dp_shard > 1 or parallel.fsdp.offload
+        every = parallel.sync == "every" or (
+            sharded and parallel.sync == "auto" and parallel.zero > 1
+        )
+        return FSDPModel(
+            module,
+            mesh,
+            precision,
+            accumulate,
+            zero=parallel.zero,
+            every=every,
+            divided_loss=divided_loss,
+        )
     module = build_whole(build, config.seed, precision.params, precision.device)
     _prepare(module, config, precision, need_blocks=False)
-    if mesh.degrees.dp_replicate == 1:
+    if degrees.dp_replicate == 1:
         return ParallelModel(module, mesh, precision, accumulate)
     local = config.train.local_sgd
     if local.every is not None:
@@ -66,16 +87,24 @@ def parallelize(build: Build, config: Config, mesh: Mesh, precision: Precision) 
     )
 
 
-def _sharded(build: Build, config: Config, mesh: Mesh, precision: Precision) -> nn.Module:
-    device, seed = precision.device, config.seed
-    storage = torch.device("cpu") if config.parallel.fsdp.offload else device
+def _divided(
+    build: Build, config: Config, mesh: Mesh, precision: Precision, *, divided_loss: bool
+) -> nn.Module:
+    """Return the model of which each rank has a part, or whose gradients FSDP2 reduces."""
+    device, seed, parallel = precision.device, config.seed, config.parallel
+    storage = torch.device("cpu") if parallel.fsdp.offload else device
     model = skeleton(build, seed)
     meta = model is not None
     if model is None:
         model = build_whole(build, seed, precision.params, device)
     cast_parameters(model, precision.params)
+    if mesh.degrees.ranks > mesh.degrees.dp:
+        plan = find_plan(model, parallel, mesh.degrees)
+        if mesh.degrees.tp > 1:
+            divide_layers(model, plan, mesh.tensor, parallel, loss_parallel=divided_loss)
     blocks = _prepare(model, config, precision, need_blocks=True)
-    shard(model, blocks, mesh, precision, config.parallel)
+    if mesh.averaged > 1 or parallel.fsdp.offload:
+        shard(model, blocks, mesh, precision, parallel)
     if meta and isinstance(model, Initializes):
         fill_modules(model, seed, device, storage)
     elif meta:

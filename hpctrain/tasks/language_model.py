@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from hpctrain.data.tokenizer import DatasetTokenizer
@@ -44,6 +45,8 @@ class LanguageModel(SplitTask):
             is repeated in the backward pass, so the float32 logits of the whole batch are never in
             memory.
     """
+
+    loss_parallel = True
 
     def __init__(self, tokens: str = "tokens", documents: bool = False, chunk: int = 1024) -> None:
         if chunk < 1:
@@ -143,4 +146,5 @@ class LanguageModel(SplitTask):
 
 
 def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(logits.float(), targets, reduction="none")
+    losses = F.cross_entropy(logits.float(), targets, reduction="none")
+    return losses.to_local() if isinstance(losses, DTensor) else losses  # all ranks have them

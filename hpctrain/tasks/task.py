@@ -35,7 +35,14 @@ class Task(Protocol):
 
 
 class SplitTask(ABC):
-    """A task with a cut between the model and the loss, which pipeline parallelism needs."""
+    """A task with a cut between the model and the loss, which pipeline parallel needs.
+
+    Attributes:
+        loss_parallel: Whether `sums` computes with logits that the ranks of tensor parallel have
+            divided by their last dimension (a DTensor).
+    """
+
+    loss_parallel = False
 
     def __call__(self, model: nn.Module, batch: Batch) -> Sums:
         """See `Task`."""

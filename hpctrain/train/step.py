@@ -107,7 +107,7 @@ class TrainStep:
         self.totals.add(names, reduced[: len(vector)])
         count = reduced[2 * names.index("loss") + 1]
         # The gradient is a mean over the ranks of sums / rows; it becomes the sum / global count.
-        factor = len(batch["mask"]) * mesh.dp_size / count.clamp(min=1) / precision.scale
+        factor = len(batch["mask"]) * mesh.averaged / count.clamp(min=1) / precision.scale
         self.grad_norm = self.model.scale_gradients(factor, self.clip_norm)
         if precision.accepts(self.grad_norm):
             for group in self.optimizer.param_groups:

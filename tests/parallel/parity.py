@@ -25,11 +25,17 @@ from tests.ranks import run_ranks
 STEPS, ROWS = 10, 16
 MODELS: dict[str, Any] = {
     "transformer": functools.partial(Transformer, 61, 32, 3, 4, 2, tied=True),
+    "untied": functools.partial(Transformer, 64, 32, 4, 4, 2),
+    "gpt": functools.partial(
+        Transformer, 64, 32, 4, 4, norm="layer", mlp="gelu", learned_positions=24, bias=True
+    ),
     "conv": functools.partial(ConvNet, 1, [16, 32, 32], 10),
     "conv, batch norm": functools.partial(ConvNet, 1, [16, 32], 10, "batch"),
 }
 TASKS: dict[str, Any] = {
     "transformer": functools.partial(LanguageModel, documents=True),
+    "untied": functools.partial(LanguageModel, documents=True),
+    "gpt": LanguageModel,
     "conv": functools.partial(Classification, scale=1 / 16),
     "conv, batch norm": functools.partial(Classification, scale=1 / 16),
 }
@@ -102,14 +108,17 @@ def build(cell: Cell) -> Training:
     precision = Precision(made.precision, cpu)
     if made.precision.compute == "fp16":
         precision.scale = 1024.0  # the first scale is found by steps that are left out
-    model = parallelize(MODELS[cell.model], made, mesh, precision)
+    task = TASKS[cell.model]()
+    model = parallelize(
+        MODELS[cell.model], made, mesh, precision, loss_parallel=task.loss_parallel
+    )
     optimizer: torch.optim.Optimizer
     if cell.optimizer == "sgd":
         optimizer = torch.optim.SGD(model.parameters, momentum=0.9)
     else:
         optimizer = torch.optim.AdamW(model.parameters)
     clip = made.train.clip_norm
-    step = TrainStep(model, TASKS[cell.model](), optimizer, clip_norm=clip, stop=Stop())
+    step = TrainStep(model, task, optimizer, clip_norm=clip, stop=Stop())
     return Training(made, mesh, model, step)
 
 

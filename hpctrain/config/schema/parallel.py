@@ -8,6 +8,19 @@ from dataclasses import dataclass
 from hpctrain.config.schema.key import key, section
 
 
+# The name of a schedule, and the stages that each rank has.
+SCHEDULES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zbv": 2, "interleaved_zb": 2}
+STYLES = (
+    *("colwise", "rowwise", "embedding_rowwise", "colwise_gather_output"),
+    *("sequence_parallel", "gather_sequence"),
+)
+
+
+def _check_plan(plan: dict[str, str]) -> str:
+    wrong = {name: style for name, style in plan.items() if style not in STYLES}
+    return f"styles are {', '.join(STYLES)}, not {next(iter(wrong.values()))}" if wrong else ""
+
+
 def _check_degree(degree: int) -> str:
     return "" if degree == -1 or 1 <= degree < 2**31 else "it must be at least 1, or -1"
 
@@ -58,19 +71,58 @@ class FSDPConfig:
 
 
 @dataclass
+class PipelineConfig:
+    """How pp divides the layers, and in which order a rank works on its micro-batches."""
+
+    schedule: str = key(
+        "1f1b",
+        "gpipe makes all forward passes first. 1f1b alternates, which keeps fewer activations. "
+        "interleaved gives each rank several stages, which makes the bubble smaller. zbv and "
+        "interleaved_zb (zero bubble) also split the backward pass.",
+        choices=tuple(SCHEDULES),
+    )
+    blocks: list[int] | None = key(
+        None,
+        "Each stage has this many of the model's blocks, from the first stage to the last. Null "
+        "divides them by their cost.",
+        unit="blocks",
+    )
+
+
+@dataclass
 class ParallelConfig:
     """How the model is spread over the ranks: the product of the degrees is their number."""
 
     dp_replicate: int = key(
         -1,
         "There are this many replicas of the model, whose gradients are averaged. -1 means what "
-        "the other degree leaves.",
+        "the other degrees leave. One degree may be -1.",
         unit="replicas",
         check=_check_degree,
     )
     dp_shard: int = key(
         1,
-        "Each replica is divided over this many ranks. -1 means what the other degree leaves.",
+        "Each replica is divided over this many ranks. -1 means what the other degrees leave.",
+        unit="ranks",
+        check=_check_degree,
+    )
+    cp: int = key(
+        1,
+        "Each sequence is divided over this many ranks (context parallel), for long sequences.",
+        unit="ranks",
+        check=_check_degree,
+    )
+    tp: int = key(
+        1,
+        "Each layer is divided over this many ranks (tensor parallel), which communicate in every "
+        "layer and should be on one node.",
+        unit="ranks",
+        check=_check_degree,
+    )
+    pp: int = key(
+        1,
+        "The layers are divided over this many ranks (pipeline parallel). The micro-batches of "
+        "train.accumulate pass through them one after the other.",
         unit="ranks",
         check=_check_degree,
     )
@@ -92,6 +144,27 @@ class ParallelConfig:
         "Modules of these classes are the blocks that are sharded, checkpointed and compiled one "
         "by one. Empty means the longest list of modules of one class in the model.",
     )
+    plan: dict[str, str] = key(
+        {},
+        "How tensor parallel divides modules: a pattern of module names, such as layers.*.mlp.up, "
+        "and the style colwise, rowwise, embedding_rowwise, colwise_gather_output, "
+        "sequence_parallel or gather_sequence. Empty means the plan that the model carries.",
+        check=_check_plan,
+    )
+    sequence_parallel: bool = key(
+        True,
+        "Where the plan allows it, tensor parallel divides the sequence outside of attention and "
+        "MLP, which saves memory.",
+    )
+    loss_parallel: bool = key(
+        True, "Tensor parallel computes the loss from logits that stay divided by the vocabulary."
+    )
+    async_tp: bool = key(
+        False,
+        "The communication of tensor parallel overlaps with matrix products. It needs GPUs with "
+        "NVLink and train.compile.",
+    )
+    pipeline: PipelineConfig = section(PipelineConfig)
     ddp: DDPConfig = section(DDPConfig)
     fsdp: FSDPConfig = section(FSDPConfig)
     device: str = key(

@@ -1,13 +1,13 @@
-"""The speed of reading compressed chunks: h5py's own reading and ours, of the same file.
+"""Compares h5py and hpctrain in reading compressed chunks of the same file.
 
     h5py, batches   random batches by fancy index, the usual way to read a shuffled epoch
     h5py, chunks    whole chunks one after another, not shuffled: the best that h5py can do
     ours            block shuffle: windows of a few chunks, read in random order about a MB at a
                     time; with 1 thread, and with a pool of 2 that decodes the next window ahead
 
-Samples and files are the same, and the files are in the page cache. The cache holds two and a half
-windows, so every round decodes every chunk. Prints MB/s, the best of ROUNDS, and the ratio of our
-better rate to each of h5py's.
+The files are in the page cache. The chunk cache holds two and a half windows, so every round
+decodes every chunk. The test prints MB/s, the best of ROUNDS, and the ratio of our better rate to
+each of h5py's.
 
 python -m pytest tests/benchmarks/test_chunks_speed.py --benchmark-only -s
 """
@@ -57,7 +57,7 @@ def fields() -> np.ndarray:
     return np.cumsum(np.cumsum(steps, axis=-1), axis=-2)
 
 
-# Samples in a chunk, in a batch; chunks in a window.
+# Function that makes the data, samples in a chunk, samples in a batch, chunks in a window.
 DATA = {
     "images": (images, 256, 64, 4),
     "tokens": (tokens, 1024, 16, 4),

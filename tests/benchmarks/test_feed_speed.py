@@ -1,4 +1,4 @@
-"""Feeding a GPU: delivery against a loop of pinned copies, and the wait of a ResNet-50.
+"""Measures the device prefetcher: its rate beside pinned copies, and how long a ResNet-50 waits.
 
 python -m pytest tests/benchmarks/test_feed_speed.py --benchmark-only        (needs CUDA)
 """
@@ -52,8 +52,8 @@ def make(folder: Path, threads: int) -> Feed:
 
 
 def rate(feed: Iterator[object], batches: int) -> float:
-    """Bytes of images a second."""
-    for _ in islice(feed, 16):  # buffers, page cache
+    """Return the rate at which `feed` gives images, in bytes per second."""
+    for _ in islice(feed, 16):  # these make the buffers and fill the page cache
         pass
     torch.cuda.synchronize()
     start = time.perf_counter()
@@ -64,7 +64,7 @@ def rate(feed: Iterator[object], batches: int) -> float:
 
 
 def copies() -> Iterator[torch.Tensor]:
-    """The limit: one pinned buffer, again and again."""
+    """Copy one pinned buffer to the GPU again and again, which is the highest rate possible."""
     host = torch.empty((BATCH, *SHAPE), dtype=torch.uint8, pin_memory=True)
     there = torch.empty_like(host, device="cuda")
     while True:

@@ -1,4 +1,4 @@
-"""The speed of staging and verifying half a gigabyte, and of `cp`, which verifies nothing.
+"""Measures the speed of staging and of verifying half a gigabyte, beside a plain `cp`.
 
 python -m pytest tests/benchmarks/test_stage_speed.py --benchmark-only
 """

@@ -39,7 +39,7 @@ def limited(folder: Path, bytes_s: int, pids: list[int]) -> Iterator[bool]:
 
 
 def _disk(folder: Path) -> str:
-    """Return the disk of `folder` as "major:minor". It is the whole disk: partitions have no limit."""
+    """Return the whole disk of `folder` as "major:minor"; a partition cannot have a limit."""
     number = os.stat(folder).st_dev
     device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
     whole = device.parent if (device / "partition").exists() else device

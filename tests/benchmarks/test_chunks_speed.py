@@ -39,7 +39,7 @@ CODECS = {
 
 
 def images() -> np.ndarray:
-    """Smooth images like photographs, (4096, 3, 64, 64)."""
+    """Return smooth images like photographs, uint8 (4096, 3, 64, 64)."""
     rng = np.random.default_rng(0)
     y, x = np.mgrid[:64, :64].astype(np.float32)
     a, b, c, d = rng.normal(size=(4, 4096, 3, 1, 1)).astype(np.float32)
@@ -47,12 +47,12 @@ def images() -> np.ndarray:
 
 
 def tokens() -> np.ndarray:
-    """Tokens whose frequencies are those of words, (16384, 1025)."""
+    """Return tokens whose frequencies are those of words, uint16 (16384, 1025)."""
     return np.random.default_rng(0).zipf(1.2, (16384, 1025)).clip(0, 50_000).astype("u2")
 
 
 def fields() -> np.ndarray:
-    """Random walks in two dimensions, similar to weather data, (48, 8, 256, 256)."""
+    """Return random walks in two dimensions, similar to weather data, float32 (48, 8, 256, 256)."""
     steps = np.random.default_rng(0).normal(size=(48, 8, 256, 256)).astype("f4")
     return np.cumsum(np.cumsum(steps, axis=-1), axis=-2)
 

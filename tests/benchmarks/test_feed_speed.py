@@ -89,7 +89,7 @@ def test_delivered_and_normalised_at_the_rate_of_copies(
 
 
 class Bottleneck(nn.Module):
-    """He et al., "Deep residual learning for image recognition", CVPR 2016."""
+    """A block of ResNet-50 (He et al., "Deep residual learning for image recognition", 2016)."""
 
     def __init__(self, width_in: int, width: int, stride: int) -> None:
         super().__init__()

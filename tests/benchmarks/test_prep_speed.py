@@ -1,4 +1,4 @@
-"""Compare data_prep with other writers, `cp` and `datasets.map`, on the same source in one run.
+"""Compares data_prep with other writers, `cp` and `datasets.map`, on the same source in one run.
 
 python -m pytest tests/benchmarks/test_prep_speed.py --benchmark-only
 HPCTRAIN_PREP=full python -m pytest tests/benchmarks/test_prep_speed.py --benchmark-only
@@ -78,7 +78,7 @@ def rounds(work: Path, *runs: Callable[[Path], dict[str, float]]) -> dict[str, l
         for run in runs[number % len(runs) :] + runs[: number % len(runs)]:
             out = work / "out"
             out.mkdir()
-            os.sync()  # otherwise a program would wait for the writes of the one before
+            os.sync()  # otherwise a program would wait for the writes of another
             for name, took in run(out).items():
                 seconds.setdefault(name, []).append(took)
             shutil.rmtree(out)

@@ -31,7 +31,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def target(source: Path) -> Iterator[Path]:
-    """A folder in memory, so that no disk is measured."""
+    """Yield a folder in memory, so that no disk is measured."""
     folder = Path("/dev/shm/hpctrain-benchmark")
     folder.mkdir()
     yield folder

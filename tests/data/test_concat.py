@@ -16,7 +16,7 @@ COUNTS = (7, 1, 12)
 
 @pytest.fixture(scope="module")
 def readers(tmp_path_factory):
-    """Return readers of three data sets; sample i of all has the id i, and a text of i rows."""
+    """Return readers of three data sets. Sample i, counted over all, has id i and i text rows."""
     found, first = {}, 0
     for name, count in zip("abc", COUNTS, strict=True):
         ids = np.arange(first, first + count)

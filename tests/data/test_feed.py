@@ -17,7 +17,7 @@ def draw(batch, draws):
 
 
 def drawn(batches):
-    """Return the random number that each sample was given, by sample."""
+    """Return the random number that each sample was given, by the sample's index."""
     return {
         int(x): int(value)
         for batch in batches

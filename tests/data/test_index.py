@@ -23,7 +23,7 @@ def folder(tmp_path):
 
 
 def edit(folder, change):
-    """Change the JSON of an index by hand."""
+    """Apply `change` to the JSON of the index in `folder`."""
     path = folder / "index.json"
     content = json.loads(path.read_text())
     change(content)

@@ -18,7 +18,7 @@ COUNT, BLOCK, WINDOW = 6000, 10, 5  # 120 windows of 50
 
 
 class Told:
-    """A source whose field x is the sample's index, which records what was announced to it."""
+    """A source that records what was announced to it; its field x is the index of the sample."""
 
     def __init__(self):
         self.fields = {"x": Field("int64")}

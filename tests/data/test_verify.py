@@ -109,7 +109,7 @@ def test_first_use_reads_a_shard_once(source, shards):
     assert paths == [source / shard.path for shard in shards[:3]] * 10
     for shard in shards:
         edit(source / shard.path)
-    # The first shard was verified before: it is not read again, nor in a fork or after unpickling.
+    # The first shard was verified before and is not read again, even in a fork or a pickled copy.
     place.path(shards[0])
     child = os.fork()
     if child == 0:

@@ -349,7 +349,7 @@ def test_a_script_without_a_guard(tmp_path):
 
 
 def test_a_transform_of_a_module_that_was_run(tmp_path):
-    """The script is run by python -m, and still chooses the start method of multiprocessing."""
+    """The script is run by python -m, and can still set the start method of multiprocessing."""
     more = "    import multiprocessing; multiprocessing.set_start_method('spawn')\n"
     script(tmp_path, "if __name__ == '__main__':", more)
     done = subprocess.run(

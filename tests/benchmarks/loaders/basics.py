@@ -42,7 +42,7 @@ class NumpyGather(Competitor):
 class IndexSelect(NumpyGather):
     """A bare loop that copies rows of a mapped file by torch.index_select into a reused buffer."""
 
-    threads = torch.get_num_threads()  # torch's threads, which copy
+    threads = torch.get_num_threads()  # number of torch threads
 
     def __init__(self, work: Work, folder: Path, workers: int = 0, state: Any = None) -> None:
         super().__init__(work, folder, workers, state)

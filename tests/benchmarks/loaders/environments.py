@@ -1,4 +1,4 @@
-"""Makes an environment for each peer, which also sees the packages of this one, such as torch."""
+"""Makes an environment for each peer that also sees the packages of this one, such as torch."""
 
 import os
 import shutil

@@ -309,7 +309,7 @@ class Lmdb(MapStyle):
     def write(cls, work: Work, folder: Path) -> None:
         import lmdb
 
-        size = 2 * work.count * (work.sample_bytes + 8192)  # limit of the file, which grows to it
+        size = 2 * work.count * (work.sample_bytes + 8192)  # most bytes that the file may grow to
         with lmdb.open(str(folder), size, sync=False) as store, store.begin(write=True) as change:
             for row, sample in enumerate(work.samples(folder.parent)):
                 value = b"".join(field.tobytes() for field in sample.values())

@@ -107,7 +107,7 @@ def race(root: Path, rounds: int, epochs: int) -> tuple[Rows, dict[str, str]]:
     """Measure all competitors on all data sets.
 
     Args:
-        root: A folder for the data, which is removed at the end, and for the logs, which stay.
+        root: Folder for the logs, which stay, and for the data, which are removed at the end.
         rounds: How many times each loader is measured.
         epochs: Epochs in a loop whose speed is measured.
 
@@ -193,7 +193,7 @@ class _Run:
                 row.error = str(error)
 
     def cold(self, rounds: int) -> None:
-        """Measure an epoch of block shuffle from the disk beside dd; then on a slower disk."""
+        """Measure an epoch of block shuffle from the disk, beside dd; then at SLOW_DISK bytes/s."""
         row = self.rows[BLOCK]
         if row.error or BLOCK not in self.entrants:
             return

@@ -1,13 +1,13 @@
-"""The speed of reading compressed chunks: h5py's own reading and ours, of the same file.
+"""Compares h5py and hpctrain in reading compressed chunks of the same file.
 
     h5py, batches   random batches by fancy index, the usual way to read a shuffled epoch
     h5py, chunks    whole chunks one after another, not shuffled: the best that h5py can do
     ours            block shuffle: windows of a few chunks, read in random order about a MB at a
                     time; with 1 thread, and with a pool of 2 that decodes the next window ahead
 
-Samples and files are the same, and the files are in the page cache. The cache holds two and a half
-windows, so every round decodes every chunk. Prints MB/s, the best of ROUNDS, and the ratio of our
-better rate to each of h5py's.
+The files are in the page cache. The chunk cache holds two and a half windows, so every round
+decodes every chunk. The test prints MB/s, the best of ROUNDS, and the ratio of our better rate to
+each of h5py's.
 
 python -m pytest tests/benchmarks/test_chunks_speed.py --benchmark-only -s
 """
@@ -39,7 +39,7 @@ CODECS = {
 
 
 def images() -> np.ndarray:
-    """Smooth images like photographs, (4096, 3, 64, 64)."""
+    """Return smooth images like photographs, uint8 (4096, 3, 64, 64)."""
     rng = np.random.default_rng(0)
     y, x = np.mgrid[:64, :64].astype(np.float32)
     a, b, c, d = rng.normal(size=(4, 4096, 3, 1, 1)).astype(np.float32)
@@ -47,17 +47,17 @@ def images() -> np.ndarray:
 
 
 def tokens() -> np.ndarray:
-    """Tokens whose frequencies are those of words, (16384, 1025)."""
+    """Return tokens whose frequencies are those of words, uint16 (16384, 1025)."""
     return np.random.default_rng(0).zipf(1.2, (16384, 1025)).clip(0, 50_000).astype("u2")
 
 
 def fields() -> np.ndarray:
-    """Random walks in two dimensions, similar to weather data, (48, 8, 256, 256)."""
+    """Return random walks in two dimensions, similar to weather data, float32 (48, 8, 256, 256)."""
     steps = np.random.default_rng(0).normal(size=(48, 8, 256, 256)).astype("f4")
     return np.cumsum(np.cumsum(steps, axis=-1), axis=-2)
 
 
-# Samples in a chunk, in a batch; chunks in a window.
+# Function that makes the data, samples in a chunk, samples in a batch, chunks in a window.
 DATA = {
     "images": (images, 256, 64, 4),
     "tokens": (tokens, 1024, 16, 4),

@@ -1,4 +1,4 @@
-"""Feeding a GPU: delivery against a loop of pinned copies, and the wait of a ResNet-50.
+"""Measures the device prefetcher: its rate beside pinned copies, and how long a ResNet-50 waits.
 
 python -m pytest tests/benchmarks/test_feed_speed.py --benchmark-only        (needs CUDA)
 """
@@ -52,8 +52,8 @@ def make(folder: Path, threads: int) -> Feed:
 
 
 def rate(feed: Iterator[object], batches: int) -> float:
-    """Bytes of images a second."""
-    for _ in islice(feed, 16):  # buffers, page cache
+    """Return the rate at which `feed` gives images, in bytes per second."""
+    for _ in islice(feed, 16):  # these make the buffers and fill the page cache
         pass
     torch.cuda.synchronize()
     start = time.perf_counter()
@@ -64,7 +64,7 @@ def rate(feed: Iterator[object], batches: int) -> float:
 
 
 def copies() -> Iterator[torch.Tensor]:
-    """The limit: one pinned buffer, again and again."""
+    """Copy one pinned buffer to the GPU again and again, which is the highest rate possible."""
     host = torch.empty((BATCH, *SHAPE), dtype=torch.uint8, pin_memory=True)
     there = torch.empty_like(host, device="cuda")
     while True:
@@ -89,7 +89,7 @@ def test_delivered_and_normalised_at_the_rate_of_copies(
 
 
 class Bottleneck(nn.Module):
-    """He et al., "Deep residual learning for image recognition", CVPR 2016."""
+    """A block of ResNet-50 (He et al., "Deep residual learning for image recognition", 2016)."""
 
     def __init__(self, width_in: int, width: int, stride: int) -> None:
         super().__init__()

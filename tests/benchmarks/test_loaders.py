@@ -1,14 +1,14 @@
-"""Our loader and the field, side by side in one run: throughput, starts, exactness, cold reads.
+"""Compares hpctrain's loader with others: throughput, time to start, exactness, cold reads.
 
 python -m pytest tests/benchmarks/test_loaders.py --benchmark-only
 HPCTRAIN_LOADERS=full python -m pytest tests/benchmarks/test_loaders.py --benchmark-only
 
 The first run installs webdataset, mosaicml-streaming, datasets, grain, litdata and lmdb, each
 into an environment of its own under ~/.cache/hpctrain-peers, which sees this environment's torch.
-What is measured is a user's plain loop over three epochs, with torch's own number of threads.
-Quick: half of the data. Full: all of it and more rounds; 10 GB of memory and of temporary disk.
-The tables are printed, and every number of every round is in .benchmarks/loaders.json. Times are
-reported, never asserted.
+The throughput is that of a plain loop over three epochs, with torch's default number of threads.
+The first command uses half of the data. The second uses all of it and more rounds; it needs 10 GB
+of memory and 10 GB of temporary disk. The tables are printed, and every number of every round is
+written to .benchmarks/loaders.json. Times are reported, never asserted.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Positions per second of every sampler, and how well block shuffle mixes compared with a full one.
+"""Measures the positions per second of every sampler, and how well block shuffle mixes samples.
 
 python -m pytest tests/benchmarks/test_order_speed.py --benchmark-only -s
 """
@@ -76,7 +76,9 @@ QUALITY: dict[str, Callable[[int], Sampler]] = {
 
 @pytest.mark.parametrize("name", QUALITY)
 def test_quality(benchmark: Any, name: str) -> None:
-    """Measure a million samples sorted by 100 classes in batches of 256, as means over the batches.
+    """Measure how well a million samples, sorted by 100 classes, are mixed in batches of 256.
+
+    The numbers are means over the batches.
 
     imbalance   chi-square of the classes in a batch, per degree of freedom: 1 for random batches
     neighbours  fraction of the samples of a batch, sorted by index, that are neighbours on disk

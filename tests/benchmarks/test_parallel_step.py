@@ -1,4 +1,4 @@
-"""A step of each strategy against a hand-written DDP loop, on 2 gloo ranks, side by side.
+"""Compares a step of each strategy with a step of a DDP loop written by hand, on 2 gloo ranks.
 
 python -m pytest tests/benchmarks/test_parallel_step.py --benchmark-only -s
 """
@@ -37,7 +37,7 @@ def model() -> Transformer:
 
 
 def steps() -> dict[str, Callable[[dict[str, torch.Tensor]], object]]:
-    """One training step by each name; they take the same batch."""
+    """Return a function for a training step of the loop by hand and of each strategy, by name."""
     cpu, size = torch.device("cpu"), distributed.get_world_size()
     bare = DistributedDataParallel(model(), gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(bare.parameters(), lr=1e-3)
@@ -63,7 +63,7 @@ def steps() -> dict[str, Callable[[dict[str, torch.Tensor]], object]]:
 
 
 def measure() -> dict[str, float]:
-    """The median seconds of a step by each name; the names take turns."""
+    """Return the median seconds of a step by name; the step functions take turns."""
     torch.set_num_threads(1)
     made = steps()
     seconds: dict[str, list[float]] = {name: [] for name in made}

@@ -1,13 +1,12 @@
-"""Compare data_prep with other writers, `cp` and `datasets.map`, on the same source in one run.
+"""Compares data_prep with other writers, `cp` and `datasets.map`, on the same source in one run.
 
 python -m pytest tests/benchmarks/test_prep_speed.py --benchmark-only
 HPCTRAIN_PREP=full python -m pytest tests/benchmarks/test_prep_speed.py --benchmark-only
 
 The first run installs webdataset, mosaicml-streaming and litdata, as test_loaders.py does. Each
-program is timed as a whole process, until its files are on the disk. data_prep itself waits for
-that. The other programs also measure the time from the end of their imports until they return. All
-programs run in turn in every round, and the best round counts. Times are printed and never
-asserted; the memory is asserted.
+program is timed as a whole process, until its files are on the disk. The other programs also
+measure the time from the end of their imports until they return. All programs run in turn in every
+round, and the best round counts. Times are printed and never asserted; the memory is asserted.
 """
 
 import json
@@ -73,13 +72,13 @@ def ours(name: str, out: Path, *command: object) -> dict[str, float]:
 
 
 def rounds(work: Path, *runs: Callable[[Path], dict[str, float]]) -> dict[str, list[float]]:
-    """Run all in turn, each into a new folder; another one comes first in every round."""
+    """Run all in turn, each into a new folder; every round begins with a different one."""
     seconds: dict[str, list[float]] = {}
     for number in range(ROUNDS):
         for run in runs[number % len(runs) :] + runs[: number % len(runs)]:
             out = work / "out"
             out.mkdir()
-            os.sync()  # otherwise a program would wait for the writes of the one before
+            os.sync()  # otherwise a program would wait for the writes of another
             for name, took in run(out).items():
                 seconds.setdefault(name, []).append(took)
             shutil.rmtree(out)
@@ -187,7 +186,7 @@ def random_array(path: Path, megabytes: int) -> Path:
 
 @pytest.mark.timeout(3600)
 def test_arrays(benchmark: BenchmarkFixture, tmp_path: Path, say) -> None:
-    """Compare a float32 array with a copy of its bytes; both are on the disk in the end."""
+    """Compare writing a float32 array with copying its file, both until the data is on the disk."""
     source = random_array(tmp_path / "x.npy", ARRAY_MB)
     one = "data_prep, one worker"
     runs = [
@@ -201,8 +200,6 @@ def test_arrays(benchmark: BenchmarkFixture, tmp_path: Path, say) -> None:
 
 @pytest.mark.timeout(3600)
 def test_memory_is_flat(benchmark: BenchmarkFixture, tmp_path: Path, capsys) -> None:
-    """The peak memory does not grow with the input."""
-
     def measure() -> list[float]:
         peaks = []
         for megabytes in MEMORY_MB:

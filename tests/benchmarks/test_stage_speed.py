@@ -1,4 +1,4 @@
-"""The speed of staging and verifying half a gigabyte, and of `cp`, which verifies nothing.
+"""Measures the speed of staging and of verifying half a gigabyte, beside a plain `cp`.
 
 python -m pytest tests/benchmarks/test_stage_speed.py --benchmark-only
 """
@@ -31,7 +31,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def target(source: Path) -> Iterator[Path]:
-    """A folder in memory, so that no disk is measured."""
+    """Yield a folder in memory, so that no disk is measured."""
     folder = Path("/dev/shm/hpctrain-benchmark")
     folder.mkdir()
     yield folder

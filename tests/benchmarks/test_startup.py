@@ -1,4 +1,4 @@
-"""What the command line costs before it does anything, beside the import of Hydra.
+"""Measures the time that the command line takes to start, beside the import of Hydra.
 
 python -m pytest tests/benchmarks --benchmark-only
 """

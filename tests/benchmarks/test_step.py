@@ -1,4 +1,4 @@
-"""What a trainer step costs over a bare PyTorch loop on a model so small that overhead shows.
+"""Compares a trainer step with a bare PyTorch loop, on a model so small that overhead shows.
 
 python -m pytest tests/benchmarks --benchmark-only
 """

@@ -1,7 +1,8 @@
-"""Until a sweep is queued: ours, stock hydra-submitit-launcher, and a bare array, in one run.
+"""Compares the time until a sweep is queued: hpctrain, hydra-submitit-launcher, a bare job array.
 
-Ours checks each config and the data set, freezes each run and copies the code; stock composes,
-pickles and forgets; the bare array is what the scheduler itself takes. Nothing runs: jobs are held.
+hpctrain checks each config and the data set, writes the frozen configs and copies the code. The
+stock launcher only composes and pickles. The bare array shows the time of the scheduler alone. The
+jobs are held, so none of them runs.
 """
 
 import subprocess

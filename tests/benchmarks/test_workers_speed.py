@@ -1,4 +1,4 @@
-"""Worker processes for Python transforms: ours and torch's DataLoader with the same transform.
+"""Compares hpctrain's worker processes with torch's DataLoader for the same Python transform.
 
 python -m pytest tests/benchmarks/test_workers_speed.py --benchmark-only
 
@@ -48,7 +48,7 @@ class Augment:
 
 
 class Mapped:
-    """The source of our workers."""
+    """The source of hpctrain's workers, which maps the file."""
 
     fields: Mapping[str, Field] = {"image": Field("uint8", SHAPE), "label": Field("int64")}
 
@@ -65,7 +65,7 @@ class Mapped:
 
 
 class Items(Dataset[Sample]):
-    """The same samples for torch's DataLoader."""
+    """The same samples and transform for torch's DataLoader."""
 
     def __init__(self, path: Path, transform: Augment) -> None:
         self.source, self.transform = Mapped(path), transform

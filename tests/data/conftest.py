@@ -1,5 +1,5 @@
 from hypothesis import settings
 
-# Others may use the machine: how long an example takes says nothing.
+# Other programs may use the machine, so an example has no time limit.
 settings.register_profile("shared", deadline=None)
 settings.load_profile("shared")

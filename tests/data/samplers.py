@@ -1,10 +1,10 @@
-"""Checks that every sampler must pass, for the tests of each sampler."""
+"""Provides the checks that every sampler must pass."""
 
 import numpy as np
 
 
 def everything(sampler, epoch=0):
-    """Return the samples of a whole epoch, from one call."""
+    """Return the samples of a whole epoch, int64 (count,), from one call."""
     return sampler(epoch, np.arange(sampler.count))
 
 
@@ -14,7 +14,7 @@ def check_permutation(sampler, epoch=0):
 
 
 def check_pure(sampler, epoch, data, st):
-    """Check that a sample depends only on its position, whatever else is in the call."""
+    """Check that a sample depends only on its position, not on other positions in the call."""
     whole = everything(sampler, epoch)
     assert whole.dtype == np.int64
     cuts = data.draw(st.lists(st.integers(0, sampler.count), max_size=5).map(sorted), "cuts")

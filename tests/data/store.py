@@ -1,4 +1,4 @@
-"""A real object store for tests that can fail: `faulty://FOLDER` reads a folder through fsspec."""
+"""Provides an object store whose reads can fail: `faulty://FOLDER` reads a folder by fsspec."""
 
 import os
 from collections.abc import Callable

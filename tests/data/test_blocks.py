@@ -121,7 +121,7 @@ def test_one_window_over_everything_is_a_full_shuffle():
 
 
 def imbalance(samples, count, classes, batch):
-    """Return the mean chi-square of the classes in a batch, over its value for random batches.
+    """Return the mean chi-square of the classes in a batch, divided by that of random batches.
 
     The data is sorted by class.
     """
@@ -132,11 +132,11 @@ def imbalance(samples, count, classes, batch):
 
 
 def test_the_quality_beside_a_full_shuffle_is_bounded():
-    # Sorted by class, 10 classes, batches of 100 of which a window holds many.
+    # The data is sorted by its 10 classes, and a window holds many batches of 100.
     count, classes, batch = 100_000, 10, 100
     full = imbalance(everything(Order(count, 0)), count, classes, batch)
     assert 0.9 < full < 1.1
-    # With w blocks in a window, a batch comes from w draws of a class: 1 + (batch - 1) / w.
+    # A window of w blocks has w draws of a class, so the imbalance is about 1 + (batch - 1) / w.
     for window in (32, 128, 512):
         blocks = imbalance(everything(BlockOrder(count, 0, 20, window)), count, classes, batch)
         assert 1 < blocks < 1.3 * (1 + (batch - 1) / window)

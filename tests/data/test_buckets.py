@@ -36,7 +36,7 @@ def test_units_are_runs_of_the_sorted_window(sizes):
         part, given_ = samples[start : start + window], order[start : start + window]
         assert np.array_equal(np.sort(part), np.sort(given_))  # no other samples
         whole = len(part) // size * size
-        assert np.array_equal(part[whole:], given_[whole:])  # a shorter unit, of any length
+        assert np.array_equal(part[whole:], given_[whole:])  # a last, shorter unit is not sorted
         cut = part[:whole].reshape(-1, size)
         stable = given_[:whole][np.argsort(lengths[given_[:whole]], kind="stable")]
         expected = {tuple(unit) for unit in stable.reshape(-1, size).tolist()}

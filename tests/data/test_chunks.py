@@ -54,7 +54,7 @@ def write(path, data=IMAGES, chunks=CHUNK, **options):
 
 
 def read(path, cache=None, pool=None):
-    """Open the dataset, and close the file if that is allowed."""
+    """Open the dataset, and close the file unless HDF5 reads the dataset."""
     file = h5py.File(path, "r", locking=False)
     chunked = Chunked(file["group/x"], path, pool=pool, cache=cache or ChunkCache())
     if chunked.direct:
@@ -127,7 +127,7 @@ def test_the_rows_are_those_of_h5py(tmp_path_factory, dataset, single, small):
     data = np.random.default_rng(0).integers(0, 100, shape).astype(dtype)
     write(path, data, chunks, maxshape=[None] * len(shape), **FILTERS[name])
     with pytest.MonkeyPatch.context() as patch:
-        if single:  # read rows of uncompressed chunks alone, even small ones
+        if single:  # read single rows of uncompressed chunks, even of small chunks
             patch.setattr("hpctrain.data.storage.chunks.SINGLE_BYTES", 1)
             patch.setattr("hpctrain.data.storage.chunks.SINGLE_PART", 0)
         chunked = read(path, ChunkCache(100 if small else 10**6))
@@ -153,7 +153,7 @@ def test_chunks_without_filters_and_without_data(tmp_path):
         )
         dataset[10:20] = 1
         plain = np.full((10, 2), 3, "<u2")
-        dataset.id.write_direct_chunk((20, 0), plain.tobytes(), 0b11)  # neither filter
+        dataset.id.write_direct_chunk((20, 0), plain.tobytes(), 0b11)  # not filtered
         shuffled = plain.view(np.uint8).reshape(-1, 2).T.tobytes()
         dataset.id.write_direct_chunk((30, 0), shuffled, 0b10)  # shuffled only
     expected = np.repeat(np.array([7, 1, 3, 3, 7], "<u2"), 10)[:, None].repeat(2, axis=1)
@@ -270,7 +270,7 @@ def test_a_file_that_became_shorter(tmp_path):
 
 
 def test_reads_that_fail_for_a_while(tmp_path, monkeypatch, caplog):
-    """EIO is simulated, because no file system here produces it on demand."""
+    """The test simulates EIO, because no file system produces it on demand."""
     path = write(tmp_path / "a.h5", **FILTERS["gzip"])
     left, truly = [2], os.preadv
 
@@ -348,8 +348,8 @@ def test_each_chunk_is_decoded_once(tmp_path):
             compare(chunked, IMAGES, np.random.default_rng(0).permutation(8) + start)
         compare(chunked, IMAGES, range(50))
     assert cache.decoded == 7
-    compare(chunked, IMAGES, ROWS)  # after the end of the pool
-    compare(read(path, cache), IMAGES, ROWS)  # opened again
+    compare(chunked, IMAGES, ROWS)  # the pool has ended
+    compare(read(path, cache), IMAGES, ROWS)  # the file is opened again
     assert cache.decoded == 7
     write(path, IMAGES + 1, **FILTERS["zstd"])  # another file
     compare(read(path, cache), IMAGES + 1, ROWS)
@@ -403,11 +403,11 @@ def test_memory_is_bounded(tmp_path):
                 rows = np.random.default_rng(seed).integers(0, 50, 30)
                 chunked.prefetch(rows)
                 compare(chunked, IMAGES, rows)
-                assert cache.nbytes <= max(room, 3 * size)  # those in use: by the pool and by us
+                assert cache.nbytes <= max(room, 3 * size)  # 3 chunks are in use by 3 threads
 
 
 def test_a_reader_inside_the_pool(tmp_path):
-    """A thread of the pool does not wait for the queue of the pool."""
+    """A thread of the pool must not wait for tasks in the queue of its own pool."""
     path = write(tmp_path / "a.h5", **FILTERS["gzip"])
     with ThreadPoolExecutor(1) as pool:
         chunked = read(path, pool=pool)

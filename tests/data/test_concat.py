@@ -16,7 +16,7 @@ COUNTS = (7, 1, 12)
 
 @pytest.fixture(scope="module")
 def readers(tmp_path_factory):
-    """Three data sets; sample i of all has the id i, and i bytes of value i."""
+    """Return readers of three data sets. Sample i, counted over all, has id i and i text rows."""
     found, first = {}, 0
     for name, count in zip("abc", COUNTS, strict=True):
         ids = np.arange(first, first + count)
@@ -65,7 +65,7 @@ def test_indices_outside_are_refused(readers, index):
 
 
 class Empty:
-    """No samples, of any schema."""
+    """A source without samples, with any fields."""
 
     def __init__(self, **fields):
         self.fields = fields

@@ -25,7 +25,7 @@ ARRAYS = {
     "short": np.arange(COUNT, dtype=np.uint16) + 60_000,
     "text": [np.arange(i % 4, dtype=np.uint16) + 60_000 for i in range(COUNT)],
 }
-# Forks of a process with threads: torch's DataLoader makes them, from Python 3.12 on it warns.
+# torch's DataLoader forks a process that has threads; from Python 3.12 on this gives a warning.
 forks = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
 
@@ -115,7 +115,7 @@ def test_in_workers_that_are_spawned(folder, method):
     assert torch.cat([batch["label"] for batch in loader]).tolist() == [-i for i in range(COUNT)]
 
 
-# Our own loader, by epochs.
+# LoaderDataset: hpctrain's loader, whose iterations are epochs.
 
 
 def ours(folder, **options):
@@ -150,7 +150,7 @@ def test_an_epoch_that_is_broken_off(folder):
         break
     assert dataset.state_dict() == {"consumed": 4}
     assert joined(dataset) == orders(1)[0]
-    iter(dataset)  # never begun: nothing
+    iter(dataset)  # an iterator that is never used begins no epoch
     assert joined(dataset) == orders(2)[0]
 
 
@@ -177,7 +177,7 @@ def test_it_resumes_within_an_epoch(folder, done):
 
 def test_evaluation_by_epochs(folder):
     dataset = ours(folder, shuffle=False)
-    for _ in dataset:  # as Lightning's sanity check
+    for _ in dataset:  # Lightning's sanity check does this
         break
     for _ in range(3):
         assert joined(dataset) == list(range(COUNT))
@@ -194,7 +194,7 @@ def test_worker_processes_are_refused(folder):
         next(iter(DataLoader(ours(folder), batch_size=None, num_workers=1)))
 
 
-# In other people's frameworks, on real digits: the lines of the module's docstring.
+# Other frameworks on real digits, used as the docstring of hpctrain.data.dataset shows.
 
 
 def net():
@@ -206,7 +206,7 @@ def loss_of(model, batch):
     return torch.nn.functional.cross_entropy(model(batch["image"].float() / 16), batch["label"])
 
 
-@pytest.mark.filterwarnings("ignore")  # Lightning's and its dependencies', many and changing
+@pytest.mark.filterwarnings("ignore")  # Lightning and its dependencies give many warnings
 def test_lightning_continues_in_the_middle_of_an_epoch(digits, tmp_path):
     import lightning
 

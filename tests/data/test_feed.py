@@ -17,7 +17,7 @@ def draw(batch, draws):
 
 
 def drawn(batches):
-    """What each sample was given, by its number."""
+    """Return the random number that each sample was given, by the sample's index."""
     return {
         int(x): int(value)
         for batch in batches
@@ -51,7 +51,7 @@ def test_the_state_is_what_was_given():
     resumed = make()
     resumed.load_state_dict(feed.state_dict())
     assert drawn([*before[5:], *resumed]) == drawn(list(make())[5:])
-    # A new iterator goes on where the training is, whatever was on its way.
+    # A new iterator continues after the batches of the training, not after the prefetched ones.
     assert [batch["x"].tolist() for batch in feed] == [b["x"].tolist() for b in list(make())[7:]]
 
 
@@ -64,7 +64,7 @@ def test_what_it_reads_from_is_closed_with_it():
 
 
 class SlowNumbers(Numbers):
-    """Numbers, each read of which takes 0.05 s."""
+    """A source of numbers whose reads take 0.05 s each."""
 
     def read(self, indices, out=None):
         time.sleep(0.05)
@@ -101,7 +101,7 @@ def test_batches_on_a_gpu_are_those_of_the_cpu():
 
 @pytest.mark.gpu
 def test_copies_are_over_when_the_iterator_has_been_left():
-    """Their pinned buffers go back to the loader, which fills them again."""
+    """Otherwise the loader would fill pinned buffers that are still being copied."""
     if not torch.cuda.is_available():
         pytest.skip("no CUDA")
     loader = Loader(Numbers(100), global_batch_size=20, max_epochs=2, pin_memory=True)
@@ -109,7 +109,7 @@ def test_copies_are_over_when_the_iterator_has_been_left():
 
     def slow(batch, draws):
         streams.append(torch.cuda.current_stream())
-        torch.cuda._sleep(500_000_000)  # cycles; the next batch is copied behind it
+        torch.cuda._sleep(500_000_000)  # cycles; the next batch is copied after them
         return batch
 
     batches = iter(Feed(loader, torch.device("cuda"), slow))

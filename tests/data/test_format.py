@@ -93,7 +93,7 @@ def test_the_index_says_what_is_on_the_disk(tmp_path):
 
 @pytest.mark.parametrize("codec", ["none", "gzip"])
 def test_the_digest_is_that_of_the_file(tmp_path, codec):
-    """It is computed while the file is written: the frame, data, and what has no data."""
+    """The digest is computed while the file is written, also for fields without any bytes."""
     samples = image_set(30) | {
         "none": [np.zeros(0)] * 30,
         "wide": np.arange(90, dtype=">i4").reshape(30, 3),
@@ -316,8 +316,11 @@ write_shards(Path(sys.argv[1]), [("train", {"x": np.arange(100, 105)})], max_byt
 @pytest.mark.parametrize("moves", range(7))
 @pytest.mark.parametrize("before", [False, True])
 def test_killed_between_any_two_moves(tmp_path, moves, before):
-    """Old or new or nothing, never a mixture; and the next run puts it right."""
-    if before:  # a data set with more shards gives way
+    """The folder has the old data set, the new one or none, never a mixture of both.
+
+    The next write leaves a complete data set and nothing else.
+    """
+    if before:  # an old data set with more shards is replaced
         old = write_shards(tmp_path, [("train", {"x": np.arange(20)})], max_bytes=16)
     result = subprocess.run([sys.executable, "-c", CRASH, tmp_path, str(moves)], check=False)
     assert result.returncode in (0, -9)

@@ -34,7 +34,7 @@ def ragged(*files):
 
 
 def smooth(height, width):
-    """An image that scaling changes little."""
+    """Return an image, uint8 (height, width, 3), that scaling changes little."""
     y, x = np.indices((height, width)) + 0.5
     channels = 255 * y / height, 255 * x / width, 128 + 0 * x
     return np.stack(channels, -1).astype(np.uint8)
@@ -43,16 +43,16 @@ def smooth(height, width):
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_the_orientation_is_applied(orientation, kind):
-    turn = [None, 0, 3, 1, 5, 4, 6, 2][orientation - 1]  # what undoes it, of Transpose
+    turn = [None, 0, 3, 1, 5, 4, 6, 2][orientation - 1]  # the PIL.Image.Transpose that undoes it
     stored = smooth(40, 60)
     exif = Image.Exif()
     exif[0x0112] = orientation
     image = Image.fromarray(stored)
     want = np.asarray(image if turn is None else image.transpose(turn))
     file = encoded(stored, kind, exif=exif, **({"lossless": True} if kind == "WEBP" else {}))
-    found = decode(ragged(file))  # its size is the upright one
+    found = decode(ragged(file))  # it has the size of the upright image
     assert found.shape == (1, 3, *want.shape[:2])
-    assert np.abs(found[0].transpose(1, 2, 0).astype(int) - want).max() < 12  # JPEG's loss
+    assert np.abs(found[0].transpose(1, 2, 0).astype(int) - want).max() < 12  # JPEG is not exact
     height, width = want.shape[0] // 2, want.shape[1] // 2
     small = decode(ragged(file), size=(height, width), fit="crop")[0].transpose(1, 2, 0)
     shrunk = np.asarray(Image.fromarray(want).resize((width, height), Image.Resampling.BILINEAR))
@@ -118,7 +118,7 @@ def test_sizes(kind, shape):
 
 @pytest.mark.parametrize("shape", [(16, 25), (17, 25), (48, 25)])
 def test_a_crop_that_rounds(shape):
-    """Pillow refuses a box that is 1e-15 outside of the image."""
+    """Rounding must not move the box out of the image: Pillow refuses a box 1e-15 outside."""
     files = ragged(encoded(smooth(*shape)))
     assert decode(files, size=(7, 11), fit="crop").shape == (1, 3, 7, 11)
 
@@ -165,7 +165,7 @@ def test_any_damage_is_a_data_error(kind, changes, cut):
 
 
 def test_a_bomb_is_not_decoded():
-    """Pillow's own limits do not decide: 20,000 x 20,000 pixels in 50 KB."""
+    """A PNG that claims 20,000 x 20,000 pixels raises our DataError, not an error of Pillow."""
     header = bytearray(encoded(PIXELS[0]))
     header[16:24] = (20_000).to_bytes(4, "big") * 2
     import zlib
@@ -242,7 +242,7 @@ def test_a_field_without_images(field):
         Decoded(Files([PNG]), field)
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")  # Python 3.12
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")  # from Python 3.12 on
 def test_a_fork_decodes_too():
     source = Decoded(Files([encoded(p) for p in PIXELS]), "image")
     source.read(np.arange(9))

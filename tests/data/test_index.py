@@ -23,7 +23,7 @@ def folder(tmp_path):
 
 
 def edit(folder, change):
-    """Change the JSON of an index by hand."""
+    """Apply `change` to the JSON of the index in `folder`."""
     path = folder / "index.json"
     content = json.loads(path.read_text())
     change(content)
@@ -111,7 +111,7 @@ def test_categories_that_are_none(folder, categories):
 
 
 def test_the_digest_of_a_data_set_does_not_change_with_our_versions():
-    """Runs and staged copies remember it."""
+    """Runs and staged copies store the digest, so no version of hpctrain may change it."""
     fields = {"x": Field("float32", (2,)), "t": Field("uint8", variable=True)}
     shards = (Shard("train-00000.h5", "train", 3, 4096, "xxh3_128:00"),)
     assert Index(fields, shards).digest == "xxh3_128:d390732ba0bda375a827a868495c4bfe"

@@ -21,7 +21,10 @@ from hpctrain.errors import ConfigError, DataError
 
 
 class Numbers:
-    """Samples that are their own index."""
+    """A source of `count` samples whose field x is their index.
+
+    It counts its reads. A read that includes the sample `fail_at` raises a DataError.
+    """
 
     def __init__(self, count, fail_at=None):
         self.count, self.fail_at = count, fail_at
@@ -41,7 +44,7 @@ class Numbers:
 
 @pytest.fixture
 def one_by_one(monkeypatch):
-    """Groups of one step."""
+    """Make the loader read one step at a time."""
     monkeypatch.setattr(batch_reader, "MAX_STEPS", 1)
 
 
@@ -51,7 +54,7 @@ def joined(lists):
 
 @pytest.fixture(autouse=True)
 def no_threads_of_other_tests():
-    """Iterators in reference cycles, such as Lightning's, live until they are collected."""
+    """Collect the iterators in reference cycles, such as Lightning's, which keep their threads."""
     gc.collect()
 
 
@@ -60,7 +63,7 @@ def threads():
 
 
 def take(loader, steps):
-    """The real samples of the next steps."""
+    """Return the samples of each of the next `steps` batches, without padding."""
     batches = []
     iterator = iter(loader)
     for _ in range(steps):
@@ -71,7 +74,7 @@ def take(loader, steps):
 
 
 def global_batches(count, batch_size, dp_size, **options):
-    """Each step's samples, all ranks joined in their order, and the masks."""
+    """Return the samples and the mask of each step, joined over all ranks in order."""
     ranks = [
         list(
             Loader(
@@ -122,14 +125,14 @@ def test_the_global_batch_is_the_same_for_every_number_of_ranks(shape, epochs):
         real = [x for batch, mask in own for x, m in zip(batch, mask, strict=True) if m]
         order = Order(count, 3, options["shuffle"])(epoch, np.arange(count)).tolist()
         kept = count if options["tail"] == "pad" else count // batch_size * batch_size
-        assert real == order[:kept]  # nothing twice, nothing missing but the tail
+        assert real == order[:kept]  # no sample comes twice, and only the tail is missing
         assert all(len(batch) == batch_size for batch, _ in own)
 
 
 @settings(max_examples=80, deadline=None)
 @given(shape=shapes, done=st.integers(0, 25), later=st.integers(1, 5), later_dp=st.integers(1, 4))
 def test_a_resume_continues_the_sequence(shape, done, later, later_dp):
-    """Also with other ranks and another batch size."""
+    """The number of ranks and the batch size may change."""
     count, batch_size, _, options = unpack(shape)
     first = Loader(Numbers(count), global_batch_size=batch_size, seed=1, **options)
     before = take(first, done)
@@ -162,7 +165,7 @@ def test_a_resume_continues_the_sequence(shape, done, later, later_dp):
     kept = len(this) // new_size * new_size if drop else len(this)
     kept_next = count // new_size * new_size if drop else count
     assert joined(after) == this[:kept] + following[:kept_next]
-    # What this epoch had before is exactly the rest of its order.
+    # Before the interruption, the epoch gave exactly the first part of its order.
     had = joined(before)[-offset:] if offset else []
     assert had == order(epoch, np.arange(offset)).tolist()
 
@@ -251,7 +254,7 @@ def test_an_exception_of_the_thread_comes_with_its_type(number):
     with pytest.raises(DataError, match=r"shard s\.h5 is gone"):
         for _ in loader:
             pass
-    assert loader.state_dict()["consumed"] == 20  # whoever reads, and whichever is read first
+    assert loader.state_dict()["consumed"] == 20  # the two batches before the error
     assert threads() == []
 
 
@@ -272,7 +275,7 @@ def test_the_thread_ends_with_the_iterator():
 
     iterator = iter(loader)
     next(iterator)
-    assert len(threads()) == 2  # the reader, and the planner
+    assert len(threads()) == 2  # the reader and the planner
     del iterator
     gc.collect()
     assert threads() == []
@@ -282,7 +285,7 @@ def test_the_thread_ends_with_the_iterator():
     iterator.close()
     assert threads() == []
 
-    iter(loader)  # never begun
+    iter(loader)  # an iterator that is never used starts no thread
     assert threads() == []
     list(Loader(Numbers(100), global_batch_size=10, max_epochs=3))
     assert threads() == []
@@ -297,7 +300,7 @@ def test_the_thread_reads_no_more_than_it_may():
     while reader.reads < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.1)
-    assert reader.reads == 3  # groups, that of the batch handed out included
+    assert reader.reads == 3  # groups, including the one whose batch was given out
 
 
 def test_python_ends_while_an_iterator_lives():
@@ -337,7 +340,7 @@ def test_the_wait_is_the_time_that_reading_takes_the_consumer(monkeypatch):
     monkeypatch.setattr(prefetcher.time, "perf_counter", lambda: next(clock))
     loader = Loader(Numbers(100), global_batch_size=10, threads=0, max_epochs=1)
     waits = [loader.wait_s for _ in loader]
-    # Two looks at the clock for each group: of 1, 2, 4 and 3 steps.
+    # The clock is read twice for each group; the groups have 1, 2, 4 and 3 steps.
     assert waits == [1, 2, 2, 3, 3, 3, 3, 4, 4, 4]
 
 
@@ -392,7 +395,7 @@ def test_ten_billion_samples_from_the_middle():
 
 
 def test_without_threads_groups_are_read_when_asked(monkeypatch):
-    """Small groups first; each is read when the one before it is used up."""
+    """The first groups are small; each group is read when the one before it is used up."""
     monkeypatch.setattr(prefetcher, "GROUP_WHEN_ASKED", 3 * 10 * 8)  # bytes of three batches
     source = Numbers(1000)
     loader = Loader(source, global_batch_size=10, shuffle=False, max_epochs=1, threads=0)
@@ -416,14 +419,15 @@ def test_the_memory_of_dropped_batches_is_used_again(number):
     options = {"global_batch_size": 10, "prefetch_bytes": 0, "threads": number}
     batches = iter(Loader(source, **options))
     places = {next(batches)["x"].data_ptr() for _ in range(100)}
-    # The one in use, the next ones (two with a thread), and one that is made before that is gone.
+    # The batch in use, two that a thread has read ahead, and the next one, which is made before
+    # the batch in use is dropped.
     assert len(places) <= 2 + 2 * number
     held = [next(batches) for _ in range(20)]
     assert len({batch["x"].data_ptr() for batch in held}) == 20
 
 
 def test_the_first_batch_waits_for_nothing_else():
-    """Whoever asks for it reads it, while the thread reads what comes after."""
+    """The consumer reads the first batch itself, while the thread reads the next ones."""
     behind = threading.Event()
 
     class Stuck(Numbers):

@@ -23,7 +23,7 @@ def of(*parts):
 
 
 def exact(values):
-    """Mean and population's std in integers and fractions."""
+    """Return the mean and standard deviation of the population, computed in exact integers."""
     values = [int(value) for value in values.reshape(-1)]
     n, total, squares = len(values), sum(values), sum(value * value for value in values)
     return total / n, math.sqrt((squares * n - total * total) / (n * n))
@@ -44,7 +44,7 @@ def test_integers(dtype, size):
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint32"])
 @pytest.mark.parametrize("order", ["random", "sorted", "every 64th"])
 def test_a_large_mean_costs_no_digits(dtype, order):
-    """The pivot is the mean of every 64th value: here it is far from the others."""
+    """The order "every 64th" puts the pivot, the mean of every 64th value, far from the others."""
     mean = 2.0**22 if dtype == "float32" else 1e9
     x = (mean + np.round(rng.normal(size=3 * BLOCK + 17) * 8)).astype(dtype)
     if order == "sorted":
@@ -152,7 +152,7 @@ def test_lengths_of_nothing():
         [np.arange(10), np.arange(5, 500), np.array([-(2**63)])],
         [np.arange(10), np.arange(500_000)],
         [Ragged.of([np.arange(3), np.arange(0)]), Ragged.of([np.arange(9)])],
-        [np.array([1e308]), np.array([-1e308]), np.array([1e308])],  # beyond float64
+        [np.array([1e308]), np.array([-1e308]), np.array([1e308])],  # the variance overflows
     ],
     ids=["float", "classes", "too many", "ragged", "overflow"],
 )

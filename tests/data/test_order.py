@@ -76,7 +76,7 @@ def test_seeds_epochs_and_counts_give_unrelated_orders():
     for other in (Order(1000, 1), Order(1000, 2**32)):
         assert (everything(other, 0) == first).mean() < 0.02
     assert (everything(Order(1000, 0), 1) == first).mean() < 0.02
-    # (seed + 1, epoch) is not (seed, epoch + 1).
+    # (seed + 1, epoch) gives another order than (seed, epoch + 1).
     assert (everything(Order(1000, 1), 0) == everything(Order(1000, 0), 1)).mean() < 0.02
     assert (
         Order(10**6, 0)(0, np.arange(1000)) == Order(10**6 + 1, 0)(0, np.arange(1000))
@@ -97,7 +97,7 @@ def test_tiny_counts_take_every_permutation_equally_often(count):
         [everything(order, epoch) for epoch in range(epochs)], axis=0, return_counts=True
     )
     assert len(seen) == [1, 1, 2, 6, 24, 120][count]
-    # Chi-square, 99.99 % at 119 degrees of freedom is 184.
+    # The 99.99 % quantile of chi-square with 119 degrees of freedom is 184.
     assert ((times - 200.0) ** 2 / 200).sum() < 184
 
 

@@ -1,4 +1,4 @@
-"""The place where shards are read: choice of the folder, kinds of file systems, URLs."""
+"""Tests where shards are read: the choice of the folder, the kinds of file systems, URLs."""
 
 import logging
 import subprocess
@@ -33,7 +33,7 @@ def shards(source):
 
 @pytest.fixture
 def memory(source):
-    """The data set in the memory file system of fsspec."""
+    """Copy the data set into the memory file system of fsspec, and return its URL."""
     system = fsspec.filesystem("memory")
     system.put(str(source), "/bucket/set", recursive=True)
     yield "memory://bucket/set"

@@ -1,4 +1,4 @@
-"""What a source is told beforehand."""
+"""Tests which samples and blocks the loader announces to a source before it reads them."""
 
 import threading
 
@@ -18,7 +18,7 @@ COUNT, BLOCK, WINDOW = 6000, 10, 5  # 120 windows of 50
 
 
 class Told:
-    """Samples that are their own index; what was announced is there."""
+    """A source that records what was announced to it; its field x is the index of the sample."""
 
     def __init__(self):
         self.fields = {"x": Field("int64")}
@@ -43,7 +43,7 @@ class Told:
 
     def read(self, indices, out=None):
         needed = set((indices // BLOCK * BLOCK).tolist())
-        with self.changed:  # the planner's thread may be behind, but it comes
+        with self.changed:  # the planner's thread may announce the blocks a little later
             assert self.changed.wait_for(lambda: needed <= self._starts(), 10)
         out["x"][:] = indices
         return out
@@ -51,7 +51,7 @@ class Told:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Groups of two steps."""
+    """Make the loader read two steps at a time."""
     monkeypatch.setattr(batch_reader, "MAX_STEPS", 2)
 
 
@@ -67,7 +67,8 @@ def test_blocks_are_announced_when_they_are_needed_and_not_long_before(lanes):
         epoch, first = divmod(20 * step, COUNT)
         expected = sampler(epoch, np.arange(first, first + 20))
         assert batch["x"].tolist() == expected.tolist()
-        # Two groups of two steps beyond this one's, a window that was begun and the next.
+        # At most the windows of this group of two steps and of the next two groups, the rest of a
+        # window that was begun, and the next window.
         most = (20 * (step + 6) // (WINDOW * BLOCK) + 3 * per_batch) * WINDOW
         with source.changed:
             assert len(set(source.announced)) <= most
@@ -84,7 +85,7 @@ def test_who_is_told(sampler, threads):
     loader = Loader(source, global_batch_size=500, sampler=sampler, max_epochs=1, threads=threads)
     in_blocks = isinstance(sampler, BlockOrder)
     for _ in loader:
-        with source.changed:  # what has not been said when the loader ends is not said any more
+        with source.changed:  # nothing is announced after the loader has ended
             assert source.changed.wait_for(
                 lambda: not threads or (source.prepared and (source.announced or not in_blocks)), 10
             )

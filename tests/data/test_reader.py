@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def own(tmp_path):
-    """A data set that the test may damage."""
+    """Write a data set that the test may damage, and return its folder."""
     return write(tmp_path)
 
 
@@ -51,7 +51,11 @@ def write(folder):
 
 
 def rewrite(folder, options):
-    """The same values in chunks, or big-endian (None), and an index that fits."""
+    """Rewrite the shards of a data set with the same values, update the index, return the folder.
+
+    The values are in chunks with h5py's `options`; if `options` is None, they are big-endian and
+    without chunks.
+    """
     index = Index.load(folder)
     shards = []
     for shard in index.shards:
@@ -172,7 +176,10 @@ def test_a_truncated_shard(own):
 
 
 def damage(folder, change):
-    """Edit the first shard of train; the index keeps its count and takes the new size."""
+    """Apply `change` to the first shard of train, and return its path.
+
+    The index gets the new size of the shard and keeps its number of samples.
+    """
     index = Index.load(folder)
     shards = list(index.shards)
     i = [shard.path for shard in shards].index("train-00000.h5")
@@ -236,7 +243,7 @@ def test_a_damaged_shard_is_named(own, change, words):
 
 
 def test_numbers_of_odd_bits_are_those_that_hdf5_reads(tmp_path):
-    """12 bits in the middle of 16: numpy's int16 is not what lies in the file."""
+    """Each number has 12 bits in the middle of 16, so its bytes are not those of numpy's int16."""
     values = np.arange(-20, 20, dtype=np.int16)
     write_shards(tmp_path, [("train", {"x": values})])
 
@@ -303,7 +310,7 @@ assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
 
 
 def run_program(folder, program, own):
-    """Run a program in a process of its own, which must end well."""
+    """Run a program in a process of its own, and check that it exits with 0."""
     (folder / "program.py").write_text(program)
     command = [sys.executable, "-m", "program", str(own)]
     forkserver.run(command, cwd=folder, check=True, timeout=60)
@@ -427,7 +434,7 @@ def test_a_read_that_fails_is_tried_again_then_named(own, monkeypatch):
 
 @pytest.mark.parametrize("io", ["mmap", "read"])
 def test_more_shards_than_can_be_open(tmp_path, monkeypatch, io):
-    """Slots are given from one to the next, by several threads at a time."""
+    """Several threads at a time map shards into slots that other shards have left."""
     write_shards(tmp_path, [("train", {"x": np.arange(600), "y": np.arange(600.0)})], max_bytes=32)
     monkeypatch.setattr(arena, "MAX_SLOTS", 24)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (96, 96))
@@ -464,7 +471,10 @@ def test_a_shard_that_was_replaced_stays_as_it_was_opened(own):
 
 
 def adopted(folder, fields, write, userblock=0):
-    """Two HDF5 files of another program, and an index of version 2; `write(file, start, stop)`."""
+    """Write two HDF5 files as another program might, and an index of version 2; return `folder`.
+
+    `write(file, start, stop)` writes the samples from `start` to `stop` into one file.
+    """
     shards, ends = [], [0, 20, COUNT]
     for start, stop in itertools.pairwise(ends):
         path = folder / f"{start}.h5"
@@ -520,7 +530,7 @@ def test_fields_that_lie_elsewhere(tmp_path, layout, io, userblock):
 
 
 def test_numbers_at_odd_places(tmp_path):
-    """Words are copied where all lie at multiples of them, and bytes once one does not."""
+    """Rows are copied in words if they are aligned in all open files, and otherwise in bytes."""
     places = []
 
     def write(file, start, stop):
@@ -530,7 +540,7 @@ def test_numbers_at_odd_places(tmp_path):
 
     reader = Reader(adopted(tmp_path, {"score": Field("float64")}, write), "train")
     assert places == [0, 3]
-    for rows in ([0, 19, 7], [0, 49, 20], [3, 4]):  # of the first file, of both, and again
+    for rows in ([0, 19, 7], [0, 49, 20], [3, 4]):  # in the first file, in both, in the first
         assert reader.read(np.array(rows))["score"].tolist() == SCORES[rows].tolist()
 
 
@@ -554,7 +564,7 @@ def test_the_version_says_who_can_read_it(tmp_path):
     index = Index({"x": Field("int64", (3,))}, (Shard("a.h5", "train", 1, 1, "xxh3_128:0"),))
     other = replace(index, fields={"x": Field("int64", (3,), dataset="/y", axis=1)})
     assert (index.version, other.version) == (1, 2)
-    assert index.fields == other.fields  # the samples are alike
+    assert index.fields == other.fields  # the samples have the same form
     assert index.digest != other.digest
     other.save(tmp_path)
     content = json.loads((tmp_path / "index.json").read_text())

@@ -1,4 +1,4 @@
-"""What a day of training would show: nothing grows."""
+"""Tests that memory, file descriptors and threads do not grow in a long training."""
 
 import os
 import re
@@ -19,7 +19,7 @@ from tests.data.test_reader import rewrite
 
 
 def own_memory():
-    """Bytes of this process's own: mapped files are the page cache's."""
+    """Return the anonymous memory of this process in bytes; mapped files are in the page cache."""
     status = Path("/proc/self/status").read_text()
     return int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) * 1024
 
@@ -47,7 +47,7 @@ def test_memory_and_descriptors_stay_as_they_are(tmp_path, layout, steps):
     before = None
     for step, batch in enumerate(feed, start=1):
         assert batch["image"].shape == (16, 3, 16, 16)
-        if step == steps // 5:  # everything has been open by now
+        if step == steps // 5:  # all shards have been opened by now
             before = own_memory(), len(os.listdir("/proc/self/fd"))
         if step == steps:
             break
@@ -73,7 +73,7 @@ def test_iterators_that_are_left_leave_nothing(tmp_path):
             )
     memory, descriptors, threads = before
     end = time.monotonic() + 10
-    while len(os.listdir("/proc/self/task")) > threads:  # the last are on their way out
+    while len(os.listdir("/proc/self/task")) > threads:  # the last threads are still ending
         assert time.monotonic() < end
         time.sleep(0.05)
     assert own_memory() - memory < 8 * 2**20

@@ -1,4 +1,4 @@
-"""Staging with real folders, real processes and real kills."""
+"""Tests staging with real folders, real processes and real kills."""
 
 import errno
 import logging
@@ -34,12 +34,12 @@ from hpctrain.data.reader import Reader
 from hpctrain.errors import DataError, LaunchError, StorageError
 from tests.data.store import FaultyStore
 
-SHARD = 2**16  # bytes of the data of a shard
+SHARD = 2**16  # bytes of data in a shard
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """Eight shards of random bytes."""
+    """Write a data set with eight shards of random bytes, and return its folder."""
     folder = tmp_path_factory.mktemp("source") / "set"
     rng = np.random.default_rng(0)
     samples = rng.integers(0, 256, (64, SHARD // 8), dtype=np.uint8)
@@ -63,17 +63,19 @@ def base(tmp_path):
 
 @pytest.fixture
 def faulty(source, monkeypatch):
-    """The source as a store that can fail; see `set_fault`."""
+    """Return the URL of the source in a store whose reads can fail; see `set_fault`."""
     monkeypatch.setattr(FaultyStore, "fault", FaultyStore.fault)
     monkeypatch.setattr(origin, "RETRY_S", (0.01, 0.01, 0.01, 0.01))
     return f"faulty://{source}"
 
 
 def set_fault(function):
+    """Make the store pass what it reads through `function(path, position, data)`."""
     FaultyStore.fault = staticmethod(function)
 
 
 def right(path, shard):
+    """Return whether the file has the digest of the shard."""
     return xxhash.xxh3_128_hexdigest(Path(path).read_bytes()) == shard.digest[9:]
 
 
@@ -98,7 +100,7 @@ def wait_until(true, seconds=20):
 
 
 def python(code, *arguments, **env):
-    """Start a process whose output can be read and that can be killed."""
+    """Start a Python process that runs `code`; its stdout is a pipe."""
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -212,7 +214,7 @@ def test_processes_that_stage_at_once_read_each_shard_once(source, shards, base,
     ]
     for process in several:
         assert process.stdout.readline() == "ready\n"
-    log.unlink()  # with the line of the index
+    log.unlink()  # it has a line for the index
     (base / "go").touch()
     copied = [int(process.communicate(timeout=60)[0]) for process in several]
     assert sum(copied) == sum(shard.bytes for shard in shards)
@@ -408,7 +410,7 @@ def test_another_job_does_not_change_the_modification_time(source, shards, base)
         path = stage.path(shards[0])
         os.utime(path, ns=(1, 1))
         assert other.path(shards[0]) == path
-        assert path.stat().st_mtime_ns == 1  # a reader would take a later time for an edit
+        assert path.stat().st_mtime_ns == 1  # a reader would report another time as an edit
         assert path.stat().st_atime_ns > 1
 
 
@@ -544,7 +546,7 @@ def test_missing_truncated_longer_and_odd_shards(source, shards, base, tmp_path)
 
 @pytest.fixture
 def little_disk(base):
-    """A file system of one megabyte."""
+    """Mount a file system of one megabyte at `base`."""
     made = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=1m,mode=1777", "none", base], capture_output=True
     )
@@ -665,7 +667,7 @@ def test_copies_in_memory_are_removed(source, shards):
         assert {p.name for p in Path(name).glob("*/*")} == {"lock", "boot"}
 
 
-# sbcast, the parts that work without Slurm
+# The parts of sbcast that work without Slurm
 
 
 def test_broadcast_files_are_checked_and_taken(source, shards, base, caplog):

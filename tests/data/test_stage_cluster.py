@@ -1,4 +1,4 @@
-"""Staging on a real Slurm cluster: each node has its own folder, two ranks per node, sbcast."""
+"""Tests staging on a real Slurm cluster: a folder on each node, two ranks per node, sbcast."""
 
 import json
 import os
@@ -13,8 +13,8 @@ from tests import cluster
 
 pytestmark = pytest.mark.slurm
 
-# Always the same nodes: Slurm may choose other ones while a node still ends its previous job, and
-# shards that are staged on one node do not help a job on another.
+# The jobs always use the same nodes. Slurm could choose others while a node still ends its previous
+# job, and shards that are staged on one node do not help a job on another.
 NODES = ["node1", "node2", "node3"]
 ON_NODES = (f"--nodes={len(NODES)}", f"--nodelist={','.join(NODES)}")
 

@@ -102,7 +102,7 @@ def test_select_and_column_of_real_data(digits):
 
 
 class Texts:
-    """Ten samples with a field of variable length."""
+    """A source of ten samples with a field of variable length."""
 
     fields = {"text": Field("uint8", variable=True), "id": Field("int64")}  # noqa: RUF012
 

@@ -42,7 +42,7 @@ def batch_of(image):
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(-5, 2**64), epoch=st.integers(0, 10**6), cut=st.integers(1, 49))
 def test_draws_are_those_of_the_sample(seed, epoch, cut):
-    """However the batch is divided, and whatever else is drawn in another one."""
+    """The draws of a sample do not depend on how the samples are divided into batches."""
 
     def choices(start, stop):
         source = draws(stop - start, start, seed, epoch)
@@ -89,7 +89,7 @@ def test_draws_are_uniform_and_independent():
 )
 def test_a_random_crop_is_that_of_a_loop(device, count, channels, size, crop, padding, dtype):
     height, width = (min(c, s + 2 * padding) for c, s in zip(crop, size, strict=True))
-    image = images((count + 1, channels, *size), dtype, device)[1:]  # a view, as the loader's are
+    image = images((count + 1, channels, *size), dtype, device)[1:]  # a view, like a loader's batch
     before = image.clone()
     transform = RandomCrop((height, width), padding, fill=7)
     found = transform(batch_of(image), draws(count))["image"]

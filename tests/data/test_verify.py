@@ -1,4 +1,4 @@
-"""A shard may differ from the index in many ways, and each one is found and named."""
+"""Tests that verification finds and names shards that differ from the index in any way."""
 
 import os
 import pickle
@@ -109,7 +109,8 @@ def test_first_use_reads_a_shard_once(source, shards):
     assert paths == [source / shard.path for shard in shards[:3]] * 10
     for shard in shards:
         edit(source / shard.path)
-    place.path(shards[0])  # was verified before, also for a fork and after unpickling
+    # The first shard was verified before and is not read again, even in a fork or a pickled copy.
+    place.path(shards[0])
     child = os.fork()
     if child == 0:
         os._exit(place.path(shards[0]) != paths[0])

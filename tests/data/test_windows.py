@@ -23,7 +23,7 @@ def write(folder, lengths, max_bytes):
 
 
 def expected(reader, length, stride):
-    """Windows and their documents, cut by hand."""
+    """Return the windows and their document numbers as lists, cut by a plain loop."""
     windows = []
     for shard in range(len(reader.shards)):
         offsets = reader.offsets("text", shard)

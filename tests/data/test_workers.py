@@ -329,7 +329,7 @@ def script(tmp_path, guard, more=""):
 
 
 def test_a_transform_of_the_script_itself(tmp_path):
-    """The script also forgets to close the workers."""
+    """The script leaves the workers open when it ends."""
     done = subprocess.run(
         script(tmp_path, "if __name__ == '__main__':"),
         capture_output=True,
@@ -349,7 +349,7 @@ def test_a_script_without_a_guard(tmp_path):
 
 
 def test_a_transform_of_a_module_that_was_run(tmp_path):
-    """A script run by python -m, which may still choose the start method of multiprocessing."""
+    """The script is run by python -m, and can still set the start method of multiprocessing."""
     more = "    import multiprocessing; multiprocessing.set_start_method('spawn')\n"
     script(tmp_path, "if __name__ == '__main__':", more)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The data and the transforms that the tests of worker processes use. Imported without torch."""
+"""Provides data and transforms for the tests of worker processes; it must not import torch."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ TEXTS = [np.arange(i % 5, dtype=np.uint16) for i in range(COUNT)]
 
 
 class Source:
-    """Images, labels and texts. With `into`, they are read into the given arrays."""
+    """A source of images, labels and texts; with `into`, `read` fills the given arrays."""
 
     def __init__(self, fields=("image", "label", "text"), into=True):
         everything = {
@@ -45,6 +45,10 @@ FIXED = Source(("image", "label"))
 
 
 def run(workers, start, stop, key=(0, 0), shift=0):
+    """Submit the positions from `start` to `stop`; position p has sample (p + shift) % COUNT.
+
+    `key` is (seed, epoch). Returns the future of the batch.
+    """
     positions = np.arange(start, stop)
     return workers.submit(key, positions, (positions + shift) % COUNT)
 
@@ -62,7 +66,7 @@ def _is_worker(pid):
         line = Path(f"/proc/{pid}/cmdline").read_bytes()
     except FileNotFoundError:  # it ended meanwhile
         return False
-    return b"hpctrain.data.workers.process" in line or not line  # an ended one has no line
+    return b"hpctrain.data.workers.process" in line or not line  # empty for an ended process
 
 
 def augment(sample, random):
@@ -87,7 +91,7 @@ def same(sample, random):
 
 
 def report(sample, random):
-    """Return what kind of process this is."""
+    """Return facts about the process that runs the transform."""
     import sys
 
     ignored = [signal.getsignal(number) == signal.SIG_IGN for number in range(1, 20)]
@@ -122,6 +126,7 @@ class Kept(ValueError):
 
 
 def end(sample, random, how):
+    """Return the sample; for the one with label 13, fail in the way that `how` names."""
     if sample["label"] != 13:
         return sample
     match how:

@@ -1,18 +1,17 @@
-"""Tokens per second and MFU of hpctrain's step and of a loop written by hand.
+"""Measure tokens per second and MFU of hpctrain's step and of a loop written by hand.
 
     python tests/gpu/bench_gpt2.py                          GPT-2 124M, bf16, compiled
     python tests/gpu/bench_gpt2.py --model llama3_8b        one GPU of 140 GB: parameters in bf16,
                                                             activation checkpointing
-    python tests/gpu/bench_gpt2.py --device cpu --tiny      shows that it runs
+    python tests/gpu/bench_gpt2.py --device cpu --tiny      a quick check that it runs
 
-Both loops train the same model object with the same optimizer, so they need the memory of one, and
-what is compiled is the same. They take turns, and the table has the median of the turns. The loop
-by hand has the cross-entropy of all logits at once, clips with torch's function and adds up no
-metrics.
+Both loops train the same model object with the same optimizer, so they share its memory and its
+compiled code. They take turns, and the table shows the median of the turns. The loop by hand
+computes the cross-entropy of all logits at once, clips with torch's function and has no metrics.
 
 MFU = tokens/s x FLOPs per token / peak FLOPs per second of the GPU in dense bf16. The FLOPs per
-token are 6 N + 12 layers x dim x length (PaLM, Chowdhery et al. 2022), by the model's
-`flops_per_token`; what checkpointing computes again does not count.
+token are 6 N + 12 layers x dim x length (PaLM, Chowdhery et al. 2022), from the model's
+`flops_per_token`. What activation checkpointing computes a second time does not count.
 """
 
 import argparse
@@ -110,7 +109,7 @@ def by_hand(
 
 
 def seconds(step: Callable[[], Any], steps: int, device: str) -> float:
-    """Return the seconds of one of `steps` steps."""
+    """Run `steps` steps and return the mean seconds of a step."""
     if device == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
@@ -144,7 +143,7 @@ def main() -> None:
     loops = {f.__name__: f(model, optimizer, batch) for f in (by_hand, ours)}
     times: dict[str, list[float]] = {name: [] for name in loops}
     memory = dict.fromkeys(loops, 0)
-    for name, step in loops.items():  # compiles, and makes the state of the optimizer
+    for name, step in loops.items():  # the first steps compile and make the optimizer's state
         seconds(step, 3, given.device)
         if given.device == "cuda":
             torch.cuda.reset_peak_memory_stats()

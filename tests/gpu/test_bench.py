@@ -1,4 +1,4 @@
-"""The benchmark for GPUs runs, here with a tiny model on the CPU."""
+"""Checks that the GPU benchmark runs, with a tiny model on the CPU."""
 
 from tests.conftest import run_module
 

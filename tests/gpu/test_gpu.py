@@ -1,4 +1,4 @@
-"""On a GPU, where there is one; everything else runs without."""
+"""Compares a training on a GPU with the same training on the CPU."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Precision, offload, checkpointing and compilation on one GPU, against fp32 on the same GPU."""
+"""Compares precision, offload, checkpointing and compilation with plain fp32 on the same GPU."""
 
 import functools
 import gc
@@ -26,19 +26,22 @@ from hpctrain.train.step import TrainStep
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-    # CUDA, NCCL and the compiler warn about what they find on a machine.
+    # CUDA, NCCL and the compiler give warnings that depend on the machine.
     pytest.mark.filterwarnings("default"),
 ]
 
 STEPS, VOCABULARY = 20, 512
-FIRST_SCALE = 65536  # of the loss in fp16
+FIRST_SCALE = 65536  # initial scale of the loss in fp16
 Keys = dict[str, Any]
 OFFLOAD: Keys = {"parallel.fsdp.offload": True}
 CUDA = torch.device("cuda", 0)
 
 
 class Trained(NamedTuple):
-    """The losses of a training, the scale of the loss at its end, and its bytes on the GPU."""
+    """The losses of a training, the scale of the loss at its end, and its bytes on the GPU.
+
+    `peak` is the most bytes in the last step; `between` is the bytes held after it.
+    """
 
     losses: list[float]
     scale: float
@@ -56,8 +59,8 @@ def group() -> Iterator[None]:
 def train(
     keys: Keys, *, dim: int = 256, rows: int = 8, length: int = 128, steps: int = STEPS
 ) -> Trained:
-    """Train a Transformer on the same batch again and again, which it learns by heart."""
-    gc.collect()  # models of earlier trainings
+    """Train a Transformer for `steps` steps on the same batch of (rows, length + 1) tokens."""
+    gc.collect()  # frees the models of earlier trainings
     before = torch.cuda.memory_allocated()
     config = Config()
     for key, value in keys.items():
@@ -74,7 +77,7 @@ def train(
     batch: Batch = {"tokens": tokens.to(CUDA), "mask": torch.ones(rows, device=CUDA).bool()}
     losses = []
     for i in range(steps):
-        if i == steps - 1:  # the state of the optimizer exists since the first step
+        if i == steps - 1:  # the first step made the optimizer's state, so the peak includes it
             torch.cuda.reset_peak_memory_stats()
         step(batch, 1e-3)
         losses.append(step.totals.means()["loss"])
@@ -117,7 +120,7 @@ def test_losses_of_fp32(keys: Keys, tolerance: float) -> None:
 
 @pytest.mark.parametrize("keys", [{}, OFFLOAD], ids=str)
 def test_losses_of_fp16_with_its_scale(keys: Keys) -> None:
-    """The scale begins too high: the first steps overflow and are left out."""
+    """The scale of the loss begins too high, so the first steps overflow and are skipped."""
     trained = train(keys | {"precision.compute": "fp16"})
     skipped = round(math.log2(FIRST_SCALE / trained.scale))
     assert 0 <= skipped <= 8

@@ -1,4 +1,4 @@
-"""The bare loops, h5py, np.memmap, torch's DataLoader itself, and ours."""
+"""Defines the loaders without a peer package: bare loops, np.memmap, h5py and hpctrain's own."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -21,7 +21,7 @@ from tests.benchmarks.loaders.works import Batch, Work, tensor
 
 
 class NumpyGather(Competitor):
-    """A bare loop: a fancy gather from np.memmap, with a permutation held in memory."""
+    """A bare loop that gathers rows of an np.memmap by a fancy index; the order is in memory."""
 
     parallel = False
 
@@ -40,9 +40,9 @@ class NumpyGather(Competitor):
 
 
 class IndexSelect(NumpyGather):
-    """A bare loop: torch.index_select on the mapped file, into a buffer that is used again."""
+    """A bare loop that copies rows of a mapped file by torch.index_select into a reused buffer."""
 
-    threads = torch.get_num_threads()  # of torch, for the copy
+    threads = torch.get_num_threads()  # number of torch threads
 
     def __init__(self, work: Work, folder: Path, workers: int = 0, state: Any = None) -> None:
         super().__init__(work, folder, workers, state)
@@ -52,7 +52,7 @@ class IndexSelect(NumpyGather):
             name: torch.empty((work.batch, *whole.shape[1:]), dtype=whole.dtype)
             for name, whole in self.mapped.items()
         }
-        self.wide = {  # what has to become wider
+        self.wide = {  # buffers for uint16 fields, which become int32
             name: torch.empty(room.shape, dtype=torch.int32)
             for name, room in self.out.items()
             if room.dtype == torch.uint16
@@ -67,13 +67,13 @@ class IndexSelect(NumpyGather):
 
 
 class IndexSelectAlone(IndexSelect):
-    """The same loop with one thread of torch's."""
+    """The same loop with one torch thread."""
 
     threads = 1
 
 
 class Idle(MapStyle):
-    """A dataset that does nothing and gives the same batch: the cost of torch's DataLoader."""
+    """A dataset that always returns the same batch; it shows the cost of torch's DataLoader."""
 
     resumes = False
     shuffle = "-"
@@ -103,7 +103,7 @@ class _Idle:
 
 
 class Memmap(MapStyle):
-    """np.memmap, gathered by the batch inside torch's DataLoader."""
+    """np.memmap in torch's DataLoader, with one fancy index for each batch."""
 
     def dataset(self, work: Work, folder: Path) -> Any:
         return _Memmap(work, folder.parent)
@@ -121,7 +121,7 @@ class _Memmap:
 
 
 class H5pySamples(MapStyle):
-    """h5py with one read for each sample, as a first version often has it."""
+    """h5py in torch's DataLoader with one read for each sample, as in many first scripts."""
 
     @classmethod
     def write(cls, work: Work, folder: Path) -> None:
@@ -137,7 +137,7 @@ class H5pySamples(MapStyle):
 
 
 class H5pyBatches(H5pySamples):
-    """h5py's fancy index, which needs ascending rows."""
+    """h5py with one fancy index for each batch, which needs ascending rows."""
 
     def dataset(self, work: Work, folder: Path) -> Any:
         return _H5pyBatches(work, folder)
@@ -155,7 +155,7 @@ class _H5pySamples:
         return self.work.count
 
     def datasets(self) -> dict[str, h5py.Dataset]:
-        if self.file is None:  # in the worker, not before the fork
+        if self.file is None:  # it is opened in the worker process, not before the fork
             self.file = h5py.File(self.path, "r")
             self.opened = {name: self.file[name] for name in self.work.fields}
         return self.opened
@@ -171,9 +171,10 @@ class _H5pyBatches(_H5pySamples):
 
 
 class Hpctrain(Competitor):
-    """Ours, by its public interface, with one thread that reads ahead.
+    """hpctrain's loader through its public interface, with one thread that reads ahead.
 
-    Instead of two processes it has two threads, where there are cores for both and the consumer.
+    Where other loaders use two worker processes, it uses two threads, or fewer if there are not
+    enough cores for them and the consumer.
     """
 
     threads = 1
@@ -211,14 +212,14 @@ class Hpctrain(Competitor):
 
 
 class HpctrainAlone(Hpctrain):
-    """Ours without a thread: the consumer reads each batch when it needs it."""
+    """hpctrain's loader without threads: the consumer reads each batch when it needs it."""
 
     threads = 0
     parallel = False
 
 
 class HpctrainBlock(Hpctrain):
-    """Ours, with block shuffle: the mode for data that is not in the page cache."""
+    """hpctrain's loader with block shuffle, the mode for data that is not in the page cache."""
 
     shuffle = "block"
 

@@ -1,6 +1,8 @@
-"""One competitor in a process of its own: told what to measure by lines of JSON on stdin.
+"""Measures one competitor in its own process.
 
-python -m tests.benchmarks.loaders.child NAME, from the root of the checkout
+python -m tests.benchmarks.loaders.child NAME        (from the root of the checkout)
+
+Each request is a line of JSON on stdin, and each answer is a line of JSON on stdout.
 """
 
 import gc
@@ -25,26 +27,30 @@ STARTS = 2
 
 
 class Child:
-    """Answers requests about one competitor; each method below is one."""
+    """Answers requests about one competitor; each public method is a request."""
 
     def __init__(self, kind: type[Competitor]) -> None:
         self.kind = kind
         self.halfway: Any = None
 
     def hello(self) -> str:
-        """Its version."""
+        """Return the version of the competitor's package; "" if it needs no package."""
         name = self.kind.package
         return importlib.metadata.version(name) if name else ""
 
     def write(self, work: str, root: str, cold: bool = False) -> None:
-        """Write the data set; what follows is about it."""
+        """Write a data set in the competitor's format; later requests are about this data set."""
         self.work, self.folder = (COLD if cold else WORKS)[work], Path(root, self.kind.__name__)
         self.folder.mkdir()
         self.raw = self.work.arrays(self.folder.parent)
         self.kind.write(self.work, self.folder)
 
     def check(self) -> dict[str, Any]:
-        """Whether an epoch has each sample once, with what belongs to it, also if interrupted."""
+        """Count the samples that an epoch misses and repeats if it is resumed halfway.
+
+        `same_order` says whether the rest of the epoch is the same as without the interruption.
+        The result is empty for a competitor that cannot resume.
+        """
         if not self.kind.resumes:
             return {}
         work, half = self.work, self.work.steps // 2
@@ -58,7 +64,10 @@ class Child:
         }
 
     def _take(self, half: int, rest: int, state: Any = None) -> tuple[list[int], list[int]]:
-        """The numbers of the samples in `half` batches, and in the `rest` after them."""
+        """Return the sample numbers of the next `half` batches, and of the `rest` after them.
+
+        Without `state`, the state between the two parts is kept in `halfway`.
+        """
         loader = self.kind(self.work, self.folder, state=state)
         batches = loader.batches()
         before = [number for batch in islice(batches, half) for number in self._verified(batch)]
@@ -69,7 +78,7 @@ class Child:
         return before, after
 
     def _verified(self, batch: Batch) -> list[int]:
-        """The numbers of the samples in a batch, the first of which is compared with the source."""
+        """Return the sample numbers of a batch; its first sample is compared with the source."""
         numbers = self.work.numbers(batch)
         for name, array in self.raw.items():
             if not torch.equal(batch[name][0], tensor(array[numbers[:1]])[0]):
@@ -77,7 +86,11 @@ class Child:
         return numbers
 
     def start(self, resume: bool = False) -> float | None:
-        """Milliseconds from opening to the first batch, from the beginning or from halfway."""
+        """Return the milliseconds from opening to the first batch, the least of STARTS.
+
+        With `resume` the first batch is the one in the middle of the epoch; None if the
+        competitor cannot resume.
+        """
         if resume and self.halfway is None:
             return None
         return min(self._start(self.halfway if resume else None) for _ in range(STARTS))
@@ -92,9 +105,9 @@ class Child:
         return took * 1e3
 
     def speed(self, epochs: int, workers: int = 0) -> float:
-        """Return MB/s of sample bytes in a user's loop, from opening to the end of the last epoch.
+        """Return MB/s of sample bytes, from opening to the end of the last epoch.
 
-        Nothing else is in the loop, so the consumer is never busy.
+        The loop does nothing with the batches.
         """
         start = time.perf_counter()
         loader = self.kind(self.work, self.folder, workers)
@@ -107,13 +120,13 @@ class Child:
 
 
 def _close(loader: Competitor, batches: Any) -> None:
-    """End its threads; processes and files go with the last reference."""
+    """End the loader's threads; its processes and files end with the last reference to it."""
     batches.close()
     loader.close()
 
 
 def main() -> None:
-    # Some peers print: stdout is only for answers.
+    # Some peers print to stdout, which is only for answers: their text goes to stderr.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
@@ -122,10 +135,10 @@ def main() -> None:
         request = json.loads(line)
         try:
             answer = {"result": getattr(child, request.pop("do"))(**request)}
-        except Exception as error:  # a row of the table, not the end of it
+        except Exception as error:  # reported in the table; the other competitors go on
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}
-        gc.collect()  # files are closed before the next request
+        gc.collect()  # closes files before the next request
         print(json.dumps(answer), file=answers)
 
 

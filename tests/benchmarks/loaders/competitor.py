@@ -1,4 +1,4 @@
-"""The interface of a measured loader, and the common part of those with torch's DataLoader."""
+"""Defines the interface of a measured loader, and a base class for torch's DataLoader."""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -11,15 +11,17 @@ from tests.benchmarks.loaders.works import Batch, Work
 
 
 class Competitor:
-    """One way to load; made anew for each measurement, so its start is measured too.
+    """One way to load a data set.
+
+    Each measurement makes a new object, so the time to open the data set is measured too.
 
     Attributes:
-        package: Its name on PyPI, installed into an environment of its own; "": none is needed.
-        peer: Whether it is one of the loaders that ours is compared with.
-        by_hand: Whether it makes tensors by code of ours, not in the peer's own way.
-        shuffle: How it shuffles.
-        resumes: Whether it can resume; that is then checked.
-        parallel: Whether two processes (for ours: two threads) make sense.
+        package: Name of its package on PyPI, which gets its own environment; "": none is needed.
+        peer: Whether it is a loader of another project.
+        by_hand: Whether code of this benchmark makes the tensors, instead of the peer's own.
+        shuffle: How it shuffles, as the table says it.
+        resumes: Whether it can resume; if so, the benchmark checks that it does.
+        parallel: Whether it is also measured with two processes (hpctrain: two threads).
     """
 
     package: ClassVar[str] = ""
@@ -31,18 +33,18 @@ class Competitor:
 
     @classmethod
     def write(cls, work: Work, folder: Path) -> None:
-        """Write the data set, whose raw arrays lie in the parent folder, in its own format."""
+        """Write the data set into `folder` in its format; the parent folder has the raw arrays."""
 
     def __init__(self, work: Work, folder: Path, workers: int = 0, state: Any = None) -> None:
-        """Open what `write` wrote; `workers` processes; from `state` on."""
+        """Open the data set in `folder` with `workers` processes, and continue from `state`."""
         raise NotImplementedError
 
     def epoch(self) -> Iterable[Batch]:
-        """One epoch, or what is left of the resumed one."""
+        """Return the batches of one epoch, or the remaining batches of a resumed epoch."""
         raise NotImplementedError
 
     def batches(self) -> Iterator[Batch]:
-        """Epoch after epoch, without end."""
+        """Yield the batches of epoch after epoch, without end."""
         while True:
             yield from self.epoch()
 
@@ -55,7 +57,7 @@ class Competitor:
 
 
 class Shuffle(Sampler[int]):
-    """torch's RandomSampler with what it needs to resume: a seed per epoch, and where to begin."""
+    """A random sampler that can resume: it has a seed per epoch, and a position to start at."""
 
     def __init__(self, count: int, start: int) -> None:
         self.count, self.start, self.epoch = count, start, 0
@@ -68,7 +70,7 @@ class Shuffle(Sampler[int]):
 
 
 class MapStyle(Competitor):
-    """A map-style dataset in torch's DataLoader; with __getitems__, it returns whole batches."""
+    """A map-style dataset in torch's DataLoader. If it has __getitems__, that returns a batch."""
 
     def __init__(self, work: Work, folder: Path, workers: int = 0, state: Any = None) -> None:
         self.loader = DataLoader(
@@ -85,7 +87,10 @@ class MapStyle(Competitor):
         raise NotImplementedError
 
     def collate(self) -> Callable[[Any], Batch]:
-        """What makes a batch; not a method, in whose cycle the workers would live on."""
+        """Return the collate function.
+
+        It must not be a bound method: the reference cycle would keep the workers alive.
+        """
         return _whole
 
     def epoch(self) -> Iterable[Batch]:

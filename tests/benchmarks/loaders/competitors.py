@@ -1,4 +1,4 @@
-"""All loaders that are measured, in the order of the table."""
+"""Lists all loaders that are measured, in the order of the table."""
 
 from tests.benchmarks.loaders import basics, peers
 from tests.benchmarks.loaders.competitor import Competitor

@@ -1,7 +1,7 @@
-"""A disk of a known speed: the kernel's own limit on this machine's, where we may set it.
+"""Limits the read speed of this machine's disk, through the control groups of the kernel.
 
-A virtual machine's disk may be its host's memory, and as fast: then a cold read is bound by the
-copies, and says nothing of reading ahead.
+A virtual machine's disk may be cached in its host's memory. Cold reads are then limited by memory
+copies, and do not show whether reading ahead works.
 """
 
 import os
@@ -15,7 +15,10 @@ LIMIT = "blkio.throttle.read_bps_device"
 
 @contextmanager
 def limited(folder: Path, bytes_s: int, pids: list[int]) -> Iterator[bool]:
-    """Limit what these processes read from the disk of `folder`; whether that was possible."""
+    """Limit the bytes per second that the processes `pids` read from the disk of `folder`.
+
+    Yields whether the limit could be set.
+    """
     group = GROUPS / f"hpctrain-{os.getpid()}"
     device = _disk(folder)
     try:
@@ -24,7 +27,7 @@ def limited(folder: Path, bytes_s: int, pids: list[int]) -> Iterator[bool]:
         for pid in pids:
             (group / "cgroup.procs").write_text(str(pid))
         possible = True
-    except OSError:  # not root, or the other version of control groups
+    except OSError:  # not root, or control groups of version 2
         possible = False
     try:
         yield possible
@@ -36,7 +39,7 @@ def limited(folder: Path, bytes_s: int, pids: list[int]) -> Iterator[bool]:
 
 
 def _disk(folder: Path) -> str:
-    """The device, "major:minor"; of a partition its whole disk, which is what has limits."""
+    """Return the whole disk of `folder` as "major:minor"; a partition cannot have a limit."""
     number = os.stat(folder).st_dev
     device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
     whole = device.parent if (device / "partition").exists() else device

@@ -1,4 +1,4 @@
-"""Each peer's own environment, which sees this one's packages: torch is not installed again."""
+"""Makes an environment for each peer that also sees the packages of this one, such as torch."""
 
 import os
 import shutil
@@ -14,7 +14,9 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "hpctrain
 
 
 def python_with(package: str) -> str:
-    """The python of an environment with `package`, installed unless it was; "": this one.
+    """Return the path of a python that can import `package`, which is installed if necessary.
+
+    For "" it is the python that runs this.
 
     Raises:
         RuntimeError: pip cannot install it.
@@ -27,11 +29,11 @@ def python_with(package: str) -> str:
     if not done.exists() or done.read_text() != wanted:
         shutil.rmtree(folder, ignore_errors=True)
         venv.create(folder, with_pip=False)
-        # addsitedir reads the .pth files there too, where editable installs are.
+        # addsitedir also reads the .pth files there, which name editable installs.
         sites = [path for path in sys.path if path.endswith("-packages")]
         lines = [f"import site; site.addsitedir({path!r})\n" for path in sites]
         pure = folder / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
-        (pure / "zz-host.pth").write_text("".join(lines))  # behind what is installed here
+        (pure / "zz-host.pth").write_text("".join(lines))  # searched after the peer's packages
         (folder / "constraints").write_text(
             f"torch=={torch.__version__}\nnumpy=={np.__version__}\n"
         )

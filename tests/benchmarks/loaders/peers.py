@@ -1,6 +1,6 @@
-"""The loaders of others, each with its own files and the settings that shuffle fastest for it.
+"""Defines the peers: loaders of other projects, each with its own files and fastest settings.
 
-Each import is inside: every peer has an environment of its own, and is not in the others'.
+Peers are imported inside functions, because each one is installed only in its own environment.
 """
 
 import sys
@@ -19,7 +19,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from tests.benchmarks.loaders.competitor import Competitor, MapStyle, Shuffle
 from tests.benchmarks.loaders.works import Array, Batch, Work, tensor
 
-SHARD = 64 * 2**20  # bytes: what these formats use
+SHARD = 64 * 2**20  # bytes of a file, a usual size in these formats
 
 
 class Peer(Competitor):
@@ -27,7 +27,7 @@ class Peer(Competitor):
 
 
 class Webdataset(Peer):
-    """Tar files of raw bytes. It has no state: to resume is to skip."""
+    """webdataset: tar files of raw bytes. It has no state: a resume skips the first batches."""
 
     package, shuffle = "webdataset", "shards + buffer of 1,000"
 
@@ -62,7 +62,7 @@ class Webdataset(Peer):
 
 
 def _from_bytes(work: Work, samples: list[dict[str, bytes]]) -> Batch:
-    """A batch of samples {"FIELD.bin": bytes}, or of {FIELD: bytes}."""
+    """Return a batch made of samples {"FIELD.bin": bytes} or {FIELD: bytes}."""
     dot = "" if next(iter(work.fields)) in samples[0] else ".bin"
     batch = {}
     for name, (dtype, shape) in work.fields.items():
@@ -72,7 +72,7 @@ def _from_bytes(work: Work, samples: list[dict[str, bytes]]) -> Batch:
 
 
 class Streaming(Peer):
-    """MDS files."""
+    """mosaicml-streaming: MDS files."""
 
     package, shuffle = "mosaicml-streaming", "shard blocks (py1e)"
 
@@ -91,7 +91,7 @@ class Streaming(Peer):
 
     def __init__(self, work: Work, folder: Path, workers: int = 0, state: Any = None) -> None:
         streaming = _import_streaming()
-        streaming.base.util.clean_stale_shared_memory()  # of the one before, of this process
+        streaming.base.util.clean_stale_shared_memory()  # left by this process's previous loader
         self.dataset = streaming.StreamingDataset(
             local=str(folder), batch_size=work.batch, shuffle=True, shuffle_seed=0
         )
@@ -114,7 +114,11 @@ class Streaming(Peer):
 
 
 def _import_streaming() -> Any:
-    """It imports torchvision, whose wheel on PyPI is for CUDA, for data sets not used here."""
+    """Import and return streaming, with stubs for torchvision if that cannot be imported.
+
+    streaming imports torchvision for data sets that are not used here. Its wheel on PyPI is for
+    CUDA.
+    """
     try:
         import torchvision  # noqa: F401
     except (ImportError, RuntimeError):
@@ -131,12 +135,12 @@ def _import_streaming() -> Any:
 
 
 def _stack(samples: list[dict[str, Array]]) -> Batch:
-    """What default_collate does, without its tree walk."""
+    """Stack samples like torch's default_collate, which would walk nested samples first."""
     return {name: tensor(np.stack([sample[name] for sample in samples])) for name in samples[0]}
 
 
 class Datasets(Peer):
-    """Hugging Face: Arrow files; torch's format, and whole batches, as its documentation says."""
+    """Hugging Face datasets: Arrow files, read in batches of torch's format, as it documents."""
 
     package = "datasets"
     format = "torch"
@@ -172,14 +176,14 @@ class Datasets(Peer):
 
 
 class DatasetsArrow(Datasets):
-    """The same files, but the Arrow tables taken apart by hand: nobody would call it its way."""
+    """The same files, but code of this benchmark converts the Arrow tables to tensors."""
 
     by_hand = True
     format = "arrow"
 
 
 def _from_torch(work: Work, batch: Batch) -> Batch:
-    """Its tensors of integers are int64, whatever was written."""
+    """Return a batch in the dtypes of `tensor`; datasets returns all integers as int64."""
     result = {}
     for name, (dtype, shape) in work.fields.items():
         wanted = torch.int32 if dtype == "uint16" else getattr(torch, dtype)
@@ -197,7 +201,7 @@ def _from_arrow(work: Work, table: Any) -> Batch:
 
 
 class Grain(Peer):
-    """ArrayRecord files with one record a group."""
+    """grain: ArrayRecord files with one record in each group."""
 
     package = "grain"
 
@@ -232,7 +236,7 @@ class Grain(Peer):
 
 
 def _records(work: Work, records: list[bytes]) -> dict[str, Array]:
-    """A batch of records in which the fields stand one after the other."""
+    """Return a batch made of records, each of which holds the bytes of all fields in order."""
     rows = np.frombuffer(bytearray().join(records), np.uint8).reshape(len(records), -1)
     batch, start = {}, 0
     for name, field in work.fields.items():
@@ -244,7 +248,7 @@ def _records(work: Work, records: list[bytes]) -> dict[str, Array]:
 
 
 class Litdata(Peer):
-    """Chunks; tokens by its own loader for them."""
+    """litdata: chunk files. Tokens are read by its TokensLoader, other samples by PyTreeLoader."""
 
     package, shuffle = "litdata", "in windows of a chunk"
 
@@ -255,7 +259,7 @@ class Litdata(Peer):
         cache = Cache(str(folder), chunk_bytes=SHARD, item_loader=_item_loader(work))
         for row, sample in enumerate(work.samples(folder.parent)):
             flat = {k: v.reshape(-1) if v.shape else int(v) for k, v in sample.items()}
-            cache[row] = flat.get("tokens", flat)  # flat: no header before each
+            cache[row] = flat.get("tokens", flat)  # a 1-D array is stored without a header
         cache.done()
         cache.merge()
 
@@ -297,7 +301,7 @@ def _stack_flat(work: Work, samples: list[Any]) -> Batch:
 
 
 class Lmdb(MapStyle):
-    """A key for each sample; a transaction for each batch."""
+    """lmdb in torch's DataLoader: one key for each sample, and one transaction for each batch."""
 
     package = "lmdb"
 
@@ -305,7 +309,7 @@ class Lmdb(MapStyle):
     def write(cls, work: Work, folder: Path) -> None:
         import lmdb
 
-        size = 2 * work.count * (work.sample_bytes + 8192)  # of the mapping; pages come as needed
+        size = 2 * work.count * (work.sample_bytes + 8192)  # most bytes that the file may grow to
         with lmdb.open(str(folder), size, sync=False) as store, store.begin(write=True) as change:
             for row, sample in enumerate(work.samples(folder.parent)):
                 value = b"".join(field.tobytes() for field in sample.values())
@@ -317,7 +321,7 @@ class Lmdb(MapStyle):
 
     def close(self) -> None:
         if self.records.store is not None:
-            self.records.store.close()  # a process has it open once
+            self.records.store.close()  # a process may open it only once at a time
 
 
 class _Lmdb:
@@ -331,7 +335,7 @@ class _Lmdb:
     def __getitems__(self, rows: list[int]) -> Batch:
         import lmdb
 
-        if self.store is None:  # in the worker, not before the fork
+        if self.store is None:  # it is opened in the worker process, not before the fork
             self.store = lmdb.open(str(self.folder), readonly=True, lock=False, readahead=False)
         with self.store.begin(buffers=True) as view:
             records = [view.get(row.to_bytes(8, "big")) for row in rows]

@@ -1,7 +1,7 @@
-"""All loaders side by side: a process for each, and rounds in which they run in turn.
+"""Measures all loaders side by side: each has its own process, and they run in turn in rounds.
 
-Other programs run on the machine too: in a round they disturb all loaders alike, so that the
-median of the rounds' ratios says more than any speed.
+Other programs on the machine disturb all loaders of a round alike. So the median of the rounds'
+ratios says more than a single speed.
 """
 
 import json
@@ -21,22 +21,22 @@ from tests.benchmarks.loaders.environments import python_with
 from tests.benchmarks.loaders.works import COLD, WORKS, Work
 
 ROOT = Path(__file__).parents[3]
-TRIES = 20  # with a tenth of a second between them
-SLOW_DISK = 400 * 10**6  # bytes/s: less than the disks of virtual machines give at their worst
+TRIES = 20  # to drop a file from the page cache, 0.1 s apart
+SLOW_DISK = 400 * 10**6  # bytes/s, slower than the slowest disks of virtual machines
 
 
 @dataclass
 class Row:
-    """What was measured of one competitor on one data set; a list has a number per round."""
+    """The measurements of one competitor on one data set; a list has a number per round."""
 
     mb_s: list[float] = field(default_factory=list)
-    mb_s_2: list[float] = field(default_factory=list)  # two processes, or two threads
+    mb_s_2: list[float] = field(default_factory=list)  # with two processes or two threads
     first_ms: list[float] = field(default_factory=list)
     resume_ms: list[float] = field(default_factory=list)
     check: dict[str, Any] = field(default_factory=dict)
     cold_mb_s: list[float] = field(default_factory=list)
     dd_mb_s: list[float] = field(default_factory=list)
-    limited_cold_mb_s: list[float] = field(default_factory=list)  # the same on a disk of SLOW_DISK
+    limited_cold_mb_s: list[float] = field(default_factory=list)  # on a disk slowed to SLOW_DISK
     limited_dd_mb_s: list[float] = field(default_factory=list)
     error: str = ""
 
@@ -45,16 +45,16 @@ Rows = dict[str, dict[str, Row]]  # by data set, by competitor
 
 
 class Failed(Exception):
-    """A competitor could not do what it was asked."""
+    """A measurement of a competitor failed."""
 
 
 class Entrant:
-    """A competitor's process, seen from here."""
+    """A competitor's process, to which requests can be sent."""
 
     def __init__(self, name: str, log: Path) -> None:
         self.kind = COMPETITORS[name]
         python = python_with(self.kind.package)
-        # Their caches and locks are not left in the home folder, and nobody asks the network.
+        # Peers must not leave caches and locks in the home folder, or use the network.
         home = log.with_suffix("")
         own = {"HOME": home, "TMPDIR": home, "HF_HUB_OFFLINE": 1}
         own |= {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
@@ -71,10 +71,10 @@ class Entrant:
             )
 
     def ask(self, do: str, **arguments: Any) -> Any:
-        """Do as the method `do` of `child.Child` says.
+        """Call the method `do` of `child.Child` in the process, and return its result.
 
         Raises:
-            Failed: With its message, or because it is gone.
+            Failed: The method raised an exception, or the process has ended.
         """
         assert self.process.stdin
         assert self.process.stdout
@@ -96,7 +96,7 @@ class Entrant:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if kind is None:  # it ends when stdin does
+        if kind is None:  # the process ends when its stdin is closed
             self.process.communicate()
         else:
             self.process.kill()
@@ -104,15 +104,15 @@ class Entrant:
 
 
 def race(root: Path, rounds: int, epochs: int) -> tuple[Rows, dict[str, str]]:
-    """Measure everybody.
+    """Measure all competitors on all data sets.
 
     Args:
-        root: For the data; everything there is removed again, but for the logs.
+        root: Folder for the logs, which stay, and for the data, which are removed at the end.
         rounds: How many times each loader is measured.
-        epochs: Length of a loop whose speed is measured.
+        epochs: Epochs in a loop whose speed is measured.
 
     Returns:
-        The rows, and the versions of the peers.
+        The measurements, and the version of each competitor's package.
     """
     rows: Rows = {work: {name: Row() for name in COMPETITORS} for work in WORKS}
     versions = {}
@@ -140,7 +140,10 @@ def race(root: Path, rounds: int, epochs: int) -> tuple[Rows, dict[str, str]]:
 
 
 class _Run:
-    """The rounds on one data set; who fails has a row that says so, and does not go on."""
+    """The rounds on one data set.
+
+    A competitor that fails gets the error in its row and is not measured again.
+    """
 
     def __init__(
         self, work: Work, folder: Path, entrants: dict[str, Entrant], rows: dict[str, Row]
@@ -163,12 +166,13 @@ class _Run:
                 row.error = str(error)
 
     def _read_all(self) -> None:
-        """Have everybody's files in the page cache as reading them leaves them there.
+        """Drop the files of all competitors from the page cache, and read them again.
 
-        As they were written, some lie in huge pages and some in small ones: a tenth of the speed.
+        Files that were just written lie partly in huge pages and partly in small ones, which
+        changes the speed by a tenth.
         """
         for path in sorted(path for path in self.folder.rglob("*") if path.is_file()):
-            with suppress(Failed):  # a page that is in use stays as it is
+            with suppress(Failed):  # a page that is in use cannot be dropped
                 _forget([path])
             _dd(path)
 
@@ -183,13 +187,13 @@ class _Run:
                 row.first_ms.append(entrant.ask("start"))
                 if row.check:
                     row.resume_ms.append(entrant.ask("start", resume=True))
-                if entrant.kind.parallel and not number:  # processes take long to start
+                if entrant.kind.parallel and not number:  # once only: processes start slowly
                     row.mb_s_2.append(entrant.ask("speed", epochs=epochs, workers=2))
             except Failed as error:
                 row.error = str(error)
 
     def cold(self, rounds: int) -> None:
-        """One epoch in block mode from the disk, beside dd; then on a disk of SLOW_DISK."""
+        """Measure an epoch of block shuffle from the disk, beside dd; then at SLOW_DISK bytes/s."""
         row = self.rows[BLOCK]
         if row.error or BLOCK not in self.entrants:
             return
@@ -210,7 +214,10 @@ class _Run:
     def _cold(
         self, number: int, shards: list[Path], dd_mb_s: list[float], cold_mb_s: list[float]
     ) -> None:
-        """Both in turn, each first in every other round: memory freed just before is faster."""
+        """Measure dd and an epoch of block shuffle; the order of the two changes in every round.
+
+        The second one may be faster, because it gets memory that was freed just before.
+        """
 
         def dd() -> float:
             start = time.perf_counter()
@@ -230,26 +237,26 @@ class _Run:
 
 
 def _dd(path: Path) -> None:
-    """Read a file."""
+    """Read a file with dd."""
     command = ["dd", f"if={path}", "of=/dev/null", "bs=8M", "status=none"]
     subprocess.run(command, check=True)
 
 
 def _forget(paths: list[Path]) -> None:
-    """Take files out of the page cache, this file's pages only: others work on this machine.
+    """Drop these files from the page cache, and nothing else: the machine may have other users.
 
     Raises:
-        Failed: They are still there.
+        Failed: A file is still in the page cache.
     """
     for path in paths:
-        for _ in range(TRIES):  # what is being read ahead cannot go yet
+        for _ in range(TRIES):  # pages that are being read ahead cannot be dropped yet
             with path.open("rb") as file:
                 os.fsync(file.fileno())
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                 middle = path.stat().st_size // 2
                 try:
                     os.preadv(file.fileno(), [bytearray(1)], middle, os.RWF_NOWAIT)
-                except OSError:  # it would have to wait: the page is not there
+                except OSError:  # the read would have to wait: the page is not in the cache
                     break
             time.sleep(0.1)
         else:
@@ -257,7 +264,7 @@ def _forget(paths: list[Path]) -> None:
 
 
 def as_json(rows: Rows, versions: dict[str, str]) -> dict[str, Any]:
-    """Every number of every round."""
+    """Return every number of every round, in types that JSON has."""
     return {
         "versions": versions,
         "works": {

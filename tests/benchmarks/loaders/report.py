@@ -1,4 +1,4 @@
-"""The tables of what was measured."""
+"""Formats the measurements as tables in markdown."""
 
 from collections.abc import Sequence
 from statistics import median

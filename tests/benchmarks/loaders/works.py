@@ -1,7 +1,6 @@
-"""The three data sets that every loader gives: images, windows of tokens, fields of numbers.
+"""Defines the three data sets that every loader reads: images, windows of tokens, 3-D fields.
 
-The last field of a sample begins with the sample's number, so that a batch says which samples it
-has.
+The last field of a sample begins with the sample's number, so a batch shows which samples it has.
 """
 
 import os
@@ -31,7 +30,7 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """A data set and how it is to be batched."""
+    """A data set and its batch size."""
 
     name: str
     count: int
@@ -44,11 +43,11 @@ class Work:
 
     @property
     def steps(self) -> int:
-        """Batches of an epoch; the tail is dropped."""
+        """The number of batches in an epoch; an incomplete last batch is dropped."""
         return self.count // self.batch
 
     def write(self, root: Path) -> None:
-        """Random numbers into ROOT/FIELD.npy."""
+        """Write random numbers to ROOT/FIELD.npy; each sample begins with its own number."""
         root.mkdir(parents=True)
         rng = np.random.default_rng(0)
         for name, field in self.fields.items():
@@ -60,30 +59,30 @@ class Work:
             array.reshape(self.count, -1)[:, 0] = np.arange(self.count) % 2**16
 
     def arrays(self, root: Path) -> dict[str, Array]:
-        """What `write` wrote, mapped: (count, *shape).
+        """Return memory maps of the arrays that `write` wrote, (count, *shape).
 
-        Copy on write, though nobody does: torch warns of arrays that cannot be written.
+        They are copy-on-write, because torch warns about arrays that cannot be written.
         """
         return {name: np.asarray(np.load(root / f"{name}.npy", "c")) for name in self.fields}
 
     def samples(self, root: Path) -> Iterator[dict[str, Array]]:
-        """The samples one by one, as the writers of most formats take them."""
+        """Yield the samples one by one, as the writers of most formats take them."""
         arrays = self.arrays(root)
         for row in range(self.count):
             yield {name: np.asarray(array[row]) for name, array in arrays.items()}
 
     def numbers(self, batch: Batch) -> list[int]:
-        """Which samples a batch has."""
+        """Return the numbers of the samples in a batch."""
         last = batch[list(self.fields)[-1]]
         return [int(number) for number in last.reshape(len(last), -1)[:, 0]]
 
 
 def tensor(array: Array) -> torch.Tensor:
-    """As the trainer takes it: torch hardly computes with uint16."""
+    """Return a tensor, with int32 for uint16: torch has few operations for uint16."""
     return torch.from_numpy(array.astype(np.int32) if array.dtype == np.uint16 else array)
 
 
-_SHARE = 1 if FULL else 2  # quick: half of everything, which still exceeds a CPU's caches
+_SHARE = 1 if FULL else 2  # a quick run has half of the samples, still more than CPU caches hold
 WORKS = {
     work.name: work
     for work in (
@@ -98,8 +97,8 @@ WORKS = {
     )
 }
 
-# Read once, from the disk: large, so that what comes before the first batch hardly counts. Of a
-# window of blocks that are shuffled all has to be there first.
+# For cold reads. Block shuffle reads a whole window of blocks before the first batch; these data
+# sets are so large (1 GB, or half of it) that this hardly counts.
 COLD = {
     name: replace(work, count=10**9 // _SHARE // work.sample_bytes) for name, work in WORKS.items()
 }

@@ -1,6 +1,8 @@
-"""Measure the time of other writers for the same data, each in its own process.
+"""Measures how long other writers take for the same data, each in its own process.
 
-python -m tests.benchmarks.prep.writers NAME SRC OUT, from the root of the checkout; prints seconds
+python -m tests.benchmarks.prep.writers NAME SRC OUT        (from the root of the checkout)
+
+The last line of the output is the time in seconds.
 """
 
 import sys

@@ -233,7 +233,7 @@ def test_a_shard_that_was_edited_is_named(
     shard.write_bytes(content)
     with pytest.raises(HpctrainError, match=r"train-00000\.h5"):
         epoch(build(f"data.path={copy}", f"data.verify={mode}").training())
-    assert epoch(build(f"data.path={copy}").training())  # "off" does not look
+    assert epoch(build(f"data.path={copy}").training())  # data.verify=off checks nothing
 
 
 def test_windows_of_text(build: Build, tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 Each test process starts a cluster of its own when a test first needs one, and takes it down at its
 end. Where pytest-xdist runs the tests side by side (`pytest -n 3`), that is one cluster for each
-worker process: no test sees the jobs of another, and any test may require an empty queue, cut a
-node or kill a daemon. To keep a cluster for many runs of pytest, start it by hand: a pytest without
-`-n` uses the cluster that SLURM_CONF names (`eval "$(slurm/dev-cluster env)"`).
+worker process: no test sees the jobs of another, and any test may require an empty queue, cut off
+a node or kill a daemon. To keep a cluster for many runs of pytest, start it by hand: a pytest
+without `-n` uses the cluster that SLURM_CONF names (`eval "$(slurm/dev-cluster env)"`).
 
 A test module that needs the cluster requires it once:
 

@@ -78,7 +78,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def train(digits: Path, tmp_path: Path) -> Callable[..., Completed]:
-    """Run `hpctrain experiment=digits ARGUMENTS`, with runs in tmp_path/runs.
+    """A function that runs `hpctrain experiment=digits ARGUMENTS` with runs in tmp_path/runs.
 
     The exit code must be `code`. With `new`, the command is never a fork.
     """
@@ -93,7 +93,7 @@ def train(digits: Path, tmp_path: Path) -> Callable[..., Completed]:
 
 @pytest.fixture(scope="session")
 def reference(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return the run directory of an undisturbed training; tests must not change it.
+    """A function that returns the run directory of a training; tests must not change it.
 
     Each training is made once per test process.
     """

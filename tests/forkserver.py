@@ -245,7 +245,7 @@ class Server:
         """Fork a process that does what `request` says, and return its process id.
 
         Args:
-            request: What `Popen` has put together for the fork.
+            request: The words, folder, environment and other properties of the process.
             streams: The file descriptors of its stdin, stdout and stderr.
 
         Raises:
@@ -360,7 +360,7 @@ def serve(control: socket.socket) -> dict[str, Any]:
         reading, writing = os.pipe()
         between = os.fork()
         if not between:
-            # The process between ends at once, so that the test process becomes the parent.
+            # The intermediate process ends at once, so that the test process becomes the parent.
             between = os.getpid()
             if os.fork():
                 os._exit(0)
@@ -434,7 +434,7 @@ def _set_path(request: Mapping[str, Any], rest: list[str]) -> None:
 def _renew_stream(number: int, name: str, at_once: bool) -> None:
     """Replace `sys.stdin`, `sys.stdout` or `sys.stderr` by one for the file that is open now."""
     old = getattr(sys, name)
-    at_once = at_once or old.write_through  # PYTHONUNBUFFERED
+    at_once = at_once or old.write_through  # set by PYTHONUNBUFFERED
     mode = "rb" if number == 0 else "wb"
     stream = io.TextIOWrapper(
         os.fdopen(number, mode, 0 if at_once and number else -1, closefd=False),

@@ -24,7 +24,7 @@ left_out = pytest.StashKey[int]()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With `-m slurm`, do not import the files without such a test: importing takes seconds."""
+    """With `-m slurm`, leave out the files that have no such test: importing takes seconds."""
     if config.getoption("markexpr") != "slurm" or not collection_path.match("test_*.py"):
         return None
     return None if "mark.slurm" in collection_path.read_text() else True
@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = config.getoption("--all") or "slow" in config.getoption("markexpr")
     away = [] if chosen else [item for item in items if item.get_closest_marker("slow")]
     config.stash[left_out] = len(away)
-    if hasattr(config, "workeroutput"):  # a worker process of pytest-xdist, which shows nothing
+    if hasattr(config, "workeroutput"):  # a worker process of pytest-xdist, which prints no summary
         config.workeroutput["left_out"] = len(away)
     if away:
         config.hook.pytest_deselected(items=away)

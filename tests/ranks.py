@@ -21,7 +21,7 @@ from typing import Any
 from tests import forkserver
 
 ROOT = Path(__file__).parents[1]
-# After one rank has failed, the others have so many seconds to end by themselves.
+# After one rank has failed, the others have this number of seconds to end by themselves.
 GRACE_S = 3
 
 

@@ -119,7 +119,7 @@ def test_the_end_is_that_of_a_new_process(
     assert done.returncode == code
     assert done.stderr.endswith(said)
     assert bool(done.stderr) == bool(said)
-    if code not in (-signal.SIGTERM, -signal.SIGABRT):  # buffers are lost
+    if code not in (-signal.SIGTERM, -signal.SIGABRT):  # they do not flush
         assert done.stdout == "out\n"
 
 

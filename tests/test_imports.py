@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "job": EVERYBODY
     | {"checkpoint", "config", "data", "distributed", "faults", "parallel", "runs", "tasks"}
     | {"tracking", "train", "launch.container", "launch.queue"},
-    "cli": {""},  # everything
+    "cli": {""},  # it may import everything
     "__main__": {"cli"},
     "errors": set(),
     "secrets": set(),

@@ -228,7 +228,7 @@ def test_env_shows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def told(tmp_path: Path) -> dict[str, str]:
-    """Return the environment of a training whose model logs its token."""
+    """The environment of a training whose model logs its token."""
     code = tmp_path / "code"
     code.mkdir()
     (code / "told.py").write_text(TOLD)

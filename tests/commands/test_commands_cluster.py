@@ -43,7 +43,7 @@ class Faulty(Classification):
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, int]]:
-    """Count the calls of Slurm's commands: wrappers on the PATH note a call and run the command.
+    """Count the calls of Slurm's commands: wrappers on the PATH record a call and run the command.
 
     Returns:
         A function that returns the counts since it was last called.

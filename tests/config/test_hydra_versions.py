@@ -19,7 +19,7 @@ VERSIONS = ("hydra-core==1.4.0rc3", "hydra-submitit-launcher==1.4.0rc3", "omegac
 
 @pytest.fixture(scope="session")
 def hydra_1_4(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return environment variables with which Python imports the pre-releases first."""
+    """Environment variables with which Python imports the pre-releases first."""
     folder = tmp_path_factory.mktemp("hydra-1.4")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
     done = subprocess.run([*pip, *VERSIONS], capture_output=True, text=True, check=False)
@@ -38,7 +38,7 @@ def hydra_1_4(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def train_1_4(train: Train, hydra_1_4: dict[str, str]) -> Train:
-    """Run `train` with Hydra 1.4, and require that it prints no warning."""
+    """The function `train` with Hydra 1.4; it also requires that there is no warning."""
 
     def call(*arguments: str, code: int = 0, **env: str) -> Completed:
         done = train(*arguments, code=code, **hydra_1_4 | env)

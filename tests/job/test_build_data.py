@@ -42,7 +42,7 @@ def config(composer: Composer, digits: Path, tmp_path: Path) -> Callable[..., Co
 
 @pytest.fixture
 def build(config: Callable[..., Config]) -> Build:
-    """Return a function that makes the `DataBuilder` of one rank from a checked config."""
+    """A function that makes the `DataBuilder` of one rank from a checked config."""
 
     def call(*overrides: str, rank: int = 0, world_size: int = 1) -> DataBuilder:
         made = config(*overrides)

@@ -68,7 +68,7 @@ def test_digits_reach_97_percent_and_are_tracked(train: Train, tmp_path: Path) -
     [
         (("train.accumulate=4",), 1e-5),
         (("precision.compute=bf16",), 5e-2),
-        # Of 1,415 samples the last batch of the epoch has 7, so the ranks have different numbers.
+        # The last batch of the epoch has 7 of the 1,415 samples, and the ranks' shares differ.
         (("data.tail=pad",), 1e-5),
     ],
 )

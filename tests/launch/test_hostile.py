@@ -115,7 +115,7 @@ def run(script: str, record: Path) -> tuple[list[str], dict[str, str]]:
 
 
 def directives(script: str) -> Iterator[str]:
-    """Yield the options that sbatch reads: up to the first line that is no comment."""
+    """Yield the options that sbatch reads, which end at the first line with a command."""
     for line in script.split("\n"):
         if line and not line.startswith("#"):
             return

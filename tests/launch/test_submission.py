@@ -23,7 +23,7 @@ HELD = "+site.sbatch.hold=true"
 
 @pytest.fixture
 def wrapper(tmp_path: Path) -> Callable[[str, str], str]:
-    """Put a script around a command of the scheduler; return a PATH that has it first."""
+    """A function that puts a script around a Slurm command and returns a PATH with it first."""
 
     def make(name: str, text: str) -> str:
         real = cluster.slurm("which", name)

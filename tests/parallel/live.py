@@ -54,5 +54,5 @@ class Live(TorchDispatchMode):
         return total
 
     def restart(self) -> None:
-        """Start a new peak at the present number of bytes."""
+        """Set the peak to the present number of bytes."""
         self.peak = self.now()

@@ -36,7 +36,7 @@ from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
-NODE = 8  # ranks; hsdp divides a replica over one node
+NODE = 8  # number of ranks; hsdp divides a replica over one node
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Report:
     formula_gradients: int
     formula_optimizer: int
     formula_peak: int
-    shared: int  # number of names that are second names of a parameter
+    shared: int  # number of additional names of tied parameters
 
 
 def config_of(strategy: str) -> Config:

@@ -1,4 +1,4 @@
-"""What a rank of up to 4,096 holds of the Llama 3 models, and what it holds at its start."""
+"""What one of up to 4,096 ranks holds of a Llama 3 model, also during the initialisation."""
 
 import functools
 import json

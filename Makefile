@@ -42,7 +42,8 @@ format: $(VENV)/.test
 clean:
 	rm -rf $(VENV) data/digits .mypy_cache .ruff_cache .pytest_cache
 
-# pip reads the whole requirement at once, so torch's upper bound holds for what others ask of it.
+# pip resolves all requirements in one call, so torch's upper bound also holds for the packages that
+# depend on torch.
 $(VENV)/.%: pyproject.toml | $(VENV)/bin/python
 	@echo "installing hpctrain[$*] into $(VENV) (the first time takes minutes)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'

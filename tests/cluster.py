@@ -1,12 +1,12 @@
-"""The development cluster, as tests use it.
+"""The development cluster for tests.
 
 Each test process starts a cluster of its own when a test first needs one, and takes it down at its
 end. Where pytest-xdist runs the tests side by side (`pytest -n 3`), that is one cluster for each
-worker process: no test sees the jobs of another, and any test may require an empty queue, cut a
-node or kill a daemon. To keep a cluster for many runs of pytest, start it by hand: a pytest without
-`-n` uses the cluster that SLURM_CONF names (`eval "$(slurm/dev-cluster env)"`).
+worker process: no test sees the jobs of another, and any test may require an empty queue, cut off
+a node or kill a daemon. To keep a cluster for many runs of pytest, start it by hand: a pytest
+without `-n` uses the cluster that SLURM_CONF names (`eval "$(slurm/dev-cluster env)"`).
 
-A test module that needs the cluster says so once:
+A test module that needs the cluster requires it once:
 
     from tests import cluster
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 def require() -> None:
-    """Skip the test when there can be no cluster; fail instead where CI=true promises one."""
+    """Skip the test where no cluster can run; fail it instead where CI=true."""
     problem = _problem()
     if problem and os.environ.get("CI") == "true":
         pytest.fail(problem)
@@ -59,9 +59,9 @@ def _problem() -> str:
 def _start_own() -> str:
     """Start a cluster for this process alone; return what went wrong, or ""."""
     os.environ[SETTING] = f"/var/tmp/hpctrain-test-cluster-{number()}:10.77.{number()}.0/24"
-    tool("down")  # what a run left that was killed together with the process below
-    # The pipe closes when this process ends, also when it is killed or interrupted during `up`. The
-    # number stays taken until the cluster is down.
+    tool("down")  # a previous run that was killed together with its `sh` may have left a cluster
+    # The pipe closes when this process ends, also when it is killed or interrupted during `up`.
+    # The child holds the socket, so the number stays taken until the cluster is down.
     end = subprocess.Popen(
         ["sh", "-c", 'read -r _; exec "$0" down', str(TOOL)],
         stdin=subprocess.PIPE,
@@ -78,13 +78,13 @@ def _start_own() -> str:
 
 
 def number() -> int:
-    """The number of this process's clusters and subnets: no other process uses it meanwhile."""
+    """Return the number of this process's cluster and subnet, which no other process uses now."""
     return _claim()[0]
 
 
 @functools.cache
 def _claim() -> tuple[int, socket.socket]:
-    """A number, and the socket whose name says that it is taken as long as the socket is open."""
+    """Return a free number and a socket; the number is taken as long as the socket is open."""
     for n in range(1, 255):
         name = socket.socket(socket.AF_UNIX)
         try:
@@ -97,7 +97,7 @@ def _claim() -> tuple[int, socket.socket]:
 
 
 def slurm(*command: str, env: Mapping[str, str] | None = None, timeout: float = 60) -> str:
-    """Run a command and give its output; an AssertionError shows what it said."""
+    """Run a command and return its output; an AssertionError shows the output of a failed one."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env)
     said = f"{done.stdout}{done.stderr}"
     assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}: {said}"
@@ -105,7 +105,7 @@ def slurm(*command: str, env: Mapping[str, str] | None = None, timeout: float = 
 
 
 def tool(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run slurm/dev-cluster, with changes to the environment."""
+    """Run slurm/dev-cluster with changes to the environment."""
     return subprocess.run(
         [str(TOOL), *arguments],
         capture_output=True,
@@ -116,22 +116,22 @@ def tool(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def heal() -> None:
-    """Make every node usable, also one that slurmctld gave up on a machine too busy to answer."""
+    """Make every node usable, also a node that did not answer slurmctld on a busy machine."""
     done = tool("up")
     assert done.returncode == 0, f"dev-cluster up: {done.stdout}{done.stderr}"
     if "healed" in done.stdout:
-        print(done.stdout)  # why a node was hurt: pytest shows it where the test fails
+        print(done.stdout)  # why a node was down; pytest shows it where the test fails
 
 
 def sbatch(script: str, *options: str, env: Mapping[str, str] | None = None) -> str:
-    """Submit the text of a shell script; give the job id."""
+    """Submit the text of a shell script; return the job id."""
     return slurm("sbatch", "--parsable", *options, "--wrap", script, env=env)
 
 
 def job_state(job: str) -> str:
-    """The state of a job, running or ended: `PENDING`, `RUNNING`, `COMPLETED`, `CANCELLED`...
+    """Return the state of a running or ended job: `PENDING`, `RUNNING`, `COMPLETED`, ...
 
-    Empty when Slurm has not heard of it.
+    The state is empty when Slurm does not know the job.
     """
     queued = subprocess.run(
         ["squeue", "--noheader", "--job", job, "--format=%T"], capture_output=True, text=True
@@ -143,9 +143,9 @@ def job_state(job: str) -> str:
 
 
 def wait_for(predicate: Callable[[], T], timeout: float, what: str) -> T:
-    """Ask until the answer is true and give it; fail the test when it was not for so long.
+    """Call `predicate` until its answer is true and return it; fail the test after `timeout` s.
 
-    What takes long is asked for less often: most questions start a command.
+    The pauses between the calls grow from 0.1 s to 1 s, because most calls start a command.
     """
     begin = time.monotonic()
     while not (answer := predicate()):
@@ -159,12 +159,12 @@ ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEM
 
 
 def queue() -> list[str]:
-    """Ids of this user's jobs, one an array task."""
+    """Return the ids of this user's jobs, one for each array task."""
     return slurm("squeue", "--noheader", "--array", "--me", "--format=%i").split()
 
 
 def wait_for_end(jobs: list[str], timeout: float = 240) -> dict[str, str]:
-    """Job id to final state."""
+    """Wait until all jobs have ended, for at most `timeout` s; return job id to final state."""
 
     waiting = ["squeue", "--noheader", f"--job={','.join(jobs)}", "--format=%i"]
 
@@ -178,17 +178,19 @@ def wait_for_end(jobs: list[str], timeout: float = 240) -> dict[str, str]:
 
 
 def job_ids(folder: Path) -> list[str]:
+    """Return the array tasks of all runs under `folder`, which is an `output_dir`."""
     return [job_id(run) for run in runs(folder)]
 
 
 def job_id(run: Path) -> str:
-    """The array task that the run was given to."""
+    """Return the array task that was given the run, such as `12_0`."""
     asked = run_json(run)["submission"]
     array = Path(asked["script"]).with_name("job_id").read_text().strip()
     return f"{array}_{asked['task']}"
 
 
 def wait_for_step(run: Path, step: int) -> None:
+    """Wait for a checkpoint of at least `step`, for at most 180 s."""
     wait_for(
         lambda: any(int(p.name[5:]) >= step for p in run.glob("checkpoints/step-????????")),
         180,
@@ -211,11 +213,11 @@ class Paced(Classification):
 class Paced:
     """A task whose steps sleep 0.05 s until `go` is called.
 
-    So a test reaches a run before its end, however short the run and however busy the machine is,
-    and a run that only waits to be hit leaves the processors to others.
+    It lets a test reach a run before the run ends, however short the run and however busy the
+    machine. The sleeping leaves the processors to other processes.
 
     Attributes:
-        task: the override that chooses it.
+        task: The override that chooses this task.
     """
 
     task = "task._target_=paced_task.Paced"
@@ -228,5 +230,5 @@ class Paced:
         monkeypatch.setenv("PYTHONPATH", str(folder), prepend=":")
 
     def go(self) -> None:
-        """From now on, nothing sleeps."""
+        """Let all further steps run without sleeping."""
         self._slow.unlink()

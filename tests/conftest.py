@@ -1,4 +1,4 @@
-"""What all tests share: real digits in HDF5 shards, and the command line as users type it."""
+"""Fixtures and helpers of all tests: the digits in HDF5 shards, and commands as users type them."""
 
 import json
 import os
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from hpctrain.config.compose_sweep import Composer
     from tests.cluster import Paced
 
-# One thread a rank: the machine has few cores and the tests many processes.
+# Each rank has one thread, because the machine has few cores and the tests have many processes.
 os.environ["OMP_NUM_THREADS"] = "1"
-# Ranks of the test process's own launcher are none of the tests' business.
+# If the test process itself is a rank of a launcher, the tests must not see it.
 for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
     os.environ.pop(name, None)
 forkserver.begin()
 
 Completed = subprocess.CompletedProcess[str]
 ROOT = Path(__file__).parents[1]
-# A user's own model of the digits: `model._target_=my_net.Net` beside the command.
+# A user's own model for the digits, chosen by `model._target_=my_net.Net` next to the command.
 NET = """\
 import torch
 
@@ -51,7 +51,10 @@ class Net(torch.nn.Linear):
 
 
 def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Any]) -> Path:
-    """A file or folder that the first of the test processes that need it has made: only read it."""
+    """Return a file or folder that all test processes share; tests must not change it.
+
+    The first process that needs it calls `make` with its path.
+    """
     from hpctrain.lock import file_lock
 
     folder = factory.getbasetemp()
@@ -65,7 +68,7 @@ def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], An
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """scikit-learn's digits, written by data_prep."""
+    """The data set of scikit-learn's digits, written by data_prep."""
 
     def make(folder: Path) -> None:
         run_module("data_prep", "sample", "digits", str(folder))
@@ -75,7 +78,10 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def train(digits: Path, tmp_path: Path) -> Callable[..., Completed]:
-    """`hpctrain ARGS experiment=digits` into tmp_path/runs; fails unless it exits with `code`."""
+    """A function that runs `hpctrain experiment=digits ARGUMENTS` with runs in tmp_path/runs.
+
+    The exit code must be `code`. With `new`, the command is never a fork.
+    """
 
     def call(*arguments: str, code: int = 0, new: bool = False, **env: str) -> Completed:
         where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
@@ -87,7 +93,10 @@ def train(digits: Path, tmp_path: Path) -> Callable[..., Completed]:
 
 @pytest.fixture(scope="session")
 def reference(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """The run directory of an undisturbed training, made once per test run: only read it."""
+    """A function that returns the run directory of a training; tests must not change it.
+
+    Each training is made once per test process.
+    """
     made: dict[tuple[str, ...], Path] = {}
 
     def call(*arguments: str) -> Path:
@@ -103,7 +112,7 @@ def reference(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
 @pytest.fixture(scope="session")
 def composer() -> "Composer":
-    """Composes configs as a sweep does: what Hydra gives (test_sweep.py), in milliseconds."""
+    """Composes configs as a sweep does: equal to Hydra's (test_sweep.py), but in milliseconds."""
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra._internal.utils import create_config_search_path
     from hydra.core.config_store import ConfigStore
@@ -120,7 +129,7 @@ def composer() -> "Composer":
 
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An MLflow store without runs, which takes seconds to create."""
+    """An MLflow store without runs. It takes seconds to create, so tests must copy it."""
 
     def make(path: Path) -> None:
         code = (
@@ -136,14 +145,14 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store(empty_store: Path, tmp_path: Path) -> Path:
-    """The store of the runs in tmp_path/runs, so that the first of them need not create it."""
+    """The store of the runs in tmp_path/runs: a copy, so that no run has to create it."""
     (tmp_path / "runs").mkdir(mode=0o700)
     return Path(shutil.copy(empty_store, tmp_path / "runs" / "mlflow.db"))
 
 
 @pytest.fixture
 def no_sbatch(tmp_path: Path) -> dict[str, str]:
-    """A PATH without a scheduler."""
+    """Environment variables with a PATH that has no scheduler."""
     empty = tmp_path / "bin"
     empty.mkdir()
     return {"PATH": str(empty)}
@@ -151,7 +160,7 @@ def no_sbatch(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def empty_queue() -> Iterator[None]:
-    """The development cluster, whose queue is empty again afterwards."""
+    """The development cluster. Afterwards all jobs are cancelled and the queue is empty."""
     from tests import cluster
 
     cluster.require()
@@ -162,7 +171,7 @@ def empty_queue() -> Iterator[None]:
 
 @pytest.fixture
 def paced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Paced":
-    """A digits run that takes its time, to be hit before its end."""
+    """A task with slow steps, so that a test reaches a run before the run ends."""
     from tests.cluster import Paced
 
     return Paced(tmp_path / "paced", monkeypatch)
@@ -170,7 +179,7 @@ def paced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Paced":
 
 @pytest.fixture
 def group_of_one() -> Iterator[None]:
-    """A process group of this process alone, on the CPU."""
+    """A process group of only this process, on the CPU."""
     from hpctrain.config.schema import ParallelConfig
     from hpctrain.distributed.group import process_group
     from hpctrain.distributed.ranks import RankInfo
@@ -188,7 +197,10 @@ def run_module(
     new: bool = False,
     **env: str,
 ) -> Completed:
-    """`python -m MODULE ARGUMENTS`, which must exit with `code`; `new`: never as a fork."""
+    """Run `python -m MODULE ARGUMENTS`, which must exit with `code`.
+
+    With `new`, it is always a new Python; without, it may be a fork. `env` changes the environment.
+    """
     done = (subprocess if new else forkserver).run(
         [sys.executable, "-m", module, *arguments],
         capture_output=True,
@@ -203,7 +215,7 @@ def run_module(
 
 
 def linked_python(folder: Path) -> Path:
-    """The python of an environment in `folder` that has the packages of this one: a link."""
+    """Make an environment in `folder` with the packages of this one; return its Python, a link."""
     python = folder / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)
@@ -215,19 +227,19 @@ def linked_python(folder: Path) -> Path:
 
 
 def run_json(run: Path) -> dict[str, Any]:
-    """A run directory's run.json."""
+    """Return the content of a run directory's run.json."""
     content = json.loads((run / "run.json").read_text())
     assert isinstance(content, dict)
     return content
 
 
 def runs(folder: Path) -> list[Path]:
-    """The run directories under `output_dir`."""
+    """Return the run directories in `folder`, which is an `output_dir`, sorted by name."""
     return sorted(path.parent for path in folder.glob("*/run.json"))
 
 
 def journal_metrics(run: Path) -> dict[tuple[str, int], float]:
-    """Every tracked metric by (name, step), without what depends on time; later ones win."""
+    """Return the last value of every tracked metric by (name, step), except times (`perf/`)."""
     metrics = {}
     for line in (run / "journal" / "events.jsonl").read_text().splitlines():
         record = json.loads(line)

@@ -1,24 +1,25 @@
 """Commands that start in milliseconds: forks of a process that has imported torch already.
 
-    forkserver.run([sys.executable, "-m", "hpctrain", ...])      as subprocess.run
-    forkserver.Popen([sys.executable, "-m", "hpctrain", ...])    as subprocess.Popen
+    forkserver.run([sys.executable, "-m", "hpctrain", ...])      like subprocess.run
+    forkserver.Popen([sys.executable, "-m", "hpctrain", ...])    like subprocess.Popen
 
     test process ── request: words, folder, environment, streams ──► server (this file as a script)
          ▲                                                             │ fork, fork
          └────────────── the process becomes its child ────────────────┴► `python -m MODULE`
 
-The server has imported the libraries of others and nothing of ours, and it has one thread. The
+The server has one thread. It has imported the libraries of others but no module of hpctrain. The
 process that it forks takes over the folder, environment, streams, umask and session of the request
 and then does what `python -m` does. It is a child of the test process: waiting, signals and exit
 codes are those of any other child.
 
-What Python or a library reads before our code runs cannot be handed over to a fork. `Popen` starts
-a new Python where such a variable differs (see `READ_AT_START`), for every other command line, and
-for the options that a fork does not know. Tests of start-up, imports and installation use
-`subprocess` and get a new Python always.
+A fork cannot take over what Python or a library reads before our code runs. `Popen` therefore
+starts a new Python where such a variable differs (see `READ_AT_START`), for every other command
+line, and for the options that a fork does not support. Tests of start-up, imports and installation
+use `subprocess`, so that they always get a new Python.
 
-A command that starts ranks by itself (a sweep without a scheduler, torchrun) has a server of its
-own, which is a fork, too. Its `subprocess.Popen` does what ours does, so that the ranks are forks:
+A command that starts ranks itself (a sweep without a scheduler, torchrun) has a server of its own,
+which is a fork too. In such a command `subprocess.Popen` works like our `Popen`, so that the ranks
+are forks:
 
     test process ─► server ─fork─► `hpctrain -m …` ─► its server ─fork─► `hpctrain run …`
 """
@@ -43,8 +44,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-# What a training has imported of others. mlflow is imported by the uploader only, which is another
-# process. A fork with torch takes longer to start and to end, so there are two kinds of servers.
+# The libraries of others that a training imports. mlflow is missing, because only the uploader
+# imports it, in another process. A fork with torch takes longer to start and to end, so there are
+# two kinds of servers.
 LIGHT = (
     *("numpy", "h5py", "hydra", "hydra._internal.utils", "hydra.core.plugins", "omegaconf"),
     *("submitit", "rich", "rich.table", "rich.progress", "xxhash", "sqlite3"),
@@ -53,8 +55,9 @@ HEAVY = (
     *LIGHT,
     *("torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp"),
 )
-# Variables that Python, libc or one of these libraries reads at its start. Those of `sys.path` are
-# handed over. The others that are handed over are read later, by the code that runs the ranks.
+# READ_AT_START are the variables that Python, libc or one of these libraries reads at its start.
+# HANDED_OVER are the exceptions, which a fork can take over: `sys.path` is made from the first two,
+# and the others are read later, by the code that runs the ranks.
 HANDED_OVER = (
     *("PYTHONPATH", "PYTHONSAFEPATH", "CUDA_VISIBLE_DEVICES", "TORCHELASTIC_", "TORCH_NCCL_"),
 )
@@ -62,25 +65,25 @@ READ_AT_START = (
     *("PYTHON", "LC_", "LANG", "LD_", "GLIBC", "MALLOC_", "TZ", "OMP_", "OPENBLAS_", "MKL_"),
     *("GOMP_", "KMP_", "TORCH", "PYTORCH", "CUDA", "HDF5", "H5PY", "NPY_", "NUMPY"),
 )
-# Python's hash seed differs between processes, and what depends on it should be seen by a test:
-# the commands alternate between the servers of a kind.
+# Python's hash seed differs between processes, and a test should notice code that depends on it.
+# Therefore the commands alternate between the servers of a kind.
 SERVERS = 2
 PR_SET_CHILD_SUBREAPER = 36
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HEAD = struct.Struct("!q")
 
 
-_PYTHON = sys.executable  # of the servers; a test may replace that of its own process
+_PYTHON = sys.executable  # the Python of the servers; a test may replace that of its own process
 _start_new_python = subprocess.Popen._execute_child
 
 
 class Popen(subprocess.Popen):
-    """A `subprocess.Popen` that forks the server for `python -m MODULE` where that is the same."""
+    """A `subprocess.Popen` that forks the server where a fork does the same as a new Python."""
 
-    forked = False  # whether the server was used
+    forked = False  # whether the process is a fork of a server
 
     def _execute_child(self, *given: Any) -> None:
-        # The names of the parameters; their order is Python's own affair.
+        # Python may change the order of these private parameters, so they are matched by name.
         names = list(inspect.signature(_start_new_python).parameters)[1:]
         call = dict(zip(names, given, strict=True))
         env = {os.fsdecode(k): os.fsdecode(v) for k, v in (call["env"] or os.environ).items()}
@@ -123,7 +126,7 @@ def run(
     check: bool = False,
     **options: Any,
 ) -> subprocess.CompletedProcess[Any]:
-    """Do what `subprocess.run` does, with our `Popen`."""
+    """Do what `subprocess.run` does, but with our `Popen`."""
     if input is not None:
         options["stdin"] = subprocess.PIPE
     if capture_output:
@@ -140,7 +143,7 @@ def run(
 
 
 def _is_alike(call: Mapping[str, Any], env: Mapping[str, str]) -> bool:
-    """Whether a fork of the server does the same as a new Python."""
+    """Return whether a fork of the server does the same as a new Python."""
     command = call["args"]
     if isinstance(command, str | bytes) or sys.platform != "linux":
         return False
@@ -157,20 +160,23 @@ def _is_alike(call: Mapping[str, Any], env: Mapping[str, str]) -> bool:
 
 
 def _split(command: Any) -> tuple[list[str], list[str]]:
-    """The options and the words after `-m` of `python [-u] [-P] -m MODULE …`; no words if not."""
+    """Split `python [-u] [-P] -m MODULE …` into its options and the words after `-m`.
+
+    For any other command there are no words.
+    """
     words = [os.fsdecode(word) for word in command[1:]]
     count = next((i for i, word in enumerate(words) if word not in ("-u", "-P")), 0)
     return words[:count], words[count + 1 :] if words[count : count + 1] == ["-m"] else []
 
 
 def _python_path(env: Mapping[str, str], cwd: Any) -> list[str]:
-    """The folders of PYTHONPATH, as Python puts them into `sys.path`."""
+    """Return the folders of PYTHONPATH as Python puts them into `sys.path`."""
     folders = env["PYTHONPATH"].split(os.pathsep) if env.get("PYTHONPATH") else []
     return [os.path.abspath(os.path.join(os.fsdecode(cwd), folder)) for folder in folders]
 
 
 def _replaces_preloaded(folder: str) -> bool:
-    """Whether a folder of PYTHONPATH has what the servers have imported from elsewhere."""
+    """Return whether a folder has a module that the servers have imported from elsewhere."""
     if not os.path.isdir(folder):
         return False
     ours = {name.partition(".")[0] for name in os.listdir(folder)}
@@ -179,7 +185,7 @@ def _replaces_preloaded(folder: str) -> bool:
 
 
 def _starts_ranks(words: list[str], env: Mapping[str, str]) -> bool:
-    """Whether a command starts trainings by itself. A wrong answer costs time only."""
+    """Return whether a command starts trainings itself. A wrong answer only costs time."""
     module, *rest = words
     return module in ("torch.distributed.run", "submitit.local._local") or (
         module == "hpctrain"
@@ -190,9 +196,9 @@ def _starts_ranks(words: list[str], env: Mapping[str, str]) -> bool:
 
 
 def _trains(words: list[str], cwd: str) -> bool:
-    """Whether a command imports torch. A wrong answer costs time only."""
+    """Return whether a command imports torch. A wrong answer only costs time."""
     module, *rest = words
-    program = os.path.join(cwd, f"{module}.py")  # which a test has written
+    program = os.path.join(cwd, f"{module}.py")  # a program that a test has written
     if os.path.exists(program):
         with open(program) as text:
             return "\nimport torch\n" in text.read()
@@ -222,7 +228,7 @@ def _umask() -> int:
 
 
 class Server:
-    """A process that imports some libraries once, and is forked for each command."""
+    """A process that imports some libraries once and is forked for each command."""
 
     def __init__(self, *preloaded: str) -> None:
         self.control, theirs = socket.socketpair()
@@ -236,22 +242,26 @@ class Server:
             )
 
     def start(self, request: Mapping[str, Any], streams: list[int]) -> int:
-        """Fork a process that does what `request` says; return its process id.
+        """Fork a process that does what `request` says, and return its process id.
+
+        Args:
+            request: The words, folder, environment and other properties of the process.
+            streams: The file descriptors of its stdin, stdout and stderr.
 
         Raises:
             RuntimeError: The server has ended.
         """
         content = pickle.dumps(request)
         libc = ctypes.CDLL(None, use_errno=True)
-        # A process whose parent ends becomes the child of the next ancestor that asked for such
-        # children. We ask for the time that this one needs: others belong to init.
+        # A process whose parent ends becomes the child of the next ancestor that is a subreaper.
+        # We are one only while the fork needs it: all other orphans belong to init.
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
             socket.send_fds(self.control, [HEAD.pack(len(content))], streams)
             self.control.sendall(content)
             answer = _receive(self.control, HEAD.size)
         except BaseException as error:
-            self.close()  # the next request would be given the answer of this one
+            self.close()  # otherwise the next request would get the answer to this one
             if isinstance(error, EOFError | OSError):
                 raise RuntimeError("the fork server of the tests has ended") from error
             raise
@@ -263,13 +273,13 @@ class Server:
         return pid
 
     def close(self) -> None:
-        """End the server. What it has started goes on: it is ours."""
+        """End the server. Its forks go on, because they are our children."""
         self.control.close()
         self.process.wait()
 
 
 class _Inner(Server):
-    """The server of a command that starts ranks: a fork of it, made before the command runs."""
+    """The server of a command that starts ranks: a fork of the command, made before it runs."""
 
     def __init__(self, control: socket.socket, pid: int) -> None:
         self.control, self.pid = control, pid
@@ -281,19 +291,19 @@ class _Inner(Server):
 
 _ENVIRONMENT = dict(os.environ)
 _servers: dict[bool, list[Server]] = {False: [], True: []}
-_commands = {False: 0, True: 0}  # how many each kind of servers was asked for
+_commands = {False: 0, True: 0}  # the number of commands so far, for each kind of servers
 _inner: Server | None = None
 _lock = threading.RLock()
 
 
 def begin() -> None:
-    """Take the environment of now as that of the servers: conftest.py has prepared it."""
+    """Make the present environment, which conftest.py has prepared, that of the servers."""
     _ENVIRONMENT.clear()
     _ENVIRONMENT.update(os.environ)
 
 
 def restore_start_variables() -> None:
-    """Give the variables that are read at start the values that they had at `begin`."""
+    """Give the variables that are read at the start the values that they had at `begin`."""
     for name in _at_start(os.environ).keys() | _at_start(_ENVIRONMENT).keys():
         if name in _ENVIRONMENT:
             os.environ[name] = _ENVIRONMENT[name]
@@ -307,7 +317,7 @@ def _next_server(heavy: bool) -> Server:
     servers = _servers[heavy]
     servers[:] = [server for server in servers if server.control.fileno() != -1]
     _commands[heavy] += 1
-    # A server with torch takes 3 s of CPU time to start: a few commands are not worth a second one.
+    # A server with torch takes 3 s of CPU time to start, so a few commands share the first one.
     if len(servers) < (1 if heavy and _commands[heavy] < 4 else SERVERS):
         servers.insert(0, Server(*(HEAVY if heavy else LIGHT)))
     servers.append(servers.pop(0))
@@ -331,12 +341,13 @@ def _receive(stream: socket.socket, count: int) -> bytes:
     return bytes(parts)
 
 
-# What follows runs in the server.
+# The rest of this file runs in the server and its forks.
 
 
 def serve(control: socket.socket) -> dict[str, Any]:
-    """Fork a process for each request. Return the request in the fork; the server exits."""
-    # Ctrl-C goes to the whole group; the server ends with the test process, when this socket does.
+    """Fork a process for each request. Only the forks return, each with its request."""
+    # Ctrl-C reaches the whole process group, but the server ends only when the test process ends
+    # and so closes the socket.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     assert len(os.listdir("/proc/self/task")) == 1, "a fork keeps none of the other threads"
@@ -349,7 +360,7 @@ def serve(control: socket.socket) -> dict[str, Any]:
         reading, writing = os.pipe()
         between = os.fork()
         if not between:
-            # The process between ends at once, so that the test process becomes the parent.
+            # The intermediate process ends at once, so that the test process becomes the parent.
             between = os.getpid()
             if os.fork():
                 os._exit(0)
@@ -368,11 +379,11 @@ def serve(control: socket.socket) -> dict[str, Any]:
 
 
 def _become(request: Mapping[str, Any], streams: list[int], between: int, ready: int) -> None:
-    """Take over what the request says, and tell the server that it is done."""
+    """Take over what `request` says, and then write the process id to the pipe `ready`."""
     while (parent := os.getppid()) == between:
         time.sleep(0.0002)
     if parent != request["parent"]:
-        os._exit(0)  # the test process is gone
+        os._exit(0)  # the test process has ended
     for number in SIGNALS:
         if number not in request["ignored"]:
             usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
@@ -392,18 +403,18 @@ def _become(request: Mapping[str, Any], streams: list[int], between: int, ready:
 
 
 def _begin_inner() -> dict[str, Any] | None:
-    """Fork a server for this process. Return None here, and the request in a fork of the server."""
+    """Fork a server for this process. Return None here, and the request in forks of the server."""
     global _inner
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid:
         theirs.close()
         _inner = _Inner(ours, pid)
-        # Not the name of the class, which modules of others have imported already.
+        # The method is replaced, not the class, because other modules have imported the class.
         subprocess.Popen._execute_child = Popen._execute_child
         return None
     ours.close()
-    # Whoever reads what the command writes waits for the command, and not for its server.
+    # The server must not hold the command's output open: a reader would wait for the server's end.
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(nothing, number)
@@ -413,7 +424,7 @@ def _begin_inner() -> dict[str, Any] | None:
 
 
 def _set_path(request: Mapping[str, Any], rest: list[str]) -> None:
-    """Make `sys.path` what it is in a new Python; `rest` is what all processes have of it."""
+    """Set `sys.path` as in a new Python; `rest` is the part that all processes have."""
     safe = "-P" in request["options"] or request["env"].get("PYTHONSAFEPATH")
     first = [] if safe else [os.getcwd()]
     folders = _python_path(request["env"], os.getcwd())
@@ -421,9 +432,9 @@ def _set_path(request: Mapping[str, Any], rest: list[str]) -> None:
 
 
 def _renew_stream(number: int, name: str, at_once: bool) -> None:
-    """Replace `sys.stdin`, `sys.stdout` or `sys.stderr` by one for the file that is there now."""
+    """Replace `sys.stdin`, `sys.stdout` or `sys.stderr` by one for the file that is open now."""
     old = getattr(sys, name)
-    at_once = at_once or old.write_through  # PYTHONUNBUFFERED
+    at_once = at_once or old.write_through  # set by PYTHONUNBUFFERED
     mode = "rb" if number == 0 else "wb"
     stream = io.TextIOWrapper(
         os.fdopen(number, mode, 0 if at_once and number else -1, closefd=False),
@@ -438,13 +449,13 @@ def _renew_stream(number: int, name: str, at_once: bool) -> None:
 
 
 def main() -> None:
-    """Be the server, and in its forks `python -m MODULE`."""
+    """Run the server, and in its forks `python -m MODULE`."""
     here = sys.path[0]
     control = socket.socket(fileno=int(sys.argv[1]))
     for name in sys.argv[2:]:
         importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # a collection in a fork would copy all pages
+    gc.freeze()  # otherwise a garbage collection in a fork would copy all pages
     assert sys.path[0] == here
     given = _python_path(_ENVIRONMENT, os.getcwd())
     rest = [folder for folder in sys.path[1:] if folder not in given]
@@ -458,7 +469,7 @@ def main() -> None:
     sys.orig_argv = [_PYTHON, *work["options"], "-m", *words]
     _set_path(work, rest)
     importlib.invalidate_caches()
-    sys.modules["numpy"].random.seed()  # from the system, as in a new process
+    sys.modules["numpy"].random.seed()  # seeded from the system, as in a new process
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         _renew_stream(number, name, "-u" in work["options"])
     sys.modules["__main__"] = type(sys)("__main__")
@@ -469,9 +480,9 @@ def main() -> None:
 
 
 def _run_without_teardown(module: str) -> None:
-    """Run a module, and end as Python does up to where it deletes all that it has imported.
+    """Run a module, and end as Python does, but without deleting the imported modules.
 
-    That takes 0.3 s of CPU time with torch, because a fork has to copy each page that it changes.
+    With torch the deletion takes 0.3 s of CPU time, because a fork copies each page it changes.
     """
     code: Any = 0
     try:
@@ -482,7 +493,7 @@ def _run_without_teardown(module: str) -> None:
             print(code, file=sys.stderr)
             code = 1
     except KeyboardInterrupt:
-        raise  # Python ends itself by this signal
+        raise  # Python then ends itself by SIGINT
     except BaseException:
         sys.excepthook(*sys.exc_info())
         code = 1
@@ -492,7 +503,7 @@ def _run_without_teardown(module: str) -> None:
         sys.stdout.flush()
     except (OSError, ValueError):
         sys.excepthook(*sys.exc_info())
-        code = 120  # as Python says it
+        code = 120  # Python's code for this error
     os._exit((code or 0) & 0xFF)
 
 

@@ -1,4 +1,4 @@
-"""What pytest does beyond its own: slow tests are left out, and CI accepts no silent skip."""
+"""Hooks of pytest: slow tests are left out, and CI accepts only declared skips."""
 
 import os
 import re
@@ -10,8 +10,8 @@ import pytest
 
 from tests import forkserver
 
-# Skips that may be where CI=true. Every other one is a failure there: a test that is never run
-# protects nothing.
+# The skips that are allowed where CI=true: a pattern of the reason, and why it is allowed. Any
+# other skip is a failure there, because a test that never runs protects nothing.
 DECLARED = {
     r"no CUDA": "a machine without a GPU",
     r"Skipping benchmark": "benchmarks run with --benchmark-only",
@@ -24,7 +24,7 @@ left_out = pytest.StashKey[int]()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the files without a test that `-m slurm` chooses: importing them takes seconds."""
+    """With `-m slurm`, leave out the files that have no such test: importing takes seconds."""
     if config.getoption("markexpr") != "slurm" or not collection_path.match("test_*.py"):
         return None
     return None if "mark.slurm" in collection_path.read_text() else True
@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = config.getoption("--all") or "slow" in config.getoption("markexpr")
     away = [] if chosen else [item for item in items if item.get_closest_marker("slow")]
     config.stash[left_out] = len(away)
-    if hasattr(config, "workeroutput"):  # a worker process of pytest-xdist, which shows nothing
+    if hasattr(config, "workeroutput"):  # a worker process of pytest-xdist, which prints no summary
         config.workeroutput["left_out"] = len(away)
     if away:
         config.hook.pytest_deselected(items=away)
@@ -48,13 +48,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take the number from a worker process; each of them collects all tests."""
+    """Store the count of a worker process; all of them collect the same tests."""
     node.config.stash[left_out] = getattr(node, "workeroutput", {}).get("left_out", 0)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    # Importing hdf5plugin, for example, sets variables that forked commands could not take over.
+    # Importing hdf5plugin, for example, sets variables that a fork cannot take over.
     forkserver.restore_start_variables()
 
 
@@ -64,7 +64,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def _refuse(report: Any) -> None:
-    """Make a failure of a skip that nobody has declared."""
+    """Turn a skip into a failure where CI=true, unless its reason is declared."""
     if os.environ.get("CI") != "true" or not report.skipped or hasattr(report, "wasxfail"):
         return
     where, line, reason = report.longrepr

@@ -1,8 +1,8 @@
-"""`run_ranks(fn, n, *args)`: call a function on n gloo ranks and bring back the results by rank.
+"""`run_ranks(fn, n, *args)` calls a function on n gloo ranks and returns the results by rank.
 
 The ranks are processes that wait for the next call, so that a call costs milliseconds. Each call
-makes a process group of its own and destroys it. After a failure the processes are replaced.
-`fn` is a function at the top of a module; it, `args` and the results are pickled.
+makes its own process group and destroys it. After a failure the processes are replaced. `fn` is a
+function at the top of a module; `fn`, `args` and the results are pickled.
 """
 
 import atexit
@@ -21,16 +21,16 @@ from typing import Any
 from tests import forkserver
 
 ROOT = Path(__file__).parents[1]
-# What the other ranks are given to end by themselves once one of them has failed.
+# After one rank has failed, the others have this number of seconds to end by themselves.
 GRACE_S = 3
 
 
 class RanksError(AssertionError):
-    """Some ranks have failed; the message has each one's traceback or end."""
+    """Some ranks have failed; the message has the traceback of each, or how its process ended."""
 
 
 class _Rank:
-    """A process that does calls one after the other."""
+    """A process that makes one call after the other."""
 
     def __init__(self, log: Path) -> None:
         ours, theirs = socketpair()
@@ -46,7 +46,7 @@ class _Rank:
         self.connection = Connection(ours.detach())
 
     def end(self) -> str:
-        """Say how the process has ended, with the end of what it has written."""
+        """Wait for the process; return its exit code and the last characters of its log as text."""
         code = self.process.wait()
         said = self.log.read_text(errors="replace")[-2000:]
         return f"the process ended with {code}\n{said}"
@@ -146,7 +146,7 @@ def run_ranks(fn: Callable[..., Any], n: int, *args: Any, timeout: float = 60) -
     return [answers[number] for number in range(n)]
 
 
-# What follows runs in a rank.
+# The rest of this file runs in a rank.
 
 
 def _call(place: tuple[int, int, str, float], work: bytes) -> Any:
@@ -166,7 +166,7 @@ def _call(place: tuple[int, int, str, float], work: bytes) -> Any:
         world_size=count,
         timeout=timedelta(seconds=timeout),
     )
-    # A rank that has ended before another one is connected would make that one fail too.
+    # If a rank ended before another one is connected, the other one would fail too.
     store.add("connected", 1)
     while store.add("connected", 0) < count:
         time.sleep(0.001)
@@ -177,7 +177,7 @@ def _call(place: tuple[int, int, str, float], work: bytes) -> Any:
 
 
 def main() -> None:
-    """Do the calls that come through stdin, which is a socket."""
+    """Make the calls that come through stdin, which is a socket."""
     connection = Connection(os.dup(0))
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)

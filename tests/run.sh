@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# `make test`: what the tests need from the system, the cluster, lint, types, tests.
-#   tests/run.sh BIN [PYTEST ARGUMENTS]      BIN: the environment's bin folder
+# This script is `make test`: it installs the system packages that the tests need, starts a Slurm
+# cluster, and runs lint, types and tests.
+#   tests/run.sh BIN [PYTEST ARGUMENTS]      BIN is the bin folder of the environment
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$(realpath "$1")
@@ -10,7 +11,8 @@ loud() { printf '\n*** %s\n\n' "$*" >&2; }
 
 packages=(slurmctld slurmd slurm-client slurmdbd munge mariadb-server iproute2 shellcheck hdf5-tools)
 
-# Root and apt: install what is missing. Otherwise the cluster tests are skipped, loudly.
+# Root installs the missing packages with apt. Without them the cluster tests are skipped, and a
+# loud message says so.
 install_packages() {
     local missing=()
     for package in "${packages[@]}"; do
@@ -28,7 +30,7 @@ if [[ $(id -u) -eq 0 ]] && command -v apt-get dpkg-query >/dev/null; then
     install_packages || loud "the system packages could not be installed"
 fi
 
-# The tests start hundreds of processes. Each would compile our modules anew.
+# The tests start hundreds of processes. Without bytecode files each would compile our modules anew.
 unset PYTHONDONTWRITEBYTECODE
 
 ours=false
@@ -39,7 +41,7 @@ stop() {
     if $ours; then slurm/dev-cluster down; fi
 }
 trap stop EXIT
-trap 'exit 130' INT # pytest answers Ctrl-C by itself, after which bash would continue
+trap 'exit 130' INT # pytest ends itself on Ctrl-C, but bash would go on
 
 # The tests that are not marked slurm ask a cluster for its limits where Slurm is installed. Each
 # worker process that runs tests marked slurm starts a cluster of its own (tests/cluster.py).
@@ -68,11 +70,12 @@ if (($#)); then
     make --no-print-directory VENV="$(dirname "$bin")" types
     tests "$@" || failed=$?
 else
-    # The cluster tests mostly wait. Beside them run mypy and the other tests, whose output follows.
+    # The cluster tests mostly wait. mypy and the other tests run at the same time; their output is
+    # shown afterwards.
     said=$(mktemp -d)
-    style=(-o console_output_style=classic) # no percentages, which fill each line of a wide log
+    style=(-o console_output_style=classic) # without percentages, which would fill a wide log
     if [[ -t 1 ]]; then style+=(--color=yes); fi
-    set -m # so that Ctrl-C reaches them, and all processes that they start
+    set -m # each gets a process group, so that `stop` reaches all processes that it starts
     make --no-print-directory VENV="$(dirname "$bin")" types >"$said/types" 2>&1 &
     types=$!
     tests -m "not slurm" -n 2 --dist loadfile "${style[@]}" >"$said/beside" 2>&1 &

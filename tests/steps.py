@@ -1,4 +1,4 @@
-"""A training step on a small model, for the tests of its parts."""
+"""A training step on a small model, for tests of the parts of a step."""
 
 import torch
 from torch import distributed, nn
@@ -18,6 +18,7 @@ ALONE = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
 
 
 def batch(size: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Return a batch of `size` random digits."""
     generator = torch.Generator().manual_seed(seed)
     return {
         "image": torch.randint(0, 16, (size, 1, 8, 8), generator=generator, dtype=torch.uint8),
@@ -27,6 +28,7 @@ def batch(size: int, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def make(accumulate: int = 1, clip_norm: float | None = None, dropout: float = 0.0) -> TrainStep:
+    """Return a training step on a small MLP, which has the same weights at each call."""
     torch.manual_seed(0)
     model = alone(MLP(64, [16], 10, dropout), accumulate)
     return TrainStep(
@@ -39,11 +41,12 @@ def make(accumulate: int = 1, clip_norm: float | None = None, dropout: float = 0
 
 
 def alone(module: nn.Module, accumulate: int = 1) -> ParallelModel:
-    """The model by itself on each rank, in fp32."""
+    """Return the model without a parallel strategy, in fp32: each rank has a copy of its own."""
     cpu = torch.device("cpu")
     mesh = Mesh(Degrees(distributed.get_world_size()), distributed.get_rank(), cpu)
     return ParallelModel(module, mesh, Precision(PrecisionConfig(), cpu), accumulate)
 
 
 def weights(step: TrainStep) -> torch.Tensor:
+    """Return all parameters as one vector."""
     return torch.cat([p.detach().flatten() for p in step.model.parameters])

@@ -1,4 +1,4 @@
-"""A fork of the tests' server is `python -m MODULE`, as far as a test can see it."""
+"""Tests that a fork of the tests' server behaves like `python -m MODULE` in a new process."""
 
 import json
 import os
@@ -119,7 +119,7 @@ def test_the_end_is_that_of_a_new_process(
     assert done.returncode == code
     assert done.stderr.endswith(said)
     assert bool(done.stderr) == bool(said)
-    if code not in (-signal.SIGTERM, -signal.SIGABRT):  # they lose what waits in a buffer
+    if code not in (-signal.SIGTERM, -signal.SIGABRT):  # they do not flush
         assert done.stdout == "out\n"
 
 
@@ -148,7 +148,7 @@ def test_signals_timeouts_and_groups(tmp_path: Path) -> None:
 
 
 def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
-    """As `hpctrain -m` without a scheduler needs it for Ctrl-C."""
+    """`hpctrain -m` without a scheduler relies on this for Ctrl-C."""
     program = "import signal\nprint(signal.getsignal(signal.SIGINT).__class__.__name__)"
     command = write(tmp_path, "handler", program)
     said = []
@@ -246,7 +246,7 @@ def test_hash_seeds_differ_between_commands(tmp_path: Path) -> None:
 
 
 def test_servers_end_with_the_tests(tmp_path: Path) -> None:
-    """Also when the test process is killed."""
+    """They end also when the test process is killed."""
     program = """\
         import os, subprocess, sys
         from tests import forkserver
@@ -258,7 +258,7 @@ def test_servers_end_with_the_tests(tmp_path: Path) -> None:
         """
     for kill in ([], ["kill"]):
         command = [sys.executable, "-c", textwrap.dedent(program), *kill]
-        # The servers hold stderr: its end is theirs.
+        # The servers hold stderr open, so this call returns only when they have ended.
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.stdout.strip()
         assert done.stderr == ""

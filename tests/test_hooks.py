@@ -1,4 +1,4 @@
-"""CI accepts no silent skip, and what is left out is counted."""
+"""CI accepts only declared skips, and the tests that are left out are counted."""
 
 import os
 import re
@@ -37,11 +37,11 @@ def test_by_a_fixture(absent): pass
 
 
 def outcome(folder: Path, *options: str, ci: str = "") -> tuple[dict[str, int], str]:
-    """Run pytest on the tests in `folder`: how many passed, failed, ..., and what it wrote."""
+    """Run pytest on the tests in `folder`; return the counts (passed, failed, ...) and stdout."""
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow\n    slurm\n")
     command = [sys.executable, "-m", "pytest", "-p", "tests.hooks", "-c", f"{folder}/pytest.ini"]
     command += ["-p", "no:cacheprovider", "-p", "xdist", *options, str(folder)]
-    # The plugins that are installed take a second to import.
+    # The installed plugins would take a second to import.
     env = os.environ | {"CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, check=False)
     counts = re.findall(r"(\d+) (\w+)", done.stdout.strip().splitlines()[-1].split(" in ")[0])

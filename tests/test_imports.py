@@ -1,4 +1,4 @@
-"""Who may import whom (see the table in README.md), read from the code itself."""
+"""Tests of which module may import which others. README.md has the table."""
 
 import ast
 from collections.abc import Iterator, Mapping
@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-# A package (or a module at the top) may import itself and what stands in its set.
+# A package (or a module at the top) may import itself and the modules in its set.
 EVERYBODY = {"__init__", "errors", "secrets", "disk", "lock"}
 ALLOWED: dict[str, set[str]] = {
     "config": EVERYBODY,
@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "job": EVERYBODY
     | {"checkpoint", "config", "data", "distributed", "faults", "parallel", "runs", "tasks"}
     | {"tracking", "train", "launch.container", "launch.queue"},
-    "cli": {""},  # everything
+    "cli": {""},  # it may import everything
     "__main__": {"cli"},
     "errors": set(),
     "secrets": set(),
@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "lock": set(),
     "__init__": set(),
 }
-# Imported on login nodes, where torch would cost each command seconds.
+# These are imported on login nodes, where importing torch would cost each command seconds.
 NO_TORCH = (
     *("errors", "secrets", "disk", "lock", "cli", "config", "runs", "launch", "commands"),
     *("tracking", "distributed.ranks", "distributed.report", "distributed.port"),
@@ -56,12 +56,12 @@ NO_HYDRA = (
     *("train", "data", "distributed", "tracking", "parallel", "checkpoint", "faults"),
     *("tasks", "models", "job.train", "runs"),
 )
-# What a data set is, and how it is written; data_prep takes nothing else of hpctrain.
+# These define what a data set is and how it is written; data_prep imports nothing else of hpctrain.
 FORMAT = {
     *("errors", "disk"),
     *("data.commit", "data.field", "data.format", "data.index", "data.moments", "data.ragged"),
     *("data.sample_schema", "data.shard", "data.compression", "data.types"),
-    # What a loader reads with, so that `index` and `repack` read the same.
+    # The loader reads with these, so `index` and `repack` read in the same way.
     *(f"data.storage.{name}" for name in ("cache", "chunks", "codecs", "layout", "plain", "table")),
     *("data.samplers", "data.samplers.order", "data.samplers.permutation", "data.images"),
     "data.places.filesystem",
@@ -69,7 +69,7 @@ FORMAT = {
 
 
 def module_of(file: Path) -> str:
-    """The dotted name of a file: `hpctrain.data.index`."""
+    """Return the dotted name of a file, such as `hpctrain.data.index`."""
     name = file.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
     return name.removesuffix(".__init__")
 
@@ -84,7 +84,7 @@ OURS = [name for name in FILES if name.startswith("hpctrain")]
 
 
 def imports(file: Path) -> Iterator[str]:
-    """Every module that a file imports, anywhere in it."""
+    """Yield the name of every module that a file imports, anywhere in it."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -134,7 +134,7 @@ def test_data_prep_takes_only_the_format() -> None:
 
 
 def test_no_circles() -> None:
-    """Neither between files, nor between the packages at the top of hpctrain."""
+    """Neither files nor the packages at the top of hpctrain import each other in a circle."""
     files = {
         module: {name for name in imports(file) if name in FILES and name != module}
         for module, file in FILES.items()
@@ -155,7 +155,7 @@ def test_a_circle_is_found() -> None:
 
 
 def circle(arrows: Mapping[str, set[str]]) -> list[str]:
-    """The names of one circle, the first again at the end; empty when there is none."""
+    """Return the names of one circle, with the first again at the end, or [] if there is none."""
     done: set[str] = set()
 
     def visit(name: str, path: list[str]) -> list[str]:

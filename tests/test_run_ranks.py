@@ -1,4 +1,4 @@
-"""The helper `run_ranks`: results by rank, and failures that name their ranks."""
+"""Tests of the helper `run_ranks`: results come by rank, and failures name their ranks."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A secret of the environment reaches the program that needs it, and nothing that is written."""
+"""A secret of the environment reaches the program that needs it, but no file and no message."""
 
 import json
 import logging
@@ -115,7 +115,7 @@ def test_a_reference_expands_to_what_was_there(before: str, secret: str, after: 
         try:
             patch.setenv("MY_API_TOKEN", secret)
         except UnicodeEncodeError:
-            return  # no environment can hold it
+            return  # no environment variable can hold this text
         text = before + secret + after
         referred = secrets.reference(text)
         assert secret not in referred or secret in "${oc.env:MY_API_TOKEN}"
@@ -182,7 +182,7 @@ def test_a_frozen_config_holds_the_reference(
     file.write_text(text)
     assert load(file) == config
     assert config.optimizer.options["b"] == f"Bearer {SECRET}!"
-    # A renewed token is the same run.
+    # A renewed token does not make another run.
     before = identity(config, "d")
     monkeypatch.setenv("MY_API_TOKEN", "renewed-token")
     assert load(file).optimizer.options["a"] == "renewed-token"
@@ -228,7 +228,7 @@ def test_env_shows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def told(tmp_path: Path) -> dict[str, str]:
-    """The environment of a training whose model talks about its token."""
+    """The environment of a training whose model logs its token."""
     code = tmp_path / "code"
     code.mkdir()
     (code / "told.py").write_text(TOLD)
@@ -237,7 +237,7 @@ def told(tmp_path: Path) -> dict[str, str]:
 
 
 def model(token: str, end: str) -> tuple[str, ...]:
-    """Overrides that replace the model by the one that talks."""
+    """Return overrides that choose the model which logs its token."""
     return (
         "model=mlp",
         "~model.in_features",

@@ -1,4 +1,4 @@
-"""The wheel, installed elsewhere, is complete: configs, the launcher, the type marker."""
+"""A wheel that is installed elsewhere has all its parts: configs, launcher and type marker."""
 
 import os
 import subprocess
@@ -25,14 +25,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel, and what it depends on by way of a path."""
+    """The Python of an environment that has the wheel and, by a path, its dependencies."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     target = next((folder / "lib").glob("python*")) / "site-packages"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
     subprocess.run([*pip, str(wheel)], check=True)
-    # A plain line of a .pth file: the editable install's own .pth there is not read.
+    # A folder that a .pth file adds is searched, but its own .pth files are not read. So the
+    # editable install there has no effect.
     (target / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return python
 

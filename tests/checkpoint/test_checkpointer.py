@@ -22,13 +22,13 @@ def checkpointer(folder: Path, step: TrainStep) -> Checkpointer:
 
 
 def test_saved_and_loaded_twice_goes_on_the_same(tmp_path: Path) -> None:
-    """Twice, for a second resume has been wrong upstream (pytorch #138575)."""
+    """It is resumed twice, because a second resume was wrong in torch (pytorch #138575)."""
     step = make(dropout=0.5)
     saved = checkpointer(tmp_path, step)
     for number in range(1, 7):
         if number in (3, 5):
             saved.save(number, {"step": number})
-            torch.manual_seed(number)  # what follows must come from the checkpoint
+            torch.manual_seed(number)  # the checkpoint must restore the random state
             step = make(dropout=0.5)
             saved = checkpointer(tmp_path, step)
             assert saved.load_latest() == {"step": number}
@@ -80,7 +80,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     with caplog.at_level(logging.WARNING):
         assert saved.load_latest() == {"step": 1}
     assert "step-00000002 is not intact" in caplog.text
-    # It can be saved again, in its place.
+    # The step can be saved again, in place of the damaged checkpoint.
     saved.save(2, {"step": 2})
     assert saved.load_latest() == {"step": 2}
     for path in tmp_path.glob("*/manifest.json"):
@@ -129,6 +129,6 @@ def test_two_ranks_save_one_checkpoint_and_each_has_its_random_state(tmp_path: P
         assert drawn == again
     assert first[2] != second[2]
     assert run_ranks(loaded, 2, tmp_path) == [{"step": 1}] * 2
-    # The unfinished save of a killed job is not loaded, by no rank.
+    # No rank loads the unfinished save of a killed job.
     (tmp_path / "step-00000001").rename(tmp_path / "step-00000001.tmp")
     assert run_ranks(loaded, 2, tmp_path) == [None] * 2

@@ -1,4 +1,4 @@
-"""status, logs, cancel, gc: what needs no cluster."""
+"""Tests of status, logs, cancel and gc without a cluster."""
 
 import argparse
 import io
@@ -60,7 +60,7 @@ def no_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
 
 
-# The state of a run
+# Tests of the state of a run
 
 
 def job(state: str, reason: str = "None", start: float | None = None) -> Job:
@@ -85,7 +85,7 @@ REQUEST = {"by": "ann", "time": NOW - 10}
     [
         ("finished", [ATTEMPT], {}, "finished", ""),
         ("created", [], {"local": True}, "created", ""),
-        # In the queue.
+        # The job is in the queue.
         ("queued", [], {"job": job("PENDING", "Resources")}, "queued", "Resources"),
         ("queued", [], {"job": job("PENDING", "Priority", NOW + 60)}, "queued", "to start about"),
         ("queued", [SAVED], {"job": job("PENDING")}, "queued", "pending"),
@@ -97,7 +97,8 @@ REQUEST = {"by": "ann", "time": NOW - 10}
         ("running", [ATTEMPT], {"job": job("PENDING", "BeginTime")}, "requeued", "BeginTime"),
         ("interrupted", [SAVED], {"job": job("PENDING", "BeginTime")}, "requeued", "BeginTime"),
         ("interrupted", [SAVED], {"job": job("REQUEUE_HOLD")}, "requeued", "requeue_hold"),
-        # Saved, and its job still there: it may be requeued in this moment, so it is not at rest.
+        # The run has saved and its job is still there. The job may just be requeued, so the run is
+        # not yet called interrupted.
         ("interrupted", [SAVED], {"job": job("COMPLETING")}, "running", "saved at step 40, ending"),
         (
             "interrupted",
@@ -109,7 +110,7 @@ REQUEST = {"by": "ann", "time": NOW - 10}
         ("interrupted", [SAVED], {"job": job("RUNNING", start=NOW - 9)}, "running", "starting"),
         ("failed", [RAISED], {"job": job("RUNNING", start=NOW - 900)}, "failed", "two lines"),
         ("failed", [RAISED], {"job": job("PENDING", "BeginTime")}, "requeued", "BeginTime"),
-        # Out of the queue, by its own word.
+        # The job is out of the queue, and the run itself has noted how it ended.
         ("failed", [RAISED], {}, "failed", "ValueError: two lines"),
         ("interrupted", [SAVED], {}, "interrupted", "saved at step 40, SIGTERM"),
         (
@@ -120,7 +121,7 @@ REQUEST = {"by": "ann", "time": NOW - 10}
             "step 40, cancelled by ann",
         ),
         ("interrupted", [SAVED], {"ended": ended("TIMEOUT")}, "interrupted", "SIGTERM; TIMEOUT"),
-        # Out of the queue without a word of its own.
+        # The job is out of the queue, and the run has not noted how it ended.
         ("running", [ATTEMPT], {"ended": ended("OUT_OF_MEMORY")}, "lost", "OUT_OF_MEMORY"),
         ("running", [ATTEMPT], {"ended": ended("NODE_FAIL")}, "lost", "NODE_FAIL"),
         ("queued", [], {"ended": ended("FAILED")}, "lost", "FAILED, exit code 1:0"),
@@ -138,11 +139,11 @@ REQUEST = {"by": "ann", "time": NOW - 10}
         ("queued", [], {"asked": NOW - 5, "unanswered": True}, "queued", "being submitted"),
         ("queued", [], {"asked": NOW - 99, "unanswered": True}, "lost", "no longer in the queue"),
         ("queued", [], {"asked": NOW - 5}, "lost", "no longer in the queue"),
-        # Nobody could be asked: what the directory tells, not more.
+        # The scheduler could not be asked, so only the run directory tells the state.
         ("queued", [], {"scheduler": False}, "queued", "squeue was not asked"),
         ("running", [ATTEMPT], {"scheduler": False, "progress": BEAT}, "running", ""),
         ("running", [ATTEMPT], {"scheduler": False}, "running", "squeue was not asked"),
-        # Without Slurm, or as slurm/train.sbatch does it.
+        # The run was started without Slurm, or by slurm/train.sbatch.
         ("running", [ATTEMPT], {"local": True, "held": True, "progress": BEAT}, "running", ""),
         ("running", [ATTEMPT], {"local": True, "progress": BEAT}, "running", ""),
         (
@@ -154,7 +155,7 @@ REQUEST = {"by": "ann", "time": NOW - 10}
         ),
         ("running", [ATTEMPT], {"local": True, "ended": ended("RUNNING")}, "running", "starting"),
         ("interrupted", [SAVED], {"local": True, "ended": ended("PENDING")}, "requeued", "None"),
-        # While it runs.
+        # The run is running.
         (
             "running",
             [ATTEMPT],
@@ -204,14 +205,14 @@ def test_a_job_says_nothing_of_a_run_taken_up_in_a_terminal(tmp_path: Path, no_s
 def test_the_time_left() -> None:
     record = {"state": "running", "attempts": [ATTEMPT]}
     assert eta_s(Facts(Path("x"), record, BEAT), NOW) == pytest.approx(50 / 2 - 3)
-    # The pulse of the attempt before says nothing of this one.
+    # The heartbeat of the previous attempt is not used.
     record["attempts"] = [ATTEMPT | {"started": NOW}]
     assert eta_s(Facts(Path("x"), record, BEAT), NOW) is None
     shown = [duration(s) for s in (45, 100, 5399, 12_000, 200_000)]
     assert shown == ["45 s", "2 min", "1 h 30 min", "3 h 20 min", "2 d 7 h"]
 
 
-# Which runs are meant
+# Tests of which runs are selected
 
 
 def test_which_runs_are_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +229,7 @@ def test_which_runs_are_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for name in ("2026-01-02", str(sweep), "2026-01-02_03-04-05_6"):
         assert select(tmp_path, [name, "digits-00000001"]) == [two, one]
     monkeypatch.chdir(tmp_path)
-    assert select(Path("elsewhere"), ["digits-00000023"]) == [two]  # a path
+    assert select(Path("elsewhere"), ["digits-00000023"]) == [two]  # given as a path
     with pytest.raises(ConfigError, match="digits: could be digits-00000001, digits-00000023"):
         select(tmp_path, ["digits"])
     with pytest.raises(ConfigError, match=r"digist-0: no run or sweep .* did you mean digits-0000"):
@@ -247,7 +248,7 @@ def test_a_sweep_whose_submission_was_cut_off_and_that_has_moved(tmp_path: Path)
     assert select(tmp_path, ["2026"]) == [run]
 
 
-# The table
+# Tests of the table
 
 
 def status(folder: Path, *arguments: str) -> Any:
@@ -328,7 +329,7 @@ def test_the_commands_import_nothing_heavy(tmp_path: Path, no_slurm: None) -> No
         assert f"usage: python -m hpctrain {command[0]}" in asked
 
 
-# Why it failed
+# Tests of why a run failed
 
 RANK_DIED = """\
 Traceback (most recent call last):
@@ -365,7 +366,7 @@ OOM = "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0. Some proce
 
 
 def failed_run(folder: Path, logs: dict[int, str], batch: str = "") -> Facts:
-    """Ranks fall silent in the order of `logs`."""
+    """Make a failed run; the ranks stop writing their logs in the order of `logs`."""
     run = make_run(
         folder, state="failed", submission=SUBMITTED | {"script": f"{folder}/sweeps/a/job.sh"}
     )
@@ -425,7 +426,7 @@ def test_logs_shows_the_error_where_it_stands(tmp_path: Path, no_slurm: None) ->
     assert ">   104  [rank3]: RuntimeError" in shown
     error = json.loads(run_module("hpctrain", *where, "--json").stdout)["error"]
     assert (error["file"], error["line"], error["rank"]) == (str(file), 104, 3)
-    # A rank that is named is shown as it is.
+    # The log of a rank that is named is shown without changes.
     assert run_module("hpctrain", *where, "--rank", "0", "--lines", "4").stdout == RANK_DIED
     wrong = run_module("hpctrain", *where, "--rank", "7", code=6)
     assert "no rank 7; there are 0 to 3" in wrong.stderr
@@ -522,12 +523,12 @@ def test_logs_needs_one_run_with_a_log(tmp_path: Path, no_slurm: None) -> None:
     assert "logs needs a run" in run_module("hpctrain", "logs", *where, code=2).stderr
 
 
-# Runs that train here
+# Tests of runs that train on this machine
 
 
 @contextmanager
 def training(digits: Path, tmp_path: Path, *arguments: str) -> Iterator[tuple[Any, Path]]:
-    """A long training in a process of its own, past its first checkpoint."""
+    """A long training in its own process, which has written its first checkpoint."""
     where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "tracking=off"]
     given = ["experiment=digits", "train.max_epochs=9000", "checkpoint.every_steps=20"]
     command = [sys.executable, "-m", "hpctrain", *given, *where, *arguments]
@@ -546,7 +547,7 @@ def test_cancel_and_resume_here(digits: Path, tmp_path: Path, no_slurm: None) ->
     with training(digits, tmp_path) as (process, run):
         (row,) = status(tmp_path / "runs")
         assert (row["state"], row["reason"]) == ("running", "")
-        # Nothing of it may go, and looking does not disturb it.
+        # gc must not delete anything of a run that trains, and must not disturb the run.
         assert "nothing to delete" in run_module("hpctrain", "gc", cwd=tmp_path).stdout
         done = run_module("hpctrain", "cancel", run.name, "--save", cwd=tmp_path)
         assert f"{run.name}: asked to save and stop" in done.stdout
@@ -557,7 +558,8 @@ def test_cancel_and_resume_here(digits: Path, tmp_path: Path, no_slurm: None) ->
     assert row["state"] == "interrupted"
     assert row["step"] == record["attempts"][-1]["step"]
     assert "cancelled by" in row["reason"]
-    # Started again by a person: the old stop request is over. Without --save: at once.
+    # A person starts the run again, so the old stop request is void. Without --save the run ends
+    # at once.
     with training(digits, tmp_path) as (process, _):
         while len(run_json(run)["attempts"]) < 2:
             time.sleep(0.1)
@@ -578,7 +580,7 @@ def test_killed_here_is_lost(digits: Path, tmp_path: Path, no_slurm: None) -> No
         process.kill()
         process.wait()
     progress = json.loads((run / "progress.json").read_text())
-    # For a minute its pulse could be that of a process on another host.
+    # For a minute the heartbeat could be that of a process on another host.
     progress["time"] -= 100
     (run / "progress.json").write_text(json.dumps(progress))
     record = run_json(run)
@@ -627,7 +629,7 @@ def test_the_pulse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = json.loads(file.read_text())
     assert (content["step"], content["max_steps"], content["metric"]) == (30, 100, "val/loss")
     assert content["metrics"] == {"val/loss": 0.5}
-    assert 0 < content["steps_per_s"] < 60  # it sleeps for 0.02 s at each
+    assert 0 < content["steps_per_s"] < 60  # each step sleeps for 0.02 s
     assert content["stepped"] <= content["time"]
     assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
 
@@ -644,7 +646,7 @@ def test_the_stop_file_is_seen(tmp_path: Path) -> None:
     request = stop_request.read(tmp_path)
     assert request is not None
     assert time.time() - request["time"] < 60
-    # Submitted again since: it is over.
+    # After a new submission the stop request is void.
     assert stop_request.read(tmp_path, since=time.time() + 1) is None
     with Stop() as stop:
         stop.watch(stop_request.stop_file(tmp_path))
@@ -655,7 +657,7 @@ def test_the_stop_file_is_seen(tmp_path: Path) -> None:
     stop_request.clear(tmp_path)
     stop_request.clear(tmp_path)
     assert stop_request.read(tmp_path) is None
-    stop_request.stop_file(tmp_path).touch()  # by hand
+    stop_request.stop_file(tmp_path).touch()  # as a user may do it by hand
     assert stop_request.read(tmp_path) is not None
 
 
@@ -664,11 +666,11 @@ def test_array_tasks_in_one_word() -> None:
     assert jobs_of(ids) == ["12", "7_[1-3,9]", "9_[0]"]
 
 
-# What can be deleted
+# Tests of what can be deleted
 
 
 def old(path: Path, text: str = "x") -> Path:
-    """A file that nobody has touched for a while."""
+    """Write a file that was last changed 30 days ago; its folder gets the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     for place in (path, path.parent):
@@ -701,7 +703,7 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
     for step in (10, 20):
         make_checkpoint(half, step)
     old(half / ".config.yaml.node1.123")
-    (half / ".run.json.node1.124").touch()  # a moment ago
+    (half / ".run.json.node1.124").touch()  # changed just now
     (half / "checkpoints" / "step-00000030.tmp").mkdir()
     queue = make_run(folder, "digits-00000003", state="queued", submission=SUBMITTED, code="bbb")
     old(queue / ".config.yaml.node1.123")
@@ -710,7 +712,7 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
     make_run(folder, "debug-00000004", state="finished", code="aaa")
     for snapshot in ("aaa", "bbb", "ccc", "unused"):
         old(folder / "code" / snapshot / "a.py")
-    (folder / "code" / "new").mkdir()  # a submission goes on
+    (folder / "code" / "new").mkdir()  # a submission may still be writing it
     outside = make_run(tmp_path / "elsewhere", state="finished")
     make_checkpoint(outside, 1)
     make_checkpoint(outside, 2)
@@ -762,7 +764,7 @@ def test_what_is_in_use_is_not_deleted(tmp_path: Path, no_slurm: None) -> None:
     assert "is in use by process" in done.stderr
     assert "1 of 1 could not be deleted" in done.stderr
     assert (run / "checkpoints" / "step-00000001").exists()
-    # What an earlier gc left half removed goes first.
+    # A folder that an earlier gc left half removed is deleted first.
     (run / "checkpoints" / ".gc-step-00000000").mkdir()
     done = run_module("hpctrain", "gc", "--delete", "--json", cwd=tmp_path)
     assert [row["deleted"] for row in json.loads(done.stdout)] == [True, True]

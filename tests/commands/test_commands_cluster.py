@@ -1,4 +1,4 @@
-"""status, logs and cancel on a real Slurm: preempted, pending, failed and cancelled runs."""
+"""status, logs and cancel on a real Slurm, for preempted, pending, failed and cancelled runs."""
 
 import getpass
 import json
@@ -43,10 +43,10 @@ class Faulty(Classification):
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, int]]:
-    """Count the calls of Slurm's commands: wrappers on the PATH log and run the real ones.
+    """Count the calls of Slurm's commands: wrappers on the PATH record a call and run the command.
 
     Returns:
-        A function that gives the counts since it was last called.
+        A function that returns the counts since it was last called.
     """
     wrappers, log = tmp_path / "wrappers", tmp_path / "calls"
     wrappers.mkdir()
@@ -77,14 +77,14 @@ def no_accounting(tmp_path: Path) -> dict[str, str]:
 
 
 def submit(train: Train, folder: Path, *arguments: str, **env: str) -> list[Path]:
-    """Submit a sweep; its new run directories."""
+    """Submit a sweep and return its new run directories."""
     before = {run: run_json(run).get("submission") for run in runs(folder)}
     train("-m", *arguments, **env)
     return [run for run in runs(folder) if run_json(run)["submission"] != before.get(run)]
 
 
 def status(folder: Path, *arguments: str, **env: str) -> dict[str, dict[str, Any]]:
-    """Rows of `status`, by the name of the run."""
+    """Return the rows of `status` by the name of the run."""
     given = ("--dir", str(folder), "--json", *arguments)
     rows = json.loads(run_module("hpctrain", "status", *given, **env).stdout)
     return {Path(row["run"]).name: row for row in rows}
@@ -128,7 +128,7 @@ def test_from_the_queue_to_the_end(
         return rows if {row["state"] for row in rows.values()} == {"running", "queued"} else None
 
     rows = cluster.wait_for(one_runs, 180, "one to run")
-    # Only one of them may: the other says why it waits.
+    # Only one of the two may run, and the other one shows why it waits.
     (waiting,) = [run for run in pair if rows[run.name]["state"] == "queued"]
     (running,) = [run for run in pair if run != waiting]
     assert rows[waiting.name]["reason"].startswith("JobArrayTaskLimit")
@@ -141,7 +141,7 @@ def test_from_the_queue_to_the_end(
     assert row["eta_s"] is None or row["eta_s"] > 0
     assert row["nodes"].startswith("node")
 
-    # What waits leaves the queue at once; without accounting the same is told.
+    # A waiting job leaves the queue at once. Without accounting, status shows the same.
     done = run_module("hpctrain", "cancel", "--dir", str(folder), waiting.name)
     assert "cancelled, was queued" in done.stdout
     me = getpass.getuser()
@@ -149,7 +149,7 @@ def test_from_the_queue_to_the_end(
         told = status(folder, **env)[waiting.name]
         assert (told["state"], told["reason"]) == ("cancelled", f"by {me}")
 
-    # Preempted: it saves, waits, goes on.
+    # A preempted run saves, waits in the queue and goes on.
     assert cluster.tool("preempt", row["job_id"]).returncode == 0
     row = wait_for_state(running, "requeued")
     assert ", to start about " in row["reason"]
@@ -160,7 +160,7 @@ def test_from_the_queue_to_the_end(
     wait_for_step(running, first + 20)
     assert status(folder, running.name)[running.name]["restarts"] == 1
 
-    # cancel --save, of the whole sweep.
+    # `cancel --save` gets the whole sweep.
     (sweep,) = (folder / "sweeps").iterdir()
     calls()
     done = run_module("hpctrain", "cancel", "--save", "--dir", str(folder), sweep.name)
@@ -178,7 +178,7 @@ def test_from_the_queue_to_the_end(
     )
     assert status(folder, **no_accounting)[running.name]["state"] == "interrupted"
 
-    # The same command goes on where they stopped, and the old stop request is over.
+    # The same command goes on where the runs stopped, and the old stop request is void.
     submit(train, folder, *LONG, *shape, "seed=1,2")
     cluster.wait_for(lambda: len(run_json(running)["attempts"]) == 3, 180, "the third attempt")
     wait_for_step(running, saved + 20)
@@ -198,7 +198,7 @@ def test_from_the_queue_to_the_end(
 
 
 def test_a_stop_request_outlives_a_requeue(train: Train, tmp_path: Path, paced: Paced) -> None:
-    """Asked to stop in the moment in which Slurm took its node: it comes back, and stops."""
+    """A run that gets a stop request while it is preempted is restarted, and then stops."""
     (run,) = submit(train, tmp_path / "runs", *LONG, "site.partition=preemptible")
     wait_for_step(run, 20)
     job = status(run.parent)[run.name]["job_id"]
@@ -230,7 +230,7 @@ def test_why_runs_failed(
         pair, key=lambda run: "how: shapes" in (run / "config.yaml").read_text()
     )
     (imports,) = submit(train, folder, *shape[:1], "task._target_=later.Task")
-    # The interpreter is gone when the job begins.
+    # The interpreter is deleted before the job begins.
     python = linked_python(tmp_path / "env")
     monkeypatch.setattr(sys, "executable", str(python))
     (missing,) = submit(train, folder, *shape[:1], "seed=7", "+site.sbatch.hold=true")
@@ -240,7 +240,7 @@ def test_why_runs_failed(
 
     def error(run: Path, state: str) -> dict[str, Any]:
         wait_for_state(run, state)
-        # srun has the last word, a moment after the ranks.
+        # srun writes its last lines a moment after the ranks.
         cluster.wait_for_end([cluster.job_id(run)])
         where = ("logs", run.name, "--dir", str(folder))
         told = json.loads(run_module("hpctrain", *where, "--json").stdout)
@@ -254,7 +254,7 @@ def test_why_runs_failed(
     assert "mat1 and mat2 shapes cannot be multiplied" in found["summary"]
     assert found["rank"] == 1
     assert Path(found["file"]).name.endswith(".rank1.log")
-    # Rank 0 has only seen that another one was gone.
+    # Rank 0 has only noticed that the other rank was gone.
     assert "Connection" in run_json(killed)["attempts"][-1].get("error", "Connection")
     assert "task 1: Killed" in error(killed, "failed")["summary"]
     assert "No module named 'no_such_module'" in error(imports, "failed")["summary"]
@@ -268,7 +268,7 @@ def test_following_across_a_restart(train: Train, tmp_path: Path, paced: Paced) 
     (run,) = submit(train, tmp_path / "runs", *LONG, "site.partition=preemptible")
     given = ("logs", "-f", run.name, "--dir", str(run.parent))
     command = [sys.executable, "-m", "hpctrain", *given]
-    # Begun before there is a log.
+    # The command starts before there is a log.
     out = tmp_path / "out"
     with out.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as following:
         wait_for_step(run, 20)

@@ -1,4 +1,4 @@
-"""`hpctrain resume`: again from the frozen config, with the code it had or today's."""
+"""`hpctrain resume` continues from the frozen config, with the copied or the current code."""
 
 import json
 import os
@@ -20,7 +20,7 @@ Train = Callable[..., Completed]
 
 
 def interrupt(digits: Path, folder: Path, paced: Paced) -> Path:
-    """A run that was stopped by Ctrl-C and has saved; from then on it is at full speed."""
+    """Return a run that Ctrl-C stopped and that has saved; from then on its steps do not sleep."""
     where = [f"data.path={digits}", f"output_dir={folder}/runs", "tracking=off"]
     long = ["train.max_epochs=10", "checkpoint.every_steps=20", "launch.wait=true", paced.task]
     command = [sys.executable, "-m", "hpctrain", "experiment=digits", *where, *long]

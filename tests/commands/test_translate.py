@@ -1,4 +1,4 @@
-"""Configs of DeepSpeed and Accelerate, like those in their documentation, become ours."""
+"""Configs of DeepSpeed and Accelerate, like those in their documentation, are translated."""
 
 import json
 import shlex
@@ -43,7 +43,7 @@ def composed(tmp_path: Path) -> Composed:
     return call
 
 
-# The JSON of the section "Batch Size Related Parameters" and of the tutorials.
+# These are from the section "Batch Size Related Parameters" and from the tutorials of DeepSpeed.
 GETTING_STARTED = {
     "train_batch_size": 8,
     "gradient_accumulation_steps": 1,
@@ -114,7 +114,7 @@ ZERO_2 = {
     "activation_checkpointing": {"partition_activations": True, "cpu_checkpointing": False},
     "dataloader_drop_last": False,
 }
-# The example of ZeRO-3 with offload of the Hugging Face Trainer.
+# The example of ZeRO-3 with offload from the documentation of the Hugging Face Trainer.
 TRAINER = {
     "fp16": {
         "enabled": "auto",
@@ -166,8 +166,8 @@ def test_the_first_example(composed: Composed) -> None:
     assert (config.parallel.dp_shard, config.parallel.zero) == (-1, 1)
     assert config.precision.compute == "fp16"
     assert (config.train.global_batch_size, config.train.accumulate) == (8, 1)
-    # DeepSpeed's Adam is AdamW unless adam_w_mode is false; without keys it neither clips nor
-    # changes the learning rate.
+    # DeepSpeed's Adam is AdamW unless adam_w_mode is false. Without the keys for them, DeepSpeed
+    # does not clip gradients or change the learning rate.
     assert config.optimizer._target_ == "torch.optim.AdamW"
     assert (config.optimizer.lr, config.optimizer.weight_decay) == (0.00015, 0.0)
     assert config.train.clip_norm is None
@@ -207,7 +207,7 @@ def test_what_the_trainer_fills_in(composed: Composed) -> None:
     made = deepspeed.translate(TRAINER, "ds.json")
     config = composed(made)
     assert config.parallel.fsdp.offload
-    assert config.optimizer.lr == 3e-3  # still that of the experiment
+    assert config.optimizer.lr == 3e-3  # the value of the experiment
     assert config.optimizer.weight_decay == 0.01
     assert made.left["train_batch_size=auto"].endswith("set train.global_batch_size")
     assert made.left["fp16.enabled=auto"].endswith("set precision.compute=fp16 or fp32")
@@ -354,7 +354,7 @@ def test_what_deepspeed_does_not_have(content: dict[str, Any], message: str) -> 
     assert message in str(caught.value)
 
 
-# `accelerate config` writes such files.
+# `accelerate config` writes files like these.
 PLAIN = """\
 compute_environment: LOCAL_MACHINE
 debug: false
@@ -446,7 +446,7 @@ def test_multi_gpu(composed: Composed, tmp_path: Path) -> None:
     assert (launch.nodes, launch.tasks_per_node, launch.gpus_per_node) == (2, 4, 4)
     assert (config.precision.compute, config.parallel.dp_shard) == ("bf16", 1)
     assert "free port" in made.left["main_process_port=8080"]
-    assert "site.cpu_bind" not in made.left["enable_cpu_affinity=false"]  # it is off
+    assert "site.cpu_bind" not in made.left["enable_cpu_affinity=false"]  # the key is off
     assert "all ranks" in made.left["batch size"]
 
 

@@ -148,7 +148,7 @@ def test_signature_ignores_how_and_where(composer: Composer, digits: Path, tmp_p
     }
     assert len(same) == 1
     assert len({name(), name("seed=1"), name("optimizer.lr=1"), name("model.hidden=[8]")}) == 4
-    # The defaults of the schema, typed or chosen, are those that are not typed.
+    # A default value that is given on the command line does not change the name.
     assert name("data.window=64", "scheduler=cosine", "precision=fp32", "optimizer=adamw") == name()
     assert name("train.accumulate=4", "data.prefetch_mb=1", "data.workers=0") == name()
 

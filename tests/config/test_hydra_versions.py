@@ -13,7 +13,7 @@ from tests.conftest import Completed, run_json, run_module, runs
 
 pytestmark = pytest.mark.slow
 Train = Callable[..., Completed]
-# Hydra 1.4 has omegaconf 2.4, which carries its own antlr.
+# Hydra 1.4 needs omegaconf 2.4, which contains its own antlr.
 VERSIONS = ("hydra-core==1.4.0rc3", "hydra-submitit-launcher==1.4.0rc3", "omegaconf==2.4.1rc1")
 
 
@@ -38,7 +38,7 @@ def hydra_1_4(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def train_1_4(train: Train, hydra_1_4: dict[str, str]) -> Train:
-    """`train` with Hydra 1.4, without any warning."""
+    """The function `train` with Hydra 1.4; it also requires that there is no warning."""
 
     def call(*arguments: str, code: int = 0, **env: str) -> Completed:
         done = train(*arguments, code=code, **hydra_1_4 | env)

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF009 (`key` and `section` return dataclass fields)
-"""The name of a run: it depends on what differs from the defaults and decides the result."""
+"""The name of a run depends on the values that differ from the defaults and decide the result."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from hpctrain.config.identity import IDENTITY_VERSION, changeable, identity, sig
 from hpctrain.config.schema import Config, DataConfig, TrainConfig
 from hpctrain.config.schema.key import key, keys, section
 
-# The keys that decide the result, with their defaults, as IDENTITY_VERSION names runs by them.
+# The keys that decide the result, with the defaults that they have in identity version VERSION.
 VERSION = 2
 DEFAULTS: dict[str, Any] = {
     "seed": 0,
@@ -79,7 +79,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def problems(schema: type) -> list[str]:
-    """What a release must declare before it may be named by the table above."""
+    """Return what has to be corrected where `schema` and DEFAULTS do not agree."""
     now = {member.name: member.default for member in keys(schema) if member.identity}
     raise_it = "raise IDENTITY_VERSION (every run gets a new name: tell it in CHANGELOG.md)"
     return [
@@ -144,7 +144,7 @@ def test_keys_of_later_releases_do_not_rename_a_run() -> None:
 
 
 def test_the_signature_is_fixed() -> None:
-    """Unless IDENTITY_VERSION changes, a release finds the runs of the one before."""
+    """Unless IDENTITY_VERSION changes, a release finds the runs of the previous release."""
     config = Config(seed=1, model={"_target_": "my.Net"}, data=DataConfig(subset="::2"))
     assert identity(config, "digest") == {
         "identity_version": 2,

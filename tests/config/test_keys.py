@@ -1,4 +1,4 @@
-"""The reference of the config keys, made from the schema."""
+"""Tests of the reference of the config keys, which is made from the schema."""
 
 import io
 import re

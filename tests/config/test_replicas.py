@@ -1,4 +1,4 @@
-"""What gradient compression and local SGD cannot be combined with."""
+"""Gradient compression and local SGD refuse the settings that they cannot be combined with."""
 
 import functools
 from typing import Any
@@ -14,7 +14,7 @@ TOPK, LOCAL = {"train.compression.kind": "topk"}, {"train.local_sgd.every": 8}
 
 
 def problems(given: dict[str, Any]) -> list[str]:
-    """What is wrong on four ranks, in single values and between them."""
+    """Return the problems of a config on four ranks: of single values, or else of combinations."""
     config = Config()
     for key, value in given.items():
         section, _, name = key.rpartition(".")

@@ -88,7 +88,7 @@ assert not {name.partition(".")[0] for name in set(sys.modules) - before} & {"to
 
 
 def test_it_agrees_with_python() -> None:
-    """No name is refused that one of our modules has."""
+    """Every name that one of our modules has is accepted."""
     for name in ("hpctrain.models.transformer", "hpctrain.data.transforms", "hpctrain.data.loader"):
         for found in vars(importlib.import_module(name)):
             assert found.startswith("__") or problem(f"{name}.{found}") == "", found

@@ -1,4 +1,4 @@
-"""Work that takes longer than a collective may: two ranks, each in a process of its own."""
+"""Two ranks, in processes of their own, do work that takes longer than a collective may."""
 
 import os
 import socket
@@ -12,8 +12,8 @@ import pytest
 from tests import forkserver
 from tests.conftest import Completed
 
-# The ranks import torch at different speeds: both wait for the other before the group is formed,
-# because its timeout holds for the forming as well.
+# The ranks import torch at different speeds. Both wait for each other before the process group is
+# formed, because its timeout also holds for the forming.
 START = """
     import torch
     import os, signal, sys, time

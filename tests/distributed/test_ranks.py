@@ -1,4 +1,4 @@
-"""Ranks, hostlists and ports, from the variables that real launchers set."""
+"""Ranks, hostlists and ports are read from the variables that real launchers set."""
 
 import socket
 import subprocess
@@ -49,7 +49,7 @@ def test_hostlist_agrees_with_scontrol(text: str) -> None:
         ["scontrol", "show", "hostnames", text], capture_output=True, text=True, check=True
     )
     if "Invalid hostlist" in answer.stderr:
-        # Slurm 22.05 refuses a suffix after brackets; newer ones, and we, read it.
+        # Slurm 22.05 refuses a suffix after brackets; newer releases read it, and so do we.
         assert text == "node[1-2]-ib"
         return
     assert expand_hostlist(text) == answer.stdout.split()

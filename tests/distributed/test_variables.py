@@ -1,4 +1,4 @@
-"""The variables of NCCL, gloo and torch: those of the config and those that are exported."""
+"""Tests of the variables of NCCL, gloo and torch, which the config sets or the user exports."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def test_every_key_has_its_variable() -> None:
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
         "NCCL_IB_GID_INDEX": "3",
     }
-    # A second call finds its own values.
+    # A second call does not report the values of the first as exported by the user.
     assert export(config, environment) == []
 
 
@@ -52,7 +52,7 @@ def test_what_is_exported_has_precedence_and_is_told() -> None:
         "NCCL_DEBUG": "INFO",
         "NCCL_P2P_LEVEL": "SYS",
         "NCCL_SOCKET_IFNAME": "eth0",
-        # torch would ignore it if the newer name were set beside it.
+        # torch would ignore this variable if the newer name were also set.
         "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64",
     }
     environment = dict(mine)
@@ -75,7 +75,7 @@ def test_a_name_that_no_variable_has(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "value", "allowed"),
     [
         ("interface", "ib0,ib1", True),
-        ("interface", "^docker0", False),  # NCCL knows it, gloo does not
+        ("interface", "^docker0", False),  # NCCL reads it, gloo does not
         ("interface", "", False),
         ("infiniband", "none", True),
         ("infiniband", "=mlx5_0:1,mlx5_1:1", True),

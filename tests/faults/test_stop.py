@@ -1,4 +1,4 @@
-"""Signals set a flag that the ranks agree on."""
+"""A signal sets a flag, and the ranks agree on the flags."""
 
 import os
 import signal
@@ -25,14 +25,14 @@ def test_a_signal_sets_its_flag_and_the_ranks_agree() -> None:
         while not stop.asked and time.monotonic() < end:
             time.sleep(0.01)
         assert (stop.asked, stop.flags()) == ("SIGUSR2", [0.0, 0.0, 0.0, 1.0])
-        assert (stop.agreed, stop.reason) == (False, "")  # not before the ranks have
-        stop.offer(torch.tensor([0.0, 0.0, 1.0, 3.0]))  # of four ranks, one heard another first
+        assert (stop.agreed, stop.reason) == (False, "")  # the ranks have not agreed yet
+        stop.offer(torch.tensor([0.0, 0.0, 1.0, 3.0]))  # one rank got SIGTERM, three SIGUSR2
         assert (stop.agreed, stop.reason) == (True, "SIGTERM")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def step_with_a_signal(which: int) -> tuple[str, bool, str]:
-    """A training step of a rank; the rank `which` has received SIGTERM before it."""
+    """Make a training step on a rank; the rank `which` receives SIGTERM before it."""
     step = make()
     with step.stop as stop:
         if torch.distributed.get_rank() == which:
@@ -53,7 +53,7 @@ def test_all_ranks_agree_after_the_step_in_which_one_was_signalled() -> None:
 
 
 def test_a_signal_is_seen_while_the_main_thread_is_blocked() -> None:
-    """A Python handler would wait for the collective's end; the flag does not."""
+    """A Python signal handler would wait until the collective ends; the flag is set at once."""
     seen: list[str] = []
 
     def watch() -> None:
@@ -65,7 +65,7 @@ def test_a_signal_is_seen_while_the_main_thread_is_blocked() -> None:
     with Stop() as stop:
         watcher = threading.Thread(target=watch)
         watcher.start()
-        # Blocks outside Python, as a rank whose peer is late; the watcher has long finished.
+        # This blocks outside Python, like a collective with a late rank. The watcher ends earlier.
         store = torch.distributed.HashStore()
         with pytest.raises(RuntimeError):
             store.wait(["a key that nobody sets"], timedelta(seconds=2))

@@ -1,4 +1,4 @@
-"""The `data` section, from the command line to the batches that a rank is given."""
+"""Tests of the `data` section, from the command line to the batches of a rank."""
 
 import io
 import json
@@ -42,7 +42,7 @@ def config(composer: Composer, digits: Path, tmp_path: Path) -> Callable[..., Co
 
 @pytest.fixture
 def build(config: Callable[..., Config]) -> Build:
-    """A builder for one rank of a checked config."""
+    """A function that makes the `DataBuilder` of one rank from a checked config."""
 
     def call(*overrides: str, rank: int = 0, world_size: int = 1) -> DataBuilder:
         made = config(*overrides)
@@ -120,7 +120,7 @@ def test_classes_come_equally_often(build: Build) -> None:
 
 
 def test_samples_are_drawn_by_a_field(build: Build) -> None:
-    """By the label itself: 0 never, 9 most often."""
+    """The label itself is the weight: 0 is never drawn and 9 most often."""
     drawn = Counter(labels(epoch(build("data.weights=label").training())))
     assert 0 not in drawn
     assert drawn[9] > 5 * drawn[1]
@@ -233,7 +233,7 @@ def test_a_shard_that_was_edited_is_named(
     shard.write_bytes(content)
     with pytest.raises(HpctrainError, match=r"train-00000\.h5"):
         epoch(build(f"data.path={copy}", f"data.verify={mode}").training())
-    assert epoch(build(f"data.path={copy}").training())  # "off" does not look
+    assert epoch(build(f"data.path={copy}").training())  # data.verify=off checks nothing
 
 
 def test_windows_of_text(build: Build, tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_the_indices_of_a_subset_name_the_run_and_not_their_file(
     first = name("one.npy", range(100))
     assert name("other.npy", np.arange(100, dtype=np.uint16)) == first
     assert name("one.npy", range(1, 101)) != first
-    # A job of the sweep is in another folder.
+    # The path becomes absolute, because a job of a sweep runs in another folder.
     assert config("data.subset=one.npy").data.subset == str(tmp_path / "one.npy")
     for wrong in ([-1, 5], [5, 1415], [0.5], [[1]], []):
         with pytest.raises(HpctrainError, match=r"one\.npy: (the indices of )?a subset"):

@@ -1,4 +1,4 @@
-"""The whole way on a real Slurm: sweeps over several nodes, preemption, failures."""
+"""Training on a real Slurm cluster: sweeps over several nodes, preemption and failures."""
 
 import json
 import sqlite3
@@ -25,7 +25,7 @@ def query(folder: Path, sql: str) -> list[tuple[Any, ...]]:
 
 def test_every_rank_sees_its_place(tmp_path: Path) -> None:
     shape = ["--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2"]
-    # A file a rank: srun mixes what several write at once.
+    # Each rank has an output file, because srun mixes the output of several ranks.
     output = f"--output={tmp_path}/%t.json"
     cluster.slurm("srun", *shape, output, sys.executable, "-m", "hpctrain", "env", "--json")
     facts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
@@ -44,14 +44,14 @@ def test_a_sweep_of_two_jobs_of_two_nodes_and_two_tasks(
     train: Train, digits: Path, tmp_path: Path
 ) -> None:
     common = ("train.max_epochs=4", "optimizer.lr=1e-3,3e-3")
-    # The two ranks of a node divide the model, the nodes are replicas.
+    # The two ranks of a node divide the model; the nodes are replicas.
     shape = ("launch.nodes=2", "launch.tasks_per_node=2", "parallel=hsdp")
     done = train("-m", *common, *shape)
     assert "sbatch is on the PATH" in done.stderr
     folder = tmp_path / "runs"
     jobs = cluster.job_ids(folder)
     assert sorted(job.rpartition("_")[2] for job in jobs) == ["0", "1"]
-    # While they wait or run, the same command doubles nothing.
+    # While the jobs wait or run, the same command submits none of them again.
     again = train("-m", *common, *shape)
     assert again.stderr.count(" already") == 2
     assert cluster.job_ids(folder) == jobs
@@ -143,7 +143,7 @@ def test_preempted_requeued_resumed(
     assert (first["state"], first["reason"]) == ("interrupted", "SIGTERM")
     assert second["restart_count"] == 1
     assert query(tmp_path / "runs", "SELECT status FROM runs") == [("FINISHED",)]
-    # The same numbers as two undisturbed ranks, which need no cluster.
+    # The metrics equal those of two undisturbed ranks, which need no cluster.
     folder = tmp_path / "undisturbed"
     where = ("tracking.upload=false", f"output_dir={folder}")
     train("-m", *common, "launch.tasks_per_node=2", *where, **no_sbatch)
@@ -159,7 +159,7 @@ def test_time_limit_warning_requeues_and_scancel_does_not(
     (run,) = runs(tmp_path / "runs")
     (job,) = cluster.job_ids(tmp_path / "runs")
     cluster.wait_for_step(run, 20)
-    # What Slurm sends launch.warn_s before the limit.
+    # Slurm sends this signal launch.warn_s seconds before the time limit.
     cluster.slurm("scancel", "--signal=USR2", job)
     cluster.wait_for(lambda: run_json(run)["state"] == "interrupted", 180, "the save")
     cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
@@ -176,14 +176,14 @@ def test_two_nodes_asked_and_one_task_started(digits: Path, tmp_path: Path) -> N
     where = f"data.path={digits} output_dir={tmp_path}/runs"
     command = f"{sys.executable} -m hpctrain experiment=digits {where}"
     shape = ["--nodes=2", "--ntasks-per-node=1", f"--output={tmp_path}/out"]
-    # Without srun nobody starts the second task.
+    # Without srun, nothing starts the second task.
     job = cluster.sbatch(command, *shape)
     assert cluster.wait_for_end([job]) == {job: "FAILED"}
     assert (
         "this job has 2 tasks (SLURM_NTASKS), but only this process"
         in (tmp_path / "out").read_text()
     )
-    # With too few tasks for what the config asks.
+    # srun starts fewer tasks than the config has ranks.
     job = cluster.sbatch(
         f"srun -n1 -N1 {command} launch.nodes=2", *shape[:1], f"--output={tmp_path}/two"
     )

@@ -1,4 +1,4 @@
-"""The values that follow from config, data and ranks: computed, printed and tracked."""
+"""The values that follow from config, data and ranks are computed, printed and tracked."""
 
 import json
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def test_what_follows_from_batch_and_epochs() -> None:
 
 
 def params(run: Path) -> dict[str, str]:
-    """All params in the journal of a run."""
+    """Return all params in the journal of a run."""
     found: dict[str, str] = {}
     for line in (run / "journal" / "events.jsonl").read_text().splitlines():
         found |= json.loads(line).get("params", {})

@@ -13,7 +13,8 @@ import pytest
 from tests import cluster
 from tests.conftest import ROOT, Completed, run_module
 
-# Python imports it at its start. It writes the variables at the moment when torch is loaded.
+# Python imports this module at its start. It writes the variables at the moment when torch is
+# loaded.
 WATCH = """\
 import json, os, sys
 from importlib.machinery import PathFinder
@@ -58,7 +59,7 @@ SHORT = ("train.max_steps=2", "tracking=off", "launch.snapshot=off")
 
 
 class Watched(NamedTuple):
-    """What the ranks write into `seen`, and the environment that makes them do so."""
+    """The folder into which the ranks write what they have seen, and the variables for that."""
 
     seen: Path
     env: dict[str, str]
@@ -93,7 +94,7 @@ def test_here_with_a_variable_of_ones_own(
 def test_torchrun(digits: Path, tmp_path: Path, watched: Watched) -> None:
     where = ["experiment=digits", f"data.path={digits}", f"output_dir={tmp_path}/runs"]
     torchrun = ["--standalone", "--nproc-per-node=2", "-m", "hpctrain"]
-    # gloo connects through the interface.
+    # gloo connects through this interface.
     given = [*where, *SHORT, *SETTINGS, "network.interface=lo"]
     run_module("torch.distributed.run", *torchrun, *given, new=True, cwd=tmp_path, **watched.env)
     sockets = {"NCCL_SOCKET_IFNAME": "=lo", "GLOO_SOCKET_IFNAME": "lo"}

@@ -1,4 +1,4 @@
-"""A run that has run out of memory goes on with smaller micro-batches. The error is simulated."""
+"""A run that is out of memory goes on with smaller micro-batches. The error is simulated."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""experiment=stdlib_lm on a small corpus: it learns, its figures are exact, and it generates."""
+"""experiment=stdlib_lm learns a small corpus, reports exact metrics and generates text."""
 
 import json
 import math
@@ -71,7 +71,7 @@ def test_it_learns_and_says_what_to_do_next(trained: tuple[Path, Completed]) -> 
 def test_bits_per_byte_are_exact(
     trained: tuple[Path, Completed], generator: Generator, corpus: Path
 ) -> None:
-    """The metric is the code length of the held-out text, divided by its bytes."""
+    """The metric is the code length of the held-out text, divided by its number of bytes."""
     result = json.loads((trained[0] / "run.json").read_text())["result"]
     reader = Reader(corpus, "val")
     tokens = reader.read(np.arange(len(reader)), None)["tokens"].values.astype(np.int64)  # type: ignore[union-attr]
@@ -91,7 +91,7 @@ def test_bits_per_byte_are_exact(
 
 
 def test_documents_do_not_see_each_other(corpus: Path, tmp_path: Path) -> None:
-    """Windows that span documents give the figures of documents that are evaluated alone."""
+    """Windows that span documents give the metrics of documents that are evaluated alone."""
     options = ("train.max_steps=3", "data.windows.documents=true", "task.documents=true")
     where = (f"data.path={corpus}", f"output_dir={tmp_path}")
     run_module("hpctrain", "experiment=stdlib_lm", *where, *SMALL, *options)
@@ -141,7 +141,7 @@ def test_text_ends_with_the_document(generator: Generator, monkeypatch: pytest.M
     logits = torch.zeros(300)
     logits[generator.tokenizer.eod] = 1e9  # type: ignore[index]
     monkeypatch.setattr(Generator, "_logits", lambda self, ids: logits)
-    # The end of the prompt itself is drawn again only from tokens of text.
+    # The last token of the prompt is drawn again, but never as the end of the document.
     found = "".join(generator("return x", 50, temperature=1.0, top_k=None, seed=0))
     assert found.startswith("return x")
     assert len(found) < 40

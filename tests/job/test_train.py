@@ -1,4 +1,4 @@
-"""Training as users start it: alone, with two ranks, stopped and resumed."""
+"""Training as users start it: on one rank, on two ranks, stopped and resumed."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def only_run(folder: Path) -> Path:
 
 
 def wait_for_step(run_folder: Path, step: int, process: subprocess.Popen[Any]) -> None:
-    """Until a checkpoint of at least `step` is there."""
+    """Wait until there is a checkpoint of at least `step`, for at most 120 s."""
     end = time.monotonic() + 120
     while not any(
         int(path.name[5:]) >= step for path in run_folder.glob("*/checkpoints/step-????????")
@@ -57,7 +57,7 @@ def test_digits_reach_97_percent_and_are_tracked(train: Train, tmp_path: Path) -
     assert "samples/s" in done.stdout
     assert "mlflow" in done.stdout
     assert "-m experiment=digits" in done.stdout
-    # The same command again trains nothing.
+    # The same command does not train again.
     before = (run / "run.json").read_bytes()
     assert "is finished already" in train().stdout
     assert (run / "run.json").read_bytes() == before
@@ -68,7 +68,7 @@ def test_digits_reach_97_percent_and_are_tracked(train: Train, tmp_path: Path) -
     [
         (("train.accumulate=4",), 1e-5),
         (("precision.compute=bf16",), 5e-2),
-        # 1,415 samples: the last batch of the epoch has 7, and each rank another number of them.
+        # The last batch of the epoch has 7 of the 1,415 samples, and the ranks' shares differ.
         (("data.tail=pad",), 1e-5),
     ],
 )
@@ -123,7 +123,7 @@ def test_resumed_with_more_ranks_and_sharded_sees_the_same_samples(
 ) -> None:
     common = ("train.max_steps=90", "train.log_every=1", "tracking.upload=false")
     undisturbed = reference(*common)
-    # The first 50 steps by one rank ...
+    # One rank makes the first 50 steps.
     train(*common)
     run = only_run(tmp_path)
     newest, older = sorted(run.glob("checkpoints/step-*"), reverse=True)
@@ -131,7 +131,7 @@ def test_resumed_with_more_ranks_and_sharded_sees_the_same_samples(
     shutil.rmtree(newest)
     record = run_json(run) | {"state": "interrupted"}
     (run / "run.json").write_text(json.dumps(record))
-    # ... and the rest by two, each of which has a part of the model.
+    # Two ranks make the other steps, and each has a part of the model.
     where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
     torchrun = ["--standalone", "--nproc-per-node=2", "-m", "hpctrain"]
     sharded = ["experiment=digits", "parallel=zero3"]
@@ -143,7 +143,10 @@ def test_resumed_with_more_ranks_and_sharded_sees_the_same_samples(
 
 
 def torchrun(digits: Path, tmp_path: Path, *, new: bool = False) -> subprocess.Popen[bytes]:
-    """Two ranks, in a long training that has made its first checkpoint; `new`: not as forks."""
+    """Start two ranks of a long training, and wait until it has made its first checkpoint.
+
+    With `new`, a new Python starts them; without it, they are forks.
+    """
     where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "tracking=off"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     training = ["experiment=digits", "train.max_epochs=5000", *LONG[1:]]
@@ -161,7 +164,7 @@ def test_all_ranks_know_why_one_of_them_was_stopped(digits: Path, tmp_path: Path
         pid for pid in children if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()
     )
     os.kill(int(second), signal.SIGINT)
-    assert process.wait(60) == 1  # torchrun's word for any code of its ranks
+    assert process.wait(60) == 1  # torchrun ends with 1, whatever the exit codes of its ranks
     record = run_json(only_run(tmp_path))
     assert (record["state"], record["attempts"][-1]["reason"]) == ("interrupted", "SIGINT")
 
@@ -247,7 +250,7 @@ def test_data_errors(train: Train, digits: Path, tmp_path: Path) -> None:
 
 
 def test_no_write_permission(train: Train) -> None:
-    # Root may write anywhere but in the kernel's own file systems.
+    # Root may write everywhere except in the kernel's own file systems.
     done = train("output_dir=/sys/none", "tracking=off", code=6)
     assert "output_dir=/sys/none: cannot write /sys/none" in done.stderr
 
@@ -282,7 +285,7 @@ def test_port_taken(train: Train) -> None:
 
     with socket.create_server(("", 0)) as listening:
         port = str(listening.getsockname()[1])
-        # By hand, as a site's own launcher would: the port comes from outside.
+        # A site's own launcher sets these variables itself, also the port.
         env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         done = train("tracking=off", code=5, **env)
     assert f"port {port} on " in done.stderr

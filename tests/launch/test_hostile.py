@@ -1,4 +1,4 @@
-"""Hostile names, paths and values: bash runs the script for real, and nothing else happens."""
+"""bash runs the script with hostile names, paths and values, and does nothing else."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ def _is_printable(char: str) -> bool:
     return unicodedata.category(char) != "Cc"
 
 
-# What has a meaning for bash, for sbatch or for Slurm's file names.
+# Text with a meaning for bash, for sbatch or for Slurm's file names.
 _NASTY = (
     *(
         "$(touch canary)",
@@ -63,12 +63,12 @@ _texts = st.lists(
     st.sampled_from(_NASTY) | st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
     max_size=8,
 ).map(lambda parts: "".join(parts).replace("\0", ""))
-# What a line of a batch script can hold, and what a path can be that Slurm writes logs to.
+# Texts for a line of a batch script, and texts for a path that Slurm writes logs to.
 _lines = _texts.map(lambda text: "".join(filter(_is_printable, text))[:250])
 _paths = _lines.map(lambda text: text.translate(dict.fromkeys(map(ord, "%\\:,"))))
 _names = st.from_regex(r"X_[A-Za-z0-9_]{0,9}", fullmatch=True)
 
-# Stands where srun stands: writes down its arguments and its environment, exactly.
+# This runs in place of srun. It writes its exact arguments and environment to files.
 _SRUN = """\
 #!/bin/bash
 printf '%s\\0' "$@" >"$RECORD/arguments"
@@ -80,7 +80,7 @@ env -0 >"$RECORD/environment"
 def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("record")
     (folder / "srun").write_text(_SRUN)
-    # The loop that looks for a note ends with it, and not a second after srun.
+    # The loop that waits for a note must end when srun ends, and not a second later.
     (folder / "sleep").write_text("#!/bin/bash\nexit 1\n")
     for command in ("srun", "sleep"):
         (folder / command).chmod(0o755)
@@ -89,7 +89,10 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(script: str, record: Path) -> tuple[list[str], dict[str, str]]:
-    """What srun was given: arguments and environment; nothing else may have happened."""
+    """Run a script in bash; return the arguments and environment of srun.
+
+    Nothing else may have happened.
+    """
     here = record / "here"
     done = subprocess.run(
         ["bash"],
@@ -112,7 +115,7 @@ def run(script: str, record: Path) -> tuple[list[str], dict[str, str]]:
 
 
 def directives(script: str) -> Iterator[str]:
-    """The lines that sbatch reads: up to the first that is neither empty nor a comment."""
+    """Yield the options that sbatch reads, which end at the first line with a command."""
     for line in script.split("\n"):
         if line and not line.startswith("#"):
             return

@@ -1,4 +1,4 @@
-"""Submission without a cluster: dry runs, refusals, submitit's local executor."""
+"""Submission without a cluster: dry runs, refusals and submitit's local executor."""
 
 import os
 import shutil
@@ -50,7 +50,7 @@ def test_without_sbatch_the_sweep_runs_here(
     assert [run_json(run)["state"] for run in runs(tmp_path / "runs")] == ["finished"] * 2
     attempts = [run_json(run)["attempts"][-1] for run in runs(tmp_path / "runs")]
     assert {(a["launcher"], a["world_size"]) for a in attempts} == {("submitit-local", 2)}
-    # One more value: only that one runs; a failing one makes the command fail and is named.
+    # With one more value only its runs are started. They fail, so the command fails and names them.
     done = train(*common, "optimizer.lr=1e-3,3e-3", "model.in_features=64,3", code=4, **no_sbatch)
     assert done.stderr.count("finished before") == 2
     assert "not finished: see" in done.stderr
@@ -67,7 +67,7 @@ def test_code_beside_the_command_is_found_whether_git_knows_it_or_not(
     if known_to_git:
         subprocess.run(["git", "init", "-q", "."], cwd=tmp_path, check=True)
     size = ("train.max_steps=2", "tracking=off", "output_dir=.")
-    # One of the two is a new Python, which starts the ranks as it is done outside of these tests.
+    # One of the two cases is a new Python, which starts the ranks as for users, not as forks.
     given = ("model._target_=my_net.Net", *size)
     done = train("-m", *given, new=known_to_git, PATH=str(path))
     assert ("not copied, because it is in no git repository" in done.stderr) != known_to_git
@@ -116,7 +116,7 @@ def test_ctrl_c_of_a_sweep_here_saves_first(
     while not list(tmp_path.glob("runs/*/checkpoints/step-????????")):
         assert process.poll() is None
         time.sleep(0.1)
-    # As a terminal does: to every process of the group.
+    # A terminal sends the signal to every process of the group.
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -1,4 +1,4 @@
-"""Commands of the scheduler; a stand-in is killed, since Slurm's signals cannot be timed."""
+"""Tests of the scheduler's commands. A stand-in is killed: Slurm's signals cannot be timed."""
 
 import logging
 import os
@@ -11,7 +11,7 @@ from hpctrain.launch.queue import ask
 
 @pytest.fixture
 def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A `squeue` that is ended by SIGTERM as often as the file `kills` says."""
+    """A `squeue` whose first calls end by SIGTERM; the file `kills` holds their number."""
     program = tmp_path / "squeue"
     program.write_text(
         '#!/bin/sh\ncd "$(dirname "$0")" || exit\necho >>calls\n'

@@ -1,4 +1,4 @@
-"""The sbatch script: what it says, and what it does when bash runs it."""
+"""Tests of the sbatch script: its text, and what it does when bash runs it."""
 
 import os
 import re
@@ -46,7 +46,7 @@ def srun_words(text: str) -> list[str]:
 
 
 def run_in_bash(text: str, folder: Path, srun: str = "exit 0") -> subprocess.CompletedProcess[str]:
-    """Run a script for real; `srun` is what the command of that name does."""
+    """Run a script in bash; `srun` is the text of the command that takes the place of srun."""
     commands = folder / "bin"
     commands.mkdir()
     (commands / "srun").write_text(f"#!/bin/bash\n{srun}\n")
@@ -243,7 +243,7 @@ def test_apptainer_stands_between_srun_and_python() -> None:
     container = ContainerConfig("apptainer", "/my image.sif", "python3.12", ["/scratch:/tmp"])
     text = script(SiteConfig(container=container), gpus_per_node=1)
     command = " ".join(srun_words(text))
-    # The sweep's folder and what else lies in output_dir are there by way of output_dir.
+    # The sweep's folder is in output_dir, so it needs no bind of its own.
     binds = "--bind=/runs --bind=/data/digits --bind=/scratch:/tmp"
     assert f"apptainer exec --nv {binds} '/my image.sif' /bin/sh -c" in command
     assert "scontrol requeue" in text

@@ -1,4 +1,4 @@
-"""The sbatch script on a real Slurm: what it reads, what the ranks see, how they come back."""
+"""The sbatch script on a real Slurm: how Slurm reads it, what ranks see, how they come back."""
 
 import json
 import shlex
@@ -33,7 +33,11 @@ def wait_for_end(job: str) -> str:
 def ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], dict[int, dict[str, str]]]:
-    """Every rank of a step writes its environment down as its interpreter starts."""
+    """Have every rank of a step write its environment to a file at the start of its Python.
+
+    Returns:
+        A function that returns the environments by rank.
+    """
     folder = tmp_path / "spy"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(
@@ -72,7 +76,7 @@ def test_slurm_reads_back_what_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", sorted((ROOT / "conf/site").glob("*.yaml")), ids=lambda f: f.stem)
 def test_slurm_takes_every_site(file: Path, tmp_path: Path) -> None:
-    # Less what this cluster has none of: names, features, typed GPUs.
+    # The values that this cluster does not have are removed: names, features and typed GPUs.
     names = ("partition", "account", "qos", "constraint", "reservation", "licenses", "gpu_type")
     shape = ["launch.mem_gb=8", "launch.tasks_per_node=2", "launch.gpus_per_node=2"]
     here = [f"site.{name}=null" for name in names]
@@ -100,7 +104,7 @@ def test_every_rank_sees_the_right_gpus(
 ) -> None:
     shape = ["launch.nodes=2", "launch.tasks_per_node=2", "launch.gpus_per_node=2"]
     given = ("train.max_steps=2", "tracking=off", "launch.wait=true", *shape)
-    # As soon as the ranks have seen their GPUs they end: the next test trains with GPUs.
+    # The ranks end as soon as they have seen their GPUs; the next test trains with GPUs.
     train("-m", *given, f"site.gpu_option={option}", code=4, ONLY_LOOK="1")
     seen = ranks()
     assert [seen[rank].get("CUDA_VISIBLE_DEVICES") for rank in range(4)] == masks * 2
@@ -177,7 +181,7 @@ def test_submitting_from_inside_an_allocation(
             "OMP_NUM_THREADS": "2",
         }
         assert {name: env.get(name) for name in given} == given
-        # What Slurm says of this job it may say; nothing of the other is left.
+        # The ranks see Slurm's own values for this job, and none of the other allocation.
         leaked = {name for name, value in hostile.items() if env.get(name) == value}
         assert leaked == set()
         foreign = ("SBATCH_", "PMIX_", "OMPI_", "TORCHELASTIC_", "MASTER_")
@@ -234,8 +238,8 @@ def test_a_failing_setup_stops_the_job_and_teardown_keeps_the_exit_code(
     assert "site.setup: ls /none failed with exit code 2; the ranks were not" in log.read_text()
 
 
-# There is no container runtime here. This one gives the command what a container would take from
-# it: the scheduler's commands.
+# There is no container runtime here. This stand-in hides the scheduler's commands from the command
+# that it runs, as a container would.
 APPTAINER = """\
 #!/bin/bash
 echo "apptainer $*"
@@ -247,7 +251,7 @@ PATH=/nowhere exec "$@"
 
 @pytest.fixture
 def in_apptainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Overrides for runs in a container."""
+    """Overrides for runs in a container, which is the stand-in above."""
     commands = tmp_path / "bin"
     commands.mkdir()
     (commands / "apptainer").write_text(APPTAINER)
@@ -299,6 +303,6 @@ def test_a_cancelled_container_saves_and_stays_away(
     assert wait_for_end(job) == "CANCELLED"
     cluster.wait_for(lambda: run_json(run)["state"] == "interrupted", 10, "the save")
     log = run / "logs" / f"{job}.rank0.log"
-    # Asked, the script saw that the job was cancelled.
+    # The ranks asked for a requeue, and the batch script saw that the job was cancelled.
     cluster.wait_for(lambda: "the batch script was asked" in log.read_text(), 10, "an answer")
     assert not cluster.slurm("squeue", "--noheader", "--me")

@@ -1,4 +1,4 @@
-"""Submitting on a real Slurm: what is queued is what was typed, once, whatever happens."""
+"""Submitting on a real Slurm: each run is queued exactly once, with the code that was submitted."""
 
 import os
 import shlex
@@ -23,7 +23,7 @@ HELD = "+site.sbatch.hold=true"
 
 @pytest.fixture
 def wrapper(tmp_path: Path) -> Callable[[str, str], str]:
-    """A command of the scheduler with something around it, in front on the PATH it gives."""
+    """A function that puts a script around a Slurm command and returns a PATH with it first."""
 
     def make(name: str, text: str) -> str:
         real = cluster.slurm("which", name)
@@ -37,7 +37,7 @@ def wrapper(tmp_path: Path) -> Callable[[str, str], str]:
 
 
 def test_what_is_queued_is_what_was_typed(digits: Path, tmp_path: Path) -> None:
-    """The code, the configs and the environment's python change while the job waits."""
+    """The code, the configs and the environment's Python change while the job waits."""
     project = tmp_path / "project"
     (project / "conf" / "experiment").mkdir(parents=True)
     model, experiment = project / "my_net.py", project / "conf" / "experiment" / "mine.yaml"
@@ -48,7 +48,7 @@ def test_what_is_queued_is_what_was_typed(digits: Path, tmp_path: Path) -> None:
         "train: {max_steps: 3}\ntracking: {enabled: false}\n"
     )
     subprocess.run(["git", "init", "-q", "."], cwd=project, check=True)
-    # An environment whose python is a link that an upgrade lets point elsewhere.
+    # The environment's Python is a link, which an upgrade changes.
     python = linked_python(tmp_path / "env")
     where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", f"--config-dir={project}/conf"]
     done = subprocess.run(
@@ -93,14 +93,15 @@ def test_a_submitter_killed_in_the_middle_neither_loses_nor_doubles(
         process.wait()
         (tmp_path / "reached").unlink()
 
-    # Before sbatch has asked the controller: nothing is queued, the runs say they are.
+    # The submitter dies before sbatch has reached the controller: nothing is queued, although the
+    # runs are noted as queued.
     path = wrapper(
         "sbatch", f"touch {tmp_path}/reached; sleep 1000 & echo $! >{tmp_path}/pid; wait"
     )
     kill_in_sbatch(path)
     assert [run_json(run)["state"] for run in runs(tmp_path / "runs")] == ["queued"] * 3
     assert cluster.queue() == []
-    # The orphan holds the lock: it may still submit.
+    # The orphaned sbatch holds the submit lock, because it may still submit.
     waiting = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=os.environ
     )
@@ -120,7 +121,7 @@ def test_a_submitter_killed_in_the_middle_neither_loses_nor_doubles(
     cluster.slurm("scancel", "--me")
     cluster.wait_for(lambda: not cluster.queue(), 180, "an empty queue")
 
-    # sbatch is through, its answer never arrives.
+    # sbatch has submitted the job, but its answer never arrives.
     path = wrapper("sbatch", f'"$real" "$@" >{tmp_path}/answer; touch {tmp_path}/reached; sleep 3')
     kill_in_sbatch(path)
     assert len(cluster.queue()) == 3
@@ -168,7 +169,7 @@ def test_a_controller_that_does_not_answer_stops_before_anything_is_written(
 def test_a_second_look_is_taken_before_a_job_is_sent_again(
     train: Train, tmp_path: Path, wrapper: Callable[[str, str], str]
 ) -> None:
-    """Where sbatch and then squeue time out, nobody knows yet whether the job is there."""
+    """If sbatch and then squeue time out, it is not known whether the job was submitted."""
     wrapper("sbatch", f'"$real" "$@" >/dev/null; echo "{TIMED_OUT}" >&2; touch mute; exit 1')
     path = wrapper("squeue", '[[ -e mute ]] || exec "$real" "$@"; rm mute; exit 1')
     done = train("-m", "seed=1,2", "tracking=off", HELD, PATH=path)
@@ -178,7 +179,7 @@ def test_a_second_look_is_taken_before_a_job_is_sent_again(
 
 def test_how_people_look_at_the_queue_hides_no_job(train: Train) -> None:
     look = {"SQUEUE_STATES": "RUNNING", "SQUEUE_PARTITION": "none", "SLURM_CLUSTERS": "other"}
-    look["LOGNAME"] = "nobody"  # after `su`
+    look["LOGNAME"] = "nobody"  # as after `su`
     train("-m", "tracking=off", HELD, **look)
     assert "pending already" in train("-m", "tracking=off", HELD, **look).stderr
     assert len(cluster.queue()) == 1
@@ -187,7 +188,7 @@ def test_how_people_look_at_the_queue_hides_no_job(train: Train) -> None:
 def test_a_job_that_is_being_requeued_is_not_doubled(
     train: Train, wrapper: Callable[[str, str], str]
 ) -> None:
-    """Until the old start is cleaned up Slurm shows it as any other that ends."""
+    """Slurm shows a job as completing until its previous start is cleaned up."""
     train("-m", "tracking=off", HELD)
     path = wrapper("squeue", '"$real" "$@" | sed "s/|PENDING|/|COMPLETING|/"')
     assert "completing already" in train("-m", "tracking=off", HELD, PATH=path).stderr
@@ -278,7 +279,7 @@ def test_failed_runs_are_done_again_and_resume(train: Train, tmp_path: Path, pac
     train("-m", *common)
     (run,) = runs(tmp_path / "runs")
     cluster.wait_for(lambda: list(run.glob("checkpoints/step-*")), 180, "a checkpoint")
-    # What happens to a rank that runs out of memory.
+    # The kernel kills a rank like this when the memory of the node is used up.
     pid, node = run_json(run)["attempts"][-1]["pid"], run_json(run)["attempts"][-1]["host"]
     cluster.tool("exec", "--node", node, "--", "kill", "-9", str(pid))
     (job,) = cluster.job_ids(tmp_path / "runs")
@@ -290,7 +291,7 @@ def test_failed_runs_are_done_again_and_resume(train: Train, tmp_path: Path, pac
     record = run_json(run)
     assert record["state"] == "finished"
     assert len(record["attempts"]) == 2
-    # Nothing to do: nothing is said to run, and the sweep still names its runs.
+    # There is nothing to do: the output names no running job, and the sweep still names its runs.
     idle = train("-m", *common).stderr
     assert idle.startswith("1 run: sbatch")
     assert "without this terminal" not in idle
@@ -349,7 +350,7 @@ def test_a_thousand_configs_take_little_memory(digits: Path, tmp_path: Path) -> 
         "try: main()\n"
         "except SystemExit as end: code = end.code\n"
         "heavy = {'torch', 'mlflow', 'h5py'} & set(sys.modules)\n"
-        # Not getrusage, which counts the process that this one was forked from.
+        # getrusage would count the process from which this one was forked.
         "peak = re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())\n"
         "print(code, *heavy, int(peak[1]) // 1024)"
     )
@@ -363,7 +364,7 @@ def test_a_thousand_configs_take_little_memory(digits: Path, tmp_path: Path) -> 
     assert "of all 1,000: 1,000 queued" in done.stderr
     listed = cluster.queue()
     assert len(listed) == len(set(listed)) == 1000
-    # The runs share the files of their provenance, and one copy of the code.
+    # The runs share the files of their provenance and one copy of the code.
     (diff,) = {path.stat().st_ino for path in tmp_path.glob("runs/*/provenance/git.json")}
     assert diff
     assert len(list((tmp_path / "runs" / "code").iterdir())) == 1
@@ -371,7 +372,7 @@ def test_a_thousand_configs_take_little_memory(digits: Path, tmp_path: Path) -> 
 
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A second cluster with small limits: 3 tasks an array, 4 jobs in the queue."""
+    """A second cluster with small limits: 3 tasks per array and 4 jobs in the queue."""
     cluster.require()
     folder = tmp_path_factory.mktemp("cluster") / "strict"
     setting = {cluster.SETTING: f"{folder}:10.79.{cluster.number()}.0/24"}
@@ -397,7 +398,7 @@ def test_arrays_keep_to_the_clusters_limits(
     states = [run_json(run)["state"] for run in runs(tmp_path / "runs")]
     assert sorted(states) == ["created"] * 2 + ["queued"] * 4
     cluster.slurm("scancel", "--me", env=env)
-    # Waiting, it submits the rest as room comes.
+    # With launch.wait it submits the rest when there is room in the queue.
     time.sleep(1)
     done = train("-m", *common, "launch.wait=true", "launch.max_running=3", **strict)
     assert {run_json(run)["state"] for run in runs(tmp_path / "runs")} == {"finished"}

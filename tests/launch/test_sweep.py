@@ -1,4 +1,4 @@
-"""What a sweep does before it talks to a scheduler: composing, arrays, code, provenance."""
+"""What a sweep does before it uses a scheduler: composing, arrays, code and provenance."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def test_composing_fast_is_composing_as_hydra_does(
     expected = loader.load_sweep_config(master, overrides)
     del expected.__dict__["_content"]["hydra"]
     composer = Composer(loader, master)
-    composer([*overrides, "seed=77"])  # leaves nothing behind in the base that they share
+    composer([*overrides, "seed=77"])  # it must not change the base config that both calls share
     for resolve in (False, True):
         got = OmegaConf.to_container(composer(overrides), resolve=resolve)
         assert got == OmegaConf.to_container(expected, resolve=resolve)
@@ -99,7 +99,7 @@ def test_all_arrays_together_keep_to_max_running(
     tmp_path: Path, count: int, size: int, limit: int
 ) -> None:
     arrays = plan(entries(tmp_path, count, max_running=limit), tmp_path, size)
-    # At any time one array of each chain runs.
+    # Of each chain, one array runs at any time.
     first = [array for array in arrays if array.after is None]
     assert sum(array.max_running or 0 for array in first) <= limit
     assert len(first) == min(limit, len(arrays))
@@ -164,7 +164,7 @@ def test_the_snapshot_holds_the_code_as_it_is_typed(project: Path, tmp_path: Pat
     assert (copy / "pkg/net.py").read_text() == "WIDTH = 2\n"
     assert copy in taken.pythonpath
     assert any((folder / "hpctrain" / "cli.py").exists() for folder in taken.pythonpath)
-    # The same content has the same name; another content another.
+    # The same content gets the same name, and other content gets another name.
     assert (again := snapshot.take(config)) is not None
     assert again.digest == taken.digest
     (project / "pkg/new.py").write_text("X = 1\n")
@@ -223,7 +223,7 @@ def test_provenance_names_commit_changes_and_packages(project: Path, tmp_path: P
         content["packages.txt"].replace("\nhydra_core==", "\nhydra_core==0.")
     )
     assert [line[:13] for line in provenance.changes(folder)] == ["-hydra_core==", "+hydra_core=="]
-    # Another state of the code is kept beside it.
+    # Another state of the code is stored next to the first.
     provenance.store(folder, content)
     assert "hydra_core==0." in (tmp_path / "provenance.1" / "packages.txt").read_text()
 
@@ -288,7 +288,7 @@ def commit(folder: Path) -> None:
 def test_code_imported_from_elsewhere_is_another_copy(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two folders that git does not know, one output_dir: each keeps its own."""
+    """For two folders without git and one output_dir there are two copies of the code."""
     copies = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -306,7 +306,7 @@ def test_code_imported_from_elsewhere_is_another_copy(
 def test_an_installed_package_inside_the_repository_is_copied(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`.venv` lies in the project, ignored: then git does not list what is installed there."""
+    """git ignores a `.venv` in the project and so does not list the packages in it."""
     place = project / "ignored" / "site-packages" / "hpctrain"
     place.mkdir(parents=True)
     (place / "__init__.py").write_text("")
@@ -330,7 +330,7 @@ def test_repositories_inside_and_links_are_copied_as_they_are(
     subprocess.run(["git", "clone", "-q", str(other), "clone"], check=True, cwd=project)
     for folder in ("sub", "clone"):
         (project / folder / "new.py").write_text("")
-    # Packages that were tracked, and are now a link, a file.
+    # Tracked packages that have been replaced, one by a link and one by a file.
     for name in ("linked", "filed"):
         (project / name).mkdir()
         (project / name / "x.py").write_text("")

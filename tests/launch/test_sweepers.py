@@ -1,4 +1,4 @@
-"""Who decides what `-m` runs: Hydra's basic sweeper with its glob and range, and Optuna."""
+"""Tests of what chooses the runs of `-m`: Hydra's basic sweeper with glob and range, and Optuna."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ from tests import cluster, forkserver
 from tests.conftest import Completed, run_json, runs
 
 Train = Callable[..., Completed]
-# Tables are cut to the terminal.
+# Tables are cut to the width of the terminal.
 os.environ["COLUMNS"] = "1000"
 SMALL = ("train.max_steps=2", "launch.snapshot=off", "tracking=off")
 SEARCH = ("-m", "hydra/sweeper=optuna", "hydra.sweeper.direction=maximize", *SMALL)
@@ -32,7 +32,7 @@ def dry_run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Train]:
-    """`hpctrain ARGUMENTS launch.dry_run=true` in this process, which composes in milliseconds."""
+    """Run `hpctrain ARGUMENTS launch.dry_run=true` in this process, without starting Python."""
 
     def call(*arguments: str, code: int = 0) -> Completed:
         where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "launch.dry_run=true"]
@@ -54,7 +54,7 @@ def dry_run(
 
 
 def proposed(done: Completed, key: str) -> list[str]:
-    """What each run of a dry run has for a key, in order; nothing where all have the same."""
+    """Return the value of a key for each run of a dry run; empty where all runs have the same."""
     return re.findall(rf"(?<![\w./]){re.escape(key)}=([^\s│]+)", done.stderr)
 
 
@@ -98,7 +98,7 @@ def test_an_experiment_of_ones_own_is_globbed_too(dry_run: Train, tmp_path: Path
     given = ["-m", "--config-dir", f"{tmp_path}/conf", "experiment=glob(mine_*)", "seed=1,2"]
     done = dry_run(*given)
     assert proposed(done, "experiment") == ["mine_large"] * 2 + ["mine_small"] * 2
-    # Their names differ, so they are two arrays.
+    # The names differ, so there are two arrays.
     assert done.stdout.count("--array=0-1") == 2
 
 
@@ -148,7 +148,7 @@ def test_a_search_shows_what_it_would_submit(dry_run: Train, tmp_path: Path) -> 
 
 
 def results(folder: Path) -> dict[str, Any]:
-    """The newest optimization_results.yaml of the sweeps below `output_dir`."""
+    """Return the newest optimization_results.yaml of the sweeps in `folder`, an `output_dir`."""
     files = sorted(folder.glob("sweeps/*/optimization_results.yaml"))
     found = yaml.safe_load(files[-1].read_text())
     assert isinstance(found, dict)
@@ -156,7 +156,7 @@ def results(folder: Path) -> dict[str, Any]:
 
 
 def check_best(folder: Path) -> None:
-    """The best value is the best among the finished runs."""
+    """Check that the best value of the search is the best one of the finished runs."""
     finished = [r for run in runs(folder) if (r := run_json(run))["state"] == "finished"]
     found = results(folder)
     assert found["name"] == "optuna"
@@ -166,7 +166,7 @@ def check_best(folder: Path) -> None:
 def test_a_search_here_goes_on_where_it_stopped(
     train: Train, tmp_path: Path, no_sbatch: dict[str, str]
 ) -> None:
-    # `in_features=3` fails in the training, a batch of 7 ends before it is launched.
+    # `in_features=3` fails in the training; with 7 micro-batches the trial ends before its launch.
     search = (
         *SEARCH,
         "optimizer.lr=tag(log,interval(1e-4,1e-1))",
@@ -185,7 +185,7 @@ def test_a_search_here_goes_on_where_it_stopped(
     assert count == 3
     assert f"{count} of 6 trials of study digits-" in done.stdout
     check_best(tmp_path / "runs")
-    # The same command has nothing left to do; a larger one does the rest.
+    # The same command has nothing left to do, and a larger one makes only the missing trials.
     again = train(*search, "hydra.sweeper.n_trials=6", **no_sbatch)
     assert "continues: 6 trials done, 0 under way" in again.stdout
     assert len(runs(tmp_path / "runs")) == len(states)
@@ -209,7 +209,7 @@ def test_a_search_whose_trials_all_fail_is_an_error(
 
 @pytest.mark.usefixtures("store")
 def test_a_metric_that_is_not_there_is_a_failure(train: Train, no_sbatch: dict[str, str]) -> None:
-    # A search that is tracked, too.
+    # This search is also tracked.
     search = (*SEARCH[:-1], "seed=range(0,9)", "metric=val/typo", "hydra.sweeper.n_trials=1")
     assert "trial 0 failed: val/typo is None" in train(*search, code=4, **no_sbatch).stderr
 

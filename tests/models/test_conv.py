@@ -1,4 +1,4 @@
-"""The convolutional network, and a model of torchvision by its `_target_`."""
+"""Tests of the convolutional network, and of a torchvision model given by its `_target_`."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The Transformer: sizes, parity with other code, masks, rotation, initial weights."""
+"""Tests of the Transformer: sizes, parity with other code, masks, rotation and initial weights."""
 
 import math
 from itertools import pairwise
@@ -53,7 +53,7 @@ def test_published_sizes(name: str, parameters: int) -> None:
 
 
 def hugging_face(names: dict[str, str], theirs: nn.Module, ours: Transformer) -> None:
-    """Copy the weights; `names` maps our names in a layer to theirs."""
+    """Copy the weights of `theirs` to `ours`; `names` maps the names of our modules to theirs."""
     state = theirs.state_dict()
     found = {}
     for name in ours.state_dict():
@@ -91,7 +91,7 @@ def test_llama_of_transformers() -> None:
         "attention.out": layer + "self_attn.o_proj",
         **{f"mlp.{name}": f"{layer}mlp.{name}_proj" for name in ("gate", "up", "down")},
     }
-    for parameter in theirs.parameters():  # larger than they begin: attention is not uniform
+    for parameter in theirs.parameters():  # small weights would make attention uniform
         parameter.data *= 5
     hugging_face(names, theirs, ours)
     with torch.no_grad():
@@ -105,7 +105,7 @@ def test_gpt2_of_transformers() -> None:
     theirs = transformers.GPT2LMHeadModel(config).eval()
     for parameter in theirs.parameters():
         parameter.data = parameter.data * 5 + 0.1 * torch.randn_like(parameter)
-    # Their projections are (in, out).
+    # Their projections have the shape (in, out).
     state = {
         name: value.T if ".c_" in name and value.dim() == 2 else value
         for name, value in theirs.state_dict().items()
@@ -133,7 +133,7 @@ def test_gpt2_of_transformers() -> None:
 
 
 def test_attention_written_out() -> None:
-    """Query heads share key heads in order, and see themselves and what was before."""
+    """Query heads share key heads in order, and a token sees itself and the tokens before it."""
     torch.manual_seed(0)
     attention = Attention(32, 4, 2, bias=False, std=0.2)
     x = torch.randn(1, 6, 32)
@@ -192,7 +192,7 @@ def test_initial_weights() -> None:
     out = model.layers[0].attention.out
     assert isinstance(out, Linear)
     assert out.weight.std().item() == pytest.approx(0.02 / math.sqrt(16), rel=0.05)
-    # A prediction before training is about uniform.
+    # Before training, the prediction is nearly uniform.
     loss = F.cross_entropy(model(tokens()).flatten(0, 1), tokens().flatten())
     assert loss.item() == pytest.approx(math.log(512), rel=0.02)
 
@@ -208,7 +208,7 @@ MODELS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_initialised_module_by_module_from_the_meta_device(name: str) -> None:
-    """Any order of the modules gives the same weights, if the seed is that of the module."""
+    """The order of the modules does not change the weights, as each module has its own seed."""
     with torch.device("meta"):
         models = [MODELS[name]() for _ in range(2)]
     for model, turn in zip(models, (1, -1), strict=True):
@@ -222,7 +222,7 @@ def test_initialised_module_by_module_from_the_meta_device(name: str) -> None:
     for key, value in states[0].items():
         assert torch.equal(value, states[1][key]), key
         assert not (value == -7).any(), key
-    # The same distribution as that of a model that is built on the CPU.
+    # The distribution is that of a model that is built on the CPU.
     built = MODELS[name]().state_dict()
     for key, value in states[0].items():
         if value.numel() >= 128:
@@ -261,8 +261,8 @@ def test_flops_are_those_that_torch_counts(options: dict[str, Any]) -> None:
     biases = sum(p.numel() for name, p in model.named_parameters() if name.endswith("bias"))
     biases -= sum(p.numel() for name, p in model.named_parameters() if name.endswith("norm.bias"))
     expected = 3 * 24 * (model.flops_per_token(24) - 6 * (norms + biases))
-    # torch counts 2.5 instead of 2 times the forward pass for the backward pass of attention,
-    # where the scores are computed again.
+    # torch counts the backward pass of attention as 2.5 forward passes instead of 2, because it
+    # computes the scores again.
     attention = 3 * 24 * 4 * 2 * 32 * 24
     assert counter.get_total_flops() in (expected, expected + attention // 2)
 

@@ -1,4 +1,4 @@
-"""The live bytes of tensors on the CPU, which has no allocator statistics."""
+"""Counts the live bytes of tensors on the CPU, whose allocator has no statistics."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ SMALL = 1024
 
 
 class Live(TorchDispatchMode):
-    """Sees every tensor that an operation returns, also those of the backward pass.
+    """Sees every tensor that an operation returns, also in the backward pass.
 
-    Storages are counted once, at their present size: FSDP2 frees and fills the same storage again
-    without an operation. What an operation allocates and frees within itself is not seen.
+    Each storage is counted once, with its present size: FSDP2 frees and fills the same storage
+    again without an operation. What an operation allocates and frees within itself is not seen.
     """
 
     def __init__(self) -> None:
@@ -54,5 +54,5 @@ class Live(TorchDispatchMode):
         return total
 
     def restart(self) -> None:
-        """Forget the peak."""
+        """Set the peak to the present number of bytes."""
         self.peak = self.now()

@@ -1,4 +1,4 @@
-"""Trainings of ten steps on a few ranks, whose results must be those of one process."""
+"""Short trainings on a few ranks, whose results must equal those of one process."""
 
 import functools
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ TASKS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A training: dotted config keys and their values, the model, the number of ranks."""
+    """A training: the model, the number of ranks, and dotted config keys with their values."""
 
     model: str
     ranks: int
@@ -57,7 +57,7 @@ class Cell:
 
 
 class Result(NamedTuple):
-    """What a rank has seen: a loss and a norm for each step, and the whole final parameters."""
+    """What a rank has seen: a loss and a gradient norm per step, and all final parameters."""
 
     losses: list[float]
     norms: list[float]
@@ -77,6 +77,7 @@ class Training:
     norms: list[float] = field(default_factory=list)
 
     def run(self, cell: Cell, steps: int) -> None:
+        """Make `steps` global steps, and append the loss and gradient norm of each."""
         for _ in range(steps):
             lr = 0.1 if cell.optimizer == "sgd" else 1e-3
             self.step(self._share(batch(cell.model, self.seen)), lr)
@@ -90,6 +91,7 @@ class Training:
 
 
 def config(cell: Cell) -> Config:
+    """Return the config of a cell, which must be valid for its number of ranks."""
     made = Config()
     made.train.clip_norm = 0.2
     made.train.global_batch_size = ROWS
@@ -102,16 +104,21 @@ def config(cell: Cell) -> Config:
 
 
 def build(cell: Cell) -> Training:
-    """The training of this rank, in the process group that exists."""
+    """Return the training of this rank in the present process group."""
     made, cpu = config(cell), torch.device("cpu")
     mesh = Mesh(Degrees.of(made.parallel, cell.ranks), distributed.get_rank(), cpu)
     precision = Precision(made.precision, cpu)
     if made.precision.compute == "fp16":
+<<<<<<< HEAD
         precision.scale = 1024.0  # the first scale is found by steps that are left out
     task = TASKS[cell.model]()
     model = parallelize(
         MODELS[cell.model], made, mesh, precision, loss_parallel=task.loss_parallel
     )
+=======
+        precision.scale = 1024.0  # otherwise the first steps would be left out until a scale fits
+    model = parallelize(MODELS[cell.model], made, mesh, precision)
+>>>>>>> t3
     optimizer: torch.optim.Optimizer
     if cell.optimizer == "sgd":
         optimizer = torch.optim.SGD(model.parameters, momentum=0.9)
@@ -123,7 +130,7 @@ def build(cell: Cell) -> Training:
 
 
 def batch(model: str, step: int) -> Batch:
-    """A global batch whose last rows are padding, the end of an epoch that is not full."""
+    """Return a global batch whose last rows may be padding, as at the end of an epoch."""
     draw = torch.Generator().manual_seed(step)
     mask = torch.arange(ROWS) < ROWS - 3 * (step % 3)
     if model.startswith("conv"):
@@ -151,7 +158,7 @@ def results(cells: tuple[Cell, ...]) -> dict[Cell, list[Result]]:
 
 @functools.cache
 def reference(model: str, optimizer: str = "sgd", steps: int = STEPS) -> Result:
-    """The training by one process."""
+    """Return the result of the training on one process, made once per test process."""
     (answer,) = run_ranks(_train, 1, (Cell(model, 1, optimizer=optimizer, steps=steps),))
     result: Result = answer[0]
     return result
@@ -162,13 +169,14 @@ def _train(cells: tuple[Cell, ...]) -> list[Result]:
 
 
 def train(cell: Cell) -> Result:
+    """Make all steps of a cell, and return what this rank has seen."""
     training = build(cell)
     training.run(cell, cell.steps)
     return Result(training.losses, training.norms, whole(training.model))
 
 
 def whole(model: ParallelModel) -> dict[str, torch.Tensor]:
-    """Every parameter, put together from all ranks."""
+    """Return every parameter whole, put together from all ranks."""
     return {
         name.removeprefix("module."): (p.full_tensor() if isinstance(p, DTensor) else p).detach()
         for name, p in model.module.named_parameters()
@@ -176,7 +184,10 @@ def whole(model: ParallelModel) -> dict[str, torch.Tensor]:
 
 
 def difference(result: Result, expected: Result) -> tuple[float, float, float]:
-    """The largest relative differences of losses, norms and (to the largest) parameters."""
+    """Return the largest relative differences of losses, norms and parameters.
+
+    The difference of the parameters is relative to the largest element of any parameter.
+    """
 
     def relative(ours: list[float], theirs: list[float]) -> float:
         pairs = zip(ours, theirs, strict=True)

@@ -1,10 +1,10 @@
-"""Models of any size on worlds of any size in one process, to look at what a rank would hold.
+"""Simulates one rank of any world with a model of any size, to see what the rank would hold.
 
     fake process group (collectives do nothing) ── one rank of the world
     meta device (tensors have no memory)        ── its part of the model
 
-The whole recipe runs as in a training, and one step of the optimizer. Prints a report of each cell
-as a line of JSON. By hand, as a table:
+The whole recipe runs as in a training, with one step of the optimizer. A test gets the reports as
+JSON. The following command prints a table:
 
 python -m tests.parallel.scale llama3_70b:512:zero3 llama3_405b:4096:hsdp
 """
@@ -36,7 +36,7 @@ from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
-NODE = 8  # ranks; hsdp divides a replica over one node
+NODE = 8  # number of ranks; hsdp divides a replica over one node
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class Place:
 
 @dataclass(frozen=True)
 class Report:
-    """What one rank holds, in bytes, and what the formulas say."""
+    """What one rank holds, and what the formulas give; all sizes are in bytes."""
 
     cell: str
     seconds: float
     max_rss: int
-    parameters: int  # elements of the whole model
+    parameters: int  # number of elements of the whole model
     whole: list[str]  # names of parameters that are not divided
     too_large: list[str]  # names of parameters of which the rank has more than its part
     local_parameters: int
@@ -69,11 +69,11 @@ class Report:
     formula_gradients: int
     formula_optimizer: int
     formula_peak: int
-    shared: int  # names of parameters beyond one for each parameter
+    shared: int  # number of additional names of tied parameters
 
 
 def config_of(strategy: str) -> Config:
-    """The config of zero1 to zero3, hsdp and ddp, in bf16 with fp32 parameters."""
+    """Return the config of zero1 to zero3, hsdp or ddp, in bf16 with fp32 parameters."""
     config = Config()
     config.precision.compute = "bf16"
     parallel = config.parallel
@@ -83,14 +83,14 @@ def config_of(strategy: str) -> Config:
 
 
 def enter(rank: int, world: int) -> None:
-    """Be this rank of a world of nobody."""
+    """Make this process a rank of a world whose other ranks do not exist."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
     distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
 
 
 def place(strategy: str, rank: int, world: int) -> Place:
-    """Return where a rank is; it makes no model."""
+    """Return where a rank is, without making a model."""
     enter(rank, world)
     degrees = Degrees.of(config_of(strategy).parallel, world)
     mesh = Mesh(degrees, rank, torch.device("cpu"))
@@ -184,7 +184,7 @@ def main() -> None:
 
 
 def answer(text: str) -> None:
-    """Print the reports and places that a test asks for, as JSON."""
+    """Print the reports and places that a test requests, both as JSON."""
     asked = json.loads(text)
     reports = [asdict(simulate(*cell[:4], **cell[4])) for cell in asked["cells"]]
     places = [asdict(place(*triple)) for triple in asked["places"]]

@@ -1,4 +1,4 @@
-"""Worlds of up to 4,096 ranks with the shapes of Llama 3, and what initialisation holds."""
+"""What one of up to 4,096 ranks holds of a Llama 3 model, also during the initialisation."""
 
 import functools
 import json
@@ -26,8 +26,8 @@ SIZES = {
     "llama3_70b": 70_553_706_496,
     "llama3_405b": 405_853_388_800,
 }
-# FSDP2 lists the parts of each parameter for all ranks, so the time grows with the ranks that
-# divide the model, and the number of parameters.
+# FSDP2 lists the parts of each parameter for all ranks. So the time grows with the number of
+# parameters and with the number of ranks that divide the model.
 CELLS: list[Cell] = [
     *(("llama3_8b", world, f"zero{stage}") for world, stage in ((8, 1), (8, 2), (64, 1), (64, 3))),
     ("llama3_8b", 8, "zero3"),
@@ -43,7 +43,7 @@ SLOW: list[Cell] = [
     for world in (8, 64, 512, 4096)
     for strategy in ("zero1", "zero2", "zero3", "hsdp")
     if (model, world, strategy) not in CELLS
-    # The stages differ only when the model is used.
+    # The stages differ only when the model is trained.
     and (world < 4096 or strategy in ("zero3", "hsdp"))
 ]
 MOST_RSS = 1.5 * 2**30  # the parameters of the 405B model are 1,512 GiB
@@ -58,7 +58,7 @@ PLACES = [
 
 
 def simulated(cells: list[Any], places: list[Any]) -> dict[str, Any]:
-    """The answers of a process of their own, which holds nothing of other tests."""
+    """Return the answers of a separate process, which holds nothing of other tests."""
     asked = json.dumps({"cells": cells, "places": places})
     done = forkserver.run(
         [sys.executable, "-m", "tests.parallel.scale", asked],
@@ -75,7 +75,7 @@ def simulated(cells: list[Any], places: list[Any]) -> dict[str, Any]:
 
 @functools.cache
 def answers() -> dict[Any, dict[str, Any]]:
-    """The reports by cell, and the places by strategy, rank and world."""
+    """Return the reports by cell, and the places by strategy, rank and world."""
     found = simulated([*((*cell, 0, {}) for cell in CELLS), TIED, LAST], PLACES)
     keys = [*CELLS, "tied", "last", *PLACES]
     return dict(zip(keys, found["reports"] + found["places"], strict=True))
@@ -90,7 +90,7 @@ def check(cell: Cell, report: dict[str, Any]) -> None:
     for kind in ("parameters", "gradients", "optimizer"):
         local, formula = report[f"local_{kind}"], report[f"formula_{kind}"]
         assert local == pytest.approx(formula, rel=0.01), kind
-    # The paper's formula, which knows no rows, holds while each parameter has a row for each rank.
+    # The paper's formula does not know rows: it holds while a parameter has a row for each rank.
     if ranks <= 1024:
         assert report["local_parameters"] == pytest.approx(4 * SIZES[model] / ranks, rel=0.01)
         assert report["local_optimizer"] == pytest.approx(8 * SIZES[model] / ranks, rel=0.01)
@@ -141,13 +141,13 @@ def test_places_in_the_mesh() -> None:
             assert place["shard_neighbours"] == list(range(world))
 
 
-# The rest trains nothing either: it builds small models on two real ranks.
+# The other tests do not train either: they build small models on two real ranks.
 
 WIDTH, LAYERS = 256, 12
 
 
 class Plain(nn.Module):
-    """A model without `init_module`, which rank 0 builds for all."""
+    """A model without `init_module`, which rank 0 builds for all ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,14 +160,14 @@ class Plain(nn.Module):
 
 
 class Own(Plain):
-    """The same model, whose modules can be initialised one by one."""
+    """The same model with `init_module`, so that its modules are initialised one by one."""
 
     def init_module(self, module: nn.Module) -> None:
         module.reset_parameters()  # type: ignore[operator]
 
 
 def initialised(kind: str, zero: int) -> tuple[int, int]:
-    """Return the peak of the live bytes, and those at the end."""
+    """Return the peak of the live bytes, and the live bytes at the end."""
     config, cpu = Config(), torch.device("cpu")
     config.parallel.dp_replicate, config.parallel.dp_shard = 1, -1
     config.parallel.zero = zero
@@ -186,7 +186,7 @@ def test_modules_are_initialised_one_by_one(zero: int) -> None:
     whole = 4 * LAYERS * (WIDTH * WIDTH + WIDTH)
     for peak, end in run_ranks(initialised, 2, "init_module", zero):
         assert end == pytest.approx(whole / 2, rel=0.01)
-        # The largest module, and its part for this rank.
+        # These are the largest module and its part for this rank.
         assert peak - end <= 2 * whole / LAYERS * 1.01
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint of any strategy is loaded by any other, which goes on with the same losses."""
+"""Each strategy loads the checkpoints of all others and goes on with the same losses."""
 
 import itertools
 from pathlib import Path
@@ -58,7 +58,7 @@ def resume_one(cell: Cell, folder: Path) -> Result:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A checkpoint of each strategy, of the same four steps."""
+    """Each strategy's checkpoint after the same four steps."""
     folders = {name: tmp_path_factory.mktemp(name) for name in STRATEGIES}
     for name, folder in folders.items():
         run_ranks(save, STRATEGIES[name][0], cell(name), folder)
@@ -77,7 +77,7 @@ def test_any_checkpoint_goes_on(to: str, saved: dict[str, Path]) -> None:
 
 
 def interrupted(keys: dict[str, Any], folder: Path) -> list[dict[str, torch.Tensor]]:
-    """Parameters and buffers of this rank: undisturbed, and resumed from the middle."""
+    """Return the parameters and buffers of this rank, undisturbed and resumed from the middle."""
     ends = []
     for resumed in (False, True):
         made = Cell("conv, batch norm", 2, tuple(keys.items()))

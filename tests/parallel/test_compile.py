@@ -1,4 +1,4 @@
-"""torch.compile changes the speed, and neither losses nor parameters."""
+"""torch.compile changes neither losses nor parameters."""
 
 import functools
 from pathlib import Path
@@ -38,7 +38,7 @@ class Net(nn.Sequential):
 
 
 def outputs(mode: str) -> tuple[torch.Tensor, int]:
-    """What two blocks return, and how many functions were compiled for it."""
+    """Return what two blocks return, and the number of functions that were compiled."""
     config = Config()
     config.train.compile = mode
     cpu = torch.device("cpu")

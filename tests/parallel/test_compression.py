@@ -1,4 +1,4 @@
-"""Compressed gradients: what each kind sends, what it keeps, and how training goes on with it."""
+"""Compressed gradients: what each kind sends and keeps, and how training goes on with it."""
 
 import functools
 from collections.abc import Callable
@@ -29,14 +29,14 @@ KINDS: dict[str, dict[str, Any]] = {
 def cell(kind: str, *others: tuple[str, Any], steps: int = STEPS, ranks: int = 2) -> Cell:
     keys = {"kind": kind} | KINDS[kind]
     named = tuple((f"train.compression.{name}", value) for name, value in keys.items())
-    # Several buckets, which DDP exchanges after the first step of a process.
+    # Small buckets, so that there are several. DDP replaces them after a process's first step.
     return Cell(
         "transformer", ranks, (*named, ("parallel.ddp.bucket_mb", 0.02), *others), steps=steps
     )
 
 
 class Bucket:
-    """What a hook sees of torch's GradBucket."""
+    """The part of torch's GradBucket that a hook uses."""
 
     def __init__(self, parameters: list[nn.Parameter], gradients: list[torch.Tensor]) -> None:
         self._parameters = parameters
@@ -50,7 +50,7 @@ class Bucket:
 
 
 class Reduced(NamedTuple):
-    """One parameter in two reductions: its gradients, means, and errors after them."""
+    """The gradients of one parameter in two reductions, their means, and the errors after them."""
 
     gradients: list[torch.Tensor]
     means: list[torch.Tensor]
@@ -61,7 +61,7 @@ SHAPES = {"matrix": (24, 30), "vector": (11,)}
 
 
 def reduced(made: Callable[..., Compression], keys: dict[str, Any]) -> dict[str, Reduced]:
-    """Reduce random gradients twice; those of the matrix have rank 1 for PowerSGD to find."""
+    """Reduce random gradients twice with the hook that `made` constructs."""
     named = {name: nn.Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()}
     hook = made(CompressionConfig(**keys), named.items(), lambda: 0)
     draw = torch.Generator().manual_seed(distributed.get_rank())
@@ -108,7 +108,7 @@ def test_all_ranks_get_the_same_mean_and_the_errors_hold_the_rest(kind: str) -> 
         sent = sum((r.gradients[0] - r.errors[0] for r in (one, two)), torch.zeros(())) / 2
         if name == "matrix" or not kind.startswith("powersgd"):
             torch.testing.assert_close(sent, one.means[0], rtol=0, atol=1e-5)
-        # Over both steps: nothing is lost, the sum of what was sent and of the errors is whole.
+        # Nothing is lost over both steps: what was sent and the errors add up to the gradients.
         gradients = sum((sum(r.gradients) for r in (one, two)), torch.zeros(())) / 2
         errors = (one.errors[1] + two.errors[1]) / 2
         torch.testing.assert_close(sum(one.means) + errors, gradients, rtol=0, atol=1e-5)
@@ -170,14 +170,14 @@ def test_powersgd_sends_a_matrix_of_its_rank() -> None:
 
 
 def learn(training: Training, one: Cell) -> None:
-    """Train on two batches again and again, whose random labels can be learned by heart."""
+    """Train on two batches again and again; their random labels can be memorised."""
     for step in range(one.steps):
         training.seen = step % 2
         training.run(one, 1)
 
 
 class Trained(NamedTuple):
-    """A training: its losses, its parameters and the bytes that each rank sent in a step."""
+    """The losses and parameters of a training, and the bytes that each rank sent per step."""
 
     losses: list[float]
     parameters: dict[str, torch.Tensor]
@@ -194,7 +194,7 @@ CELLS = {
 
 
 def _counted(done: Callable[[], None]) -> int:
-    """The bytes that this rank sends to others, with ring algorithms, while `done` runs."""
+    """Return the bytes that this rank sends while `done` runs, assuming ring algorithms."""
     ranks, sent = distributed.get_world_size(), 0
     parts = {"all_reduce": 2 / ranks, "all_gather_into_tensor": 1.0, "all_to_all_single": 1 / ranks}
 
@@ -256,7 +256,7 @@ def test_less_is_sent() -> None:
     trainings = trained()[0]
     # DDP itself does not call torch.distributed: at 2 ranks a ring sends each element once.
     plain = 4 * sum(p.numel() for p in trainings["none"].parameters.values())
-    sums = trainings["none"].sent  # those of the step itself
+    sums = trainings["none"].sent  # sent by the step itself
     ratios = {kind: plain / (trainings[kind].sent - sums) for kind in KINDS if kind != "none"}
     assert ratios["onebit"] > 29
     assert ratios["topk"] == pytest.approx(1 / (2 * 0.05), rel=0.02)
@@ -265,7 +265,10 @@ def test_less_is_sent() -> None:
 
 
 def _resumed(folder: Path, kinds: list[str], ranks: int) -> dict[str, tuple[bool, float]]:
-    """Whether a run that is resumed twice equals an undisturbed one; errors after a resume."""
+    """Return by kind whether a run that resumes twice equals an undisturbed one, and a count.
+
+    The count is the number of tensors in the model's state (the errors of the compression).
+    """
     rank = distributed.get_rank()
     place = RankInfo("test", rank, rank, 0, ranks, ranks, 1, "localhost", 1)
     result = {}
@@ -280,7 +283,7 @@ def _resumed(folder: Path, kinds: list[str], ranks: int) -> dict[str, tuple[bool
             return training, saved
 
         training, saved = start()
-        if training.seen:  # another number of ranks
+        if training.seen:  # the checkpoint is of another number of ranks
             result[kind] = (False, float(len(training.model.state_dict())))
             continue
         for stop in (2, 4, 6):

@@ -1,4 +1,4 @@
-"""Which modules of a model are its blocks."""
+"""Tests of which modules of a model are its blocks."""
 
 import pytest
 from torch import nn
@@ -13,7 +13,7 @@ def names(model: nn.Module, *classes: str) -> list[str]:
 
 
 class Stages(nn.Module):
-    """As a ResNet: blocks of one class in several lists, and lists within the blocks."""
+    """A model like a ResNet: its lists have blocks of one class, and the blocks have lists."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models of transformers and timm, unmodified and by `_target_`, give the same when sharded."""
+"""Unmodified models of transformers and timm, given by `_target_`, train alike when sharded."""
 
 from typing import Any
 
@@ -92,11 +92,11 @@ def train(name: str, parallel: ParallelConfig) -> Result:
 
 @pytest.fixture(params=MODELS)
 def name(request: pytest.FixtureRequest) -> str:
-    """The name of a model whose package can be imported."""
+    """The name of a model; the test is skipped where the model's package cannot be imported."""
     if request.param == "vit":
         try:
             import timm  # noqa: F401
-        except (ImportError, RuntimeError) as error:  # it needs torchvision, which may not fit
+        except (ImportError, RuntimeError) as error:  # torchvision may not fit torch
             pytest.skip(f"timm cannot be imported: {error}")
     return str(request.param)
 

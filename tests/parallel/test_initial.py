@@ -1,4 +1,4 @@
-"""Initial parameters are bit by bit those of one process, however the model is spread."""
+"""Initial parameters equal those of one process bit by bit, however the model is divided."""
 
 import functools
 from typing import Any
@@ -21,7 +21,7 @@ HYBRID = ParallelConfig(dp_replicate=2, dp_shard=2)
 
 
 class Own(nn.Module):
-    """A user's model: a constructor of its own, tied weights, buffers in and out of the state."""
+    """A user's model with tied weights, and with buffers inside and outside the state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def build(name: str, parallel: ParallelConfig, params: str) -> tuple[dict[str, A
     rank, size = distributed.get_rank(), distributed.get_world_size()
     mesh = Mesh(Degrees.of(parallel, size), rank, cpu)
     model = parallelize(MODELS[name], config, mesh, Precision(config.precision, cpu))
-    module = getattr(model.module, "module", model.module)  # inside of DDP
+    module = getattr(model.module, "module", model.module)  # without the wrapper of DDP
     values = whole(model) | {name: value.clone() for name, value in module.named_buffers()}
     tied = name != "own" or module.head.weight is module.embed.weight
     return {name.removeprefix("module."): value for name, value in values.items()}, tied

@@ -1,4 +1,4 @@
-"""Local SGD: what the replicas have in common, and that every=1 is plain DDP."""
+"""Local SGD: averages make the replicas equal, every=1 equals DDP, and runs can be resumed."""
 
 import functools
 import io
@@ -45,7 +45,7 @@ CELLS = {
 
 
 class Trained(NamedTuple):
-    """A training: its losses, and the parameters before and after `finish`."""
+    """The losses of a training, and its parameters before and after `finish`."""
 
     losses: list[float]
     replica: dict[str, torch.Tensor]
@@ -64,7 +64,7 @@ def _trained(cells: dict[str, Cell]) -> dict[str, Trained]:
     for name, one in cells.items():
         training = _without_momentum(one)
         for step in range(STEPS - 1):
-            training.seen = step % 2  # two batches, whose random labels can be learned by heart
+            training.seen = step % 2  # two batches, whose random labels can be memorised
             training.run(one, 1)
         replica = {key: value.clone() for key, value in whole(training.model).items()}
         training.run(one, 1)
@@ -80,7 +80,7 @@ def trained() -> list[dict[str, Trained]]:
 
 @pytest.mark.parametrize("name", ["every step", "every step, accumulate", "later"])
 def test_an_average_of_every_step_is_ddp(name: str) -> None:
-    """Also where ranks have different counts, as the batches of the parity tests have."""
+    """This holds also where ranks have different counts, as in the batches of the parity tests."""
     for rank in trained():
         for key, value in rank["ddp"].parameters.items():
             torch.testing.assert_close(rank[name].parameters[key], value, rtol=0, atol=1e-6)
@@ -99,7 +99,7 @@ def test_replicas_differ_until_they_are_averaged(name: str) -> None:
 
 
 def _outer() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The parameters before two averages, and after them."""
+    """Return the parameters at the start, and before and after each average."""
     one = cell(*PLAIN, every=3, start_step=1, outer_lr=0.7, outer_momentum=0.9)
     training = _without_momentum(one)
     seen = []
@@ -135,7 +135,7 @@ def test_the_outer_step_is_that_of_diloco() -> None:
 
 
 class Batches:
-    """The feed of a `Trainer`: the batches of the parity tests, which never end."""
+    """A feed for a `Trainer` that gives the batches of the parity tests without an end."""
 
     wait_s, epoch = 0.0, 0.0
 
@@ -158,7 +158,7 @@ class Batches:
 
 
 def _trainer(folder: Path) -> Trainer:
-    """A training of ten steps: three of DDP, averages after steps 7 and 10."""
+    """Return a training of ten steps: three of DDP, then averages after steps 7 and 10."""
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
     place = RankInfo("test", rank, rank, 0, ranks, ranks, 1, "localhost", 1)
     keys = {"every": 4, "start_step": 3, "outer_lr": 0.7, "outer_momentum": 0.9}
@@ -182,7 +182,7 @@ def _trainer(folder: Path) -> Trainer:
 
 
 def _state(trainer: Trainer) -> list[torch.Tensor]:
-    """All that the trainer has on this rank: parameters, statistics, momenta."""
+    """Return the tensors of the trainer on this rank: parameters, statistics and momenta."""
     model, optimizer = trainer.train_step.model, trainer.train_step.optimizer
     momenta = [state["momentum_buffer"] for state in optimizer.state.values()]
     both = [*model.module.state_dict().values(), *model.state_dict().values(), *momenta]
@@ -190,14 +190,14 @@ def _state(trainer: Trainer) -> list[torch.Tensor]:
 
 
 def _resumed(folder: Path) -> list[bool]:
-    """Whether a run equals the undisturbed one, for some steps from which it is resumed."""
+    """Return whether the run equals the undisturbed one, for each step from which it resumes."""
     before = MODELS["conv"]
     MODELS["conv"] = functools.partial(before, norm="batch")
     try:
         undisturbed = _trainer(folder)
         undisturbed.fit()
         same = []
-        for step in (8, 6):  # after an average, and between two
+        for step in (8, 6):  # step 8 is after an average, and step 6 is between two
             if distributed.get_rank() == 0:
                 for path in folder.glob("step-*"):
                     if int(path.name[5:]) > step:
@@ -213,7 +213,7 @@ def _resumed(folder: Path) -> list[bool]:
 
 
 def _loaded(folder: Path) -> tuple[bool, str]:
-    """Whether one rank has the parameters of rank 0's replica, and what the log says."""
+    """Return whether one rank has the parameters of rank 0's replica, and what was logged."""
     before, said = MODELS["conv"], io.StringIO()
     MODELS["conv"] = functools.partial(before, norm="batch")
     handler = logging.StreamHandler(said)

@@ -1,4 +1,4 @@
-"""The formulas of memory against the live bytes of real trainings on four ranks."""
+"""The formulas of memory agree with the live bytes of real trainings on four ranks."""
 
 import functools
 import subprocess
@@ -40,7 +40,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Large blocks, and one row of activations: nearly all memory is that of the parameters."""
+    """A model with large blocks. With few rows, nearly all memory is that of the parameters."""
 
     def __init__(self, outside: int = 256, width: int = 256, blocks: int = 8) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Net(nn.Module):
 
 
 class Measured(NamedTuple):
-    """Bytes of one rank: before the first step, between steps, at the peak of a step."""
+    """Bytes of one rank: before the first step, between steps, and at the peak of a step."""
 
     built: int
     between: int
@@ -89,7 +89,7 @@ def formula(sizes: ModelSizes, degrees: Degrees, keys: Keys) -> Memory:
 
 
 def measure(outside: int, keys: Keys) -> Measured:
-    # A CPU has no temporary of all parameters, like a fused optimizer of a GPU.
+    # A CPU makes no temporary copy of all parameters, and neither does a fused optimizer on a GPU.
     keys = {"train.accumulate": 2, "optimizer.options": {"fused": True}} | keys
     config, cpu = config_of(keys), torch.device("cpu")
     ranks = distributed.get_world_size()
@@ -141,7 +141,7 @@ STRATEGIES: dict[str, Keys] = {
     **ZERO,
     "hsdp": HSDP,
 }
-# Two micro-batches in each step, unless the name says otherwise.
+# Each step has two micro-batches, unless the name says otherwise.
 CELLS: dict[str, Keys] = {
     **STRATEGIES,
     "zero3, one micro-batch": ZERO["zero3"] | ONCE,
@@ -164,7 +164,7 @@ MORE: dict[str, Keys] = {
 }
 
 
-# Embeddings and a head that are larger than all blocks together.
+# The embeddings and the head are larger than all blocks together.
 LARGE: dict[str, Keys] = {
     "zero3": ZERO["zero3"],
     "zero3, bf16, one micro-batch": ZERO["zero3"] | BF16 | ONCE,
@@ -173,7 +173,7 @@ LARGE: dict[str, Keys] = {
 
 @functools.cache
 def measured(kind: str) -> dict[str, list[Measured]]:
-    """All cells are measured by one call, which saves their start; by name and rank."""
+    """Measure the cells in one call, which saves start-up time; return them by name and rank."""
     outside, cells = {"some": (256, CELLS), "large": (6_000, LARGE), "more": (256, MORE)}[kind]
     answers = run_ranks(measure_all, RANKS, outside, list(cells.values()), timeout=270)
     return {name: [answer[i] for answer in answers] for i, name in enumerate(cells)}
@@ -185,7 +185,7 @@ def within(bytes_: int, formula: int, tolerance: float) -> bool:
 
 def check(by_rank: list[Measured]) -> None:
     for built, between, peak, formula in by_rank:
-        # The buckets of DistributedDataParallel exist from its construction on.
+        # The buckets of DistributedDataParallel exist as soon as it is constructed.
         buckets = formula.parameters if formula.kind.startswith("ddp") else 0
         assert within(built, formula.parameters + buckets, 0.01)
         assert within(between, formula.parameters + formula.optimizer + buckets, 0.01)
@@ -213,7 +213,7 @@ def test_the_bytes_of_the_paper() -> None:
     count = 7_500_000_000
     sizes = ModelSizes.counted(block=count // 100, blocks=100, rest=0)
     alone, divided = Degrees(), Degrees(dp_shard=64)
-    # The 16 bytes are 2 + 2 + 12 in the paper, whose master copy in fp32 is our parameter.
+    # The paper counts 2 + 2 + 12 bytes; its master copy in fp32 is our parameter.
     assert formula(sizes, alone, BF16).states == 16 * count
     assert formula(sizes, divided, BF16).states == 16 * count // 64
     assert formula(sizes, alone, PURE).states == 8 * count
@@ -223,7 +223,7 @@ def test_the_bytes_of_the_paper() -> None:
 
 
 def test_more_ranks_than_rows() -> None:
-    """Three rows over two ranks are two each; over eight they are one, on three ranks."""
+    """Of three rows, each of two ranks has at most two, and each of eight ranks at most one."""
     sizes = ModelSizes(((((3, 5)),),), ((7,),))
     assert [sizes.part(n) for n in (1, 2, 8)] == [22, 14, 6]
 

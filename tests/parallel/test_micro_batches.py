@@ -1,4 +1,4 @@
-"""The size of micro-batches follows from the memory; a simulated one, since a CPU has no limit."""
+"""The size of micro-batches follows from the memory. It is simulated: a CPU has no limit."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("group_of_one")
 
 
 class Simulated(Classification):
-    """A task whose rows take memory of a device that has only so much."""
+    """A task whose rows take memory on a simulated device with a limit; units are arbitrary."""
 
     def __init__(self, size: float, per_row: float = 10.0, state: float = 50.0) -> None:
         super().__init__()
@@ -52,7 +52,8 @@ def step(task: Simulated, record: Callable[[int], None], auto: bool, rows: int =
 
 @pytest.mark.parametrize(
     ("size", "rows"),
-    [(1000.0, 32), (400.0, 16), (130.0, 4), (70.0, 1)],  # at most 0.9 size = 50 + 10 rows
+    # The rows are the largest power of two with 50 + 10 rows <= 0.9 size, but at most 32.
+    [(1000.0, 32), (400.0, 16), (130.0, 4), (70.0, 1)],
 )
 def test_auto_takes_the_largest_that_fits(size: float, rows: int) -> None:
     found: list[int] = []
@@ -85,7 +86,7 @@ def two_ranks() -> tuple[int, int]:
     from torch import distributed
 
     found: list[int] = []
-    # Rank 1 has less memory, so rank 0 must not take more than fits there.
+    # Rank 1 has less memory, so rank 0 must not take more rows than fit there.
     made = step(Simulated(1000.0 if distributed.get_rank() == 0 else 150.0), found.append, True, 16)
     for seed in range(4):
         made(batch(16, seed), 1e-3)

@@ -25,7 +25,7 @@ OF_FOUR: dict[str, Keys] = {
     "hsdp, zero2": {"parallel.dp_replicate": 2, "parallel.dp_shard": 2, "parallel.zero": 2},
     "zero3, parameters over 2": ZERO[3] | {"parallel.fsdp.reshard_after_forward": 2},
 }
-# Options of a strategy, and what saves memory: for one model, and with accumulation.
+# Options of a strategy, and options that save memory. One model trains with them, accumulating.
 OPTIONS: dict[str, Keys] = {
     "ddp, reduced every time": {"parallel.sync": "every"},
     "ddp, other options": {
@@ -62,7 +62,7 @@ def cells(ranks: int) -> list[Cell]:
 
 @functools.cache
 def trained(ranks: int) -> dict[Cell, list[Result]]:
-    """All cells of so many ranks are trained by one call, which saves their start."""
+    """Train all cells of `ranks` ranks in one call, which saves start-up time."""
     return results(tuple(cells(ranks)))
 
 

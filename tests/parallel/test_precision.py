@@ -1,4 +1,4 @@
-"""Reduced precision: near fp32, alike on all ranks, and with one loss scale."""
+"""Reduced precision stays near fp32, is alike on all ranks, and has one loss scale."""
 
 from typing import Any
 
@@ -20,8 +20,8 @@ def cell(model: str, keys: dict[str, Any]) -> Cell:
     return Cell(model, 2, tuple(keys.items()))
 
 
-# The largest relative differences of losses, norms and parameters from fp32 by one process. Of
-# bf16, 8 bits of a number are kept (4e-3), of fp16 11 (5e-4).
+# The largest relative differences from one process in fp32: of losses, norms and parameters. A
+# number has 8 bits in bf16 (4e-3) and 11 bits in fp16 (5e-4).
 BOUNDS: dict[str, tuple[dict[str, Any], tuple[float, float, float]]] = {
     "bf16": ({"precision.compute": "bf16"}, (5e-3, 1e-1, 1e-2)),
     "fp16": ({"precision.compute": "fp16"}, (3e-3, 5e-2, 5e-3)),
@@ -48,7 +48,7 @@ def test_within_bounds_of_fp32(name: str, model: str) -> None:
 
 
 def overflow(keys: dict[str, Any]) -> tuple[list[float], list[bool]]:
-    """Steps of which the second overflows on rank 1 alone; the scales, and what has changed."""
+    """Make three steps, the second of which overflows on rank 1; return scales and changes."""
     made = cell("conv", {"precision.compute": "fp16"} | keys)
     training = build(made)
     scales, changed = [], []

@@ -1,4 +1,4 @@
-"""Which run a directory holds: what may change when it resumes, and runs of older releases."""
+"""Tests of which run a directory holds: what may change on resuming, and older releases."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from hpctrain.config.frozen import load
 from hpctrain.runs.run_dir import RunDir
 from tests.conftest import Completed, run_json, run_module, runs
 
-# From its fourth call in training on, this model takes at most 32 samples at a time.
+# From its fourth training call on, this model takes at most 32 samples at a time.
 GREEDY = """\
 import torch
 
@@ -62,7 +62,7 @@ def test_a_run_out_of_memory_resumes_with_smaller_micro_batches(
 def test_runs_of_older_releases_are_found_by_their_directories(
     failed: Path, tmp_path: Path, no_sbatch: dict[str, str]
 ) -> None:
-    """Their names were computed differently."""
+    """Older releases computed the names of the runs differently."""
     old = failed.with_name("digits-0123abcd")
     os.rename(failed, old)
     record = run_json(old) | {"signature": "0123abcd"}

@@ -1,4 +1,4 @@
-"""The language task: targets, counts, bytes, and the memory of its loss."""
+"""Tests of the language task: its targets, counts and bytes, and the memory that its loss takes."""
 
 import json
 import math
@@ -24,7 +24,7 @@ TEXT = "def f(x):\n    return 'äöü €' + x  # ein Satz\n"
 
 
 class Fixed(nn.Module):
-    """Returns given logits, whatever it is asked."""
+    """A model that returns the given logits for any input."""
 
     def __init__(self, logits: torch.Tensor) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def test_chunks_change_nothing(dtype: torch.dtype) -> None:
 
 
 class Largest(TorchDispatchMode):
-    """Notes the number of elements of the largest float32 tensor that any operation makes."""
+    """Records the number of elements of the largest float32 tensor that any operation makes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ def test_the_float32_logits_are_never_there_as_a_whole() -> None:
     with Largest() as largest, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         loss, _ = LanguageModel(chunk=32)(Fixed(logits), batch)["loss"]
         loss.backward()
-    # Between forward and backward there are, beside the logits, only targets and masks.
+    # Between forward and backward, only targets and masks are kept beside the logits.
     assert kept <= 8 * 64 * 24
     assert largest.elements == 32 * VOCAB
 
@@ -157,7 +157,7 @@ def test_what_does_not_fit(
 
 
 def test_tasks_can_be_cut() -> None:
-    """The seam of pipelines: inputs, model, sums."""
+    """A pipeline cuts a task into its inputs, the model and the sums."""
     for task in (LanguageModel(), Classification()):
         assert isinstance(task, SplitTask)
     model, batch, task = Transformer(VOCAB, 32, 1, 2), windows(), LanguageModel()

@@ -1,4 +1,4 @@
-"""Fixtures: real stores and real processes. The process of the tests never imports mlflow."""
+"""Fixtures with real stores and real processes. The test process itself never imports mlflow."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ def python(*args: str) -> list[str]:
 
 @pytest.fixture(scope="session")
 def first_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
-    """A store that six processes have created at the same time."""
+    """A store that six processes have created at the same time, and their exit codes."""
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     code = (
         "import sys; from hpctrain.tracking import initialise;"

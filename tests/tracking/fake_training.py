@@ -1,4 +1,4 @@
-"""A program that uses the tracker as rank 0 of a training does, without a training.
+"""A program that uses the tracker like rank 0 of a training, but does not train.
 
 python fake_training.py RUN_DIR URI OPTIONS_AS_JSON
 """

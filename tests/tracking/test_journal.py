@@ -1,3 +1,5 @@
+"""Tests of the journal: records, damaged lines, rewinding and full disks."""
+
 import errno
 import json
 import math

@@ -1,3 +1,5 @@
+"""Tests of the names that MLflow allows, and of which errors are worth another try."""
+
 import posixpath
 import re
 

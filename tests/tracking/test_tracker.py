@@ -1,3 +1,5 @@
+"""Tests of the trackers: what they write into the journal, and what they refuse."""
+
 from pathlib import Path
 
 import pytest

@@ -124,7 +124,7 @@ def test_a_server_killed_in_the_middle_loses_nothing(
     again = sync("--check", tmp_path / "r")
     assert again.stdout == f"{tmp_path}/r: 0 points uploaded to {server.uri}\n"
 
-    # At submission a deleted experiment is an error that says so.
+    # For a submission, a deleted experiment is an error with a clear message.
     (identity,) = rows("SELECT experiment_id FROM experiments WHERE name = 'new'")[0]
     body = json.dumps({"experiment_id": str(identity)}).encode()
     url = f"{server.uri}/api/2.0/mlflow/experiments/delete"

@@ -1,3 +1,5 @@
+"""Tests of the tracking URI, and of stores that are new, damaged or do not answer."""
+
 import re
 import socket
 import time

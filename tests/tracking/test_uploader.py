@@ -261,8 +261,8 @@ def test_offline_then_sync(
 def test_a_run_directory_made_anew_is_another_run(
     database: Path, tmp_path: Path, sync: Sync, rows: Rows
 ) -> None:
-    # Both directories are of the same command, so they have the same uid; the first was deleted
-    # before the second was made. The store in their meta.json cannot be used.
+    # The two directories have the same uid, because both belong to the same command: the first was
+    # deleted before the second was made. The store in their meta.json cannot be used.
     offline(tmp_path / "old" / "r", Path("/lustre/mlflow.db"), 100)
     time.sleep(0.01)
     offline(tmp_path / "new" / "r", Path("/lustre/mlflow.db"), 50)

@@ -1,4 +1,4 @@
-"""The learning rate: scaled with the batch, warmed up by steps, samples or epochs."""
+"""The learning rate is scaled with the batch and warmed up by steps, samples or epochs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The step, its totals, precision and schedule, in a process group of one."""
+"""Tests of the training step, its totals, precision and schedule, in a process group of one."""
 
 import pytest
 import torch

@@ -109,16 +109,11 @@ def build(cell: Cell) -> Training:
     mesh = Mesh(Degrees.of(made.parallel, cell.ranks), distributed.get_rank(), cpu)
     precision = Precision(made.precision, cpu)
     if made.precision.compute == "fp16":
-<<<<<<< HEAD
-        precision.scale = 1024.0  # the first scale is found by steps that are left out
+        precision.scale = 1024.0  # otherwise the first steps would be left out until a scale fits
     task = TASKS[cell.model]()
     model = parallelize(
         MODELS[cell.model], made, mesh, precision, loss_parallel=task.loss_parallel
     )
-=======
-        precision.scale = 1024.0  # otherwise the first steps would be left out until a scale fits
-    model = parallelize(MODELS[cell.model], made, mesh, precision)
->>>>>>> t3
     optimizer: torch.optim.Optimizer
     if cell.optimizer == "sgd":
         optimizer = torch.optim.SGD(model.parameters, momentum=0.9)

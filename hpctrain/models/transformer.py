@@ -77,6 +77,9 @@ class Transformer(Model):
     Attributes:
         vocab_size: As given.
         layers: The layers, an `nn.ModuleList` of `Layer`.
+        sequence_parts: The number of parts of the sequence of which the first input is one. It is
+            1 except in the later stages of a pipeline, whose input is a part of the residual
+            stream where other degrees divide the sequence.
 
     Raises:
         ValueError: Heads, widths or names do not fit together.
@@ -104,7 +107,7 @@ class Transformer(Model):
         if hidden is None:
             hidden = 4 * dim if mlp == "gelu" else -(-8 * dim // (3 * 32)) * 32
         super().__init__()
-        self.vocab_size, self.theta = vocab_size, theta
+        self.vocab_size, self.theta, self.sequence_parts = vocab_size, theta, 1
         self.head_dim = dim // heads
         self._numbers = {"heads": heads, "kv_heads": kv_heads, "hidden": hidden}
         self.embed = Embedding(vocab_size, dim)
@@ -145,16 +148,17 @@ class Transformer(Model):
             ConfigError: A token is not in the vocabulary (on a GPU, CUDA stops with an assertion of
                 its own), or the row is longer than the learned positions.
         """
-        positions, mask = _positions(tokens, documents)
+        length = tokens.shape[1] * self.sequence_parts
+        positions, mask = _positions(length, documents, tokens.device)
         x = self._embedded(tokens)
         rotation = None
         if self.positions is None:
             rotation = rotary(positions, self.head_dim, self.theta)
         else:
-            if tokens.shape[1] > self.positions.num_embeddings:
+            if length > self.positions.num_embeddings:
                 raise ConfigError(
                     f"model.learned_positions={self.positions.num_embeddings}: the samples have "
-                    f"{tokens.shape[1]} tokens; shorten data.windows.length"
+                    f"{length} tokens; shorten data.windows.length"
                 )
             x = x + self.positions(positions)
         for layer in self.layers:
@@ -381,10 +385,10 @@ def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
 
 
 def _positions(
-    tokens: torch.Tensor, documents: torch.Tensor | None
+    length: int, documents: torch.Tensor | None, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return positions, (batch or 1, length), and the mask of `Attention`, or None."""
-    places = torch.arange(tokens.shape[1], device=tokens.device)[None]
+    places = torch.arange(length, device=device)[None]
     if documents is None:
         return places, None
     begins = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0))

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import xxhash
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hpctrain.parallel.ties import tie, ties
 

@@ -168,7 +168,9 @@ def global_norm(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
         copies, local = mesh.degrees.ranks // mesh.degrees.pp, gradient
         if isinstance(gradient, DTensor):
             local = gradient.to_local()
-            for size, placement in zip(gradient.device_mesh.shape, gradient.placements, strict=True):
+            for size, placement in zip(
+                gradient.device_mesh.shape, gradient.placements, strict=True
+            ):
                 copies //= 1 if placement.is_replicate() else size
         alike.setdefault(copies, []).append(local)
     device = alike[next(iter(alike))][0].device if alike else mesh.device

@@ -111,9 +111,7 @@ def build(cell: Cell) -> Training:
     if made.precision.compute == "fp16":
         precision.scale = 1024.0  # otherwise the first steps would be left out until a scale fits
     task = TASKS[cell.model]()
-    model = parallelize(
-        MODELS[cell.model], made, mesh, precision, loss_parallel=task.loss_parallel
-    )
+    model = parallelize(MODELS[cell.model], made, mesh, precision, loss_parallel=task.loss_parallel)
     optimizer: torch.optim.Optimizer
     if cell.optimizer == "sgd":
         optimizer = torch.optim.SGD(model.parameters, momentum=0.9)

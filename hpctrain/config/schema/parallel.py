@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from hpctrain.config.schema.key import key, section
 
-
 # The name of a schedule, and the stages that each rank has.
 SCHEDULES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zbv": 2, "interleaved_zb": 2}
 STYLES = (

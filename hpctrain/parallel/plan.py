@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from hpctrain.config.degrees import Degrees, number_problems
+from hpctrain.config.degrees import Degrees
+from hpctrain.config.division import number_problems
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import STYLES
 from hpctrain.errors import ConfigError
@@ -68,6 +69,8 @@ def matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
 
 def _check(model: nn.Module, plan: Plan, tp: int) -> None:
     """Raise a ConfigError if tp cannot divide what the plan names."""
+    for problem in number_problems(plan.numbers, tp):
+        raise ConfigError(problem)
     for pattern, style in plan.tensor.items():
         modules = matching(model, pattern)
         if not modules:
@@ -89,8 +92,6 @@ def _check(model: nn.Module, plan: Plan, tp: int) -> None:
                     f"parallel.tp={tp} does not divide the {size} "
                     f"{'outputs' if style == 'colwise' else 'inputs'} of {name}"
                 )
-    for problem in number_problems(plan.numbers, tp):
-        raise ConfigError(problem)
 
 
 def _of_transformers(model: nn.Module) -> Plan:

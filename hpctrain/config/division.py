@@ -7,6 +7,7 @@ queued. Of other models they are known when the model is built.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 
 from hpctrain.config.degrees import Degrees
@@ -64,3 +65,8 @@ def number_problems(numbers: Mapping[str, int], tp: int) -> Iterator[str]:
                 f"parallel.tp={tp} does not divide {name}={number}: use "
                 f"{' or '.join(map(str, near))}"
             )
+
+
+def names_module(pattern: str, name: str) -> bool:
+    """Return whether a pattern of a plan, in which * stands for one part, names a module."""
+    return re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), name) is not None

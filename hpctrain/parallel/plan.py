@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import re
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from hpctrain.config.degrees import Degrees
-from hpctrain.config.division import number_problems
+from hpctrain.config.division import names_module, number_problems
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import STYLES
 from hpctrain.errors import ConfigError
@@ -63,8 +62,7 @@ def find_plan(model: nn.Module, parallel: ParallelConfig, degrees: Degrees) -> P
 
 def matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
     """Return the names and modules that a pattern of a plan names."""
-    expression = re.compile(re.escape(pattern).replace(r"\*", r"[^.]+"))
-    return [(n, module) for n, module in model.named_modules() if expression.fullmatch(n)]
+    return [(n, module) for n, module in model.named_modules() if names_module(pattern, n)]
 
 
 def _check(model: nn.Module, plan: Plan, tp: int) -> None:

@@ -172,9 +172,9 @@ def test_bad_plans(tp: int, keys: dict[str, Any], text: str) -> None:
 
 def test_other_degrees_need_a_plan() -> None:
     mlp = MLP(64, [16], 10)
-    with pytest.raises(ConfigError, match="parallel.pp=2: MLP has no plan for pipeline parallel"):
+    with pytest.raises(ConfigError, match=r"parallel\.pp=2: MLP has no plan for pipeline parallel"):
         find_plan(mlp, ParallelConfig(pp=2), Degrees(pp=2))
-    with pytest.raises(ConfigError, match="parallel.cp=2: MLP has no plan for context parallel"):
+    with pytest.raises(ConfigError, match=r"parallel\.cp=2: MLP has no plan for context parallel"):
         find_plan(mlp, ParallelConfig(cp=2), Degrees(cp=2))
 
 

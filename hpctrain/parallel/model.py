@@ -9,6 +9,8 @@ others, which change how gradients are reduced.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -21,7 +23,8 @@ from torch.distributed.tensor import DTensor
 from hpctrain.data.types import Batch
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
-from hpctrain.tasks import Task
+from hpctrain.parallel.scalars import Scalar, Scalars, added, at_most, scalars
+from hpctrain.tasks import Sums, Task
 
 
 class ParallelModel:
@@ -50,7 +53,7 @@ class ParallelModel:
         self.accumulate, self.step = accumulate, 0
         self.parameters = [p for p in module.parameters() if p.requires_grad]
 
-    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
+    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
         """Add the gradient of the mean loss over this rank's rows; reduce it over the ranks.
 
         Args:
@@ -58,10 +61,10 @@ class ParallelModel:
             batch: Tensors on the device; the shares of all ranks have the same number of rows.
 
         Returns:
-            The names of the sums, and this rank's sums and counts: float64, (2 * len(names),).
+            The names of the sums, and this rank's sums and counts: a sum and a count for each name.
         """
         rows = len(batch["mask"])
-        vectors = []
+        parts = []
         for micro, last in _split(batch, self.accumulate):
             with self._reduced(last):
                 with self.precision.forward():
@@ -69,36 +72,38 @@ class ParallelModel:
                 # Dividing by the rows keeps the gradient in the range of the dtype. The exact
                 # divisor is the global count, which is known only after the step's reduction.
                 (sums["loss"][0] * (self.precision.scale / rows)).backward()
-            vectors.append(_to_vector(sums))
-        # Small operations count where a step takes less than a millisecond.
-        return list(sums), vectors[0] if len(vectors) == 1 else torch.stack(vectors).sum(0)
+            parts.append(_flat(sums))
+        return list(sums), functools.reduce(added, parts)
 
-    def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
+    def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
         """Return the names and sums of a forward pass, as `forward_backward` does."""
         with torch.no_grad(), self.precision.forward():
             sums = task(self.module, batch)
-        return list(sums), _to_vector(sums)
+        return list(sums), _flat(sums)
 
-    def scale_gradients(self, factor: torch.Tensor, clip_norm: float | None) -> torch.Tensor:
+    def scale_gradients(self, factor: Scalar, clip_norm: float | None) -> Scalar:
         """Multiply the gradients by `factor`, then clip their global norm.
 
         Args:
-            factor: Shape ().
+            factor: One number.
             clip_norm: The largest L2 norm; None does not clip.
 
         Returns:
-            The norm before clipping, shape (), float32, the same on all ranks; without clipping
-            it is computed only in fp16, and is NaN otherwise.
+            The norm before clipping, the same on all ranks; without clipping it is computed only
+            in fp16, and is NaN otherwise.
         """
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        norm = torch.full((), float("nan"))
+        norm: Scalar = math.nan
         if clip_norm is not None or self.precision.compute == "fp16":
-            norm = (global_norm(gradients) * factor).float()
+            whole = global_norm(gradients)
+            norm = factor * (whole if isinstance(factor, torch.Tensor) else whole.item())
         if clip_norm is not None:
-            factor = factor * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
+            factor = factor * at_most(clip_norm / (norm + 1e-6), 1.0)
         local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
         if local:
-            torch._foreach_mul_(local, factor.to(local[0].device, local[0].dtype))
+            if isinstance(factor, torch.Tensor):
+                factor = factor.to(local[0].device, local[0].dtype)
+            torch._foreach_mul_(local, factor)
         return norm
 
     def share_buffers(self) -> None:
@@ -151,16 +156,16 @@ def global_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
         by_mesh.setdefault(mesh, []).append(gradient)
     norms = []
     for part in by_mesh.values():
-        norm = torch.nn.utils.get_total_norm(part)
+        # As torch.nn.utils.get_total_norm, which also sorts them by dtype and device.
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(part)))
         norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
     if len(norms) == 1:
         return norms[0]
     return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
 
 
-def _to_vector(sums: Any) -> torch.Tensor:
-    flat = [value.detach().double() for pair in sums.values() for value in pair]
-    return torch.stack(flat)
+def _flat(sums: Sums) -> Scalars:
+    return scalars([value for pair in sums.values() for value in pair])
 
 
 def _split(batch: Batch, parts: int) -> Iterator[tuple[Batch, bool]]:

@@ -1,4 +1,4 @@
-"""Trainings of ten steps on a few ranks, whose results must be those of one process."""
+"""Trainings of a few steps on a few ranks, whose results must be those of one process."""
 
 import functools
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from hpctrain.tasks import Classification, LanguageModel
 from hpctrain.train.step import TrainStep
 from tests.ranks import run_ranks
 
-STEPS, ROWS = 10, 16
+STEPS, ROWS = 5, 16  # batches of three kinds, and an update after each
 MODELS: dict[str, Any] = {
     "transformer": functools.partial(Transformer, 61, 32, 3, 4, 2, tied=True),
     "conv": functools.partial(ConvNet, 1, [16, 32, 32], 10),

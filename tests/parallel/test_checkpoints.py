@@ -13,7 +13,7 @@ from hpctrain.distributed.ranks import RankInfo
 from tests.parallel.parity import Cell, Result, Training, build, difference, reference, whole
 from tests.ranks import run_ranks
 
-BEFORE, AFTER = 4, 6
+BEFORE, AFTER = 2, 3
 STRATEGIES: dict[str, tuple[int, dict[str, Any]]] = {
     "single": (1, {}),
     "ddp": (2, {}),
@@ -58,7 +58,7 @@ def resume_one(cell: Cell, folder: Path) -> Result:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A checkpoint of each strategy, of the same four steps."""
+    """A checkpoint of each strategy, of the same steps."""
     folders = {name: tmp_path_factory.mktemp(name) for name in STRATEGIES}
     for name, folder in folders.items():
         run_ranks(save, STRATEGIES[name][0], cell(name), folder)

@@ -43,9 +43,12 @@ clean:
 	rm -rf $(VENV) data/digits .mypy_cache .ruff_cache .pytest_cache
 
 # pip reads the whole requirement at once, so torch's upper bound holds for what others ask of it.
+# It compiles on one core, which takes as long as all the rest: compileall takes several. Packages
+# have templates that are no Python and do not compile: pip ignores them, too.
 $(VENV)/.%: pyproject.toml | $(VENV)/bin/python
 	@echo "installing hpctrain[$*] into $(VENV) (the first time takes minutes)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[$*]'
+	@$(BIN)/python -m compileall -qq -j 4 $(VENV)/lib || true
 	@touch $@
 
 .PRECIOUS: $(VENV)/.%

@@ -170,7 +170,8 @@ def global_norm(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
     """
     if mesh.degrees.pp == 1 and not any(isinstance(g, DTensor) for g in gradients):
         # As torch.nn.utils.get_total_norm, which also sorts them by dtype and device.
-        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        return norm
     # Every rank adds its part of the squares, divided by the number of ranks that add the same.
     alike: dict[int, list[torch.Tensor]] = {}
     for gradient in gradients:

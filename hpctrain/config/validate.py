@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpctrain import secrets
-from hpctrain.config import micro_batches, targets
+from hpctrain.config import micro_batches, pipeline, targets
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config, DataConfig
@@ -214,6 +214,7 @@ def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:
     if sharded and parallel.zero == 1 and parallel.sync == "every":
         yield "parallel.sync=every with parallel.zero=1 is parallel.zero=2"
     yield from _replicas(config, degrees)
+    yield from pipeline.problems(config, degrees)
     if precision.params == "bf16" and precision.compute in ("fp16", "fp8"):
         yield (
             f"precision.params=bf16 with precision.compute={precision.compute}: use bf16, or "

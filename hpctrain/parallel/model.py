@@ -72,14 +72,14 @@ class ParallelModel:
         """
         rows = len(batch["mask"])
         vectors = []
-        for micro, last in _split(batch, self.accumulate):
+        for micro, last in split(batch, self.accumulate):
             with self._reduced(last), self._loss():
                 with self.precision.forward():
                     sums = task(self.module, micro)
                 # Dividing by the rows keeps the gradient in the range of the dtype. The exact
                 # divisor is the global count, which is known only after the step's reduction.
                 (sums["loss"][0] * (self.precision.scale / rows)).backward()
-            vectors.append(_to_vector(sums))
+            vectors.append(to_vector(sums))
         if self.mesh.degrees.tp > 1:
             whole_gradients(self.parameters)
         # Small operations count where a step takes less than a millisecond.
@@ -90,7 +90,7 @@ class ParallelModel:
         """Return the names and sums of a forward pass, as `forward_backward` does."""
         with torch.no_grad(), self._loss(), self.precision.forward():
             sums = task(self.module, batch)
-        vector = _to_vector(sums)
+        vector = to_vector(sums)
         return list(sums), vector if self.mesh.counts else torch.zeros_like(vector)
 
     def scale_gradients(self, factor: torch.Tensor, clip_norm: float | None) -> torch.Tensor:
@@ -182,12 +182,14 @@ def global_norm(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
     return squares.sqrt().float()
 
 
-def _to_vector(sums: Any) -> torch.Tensor:
+def to_vector(sums: Any) -> torch.Tensor:
+    """Return the sums and counts of a task, float64 (2 * names,)."""
     flat = [value.detach().double() for pair in sums.values() for value in pair]
     return torch.stack(flat)
 
 
-def _split(batch: Batch, parts: int) -> Iterator[tuple[Batch, bool]]:
+def split(batch: Batch, parts: int) -> Iterator[tuple[Batch, bool]]:
+    """Yield the micro-batches of a batch, and for each whether it is the last one."""
     if parts == 1:
         yield batch, True
         return

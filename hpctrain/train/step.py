@@ -31,6 +31,11 @@ class Totals:
 
     def add(self, names: list[str], vector: torch.Tensor) -> None:
         """Add `vector`, float64 of shape (2 * len(names),): a sum and a count for each name."""
+        if self._total is not None and names != self.names:
+            # A resumed run with other degrees may have other names, such as that of the bubble.
+            pairs = dict(zip(self.names, self._total.view(-1, 2), strict=True))
+            zeros = vector.new_zeros(2)
+            self._total = torch.cat([pairs.get(name, zeros) for name in names])
         self.names = names
         self._total = vector if self._total is None else self._total + vector
 

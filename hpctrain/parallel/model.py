@@ -74,14 +74,14 @@ class ParallelModel:
         """
         rows = len(batch["mask"])
         parts = []
-        for micro, last in _split(batch, self.accumulate):
+        for micro, last in split(batch, self.accumulate):
             with self._reduced(last), self._loss():
                 with self.precision.forward():
                     sums = task(self.module, micro)
                 # Dividing by the rows keeps the gradient in the range of the dtype. The exact
                 # divisor is the global count, which is known only after the step's reduction.
                 (sums["loss"][0] * (self.precision.scale / rows)).backward()
-            parts.append(_flat(sums))
+            parts.append(flat(sums))
         if self.mesh.degrees.tp > 1:
             whole_gradients(self.parameters)
         return list(sums), self._counted(functools.reduce(added, parts))
@@ -90,7 +90,7 @@ class ParallelModel:
         """Return the names and sums of a forward pass, as `forward_backward` does."""
         with torch.no_grad(), self._loss(), self.precision.forward():
             sums = task(self.module, batch)
-        return list(sums), self._counted(_flat(sums))
+        return list(sums), self._counted(flat(sums))
 
     def scale_gradients(self, factor: Scalar, clip_norm: float | None) -> Scalar:
         """Multiply the gradients by `factor`, then clip their global norm.
@@ -192,11 +192,13 @@ def global_norm(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
     return squares.sqrt().float()
 
 
-def _flat(sums: Sums) -> Scalars:
+def flat(sums: Sums) -> Scalars:
+    """Return the sums and counts of a task: a sum and a count for each name."""
     return scalars([value for pair in sums.values() for value in pair])
 
 
-def _split(batch: Batch, parts: int) -> Iterator[tuple[Batch, bool]]:
+def split(batch: Batch, parts: int) -> Iterator[tuple[Batch, bool]]:
+    """Yield the micro-batches of a batch, and for each whether it is the last one."""
     if parts == 1:
         yield batch, True
         return

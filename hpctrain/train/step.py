@@ -25,6 +25,7 @@ from hpctrain.parallel.scalars import (
     joined,
     on_device,
     over_ranks,
+    reordered,
 )
 from hpctrain.tasks import Task
 
@@ -38,6 +39,9 @@ class Totals:
 
     def add(self, names: list[str], values: Scalars) -> None:
         """Add a sum and a count for each name."""
+        if self._total is not None and names != self.names:
+            # A resumed run with other degrees may have other names, such as that of the bubble.
+            self._total = reordered(self._total, self.names, names)
         self.names = names
         self._total = values if self._total is None else added(self._total, values)
 

@@ -78,6 +78,34 @@ class Degrees:
         return f"{product} = {self.ranks}"
 
 
+def length_problem(length: int, cp: int, tp: int, added: int = 0) -> str:
+    """Return why sequences cannot be divided evenly, with the nearest lengths; "" if they can.
+
+    Context parallel cuts 2 * cp chunks, and gives two of them to each rank. Sequence parallel cuts
+    these two into tp parts.
+
+    Args:
+        length: The positions of a sample.
+        cp: The ranks that divide each sequence.
+        tp: The ranks of sequence parallel; 1 without it.
+        added: What a key has in addition to the positions; the lengths are given as its values.
+    """
+    multiple = cp * math.lcm(2, tp) if cp > 1 else tp
+    if length % multiple == 0:
+        return ""
+    below = length // multiple * multiple
+    near = [str(n + added) for n in (below, below + multiple) if n > 0]
+    degrees = [f"parallel.{n}={degree}" for n, degree in (("cp", cp), ("tp", tp)) if degree > 1]
+    without = ""
+    if tp > 1 and not length_problem(length, cp, 1):
+        without = ", or parallel.sequence_parallel=false"
+    verb = "does not divide" if cp == 1 else "cannot divide evenly"
+    return (
+        f"{' with '.join(degrees)} {verb} the {length} positions of a sample: use a length of "
+        f"{' or '.join(near)}{without}"
+    )
+
+
 def number_problems(numbers: Mapping[str, int], tp: int) -> Iterator[str]:
     """Yield which numbers of a model tp does not divide, with the nearest tp that does.
 

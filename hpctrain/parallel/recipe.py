@@ -1,6 +1,6 @@
 """The recipe: one function turns a model into the model that is trained.
 
-    build ── precision ── tensor parallel ── activation checkpointing ── compile
+    build ── precision ── tensor and context parallel ── activation checkpointing ── compile
                                                 └── DDP, replicas or FSDP2 ── initial parameters
 
 The order matters: what is compiled contains the checkpointing, and what is sharded is compiled.
@@ -101,7 +101,13 @@ def _divided(
     if mesh.degrees.ranks > mesh.degrees.dp:
         plan = find_plan(model, parallel, mesh.degrees)
         if mesh.degrees.tp > 1:
-            divide_layers(model, plan, mesh.tensor, parallel, loss_parallel=divided_loss)
+            divide_layers(
+                *(model, plan, mesh.tensor, parallel),
+                loss_parallel=divided_loss,
+                cp=mesh.degrees.cp,
+            )
+        if mesh.part is not None:
+            model.context = mesh.part  # type: ignore[assignment]
     blocks = _prepare(model, config, precision, need_blocks=True)
     if mesh.averaged > 1 or parallel.fsdp.offload:
         shard(model, blocks, mesh, precision, parallel)

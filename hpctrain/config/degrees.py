@@ -8,7 +8,6 @@ This module does not import torch, because the login node checks degrees before 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from hpctrain.config.schema import ParallelConfig
@@ -76,49 +75,3 @@ class Degrees:
     def __str__(self) -> str:
         product = " x ".join(f"{name} {degree}" for name, degree in asdict(self).items())
         return f"{product} = {self.ranks}"
-
-
-def length_problem(length: int, cp: int, tp: int, added: int = 0) -> str:
-    """Return why sequences cannot be divided evenly, with the nearest lengths; "" if they can.
-
-    Context parallel cuts 2 * cp chunks, and gives two of them to each rank. Sequence parallel cuts
-    these two into tp parts.
-
-    Args:
-        length: The positions of a sample.
-        cp: The ranks that divide each sequence.
-        tp: The ranks of sequence parallel; 1 without it.
-        added: What a key has in addition to the positions; the lengths are given as its values.
-    """
-    multiple = cp * math.lcm(2, tp) if cp > 1 else tp
-    if length % multiple == 0:
-        return ""
-    below = length // multiple * multiple
-    near = [str(n + added) for n in (below, below + multiple) if n > 0]
-    degrees = [f"parallel.{n}={degree}" for n, degree in (("cp", cp), ("tp", tp)) if degree > 1]
-    without = ""
-    if tp > 1 and not length_problem(length, cp, 1):
-        without = ", or parallel.sequence_parallel=false"
-    verb = "does not divide" if cp == 1 else "cannot divide evenly"
-    return (
-        f"{' with '.join(degrees)} {verb} the {length} positions of a sample: use a length of "
-        f"{' or '.join(near)}{without}"
-    )
-
-
-def number_problems(numbers: Mapping[str, int], tp: int) -> Iterator[str]:
-    """Yield which numbers of a model tp does not divide, with the nearest tp that does.
-
-    Args:
-        numbers: The number of heads, for example, by name.
-        tp: The ranks that divide each layer.
-    """
-    common = math.gcd(*numbers.values())
-    fitting = [n for n in range(1, common + 1) if common % n == 0]
-    near = [*fitting[: (i := sum(n < tp for n in fitting))][-1:], *fitting[i : i + 1]]
-    for name, number in numbers.items():
-        if number % tp:
-            yield (
-                f"parallel.tp={tp} does not divide {name}={number}: use "
-                f"{' or '.join(map(str, near))}"
-            )

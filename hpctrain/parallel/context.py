@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.bias import causal_lower_right
 
-from hpctrain.config.degrees import length_problem
+from hpctrain.config.division import length_problem
 from hpctrain.errors import ConfigError
 
 

@@ -66,7 +66,7 @@ def length_problem(length: int, cp: int, tp: int) -> str:
     parts = sequence_parts(cp, tp)
     if length % parts == 0:
         return ""
-    given = " and ".join(f"parallel.{k}={n}" for k, n in (("cp", cp), ("tp", tp)) if n > 1)
+    given = " with ".join(f"parallel.{k}={n}" for k, n in (("cp", cp), ("tp", tp)) if n > 1)
     verb = "does not divide" if cp == 1 else f"needs {parts} equal parts of"
     without = ", or parallel.sequence_parallel=false"
     return (

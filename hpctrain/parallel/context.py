@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as collectives  # the compiler knows these
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.bias import causal_lower_right
@@ -162,8 +163,7 @@ class _Gather(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         ctx.cp, ctx.group = cp, group
         own = torch.stack([key, value])
-        parts = own.new_empty(cp * 2, *key.shape)
-        dist.all_gather_into_tensor(parts, own, group)
+        parts = collectives.all_gather_tensor(own, 0, group)
         early, late = parts.unflatten(0, (cp, 2)).chunk(2, -2)  # of each rank
         whole = torch.cat([*early.unbind(0), *reversed(late.unbind(0))], -2)
         return whole[0], whole[1]
@@ -177,6 +177,5 @@ class _Gather(torch.autograd.Function):
         parts = torch.stack(
             [torch.cat([chunks[r], chunks[2 * ctx.cp - 1 - r]], -2) for r in range(ctx.cp)]
         )
-        own = parts.new_empty(parts.shape[1:])
-        dist.reduce_scatter_tensor(own, parts.flatten(0, 1), group=ctx.group)
+        own = collectives.reduce_scatter_tensor(parts.flatten(0, 1), "sum", 0, ctx.group)
         return own[0], own[1], None, None

@@ -7,10 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import distributed
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpctrain.config.degrees import Degrees
-from hpctrain.config.division import length_problem
+from hpctrain.config.division import division_problems, length_problem
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import parallel_problems
 from hpctrain.data.types import Batch
@@ -122,6 +123,38 @@ def test_evaluation_and_bits_per_byte() -> None:
             assert (length, whole) == (12, 24)
 
 
+def counts() -> dict[str, int]:
+    """Return the collective operations of one step of two ranks, by the name of the operation."""
+    one = cell("untied", 2, 2)
+    training = parity.build(one)
+    training.run(one, 1)  # the first step makes groups
+    with CommDebugMode() as mode:
+        training.run(one, 1)
+    found: dict[str, int] = {}
+    for operation, count in mode.get_comm_counts().items():
+        name = str(operation).rpartition(".")[2].replace("_", "").replace("coalesced", "")
+        found[name] = found.get(name, 0) + count
+    return found
+
+
+def test_collectives_are_those_of_the_textbook() -> None:
+    layers = 4
+    # Grattafiori et al. 2024, section 3.3.2: keys and values are gathered once in each layer.
+    replicas = layers + 1  # the gradients of each block, and of what is outside of the blocks
+    step = 2  # the sums of the step, the norm of the gradient
+    assert (
+        run_ranks(counts, 2)
+        == [
+            {
+                "allgatherintotensor": layers,
+                "reducescattertensor": layers,
+                "allreduce": replicas + step,
+            }
+        ]
+        * 2
+    )
+
+
 def attention(length: int, grouped: bool, documents: bool, dtype: torch.dtype) -> list[float]:
     """Return the largest differences of the output and three gradients from those of all."""
     cp, rank = distributed.get_world_size(), distributed.get_rank()
@@ -222,6 +255,19 @@ def test_masks_never_have_the_size_of_a_whole_mask() -> None:
 def test_lengths(length: int, cp: int, tp: int, problem: str) -> None:
     found = length_problem(length, cp, tp)
     assert problem in found if problem else not found
+
+
+def test_windows_of_a_wrong_length() -> None:
+    config = Config()
+    config.model |= {"_target_": "hpctrain.models.Transformer", "heads": 4}
+    config.data.windows.field, config.data.windows.length = "tokens", 24
+    (problem,) = division_problems(config, Degrees(cp=2, tp=2))
+    assert problem == (
+        "data.windows.length=24 has 23 positions, which 4 parts (cp 2, tp 2) do not divide evenly: "
+        "use a length of 21 or 25"
+    )
+    config.data.windows.length = 25
+    assert list(division_problems(config, Degrees(cp=2, tp=2))) == []
 
 
 def test_a_wrong_length_is_a_config_error() -> None:

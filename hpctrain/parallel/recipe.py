@@ -1,6 +1,6 @@
 """The recipe: one function turns a model into the model that is trained.
 
-    build ── precision ── stages ── tensor parallel ── activation checkpointing ── compile
+    build ── precision ── stages ── tensor and context ── activation checkpointing ── compile
                                                 └── DDP, replicas or FSDP2 ── initial parameters
 
 The order matters: what is compiled contains the checkpointing, and what is sharded is compiled.
@@ -206,7 +206,13 @@ def _spread(
     """
     if mesh.degrees.tp > 1:
         _check_compile(config, precision.device)
-        divide_layers(model, plan, mesh.tensor, config.parallel, loss_parallel=divided_loss)
+        divide_layers(
+            *(model, plan, mesh.tensor, config.parallel),
+            loss_parallel=divided_loss,
+            cp=mesh.degrees.cp,
+        )
+    if mesh.part is not None:
+        model.context = mesh.part  # type: ignore[assignment]
     blocks = list(present(model, names))
     _prepare(model, blocks, config, precision)
     if mesh.averaged > 1 or config.parallel.fsdp.offload:

@@ -18,7 +18,7 @@ from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.model import ParallelModel
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
-from hpctrain.tasks import Classification, LanguageModel
+from hpctrain.tasks import Classification, LanguageModel, on_part
 from hpctrain.train.step import TrainStep
 from tests.ranks import run_ranks
 
@@ -110,7 +110,7 @@ def build(cell: Cell) -> Training:
     precision = Precision(made.precision, cpu)
     if made.precision.compute == "fp16":
         precision.scale = 1024.0  # otherwise the first steps would be left out until a scale fits
-    task = TASKS[cell.model]()
+    task = on_part(TASKS[cell.model](), mesh.part)
     model = parallelize(MODELS[cell.model], made, mesh, precision, loss_parallel=task.loss_parallel)
     optimizer: torch.optim.Optimizer
     if cell.optimizer == "sgd":

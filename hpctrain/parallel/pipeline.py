@@ -12,11 +12,11 @@ The schedules are those of torch (`torch.distributed.pipelining`): GPipe (Huang 
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,8 +29,9 @@ from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.data.types import Batch
 from hpctrain.errors import ConfigError
 from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.model import ParallelModel, split, to_vector
+from hpctrain.parallel.model import ParallelModel, flat, split
 from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.scalars import Scalars, added, joined, on_device
 from hpctrain.parallel.stages import United, numbers_of
 from hpctrain.parallel.tensor import whole_gradients
 from hpctrain.tasks import SplitTask, Task
@@ -81,13 +82,13 @@ class PipelineModel(ParallelModel):
         self._is_first, self._is_last = 0 in numbers, self._count - 1 in numbers
         self._last_rank = 0 if schedule == "zbv" else pp - 1
         for stage in stages:
-            stage.forward = partial(_forward, stage.forward, precision)
+            stage.forward = functools.partial(_forward, stage.forward, precision)
         self._clock = _Clock(mesh.device)
         self._schedules: dict[Any, Any] = {}
         self._names: dict[bool, list[str]] = {}
         self._work: _Work | None = None
 
-    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
+    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
         """Add the gradient of the mean loss over this rank's rows; reduce it over the ranks.
 
         Args:
@@ -101,17 +102,17 @@ class PipelineModel(ParallelModel):
         Raises:
             ConfigError: The task has no cut between the model and the loss.
         """
-        names, vector = self._run(task, batch, train=True)
+        names, sums = self._run(task, batch, train=True)
         if self.mesh.degrees.tp > 1:
             whole_gradients(self.parameters)
-        return [*names, "bubble"], torch.cat([vector, self._clock.read().to(vector.device)])
+        return [*names, "bubble"], joined(sums, self._clock.read())
 
-    def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
+    def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
         """Return the names and sums of a forward pass, without `bubble`."""
         with torch.no_grad():
             return self._run(task, batch, train=False)
 
-    def _run(self, task: Task, batch: Batch, *, train: bool) -> tuple[list[str], torch.Tensor]:
+    def _run(self, task: Task, batch: Batch, *, train: bool) -> tuple[list[str], Scalars]:
         if not isinstance(task, SplitTask):
             raise ConfigError(
                 f"parallel.pp={self.mesh.degrees.pp} with task._target_="
@@ -136,10 +137,9 @@ class PipelineModel(ParallelModel):
         finally:
             self._work = None
         names = self._learn_names(work, train)
-        device = batch["mask"].device
         if self._is_last and self.mesh.tp_rank == 0:
-            return names, torch.stack(list(work.vectors.values())).sum(0)
-        return names, torch.zeros(2 * len(names), dtype=torch.float64, device=device)
+            return names, functools.reduce(added, work.sums.values())
+        return names, on_device([0.0] * (2 * len(names)), batch["mask"].device)
 
     def _schedule(self, inputs: tuple[torch.Tensor, ...], train: bool) -> Any:
         """Return the schedule for these inputs; torch's are made for one shape."""
@@ -177,7 +177,7 @@ class PipelineModel(ParallelModel):
         with self._clock, self.precision.forward():
             sums = work.task.sums(outputs, work.micros[index])
         # torch computes a loss once more to learn shapes, so the same number may come again.
-        work.vectors[index] = to_vector(sums)
+        work.sums[index] = flat(sums)
         work.names = list(sums)
         return sums["loss"][0] * work.factor
 
@@ -198,7 +198,7 @@ class _Work:
     micros: list[Batch]
     factor: float
     names: list[str] = field(default_factory=list)
-    vectors: dict[int, torch.Tensor] = field(default_factory=dict)
+    sums: dict[int, Scalars] = field(default_factory=dict)
 
 
 class _Clock:
@@ -236,17 +236,16 @@ class _Clock:
             self._steps.append([(begin, self._now()), *self._busy])
         self._skipped = False
 
-    def read(self) -> torch.Tensor:
-        """Return the seconds without computation, and all seconds, of steps that are over.
+    def read(self) -> list[float]:
+        """Return the seconds without computation, and all seconds, of the steps that are over.
 
-        Returns:
-            float64 (2,), on the CPU. Each step is returned once.
+        Each step is returned once.
         """
         idle = total = 0.0
         while self._steps and (not self._cuda or self._steps[0][0][1].query()):
             whole, *busy = (self._seconds(*times) for times in self._steps.pop(0))
             idle, total = idle + whole - sum(busy), total + whole
-        return torch.tensor([idle, total], dtype=torch.float64)
+        return [idle, total]
 
     def _now(self) -> Any:
         if not self._cuda:

@@ -18,6 +18,7 @@ from torch import nn
 from hpctrain.config.micro_batches import accumulate as micro_batches
 from hpctrain.config.pipeline import bubble
 from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError
 from hpctrain.models.plan import Plan
 from hpctrain.parallel.activation import checkpoint_activations
 from hpctrain.parallel.blocks import find_blocks
@@ -191,11 +192,25 @@ def _spread(
         divided_loss: Whether the logits stay divided by the vocabulary.
     """
     if mesh.degrees.tp > 1:
+        _check_compile(config, precision.device)
         divide_layers(model, plan, mesh.tensor, config.parallel, loss_parallel=divided_loss)
     blocks = list(present(model, names))
     _prepare(model, blocks, config, precision)
     if mesh.averaged > 1 or config.parallel.fsdp.offload:
         shard(model, blocks, mesh, precision, config.parallel)
+
+
+def _check_compile(config: Config, device: torch.device) -> None:
+    """Raise a ConfigError where the compiler cannot have tensor parallel; prepare `async_tp`."""
+    if device.type == "cpu" and config.train.compile != "off":
+        raise ConfigError(
+            f"train.compile={config.train.compile} with parallel.tp={config.parallel.tp} on CPUs: "
+            "torch fails; use train.compile=off"
+        )
+    if config.parallel.async_tp:
+        if device.type == "cpu":
+            raise ConfigError("parallel.async_tp=true: it needs GPUs, but this rank has none")
+        torch._inductor.config._micro_pipeline_tp = True
 
 
 def _prepare(

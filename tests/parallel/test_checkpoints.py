@@ -14,7 +14,7 @@ from hpctrain.distributed.ranks import RankInfo
 from tests.parallel.parity import Cell, Result, Training, build, difference, reference, whole
 from tests.ranks import run_ranks
 
-BEFORE, AFTER = 4, 6
+BEFORE, AFTER = 2, 3
 STRATEGIES: dict[str, tuple[int, dict[str, Any]]] = {
     "single": (1, {}),
     "ddp": (2, {}),

@@ -61,6 +61,8 @@ MORE = [
     cell("untied", 2, {"parallel.pipeline.blocks": [1, 3]}),
     cell("gpt", 2, schedule("zbv"), {"train.accumulate": 2}),
     cell("untied", 2, {"train.activation_checkpointing": "full"}),
+    cell("untied", 2, schedule("zbv"), {"train.activation_checkpointing": "full"}),
+    cell("untied", 2, schedule("zbv"), {"train.activation_checkpointing": "selective"}),
     cell("untied", 2, {"parallel.fsdp.offload": True, "parallel.dp_shard": 1}),
     *(
         cell("untied", 4, SHARD, {"parallel.zero": zero}, schedule(name))
@@ -353,11 +355,6 @@ def problems(ranks: int = 2, **keys: Any) -> str:
             "wrong gradients; use zero=2",
         ),
         ({"parallel__pipeline__schedule": "zbv", "train__compile": "blocks"}, 2, "compiled"),
-        (
-            {"parallel__pipeline__schedule": "zbv", "train__activation_checkpointing": "full"},
-            2,
-            "checkpointed block",
-        ),
         ({"parallel__sync": "every"}, 2, "once per step; use auto or last"),
         ({"data__collate": "pack"}, 2, "a packed batch has no micro-batches"),
         (

@@ -280,7 +280,9 @@ class _Stage(PipelineStage):
 
     def get_local_bwd_output(self, mb_index: int) -> Any:
         """Return the gradient of the input; in an evaluation torch asks for it and raises."""
-        return super().get_local_bwd_output(mb_index) if self.has_backward else ()
+        if not self.has_backward:
+            return ()
+        return super().get_local_bwd_output(mb_index)  # type: ignore[no-untyped-call]
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
         """Take the gradient of the output from the next stage, which is on the same rank."""

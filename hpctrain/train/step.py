@@ -42,8 +42,7 @@ class Totals:
             # A resumed run with other degrees may have other names, such as that of the bubble.
             old = {name: self._total[2 * i : 2 * i + 2] for i, name in enumerate(self.names)}
             total = [float(x) for name in names for x in old.get(name, (0.0, 0.0))]
-            tensor = isinstance(values, torch.Tensor)
-            self._total = on_device(total, values.device) if tensor else total
+            self._total = values.new_tensor(total) if isinstance(values, torch.Tensor) else total
         self.names = names
         self._total = values if self._total is None else added(self._total, values)
 

@@ -106,7 +106,7 @@ class SequencePart:
             The shape of `query`.
         """
         if self.cp > 1:
-            key, value = _Gather.apply(key, value, self.cp, self.group)
+            key, value = _Gather.apply(key, value, self.cp, self.group)  # type: ignore[no-untyped-call]
         return self.attend_to_all(query, key, value, masks)
 
     def attend_to_all(
@@ -169,7 +169,7 @@ class _Gather(torch.autograd.Function):
         return whole[0], whole[1]
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(
         ctx: Any, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, None, None]:

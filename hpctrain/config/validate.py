@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpctrain import secrets
-from hpctrain.config import micro_batches, targets
+from hpctrain.config import micro_batches, pipeline, targets
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.division import division_problems
 from hpctrain.config.frozen import plain
@@ -217,6 +217,7 @@ def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:
         yield "parallel.sync=every with parallel.zero=1 is parallel.zero=2"
     yield from _replicas(config, degrees)
     yield from _tensor(config, degrees)
+    yield from pipeline.problems(config, degrees)
     yield from _context(config, degrees)
     if precision.params == "bf16" and precision.compute in ("fp16", "fp8"):
         yield (

@@ -123,9 +123,10 @@ def _micro_batches(
 ) -> MicroBatches | None:
     """Return the micro-batches of the config, or of what an earlier attempt has found.
 
-    None where a rank's share of the batch cannot be split.
+    None where a rank's share of the batch cannot be split, or where a pipeline has the number.
     """
-    if config.data.collate == "pack" or config.parallel.ddp.static_graph:
+    fixed = config.data.collate == "pack" or config.parallel.ddp.static_graph
+    if fixed or model.mesh.degrees.pp > 1:
         return None
     share = config.train.global_batch_size // model.mesh.dp_size
     found: list[int | None] = [run.read().get("micro_batch_rows") if ranks.is_main else None]

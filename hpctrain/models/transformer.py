@@ -192,7 +192,7 @@ class Transformer(Model):
         rotation = None
         if self.positions is None:
             rotation = rotary(positions, self.head_dim, self.theta)
-        else:
+        elif not tokens.is_floating_point():  # later stages of a pipeline get the residual stream
             if length > self.positions.num_embeddings:
                 raise ConfigError(
                     f"model.learned_positions={self.positions.num_embeddings}: the samples have "

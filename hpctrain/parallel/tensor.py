@@ -30,6 +30,7 @@ from hpctrain.config.schema import ParallelConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models.plan import Plan
 from hpctrain.parallel.plan import matching
+from hpctrain.parallel.stages import Absent
 from hpctrain.parallel.ties import tie, ties
 
 
@@ -71,8 +72,8 @@ def divide_layers(
     chosen = {
         name: styles[style]
         for pattern, style in plan.tensor.items()
-        for name, _ in matching(model, pattern)
-        if style in styles
+        for name, module in matching(model, pattern)
+        if style in styles and not isinstance(module, Absent)
     }
     parallelize_module(model, mesh, chosen, src_data_rank=None)
     for first, others in shared:  # torch has made two parameters of what was one

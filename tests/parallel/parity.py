@@ -170,10 +170,15 @@ def train(cell: Cell) -> Result:
 
 def whole(model: ParallelModel) -> dict[str, torch.Tensor]:
     """Return every parameter whole, put together from all ranks."""
-    return {
+    own = {
         name.removeprefix("module."): (p.full_tensor() if isinstance(p, DTensor) else p).detach()
         for name, p in model.module.named_parameters()
     }
+    if model.mesh.degrees.pp == 1:
+        return own
+    stages: list[Any] = [None] * model.mesh.degrees.pp
+    distributed.all_gather_object(stages, own, model.mesh.pipeline)
+    return {name: value for stage in stages for name, value in stage.items()}
 
 
 def difference(result: Result, expected: Result) -> tuple[float, float, float]:

@@ -259,7 +259,7 @@ class _Clock:
 
 
 class _Stage(PipelineStage):
-    """A stage of torch whose computations are measured."""
+    """A stage of torch whose computations are measured, and which zbv can evaluate."""
 
     clock: _Clock
 
@@ -277,6 +277,15 @@ class _Stage(PipelineStage):
         """Make the second half of the backward pass of a micro-batch."""
         with self.clock:
             return super().backward_weight_one_chunk(*args, **kwargs)
+
+    def get_local_bwd_output(self, mb_index: int) -> Any:
+        """Return the gradient of the input; in an evaluation torch asks for it and raises."""
+        return super().get_local_bwd_output(mb_index) if self.has_backward else ()
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+        """Take the gradient of the output from the next stage, which is on the same rank."""
+        if self.has_backward:
+            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
     def perform_reduce_grad(self, *args: Any, **kwargs: Any) -> Any:
         """Reduce the gradients over the data-parallel ranks."""

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
 from hpctrain.data.types import Batch
+from hpctrain.parallel.experts import Loads
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.tensor import whole_gradients
@@ -38,6 +39,7 @@ class ParallelModel:
 
     Attributes:
         step: The number of global steps that have been made.
+        loads: The loads of its experts, if it has any.
         parameters: Every parameter once. They are listed when the object is made, because FSDP2
             exchanges those of the module during a pass.
         can_repeat: Whether a step can be made again after an error in the middle: other ranks do
@@ -58,6 +60,7 @@ class ParallelModel:
         self.module, self.mesh, self.precision = module, mesh, precision
         self.accumulate, self.step = accumulate, 0
         self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self.loads = Loads(module, mesh)
         self._loss = loss_parallel if divided_loss else nullcontext
 
     def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
@@ -71,6 +74,7 @@ class ParallelModel:
             The names of the sums, and this rank's sums and counts: float64, (2 * len(names),).
         """
         rows = len(batch["mask"])
+        self.loads.start()
         vectors = []
         for micro, last in _split(batch, self.accumulate):
             with self._reduced(last), self._loss():

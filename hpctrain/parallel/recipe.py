@@ -18,6 +18,7 @@ from hpctrain.config.schema import Config
 from hpctrain.parallel.activation import checkpoint_activations
 from hpctrain.parallel.blocks import find_blocks
 from hpctrain.parallel.ddp import DDPModel
+from hpctrain.parallel.experts import compute_eagerly
 from hpctrain.parallel.float8 import compute_in_float8
 from hpctrain.parallel.fsdp import FSDPModel, shard
 from hpctrain.parallel.initial import (
@@ -126,6 +127,8 @@ def _prepare(
     checkpoint_activations(
         blocks, train.activation_checkpointing, train.activation_checkpointing_every
     )
+    if train.compile != "off":
+        compute_eagerly(model)
     if train.compile == "blocks":
         for block in blocks:
             block.compile()

@@ -1,7 +1,7 @@
 """One optimizer step, and the sums that the steps add up.
 
 micro-batches ── task ── sums and counts ──┬── backward (hpctrain.parallel.model)
-                                           └── one reduction over the ranks: [sums, counts, stop]
+                                           └── one reduction: [sums, counts, stop, loads of experts]
 gradient x global batch size / global count ── clip ── optimizer
 """
 
@@ -101,11 +101,13 @@ class TrainStep:
         """
         mesh, precision = self.model.mesh, self.model.precision
         names, vector = self._forward_backward(batch)
-        reduced = torch.cat([vector, vector.new_tensor(self.stop.flags())])
+        flags = vector.new_tensor(self.stop.flags())
+        reduced = torch.cat([vector, flags, *self.model.loads.take()])
         mesh.add(reduced)
-        self.stop.offer(reduced[len(vector) :])
-        self.totals.add(names, reduced[: len(vector)])
-        count = reduced[2 * names.index("loss") + 1]
+        sums, flags, loads = reduced.tensor_split((len(vector), len(vector) + len(flags)))
+        self.stop.offer(flags)
+        count = sums[2 * names.index("loss") + 1]
+        self.totals.add(*self.model.loads.balance(loads, names, sums))
         # The gradient is a mean over the ranks of sums / rows; it becomes the sum / global count.
         factor = len(batch["mask"]) * mesh.averaged / count.clamp(min=1) / precision.scale
         self.grad_norm = self.model.scale_gradients(factor, self.clip_norm)

@@ -29,6 +29,13 @@ MODELS: dict[str, Any] = {
     "gpt": functools.partial(
         Transformer, 64, 32, 4, 4, norm="layer", mlp="gelu", learned_positions=24, bias=True
     ),
+    "moe": functools.partial(
+        *(Transformer, 61, 32, 3, 4, 2),
+        experts=4,
+        expert_hidden=24,
+        shared_experts=1,
+        dense_layers=1,
+    ),
     "conv": functools.partial(ConvNet, 1, [16, 32, 32], 10),
     "conv, batch norm": functools.partial(ConvNet, 1, [16, 32], 10, "batch"),
 }
@@ -36,6 +43,7 @@ TASKS: dict[str, Any] = {
     "transformer": functools.partial(LanguageModel, documents=True),
     "untied": functools.partial(LanguageModel, documents=True),
     "gpt": LanguageModel,
+    "moe": functools.partial(LanguageModel, documents=True),
     "conv": functools.partial(Classification, scale=1 / 16),
     "conv, batch norm": functools.partial(Classification, scale=1 / 16),
 }

@@ -22,6 +22,9 @@ class Plan:
         first: The modules that the first stage of a pipeline has.
         blocks: The list of modules that the stages of a pipeline divide among themselves.
         last: The modules that the last stage of a pipeline has, in their order.
+        experts: The modules whose parameters have one row for each expert along their first
+            dimension, and whose inputs are tokens sorted by expert and the number of tokens of each
+            expert (`hpctrain.models.experts.Bank`).
         context: Whether the model has an attribute `context` for context parallel.
     """
 
@@ -30,4 +33,5 @@ class Plan:
     first: tuple[str, ...] = ()
     blocks: str = ""
     last: tuple[str, ...] = ()
+    experts: str = ""
     context: bool = False

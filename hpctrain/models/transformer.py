@@ -126,7 +126,7 @@ class Transformer(Model):
             hidden = 4 * dim if mlp == "gelu" else -(-8 * dim // (3 * 32)) * 32
         super().__init__()
         self.vocab_size, self.theta, self.sequence_parts = vocab_size, theta, 1
-        self.head_dim = dim // heads
+        self.head_dim, self._experts = dim // heads, experts
         self._numbers = {"heads": heads, "kv_heads": kv_heads, "hidden": hidden}
         self.embed = Embedding(vocab_size, dim)
         self.positions = None if learned_positions is None else Embedding(learned_positions, dim)
@@ -219,6 +219,7 @@ class Transformer(Model):
             first=("embed",) if self.positions is None else ("embed", "positions"),
             blocks="layers",
             last=("norm", "head"),
+            experts="layers.*.mlp.bank" if self._experts else "",
         )
 
     def flops_per_token(self, length: int) -> int:

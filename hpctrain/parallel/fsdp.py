@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -25,11 +27,14 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.distributed.tensor import Shard
 
 from hpctrain.config.schema import FSDPConfig, ParallelConfig
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.model import ParallelModel
 from hpctrain.parallel.precision import Precision
+
+ExpertRanks = Sequence[tuple[nn.Module, DeviceMesh]]
 
 
 class FSDPModel(ParallelModel):
@@ -78,6 +83,7 @@ def shard(
     mesh: Mesh,
     precision: Precision,
     config: ParallelConfig,
+    experts: ExpertRanks | None = None,
 ) -> None:
     """Divide each block, then the rest of the model, over `mesh.data`, in place.
 
@@ -89,6 +95,8 @@ def shard(
         mesh: The ranks.
         precision: The number formats.
         config: The section `parallel`.
+        experts: The modules that hold experts which expert parallel has divided, and the ranks that
+            have the same experts.
     """
     fsdp = config.fsdp
     offload: OffloadPolicy = OffloadPolicy()
@@ -103,6 +111,8 @@ def shard(
     }
     if mesh.degrees.dp_shard == 1 and not fsdp.offload:
         # DDP knows neither the parameters of tensor parallel nor the passes of a pipeline.
+        for module, ranks in experts or ():
+            replicate(module, **(options | {"mesh": ranks}))
         for module in (*blocks, model):
             replicate(module, **options)
         return
@@ -111,11 +121,25 @@ def shard(
         within = fsdp.reshard_after_forward or True
         if within == mesh.degrees.dp_shard:
             within = True
+    for module, ranks in experts or ():
+        place = partial(_placement, ranks.size(ranks.ndim - 1))
+        kept = within if isinstance(within, bool) else True
+        fully_shard(
+            module,
+            reshard_after_forward=kept,
+            shard_placement_fn=place,
+            **(options | {"mesh": ranks}),
+        )
     for block in blocks:
         fully_shard(block, reshard_after_forward=within, **options)
     # What is outside of the blocks is needed first in the backward pass, so it stays gathered.
     fully_shard(model, reshard_after_forward=None if within is True else within, **options)
     _prefetch(blocks, fsdp)
+
+
+def _placement(ranks: int, parameter: nn.Parameter) -> Shard:
+    """Return the dimension of experts that `ranks` ranks divide: the second if they can."""
+    return Shard(0 if parameter.shape[1] % ranks else 1)
 
 
 def _prefetch(blocks: Sequence[nn.Module], config: FSDPConfig) -> None:

@@ -82,6 +82,26 @@ class Mesh:
         mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("others", "cp", "tp"))
         return mesh["cp"].get_group()
 
+    def experts(self, ep: int) -> tuple[DeviceMesh, DeviceMesh]:
+        """Return the ranks that divide experts, and those that have the same experts.
+
+        Args:
+            ep: The ranks among which the experts are divided: neighbours, within the data-parallel
+                dimension that divides the model, or that of the replicas if none does.
+
+        Returns:
+            A mesh of `ep` ranks, and one of the dimensions of `data`, of which the last is smaller.
+            All ranks of the process group ask for them together.
+        """
+        names = self.data.mesh_dim_names
+        assert names is not None
+        sizes = {name: self._sizes[name] for name in names}
+        sizes[names[-1]] //= ep
+        mesh = init_device_mesh(
+            self.device.type, (*sizes.values(), ep), mesh_dim_names=(*names, "ep")
+        )
+        return mesh["ep"], mesh[names]
+
     @cached_property
     def stage(self) -> dist.ProcessGroup | None:
         """The ranks that have the same layers; None means all ranks, which ask for it together."""

@@ -1,7 +1,7 @@
 """The recipe: one function turns a model into the model that is trained.
 
-    build ── precision ── tensor parallel ── activation checkpointing ── compile
-                                                └── DDP, replicas or FSDP2 ── initial parameters
+    build ── precision ── tensor and expert parallel ── activation checkpointing ── compile
+                                                  └── DDP, replicas or FSDP2 ── initial parameters
 
 The order matters: what is compiled contains the checkpointing, and what is sharded is compiled.
 """
@@ -18,9 +18,10 @@ from hpctrain.config.schema import Config
 from hpctrain.parallel.activation import checkpoint_activations
 from hpctrain.parallel.blocks import find_blocks
 from hpctrain.parallel.ddp import DDPModel
+from hpctrain.parallel.expert_parallel import divide_experts
 from hpctrain.parallel.experts import compute_eagerly
 from hpctrain.parallel.float8 import compute_in_float8
-from hpctrain.parallel.fsdp import FSDPModel, shard
+from hpctrain.parallel.fsdp import ExpertRanks, FSDPModel, shard
 from hpctrain.parallel.initial import (
     Build,
     Initializes,
@@ -57,7 +58,7 @@ def parallelize(
     """
     parallel, degrees = config.parallel, mesh.degrees
     accumulate = micro_batches(config.train, mesh.dp_size)
-    if degrees.ranks > degrees.dp_replicate or parallel.fsdp.offload:
+    if degrees.ranks > degrees.dp_replicate or parallel.fsdp.offload or parallel.ep > 1:
         divided_loss = loss_parallel and parallel.loss_parallel and degrees.tp > 1
         module = _divided(build, config, mesh, precision, divided_loss=divided_loss)
         if mesh.averaged == 1 and not parallel.fsdp.offload:
@@ -99,13 +100,16 @@ def _divided(
     if model is None:
         model = build_whole(build, seed, precision.params, device)
     cast_parameters(model, precision.params)
-    if mesh.degrees.ranks > mesh.degrees.dp:
+    experts: ExpertRanks = ()
+    if mesh.degrees.ranks > mesh.degrees.dp or parallel.ep > 1:
         plan = find_plan(model, parallel, mesh.degrees)
         if mesh.degrees.tp > 1:
             divide_layers(model, plan, mesh.tensor, parallel, loss_parallel=divided_loss)
+        if parallel.ep > 1:
+            experts = divide_experts(model, plan, mesh, parallel.ep)
     blocks = _prepare(model, config, precision, need_blocks=True)
     if mesh.averaged > 1 or parallel.fsdp.offload:
-        shard(model, blocks, mesh, precision, parallel)
+        shard(model, blocks, mesh, precision, parallel, experts)
     if meta and isinstance(model, Initializes):
         fill_modules(model, seed, device, storage)
     elif meta:

@@ -23,7 +23,12 @@ def division_problems(config: Config, degrees: Degrees) -> Iterator[str]:
         config: Every value by itself is valid.
         degrees: The degrees for the number of ranks.
     """
-    if config.model.get("_target_") not in _TRANSFORMER or degrees.ranks == degrees.dp:
+    if config.model.get("_target_") not in _TRANSFORMER:
+        return
+    experts = config.model.get("experts")
+    if isinstance(experts, int):
+        yield from expert_problems("model.experts", experts, degrees, config.parallel.ep)
+    if degrees.ranks == degrees.dp:
         return
     heads = config.model.get("heads")
     numbers = {name: config.model.get(name) for name in ("heads", "kv_heads", "hidden")}
@@ -43,6 +48,45 @@ def division_problems(config: Config, degrees: Degrees) -> Iterator[str]:
             )
 
 
+def expert_problems(name: str, experts: int, degrees: Degrees, ep: int) -> Iterator[str]:
+    """Yield why the experts of a model cannot be computed with these degrees.
+
+    Args:
+        name: What holds the experts.
+        experts: Their number in a layer.
+        degrees: The degrees.
+        ep: The ranks that divide the experts.
+    """
+    for degree in ("cp", "tp", "pp"):
+        if (size := getattr(degrees, degree)) > 1:
+            yield (
+                f"{name}={experts} with {degree} {size}: experts need {degree} 1; parallel.ep "
+                "divides them over data-parallel ranks"
+            )
+    if experts % ep:
+        near = " or ".join(map(str, _near_factors(experts, ep)))
+        yield f"parallel.ep={ep} does not divide {name}={experts}: use {near}"
+
+
+def ep_problems(degrees: Degrees, ep: int) -> Iterator[str]:
+    """Yield if ep does not divide the data-parallel ranks.
+
+    Args:
+        degrees: The degrees.
+        ep: The ranks that divide the experts.
+    """
+    name = "dp_shard" if degrees.dp_shard > 1 else "dp_replicate"
+    if (size := getattr(degrees, name)) % ep:
+        near = " or ".join(map(str, _near_factors(size, ep)))
+        yield f"parallel.ep={ep} does not divide {name} {size}: use {near}"
+
+
+def _near_factors(number: int, factor: int) -> list[int]:
+    """Return the factors of `number` next to `factor`, which is none."""
+    fitting = [n for n in range(1, number + 1) if number % n == 0]
+    return [*[n for n in fitting if n < factor][-1:], *[n for n in fitting if n > factor][:1]]
+
+
 def nearest(number: int, divisor: int) -> list[int]:
     """Return the multiples of `divisor` next to `number`, of which the lower may be missing."""
     below = number // divisor * divisor
@@ -56,9 +100,7 @@ def number_problems(numbers: Mapping[str, int], tp: int) -> Iterator[str]:
         numbers: The number of heads, for example, by name.
         tp: The ranks that divide each layer.
     """
-    common = math.gcd(*numbers.values())
-    fitting = [n for n in range(1, common + 1) if common % n == 0]
-    near = [*fitting[: (i := sum(n < tp for n in fitting))][-1:], *fitting[i : i + 1]]
+    near = _near_factors(math.gcd(*numbers.values()), tp)
     for name, number in numbers.items():
         if number % tp:
             yield (

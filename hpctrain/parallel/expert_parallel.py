@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from hpctrain.config.division import nearest
 from hpctrain.errors import ConfigError
 from hpctrain.models.plan import Plan
 from hpctrain.parallel.mesh import Mesh
@@ -36,25 +37,26 @@ def divide_experts(
         model: The model, on the meta device or equal on all ranks.
         plan: Its plan.
         mesh: The ranks.
-        ep: The number of ranks in a group.
+        ep: The number of ranks in a group, which divides the number of experts.
 
     Returns:
         The modules that hold the experts, and the ranks that have the same ones.
 
     Raises:
-        ConfigError: The model has no experts, or ep does not divide their number.
+        ConfigError: The ranks that have the same experts cannot divide these.
     """
-    if not plan.experts:
-        raise ConfigError(
-            f"parallel.ep={ep}: {type(model).__name__} has no experts; such as "
-            "hpctrain.models.Transformer has with model.experts=8"
-        )
     group, others = mesh.experts(ep)
     divided = []
+    ranks = others.size(others.ndim - 1) if mesh.degrees.dp_shard > 1 else 1
     for name, module in matching(model, plan.experts):
         for key, parameter in list(module.named_parameters(recurse=False)):
-            if parameter.shape[0] % ep:
-                raise ConfigError(experts_problem(ep, parameter.shape[0], name))
+            rows, width = parameter.shape[0] // ep, parameter.shape[1]
+            if rows % ranks and width % ranks:
+                raise ConfigError(
+                    f"parallel.ep={ep} leaves {rows} experts of {name} for {ranks} ranks, which "
+                    f"divide neither these nor their width {width}: use a width of "
+                    f"{' or '.join(map(str, nearest(width, ranks)))}"
+                )
             part = distribute_tensor(parameter.data, group, [Shard(0)], src_data_rank=None)
             setattr(module, key, nn.Parameter(part, parameter.requires_grad))
         module.forward = partial(_exchanged, module.forward, group.get_group())
@@ -130,13 +132,3 @@ class _Permute(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return gradient[ctx.saved_tensors[0]], None, None
-
-
-def experts_problem(ep: int, experts: int, name: str) -> str:
-    """Return that ep does not divide a number of experts, with the nearest that do."""
-    fitting = [n for n in range(1, experts + 1) if experts % n == 0]
-    near = [*[n for n in fitting if n < ep][-1:], *[n for n in fitting if n > ep][:1]]
-    return (
-        f"parallel.ep={ep} does not divide the {experts} experts of {name}: use "
-        f"{' or '.join(map(str, near))}"
-    )

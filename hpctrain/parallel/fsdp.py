@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -27,7 +26,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 
 from hpctrain.config.schema import FSDPConfig, ParallelConfig
 from hpctrain.parallel.mesh import Mesh
@@ -83,7 +82,7 @@ def shard(
     mesh: Mesh,
     precision: Precision,
     config: ParallelConfig,
-    experts: ExpertRanks | None = None,
+    experts: ExpertRanks = (),
 ) -> None:
     """Divide each block, then the rest of the model, over `mesh.data`, in place.
 
@@ -111,7 +110,7 @@ def shard(
     }
     if mesh.degrees.dp_shard == 1 and not fsdp.offload:
         # DDP knows neither the parameters of tensor parallel nor the passes of a pipeline.
-        for module, ranks in experts or ():
+        for module, ranks in experts:
             replicate(module, **(options | {"mesh": ranks}))
         for module in (*blocks, model):
             replicate(module, **options)
@@ -121,15 +120,10 @@ def shard(
         within = fsdp.reshard_after_forward or True
         if within == mesh.degrees.dp_shard:
             within = True
-    for module, ranks in experts or ():
-        place = partial(_placement, ranks.size(ranks.ndim - 1))
-        kept = within if isinstance(within, bool) else True
-        fully_shard(
-            module,
-            reshard_after_forward=kept,
-            shard_placement_fn=place,
-            **(options | {"mesh": ranks}),
-        )
+    for module, ranks in experts:
+        given = options | _divided_over(ranks)
+        fully_shard(module, reshard_after_forward=within is not False, **given)
+    options |= _divided_over(mesh.data)
     for block in blocks:
         fully_shard(block, reshard_after_forward=within, **options)
     # What is outside of the blocks is needed first in the backward pass, so it stays gathered.
@@ -137,9 +131,18 @@ def shard(
     _prefetch(blocks, fsdp)
 
 
-def _placement(ranks: int, parameter: nn.Parameter) -> Shard:
-    """Return the dimension of experts that `ranks` ranks divide: the second if they can."""
-    return Shard(0 if parameter.shape[1] % ranks else 1)
+def _divided_over(mesh: DeviceMesh) -> dict[str, Any]:
+    """Return the mesh, and which dimension of a parameter its last dimension divides."""
+    ranks = mesh.size(mesh.ndim - 1)
+
+    def placement(parameter: nn.Parameter) -> Shard | None:
+        # A tensor of experts has few rows. Ranks without a row would pad theirs.
+        if parameter.ndim != 3 or parameter.shape[1] % ranks:
+            return None
+        uneven = isinstance(parameter, DTensor) or parameter.shape[0] % ranks
+        return Shard(1) if uneven else None
+
+    return {"mesh": mesh, "shard_placement_fn": placement}
 
 
 def _prefetch(blocks: Sequence[nn.Module], config: FSDPConfig) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from hpctrain.config.degrees import Degrees
-from hpctrain.config.division import names_module, number_problems
+from hpctrain.config.division import expert_problems, names_module, number_problems
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import STYLES
 from hpctrain.errors import ConfigError
@@ -55,6 +55,15 @@ def find_plan(model: nn.Module, parallel: ParallelConfig, degrees: Degrees) -> P
             f"parallel.cp={degrees.cp}: {kind} has no plan for context parallel; "
             "hpctrain.models.Transformer has one, whose attribute `context` is an example"
         )
+    if parallel.ep > 1 and not plan.experts:
+        raise ConfigError(
+            f"parallel.ep={parallel.ep}: {kind} has no experts; hpctrain.models.Transformer has "
+            "them with model.experts=8"
+        )
+    for name, module in matching(model, plan.experts) if plan.experts else ():
+        rows = {len(p) for p in module.parameters()}
+        for problem in expert_problems(name, min(rows), degrees, parallel.ep):
+            raise ConfigError(problem)
     if degrees.tp > 1:
         _check(model, plan, degrees.tp)
     return plan

@@ -149,7 +149,7 @@ class Experts(nn.Module):
         scores = logits.sigmoid() if self.scores == "sigmoid" else logits.softmax(-1)
         chosen = (scores.detach() + self.balance).topk(self.per_token, -1).indices
         weights = scores.gather(-1, chosen)
-        return chosen, weights / weights.sum(-1, keepdim=True)
+        return chosen, weights / (weights.sum(-1, keepdim=True) + 1e-20)
 
     def _counted(self, slots: torch.Tensor) -> torch.Tensor:
         """Return how often each expert occurs, and last the number of dropped choices."""

@@ -77,7 +77,7 @@ def _exchanged(
     # What arrives is sorted by rank, then by expert.
     own = by_rank[1].shape[1]
     experts = torch.arange(own, device=counts.device).repeat(ranks)
-    order = experts.repeat_interleave(arriving).argsort(stable=True)
+    order = experts.repeat_interleave(arriving, output_size=len(tokens)).argsort(stable=True)
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(len(order), device=order.device)
     out = compute(_apply(_Permute, tokens, order, inverse), by_rank[1].sum(0))

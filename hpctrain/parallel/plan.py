@@ -39,6 +39,15 @@ def find_plan(model: nn.Module, parallel: ParallelConfig, degrees: Degrees) -> P
     if parallel.plan:
         plan = replace(plan, tensor=dict(parallel.plan))
     kind = type(model).__name__
+    if parallel.ep > 1 and not plan.experts:
+        raise ConfigError(
+            f"parallel.ep={parallel.ep}: {kind} has no experts; hpctrain.models.Transformer has "
+            "them with model.experts=8"
+        )
+    for name, module in matching(model, plan.experts) if plan.experts else ():
+        rows = {len(p) for p in module.parameters()}
+        for problem in expert_problems(name, min(rows), degrees, parallel.ep):
+            raise ConfigError(problem)
     if degrees.tp > 1 and not plan.tensor:
         raise ConfigError(
             f"parallel.tp={degrees.tp}: {kind} has no plan for tensor parallel; give the styles of "
@@ -55,15 +64,6 @@ def find_plan(model: nn.Module, parallel: ParallelConfig, degrees: Degrees) -> P
             f"parallel.cp={degrees.cp}: {kind} has no plan for context parallel; "
             "hpctrain.models.Transformer has one, whose attribute `context` is an example"
         )
-    if parallel.ep > 1 and not plan.experts:
-        raise ConfigError(
-            f"parallel.ep={parallel.ep}: {kind} has no experts; hpctrain.models.Transformer has "
-            "them with model.experts=8"
-        )
-    for name, module in matching(model, plan.experts) if plan.experts else ():
-        rows = {len(p) for p in module.parameters()}
-        for problem in expert_problems(name, min(rows), degrees, parallel.ep):
-            raise ConfigError(problem)
     if degrees.tp > 1:
         _check(model, plan, degrees.tp)
     return plan

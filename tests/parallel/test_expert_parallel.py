@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import distributed
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.degrees import Degrees
@@ -128,6 +129,33 @@ def test_equal_to_one_process(cell: Cell) -> None:
 @pytest.mark.parametrize("cell", MORE, ids=str)
 def test_more_is_equal_to_one_process(cell: Cell) -> None:
     check(cell, trained(cell.ranks, True)[cell])
+
+
+class Exchanges(TorchDispatchMode):
+    """Counts the all-to-all operations."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.count += "alltoall" in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+def exchanges(cell: Cell) -> int:
+    training = build(cell)
+    with Exchanges() as mode:
+        training.run(cell, 1)
+    return mode.count
+
+
+@pytest.mark.parametrize(("keys", "passes"), [({}, 5), (AGAIN, 8)], ids=["once", "again"])
+def test_exchanges_are_those_of_the_textbook(keys: dict[str, Any], passes: int) -> None:
+    """Tokens travel there and back in each pass, and in each forward pass their numbers, too."""
+    layers, parts = 2, 2
+    found = run_ranks(exchanges, 2, cell(2, ZERO3, EP, PARTS, keys))
+    assert found == [layers * parts * passes] * 2
 
 
 def save(cell: Cell, folder: Path) -> None:

@@ -57,11 +57,11 @@ def expert_problems(name: str, experts: int, degrees: Degrees, ep: int) -> Itera
         degrees: The degrees.
         ep: The ranks that divide the experts.
     """
-    for degree in ("cp", "tp", "pp"):
+    for degree in ("cp", "pp") if ep == 1 else ("cp", "tp", "pp"):
         if (size := getattr(degrees, degree)) > 1:
             yield (
-                f"{name}={experts} with {degree} {size}: experts need {degree} 1; parallel.ep "
-                "divides them over data-parallel ranks"
+                f"{name}={experts} with parallel.ep={ep} and {degree} {size}: experts are divided "
+                f"over data-parallel ranks, use {degree} 1"
             )
     if experts % ep:
         near = " or ".join(map(str, _near_factors(experts, ep)))

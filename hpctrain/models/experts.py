@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial
 
 
 class Experts(nn.Module):
@@ -145,7 +145,7 @@ class Experts(nn.Module):
         """Return the chosen experts, int64, and their weights, float32: (batch, length, k)."""
         with torch.autocast(x.device.type, enabled=False):
             # Near ties flip by rounding, so the router computes in fp32 (as in DeepSeek-V3).
-            logits = F.linear(x.float(), self.router.float())
+            logits = F.linear(x.float(), _local(self.router).float())
         scores = logits.sigmoid() if self.scores == "sigmoid" else logits.softmax(-1)
         chosen = (scores.detach() + self.balance).topk(self.per_token, -1).indices
         weights = scores.gather(-1, chosen)
@@ -206,9 +206,7 @@ class Bank(nn.Module):
         Returns:
             (tokens, dim).
         """
-        weights = [
-            w.to_local() if isinstance(w, DTensor) else w for w in (self.gate, self.up, self.down)
-        ]
+        weights = [_local(w) for w in (self.gate, self.up, self.down)]
         kind = tokens.device.type
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
@@ -216,6 +214,17 @@ class Bank(nn.Module):
         if kind == "cuda" and tokens.dtype == torch.bfloat16:
             return grouped(tokens, counts, *weights)
         return one_by_one(tokens, counts, *weights)
+
+
+def _local(weight: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a weight; of a whole one, its gradient is one of several summands.
+
+    Ranks that have the same weight as a DTensor have other tokens.
+    """
+    if not isinstance(weight, DTensor):
+        return weight
+    summands = [Partial() if p.is_replicate() else p for p in weight.placements]
+    return weight.to_local(grad_placements=summands)
 
 
 def one_by_one(

@@ -17,7 +17,8 @@ class Plan:
             transformers: "colwise" divides the outputs of a linear layer, "rowwise" its inputs,
             "embedding_rowwise" the rows of a table, "colwise_gather_output" the head by the
             vocabulary. "sequence_parallel" works on a part of the sequence, and the first input of
-            a "gather_sequence" module is put together from these parts.
+            a "gather_sequence" module is put together from these parts. The parameters that an
+            "experts" module itself holds are whole on every rank, and see a part of the sequence.
         numbers: What tp has to divide: the name of a number, such as "kv_heads", and its value.
         first: The modules that the first stage of a pipeline has.
         blocks: The list of modules that the stages of a pipeline divide among themselves.

@@ -49,6 +49,14 @@ _TENSOR = {
     "norm": "sequence_parallel",
     "head": "colwise_gather_output",
 }
+_EXPERTS = {
+    "mlp": "experts",
+    "mlp.bank": "experts",
+    "mlp.shared": "gather_sequence",
+    "mlp.shared.gate": "colwise",
+    "mlp.shared.up": "colwise",
+    "mlp.shared.down": "rowwise",
+}
 
 
 class Transformer(Model):
@@ -207,14 +215,16 @@ class Transformer(Model):
     @property
     def plan(self) -> Plan:
         """How the model may be divided."""
-        names = {name for name, _ in self.layers[0].named_modules()}
         own = {n for n in ("embed", "positions", "norm", "head") if getattr(self, n) is not None}
+        tensor = {pattern: style for pattern, style in _TENSOR.items() if pattern in own}
+        inner = {p.removeprefix("layers.*."): s for p, s in _TENSOR.items() if p not in own}
+        for i, layer in enumerate(self.layers if self._experts else self.layers[:1]):
+            names = {name for name, _ in layer.named_modules()}
+            styles = inner | _EXPERTS if "mlp.bank" in names else inner
+            place = f"layers.{i}." if self._experts else "layers.*."
+            tensor |= {place + name: style for name, style in styles.items() if name in names}
         return Plan(
-            tensor={
-                pattern: style
-                for pattern, style in _TENSOR.items()
-                if pattern in own or pattern.removeprefix("layers.*.") in names
-            },
+            tensor=tensor,
             numbers=self._numbers,
             first=("embed",) if self.positions is None else ("embed", "positions"),
             blocks="layers",

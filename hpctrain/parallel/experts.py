@@ -11,8 +11,6 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from hpctrain.parallel.mesh import Mesh
-
 
 @runtime_checkable
 class Balanced(Protocol):
@@ -42,12 +40,11 @@ class Loads:
 
     Args:
         model: Without modules that are `Balanced`, all methods do nothing.
-        mesh: The ranks.
     """
 
-    def __init__(self, model: nn.Module, mesh: Mesh) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self._modules = [module for module in model.modules() if isinstance(module, Balanced)]
-        self._mesh, self._sizes = mesh, [0]
+        self._sizes: list[int] = []
 
     def start(self) -> None:
         """Begin a step; a step may be made again after an error."""
@@ -58,7 +55,8 @@ class Loads:
         """Return the loads of this rank's part of a step, which are to be added over all ranks."""
         loads = [module.take_loads() for module in self._modules]
         self._sizes = [len(load) for load in loads]
-        return loads if self._mesh.counts else [torch.zeros_like(load) for load in loads]
+        # Ranks that divide a layer have other tokens, or all have the same: what counts is a ratio.
+        return loads
 
     def balance(
         self, total: torch.Tensor, names: list[str], sums: torch.Tensor

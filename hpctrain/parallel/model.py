@@ -60,7 +60,7 @@ class ParallelModel:
         self.module, self.mesh, self.precision = module, mesh, precision
         self.accumulate, self.step = accumulate, 0
         self.parameters = [p for p in module.parameters() if p.requires_grad]
-        self.loads = Loads(module, mesh)
+        self.loads = Loads(module)
         self._loss = loss_parallel if divided_loss else nullcontext
 
     def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:

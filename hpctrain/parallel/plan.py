@@ -39,6 +39,10 @@ def find_plan(model: nn.Module, parallel: ParallelConfig, degrees: Degrees) -> P
     if parallel.plan:
         plan = replace(plan, tensor=dict(parallel.plan))
     kind = type(model).__name__
+    if plan.experts and parallel.plan:
+        raise ConfigError(
+            f"parallel.plan={parallel.plan}: {kind} has experts, so leave the plan to the model"
+        )
     if parallel.ep > 1 and not plan.experts:
         raise ConfigError(
             f"parallel.ep={parallel.ep}: {kind} has no experts; hpctrain.models.Transformer has "

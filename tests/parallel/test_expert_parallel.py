@@ -30,6 +30,7 @@ ZERO3: dict[str, Any] = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1}
 HSDP = {"parallel.dp_replicate": 2, "parallel.dp_shard": 2}
 EP = {"parallel.ep": 2}
 PARTS = {"train.accumulate": 2}
+TP = {"parallel.tp": 2}
 AGAIN = {"train.activation_checkpointing": "full"}
 
 
@@ -47,6 +48,7 @@ COVERING = [
     cell(4, HSDP, PARTS),
     cell(4, ZERO3, EP, PARTS, AGAIN),
     cell(4, HSDP, EP),
+    cell(2, TP, PARTS, AGAIN),
 ]
 MORE = [
     cell(2, ZERO3, EP, {"parallel.zero": 1}, PARTS),
@@ -60,6 +62,10 @@ MORE = [
     cell(4, ZERO3, EP, {"parallel.fsdp.reshard_after_forward": 2}),
     cell(4, {"parallel.ep": 4}, AGAIN),
     cell(4, ZERO3, EP, model="moe, capacity"),
+    cell(2, TP, {"parallel.loss_parallel": False}),
+    cell(2, TP, {"parallel.sequence_parallel": False}, model="moe, capacity"),
+    cell(4, TP, PARTS),
+    cell(4, TP, ZERO3, PARTS),
 ]
 
 
@@ -215,9 +221,9 @@ def test_ranks_that_cannot_be_divided(degrees: Degrees, ep: int, message: str) -
     [
         (Degrees(8), 8, "parallel.ep=8 does not divide model.experts=4: use 4"),
         (Degrees(1, 6), 3, "parallel.ep=3 does not divide model.experts=4: use 2 or 4"),
-        (Degrees(2, tp=2), 2, "model.experts=4 with tp 2: experts need tp 1; parallel.ep divides"),
-        (Degrees(2, pp=2), 1, "model.experts=4 with pp 2: experts need pp 1; parallel.ep divides"),
-        (Degrees(2, cp=2), 1, "model.experts=4 with cp 2: experts need cp 1; parallel.ep divides"),
+        (Degrees(2, tp=2), 2, "model.experts=4 with parallel.ep=2 and tp 2: experts are divided"),
+        (Degrees(2, pp=2), 1, "model.experts=4 with parallel.ep=1 and pp 2: experts are divided"),
+        (Degrees(2, cp=2), 1, "model.experts=4 with parallel.ep=1 and cp 2: experts are divided"),
     ],
 )
 def test_refused_before_and_after_the_model_is_built(

@@ -47,12 +47,14 @@ class Experts(nn.Module):
     Attributes:
         balance: The bias of each expert, float32 (experts,).
         bank: The weights of the experts.
+        load_size: The number of elements that `take_loads` returns.
 
     Raises:
         ValueError: A number or name is not possible.
     """
 
     balance: torch.Tensor
+    _loads: list[torch.Tensor]
 
     def __init__(
         self,
@@ -81,7 +83,7 @@ class Experts(nn.Module):
         self.bank = Bank(dim, hidden, experts, std, out_std)
         self.shared = shared
         self.register_buffer("balance", torch.empty(experts))
-        self._loads: list[torch.Tensor] = []
+        self.load_size, self._loads = experts + 1, []
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -125,7 +127,7 @@ class Experts(nn.Module):
             float64 (experts + 1,): how many tokens have chosen each expert, and how many of these
             choices were dropped.
         """
-        loads = torch.zeros(self.experts + 1, dtype=torch.float64, device=self.balance.device)
+        loads = torch.zeros(self.load_size, dtype=torch.float64, device=self.balance.device)
         for seen in self._loads:
             loads += seen
         self._loads.clear()

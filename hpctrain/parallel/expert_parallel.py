@@ -34,7 +34,7 @@ def divide_experts(
     """Divide the experts over `ep` ranks, in place; all ranks call this together.
 
     Args:
-        model: The model, on the meta device or equal on all ranks.
+        model: The model or a stage of it, on the meta device or equal on all ranks.
         plan: Its plan.
         mesh: The ranks.
         ep: The number of ranks in a group, which divides the number of experts.
@@ -45,6 +45,8 @@ def divide_experts(
     Raises:
         ConfigError: The ranks that have the same experts cannot divide these.
     """
+    if ep == 1:
+        return []
     group, others = mesh.experts(ep)
     divided = []
     ranks = others.size(others.ndim - 1) if mesh.degrees.dp_shard > 1 else 1

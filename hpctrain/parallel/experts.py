@@ -6,15 +6,24 @@ backward passes ── loads of this rank ── sum over all ranks ──┬─
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
+from hpctrain.parallel.scalars import Scalars
+
 
 @runtime_checkable
 class Balanced(Protocol):
-    """A module that balances its experts; `hpctrain.models.experts.Experts` is one."""
+    """A module that balances its experts; `hpctrain.models.experts.Experts` is one.
+
+    Attributes:
+        load_size: The number of elements of its loads.
+    """
+
+    load_size: int
 
     def start_loads(self) -> None:
         """Forget the loads that were not taken."""
@@ -23,8 +32,8 @@ class Balanced(Protocol):
         """Return this rank's loads since the last call.
 
         Returns:
-            float64 (experts + 1,): how many tokens have chosen each expert, and how many of these
-            choices were dropped.
+            float64 (load_size,): how many tokens have chosen each expert, and last how many of
+            these choices were dropped.
         """
 
     def move_balance(self, loads: torch.Tensor) -> None:
@@ -39,32 +48,46 @@ class Loads:
     """The loads of all experts of a model.
 
     Args:
-        model: Without modules that are `Balanced`, all methods do nothing.
+        model: What this rank has of the model. Without modules that are `Balanced`, all methods do
+            nothing.
+        sizes: What `load_sizes` returns for the whole model; None means that it is whole.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._modules = [module for module in model.modules() if isinstance(module, Balanced)]
-        self._sizes: list[int] = []
+    def __init__(self, model: nn.Module, sizes: Mapping[str, int] | None = None) -> None:
+        self._sizes = load_sizes(model) if sizes is None else sizes
+        modules = dict(_balanced(model))
+        # Other ranks have other layers of a pipeline.
+        self._modules = [modules.get(name) for name in self._sizes]
 
     def start(self) -> None:
         """Begin a step; a step may be made again after an error."""
         for module in self._modules:
-            module.start_loads()
+            if module is not None:
+                module.start_loads()
 
-    def take(self) -> list[torch.Tensor]:
-        """Return the loads of this rank's part of a step, which are to be added over all ranks."""
-        loads = [module.take_loads() for module in self._modules]
-        self._sizes = [len(load) for load in loads]
-        # Ranks that divide a layer have other tokens, or all have the same: what counts is a ratio.
-        return loads
+    def joined(self, values: Scalars) -> Scalars:
+        """Return the numbers of this rank's part of a step, followed by its loads.
 
-    def balance(
-        self, total: torch.Tensor, names: list[str], sums: torch.Tensor
-    ) -> tuple[list[str], torch.Tensor]:
+        Args:
+            values: Numbers that are to be added over all ranks.
+        """
+        if not self._modules:
+            return values
+        # The ranks that divide a layer have other tokens, or all have the same. All of them count,
+        # because only ratios of loads matter.
+        loads = [
+            torch.zeros(size, dtype=torch.float64) if module is None else module.take_loads()
+            for size, module in zip(self._sizes.values(), self._modules, strict=True)
+        ]
+        if isinstance(values, list):
+            return [*values, *(number for load in loads for number in load.tolist())]
+        return torch.cat([values, *(load.to(values.device) for load in loads)])
+
+    def balance(self, total: Scalars, names: list[str], sums: Scalars) -> tuple[list[str], Scalars]:
         """Balance the experts.
 
         Args:
-            total: What `take` returned, concatenated and added over all ranks.
+            total: What `joined` has appended, added over all ranks.
             names: Of the sums of the step.
             sums: A sum and a count for each name.
 
@@ -74,14 +97,29 @@ class Loads:
         """
         if not self._modules:
             return names, sums
-        loads = total.split(self._sizes)
+        loads = torch.as_tensor(total).split(list(self._sizes.values()))
         for module, load in zip(self._modules, loads, strict=True):
-            module.move_balance(load[:-1])
+            if module is not None:
+                module.move_balance(load[:-1])
         largest = torch.stack([load[:-1].max() / load[:-1].mean() for load in loads]).max()
         dropped = torch.stack([load[-1] for load in loads]).sum()
         chosen = torch.stack([load[:-1].sum() for load in loads]).sum()
         more = torch.stack([largest, torch.ones_like(largest), dropped, chosen])
-        return [*names, "expert_load_max", "expert_dropped"], torch.cat([sums, more])
+        names = [*names, "expert_load_max", "expert_dropped"]
+        if isinstance(sums, list):
+            return names, [*sums, *more.tolist()]
+        return names, torch.cat([sums, more])
+
+
+def load_sizes(model: nn.Module) -> dict[str, int]:
+    """Return the number of elements of the loads of each module that has experts, by its name."""
+    return {name: module.load_size for name, module in _balanced(model)}
+
+
+def _balanced(model: nn.Module) -> Iterator[tuple[str, Balanced]]:
+    for name, module in model.named_modules():
+        if isinstance(module, Balanced):
+            yield name, module
 
 
 def compute_eagerly(model: nn.Module) -> None:

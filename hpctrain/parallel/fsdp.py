@@ -118,7 +118,7 @@ def shard(
     within: bool | int = False
     if config.zero == 3:
         within = fsdp.reshard_after_forward or True
-        if within == mesh.degrees.dp_shard:
+        if within == mesh.degrees.dp_shard * mesh.degrees.cp:
             within = True
     for module, ranks in experts:
         given = options | _divided_over(ranks)

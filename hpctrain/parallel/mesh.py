@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hpctrain.config.degrees import Degrees
+from hpctrain.parallel.context import SequencePart
 
 
 class Mesh:
@@ -93,14 +94,20 @@ class Mesh:
             A mesh of `ep` ranks, and one of the dimensions of `data`, of which the last is smaller.
             All ranks of the process group ask for them together.
         """
-        names = self.data.mesh_dim_names
-        assert names is not None
-        sizes = {name: self._sizes[name] for name in names}
+        sizes = {n: size for n, size in self._sizes.items() if size > 1 or n == "dp_shard"}
+        names = tuple(n for n in ("dp_replicate", "dp_shard") if self._sizes[n] > 1)
         sizes[names[-1]] //= ep
-        mesh = init_device_mesh(
-            self.device.type, (*sizes.values(), ep), mesh_dim_names=(*names, "ep")
-        )
+        order = list(sizes)
+        order.insert(order.index(names[-1]) + 1, "ep")
+        shape = tuple((sizes | {"ep": ep})[name] for name in order)
+        mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=tuple(order))
         return mesh["ep"], mesh[names]
+
+    @cached_property
+    def part(self) -> SequencePart | None:
+        """This rank's part of each sequence, None if cp is 1; all ranks ask for it together."""
+        cp = self.degrees.cp
+        return SequencePart(self.cp_rank, cp, self.context) if cp > 1 else None
 
     @cached_property
     def stage(self) -> dist.ProcessGroup | None:

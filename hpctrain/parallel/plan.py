@@ -50,7 +50,8 @@ def find_plan(model: nn.Module, parallel: ParallelConfig, degrees: Degrees) -> P
         )
     for name, module in matching(model, plan.experts) if plan.experts else ():
         rows = {len(p) for p in module.parameters()}
-        for problem in expert_problems(name, min(rows), degrees, parallel.ep):
+        limited = any(getattr(m, "capacity", None) is not None for m in model.modules())
+        for problem in expert_problems(name, min(rows), degrees, parallel, capacity=limited):
             raise ConfigError(problem)
     if degrees.tp > 1 and not plan.tensor:
         raise ConfigError(

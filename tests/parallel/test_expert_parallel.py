@@ -15,6 +15,7 @@ from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.division import division_problems
 from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.config.schema.parallel import PipelineConfig
 from hpctrain.config.validate import parallel_problems
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
@@ -31,6 +32,8 @@ HSDP = {"parallel.dp_replicate": 2, "parallel.dp_shard": 2}
 EP = {"parallel.ep": 2}
 PARTS = {"train.accumulate": 2}
 TP = {"parallel.tp": 2}
+CP = {"parallel.cp": 2}
+PP = {"parallel.pp": 2}
 AGAIN = {"train.activation_checkpointing": "full"}
 
 
@@ -49,6 +52,8 @@ COVERING = [
     cell(4, ZERO3, EP, PARTS, AGAIN),
     cell(4, HSDP, EP),
     cell(2, TP, PARTS, AGAIN),
+    cell(2, PP, PARTS),
+    cell(2, CP, EP),
 ]
 MORE = [
     cell(2, ZERO3, EP, {"parallel.zero": 1}, PARTS),
@@ -66,6 +71,12 @@ MORE = [
     cell(2, TP, {"parallel.sequence_parallel": False}, model="moe, capacity"),
     cell(4, TP, PARTS),
     cell(4, TP, ZERO3, PARTS),
+    cell(2, CP),
+    cell(4, CP, ZERO3, EP, PARTS),
+    cell(2, PP, PARTS, AGAIN, {"parallel.pipeline.schedule": "gpipe"}),
+    cell(4, PP, EP, PARTS),
+    cell(4, PP, ZERO3, EP, PARTS),
+    cell(4, PP, TP, PARTS),
 ]
 
 
@@ -221,9 +232,7 @@ def test_ranks_that_cannot_be_divided(degrees: Degrees, ep: int, message: str) -
     [
         (Degrees(8), 8, "parallel.ep=8 does not divide model.experts=4: use 4"),
         (Degrees(1, 6), 3, "parallel.ep=3 does not divide model.experts=4: use 2 or 4"),
-        (Degrees(2, tp=2), 2, "model.experts=4 with parallel.ep=2 and tp 2: experts are divided"),
-        (Degrees(2, pp=2), 1, "model.experts=4 with parallel.ep=1 and pp 2: experts are divided"),
-        (Degrees(2, cp=2), 1, "model.experts=4 with parallel.ep=1 and cp 2: experts are divided"),
+        (Degrees(2, tp=2), 2, "model.experts=4 with parallel.ep=2 and tp 2: data-parallel ranks"),
     ],
 )
 def test_refused_before_and_after_the_model_is_built(
@@ -237,6 +246,18 @@ def test_refused_before_and_after_the_model_is_built(
     built = message.replace("model.experts", "layers.1.mlp.bank")
     with pytest.raises(ConfigError, match=re.escape(built)):
         find_plan(MODELS["moe"](), config.parallel, degrees)
+
+
+def test_a_capacity_needs_whole_samples() -> None:
+    for degrees, parts in ((Degrees(2, cp=2), 2), (Degrees(cp=2, tp=2), 4)):
+        with pytest.raises(ConfigError, match=f"with a capacity.* divided into {parts} parts: use"):
+            find_plan(MODELS["moe, capacity"](), ParallelConfig(), degrees)
+
+
+def test_the_backward_pass_is_in_one_piece() -> None:
+    parallel = ParallelConfig(pipeline=PipelineConfig(schedule="zbv"))
+    with pytest.raises(ConfigError, match=r"parallel\.pipeline\.schedule=zbv: use gpipe, 1f1b or"):
+        find_plan(MODELS["moe"](), parallel, Degrees(pp=2))
 
 
 def test_a_model_without_experts() -> None:

@@ -56,6 +56,7 @@ COVERING = [
     cell(2, CP, EP),
 ]
 MORE = [
+    cell(1, {"train.compile": "blocks"}),
     cell(2, ZERO3, EP, {"parallel.zero": 1}, PARTS),
     cell(2, ZERO3, EP, {"parallel.fsdp.offload": True}, PARTS),
     cell(2, ZERO3, EP, {"train.activation_checkpointing": "selective"}),
@@ -85,7 +86,7 @@ class Seen(NamedTuple):
 
     result: Result
     means: dict[str, float]
-    balance: torch.Tensor
+    balance: dict[str, torch.Tensor]
     experts: int
 
 
@@ -101,7 +102,7 @@ def train_one(cell: Cell) -> Seen:
 
 def seen(training: Training) -> Seen:
     module = training.model.module
-    balance = torch.stack([b for name, b in module.named_buffers() if name.endswith("balance")])
+    balance = {name.removeprefix("module."): buffer for name, buffer in module.named_buffers()}
     bank = next(p for name, p in module.named_parameters() if name.endswith("bank.up"))
     experts = len(bank.to_local() if isinstance(bank, DTensor) else bank)
     result = Result(training.losses, training.norms, whole(training.model))
@@ -118,7 +119,7 @@ def alone(model: str) -> Seen:
 @functools.cache
 def trained(ranks: int, slow: bool) -> dict[Cell, list[Seen]]:
     cells = tuple(c for c in (MORE if slow else COVERING) if c.ranks == ranks)
-    answers = run_ranks(train, ranks, cells, timeout=240)
+    answers = run_ranks(train, ranks, cells, timeout=800 if slow else 240)
     return {cell: [answer[i] for answer in answers] for i, cell in enumerate(cells)}
 
 
@@ -126,15 +127,21 @@ def check(cell: Cell, by_rank: list[Seen]) -> None:
     expected = alone(cell.model)
     for rank in by_rank:
         assert max(difference(rank.result, expected.result)) < 1e-5
-        assert torch.equal(rank.balance, expected.balance)
+        check_balance(rank, expected)
         for name in ("expert_load_max", "expert_dropped"):
             assert rank.means[name] == expected.means[name]
         if dict(cell.keys).get("parallel.ep"):
             assert rank.experts == 4 // dict(cell.keys)["parallel.ep"]
     assert min(expected.result.norms) > 0.2, "clipping must bite"
-    assert expected.balance.abs().max() > 0.002, "the biases must move"
+    assert min(float(b.abs().max()) for b in expected.balance.values()) > 0.002, "it must move"
     assert 1 < expected.means["expert_load_max"] < 4
     assert (expected.means["expert_dropped"] > 0.02) == (cell.model == "moe, capacity")
+
+
+def check_balance(rank: Seen, expected: Seen) -> None:
+    assert rank.balance
+    for name, bias in rank.balance.items():  # those of its stage of a pipeline
+        assert torch.equal(bias, expected.balance[name])
 
 
 @pytest.mark.parametrize("cell", COVERING, ids=str)
@@ -204,14 +211,14 @@ def test_checkpoints_load_with_any_number_of_expert_ranks(tmp_path: Path) -> Non
     folders = [tmp_path / str(i) for i in range(len(cells))]
     for made, folder in zip(cells, folders, strict=True):
         run_ranks(save, made.ranks, made, folder)
-    whole = alone("moe")
-    losses, norms, parameters = whole.result
+    undisturbed = alone("moe")
+    losses, norms, parameters = undisturbed.result
     expected = Result(losses[4:], norms[4:], parameters)
     for made in cells:
         for rank in run_ranks(resume, made.ranks, made, folders):
             for found in rank:
                 assert max(difference(found.result, expected)) < 1e-5
-                assert torch.equal(found.balance, whole.balance)
+                check_balance(found, undisturbed)
 
 
 @pytest.mark.parametrize(

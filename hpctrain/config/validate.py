@@ -13,7 +13,7 @@ from typing import Any
 from hpctrain import secrets
 from hpctrain.config import micro_batches, pipeline, targets
 from hpctrain.config.degrees import Degrees
-from hpctrain.config.division import division_problems
+from hpctrain.config.division import division_problems, ep_problems
 from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config, DataConfig
 from hpctrain.config.schema.key import keys
@@ -217,6 +217,7 @@ def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:
         yield "parallel.sync=every with parallel.zero=1 is parallel.zero=2"
     yield from _replicas(config, degrees)
     yield from _tensor(config, degrees)
+    yield from ep_problems(degrees, parallel.ep)
     yield from pipeline.problems(config, degrees)
     yield from _context(config, degrees)
     if precision.params == "bf16" and precision.compute in ("fp16", "fp8"):
@@ -243,6 +244,8 @@ def _tensor(config: Config, degrees: Degrees) -> Iterator[str]:
         yield f"precision.compute=fp8 with tp {degrees.tp}: use bf16, or tp 1"
     if parallel.ddp.static_graph and degrees.ranks != degrees.dp_replicate:
         yield f"parallel.ddp.static_graph=true with {degrees}: it is an option of DDP"
+    if parallel.ddp.static_graph and parallel.ep > 1:
+        yield f"parallel.ddp.static_graph=true with parallel.ep={parallel.ep}: it is one of DDP"
 
 
 def _context(config: Config, degrees: Degrees) -> Iterator[str]:
@@ -271,6 +274,8 @@ def _replicas(config: Config, degrees: Degrees) -> Iterator[str]:
             yield f"{key} with {degrees}: it needs whole replicas (DDP), so only dp_replicate"
         if parallel.fsdp.offload:
             yield f"{key} with parallel.fsdp.offload=true: it needs whole replicas (DDP)"
+        if parallel.ep > 1:
+            yield f"{key} with parallel.ep={parallel.ep}: it needs whole replicas (DDP)"
         if parallel.sync == "every":
             yield f"{key} with parallel.sync=every: use last or auto"
         if precision.reduce is not None:

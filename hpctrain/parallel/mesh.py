@@ -83,6 +83,26 @@ class Mesh:
         mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("others", "cp", "tp"))
         return mesh["cp"].get_group()
 
+    def experts(self, ep: int) -> tuple[DeviceMesh, DeviceMesh]:
+        """Return the ranks that divide experts, and those that have the same experts.
+
+        Args:
+            ep: The ranks among which the experts are divided: neighbours, within the data-parallel
+                dimension that divides the model, or that of the replicas if none does.
+
+        Returns:
+            A mesh of `ep` ranks, and one of the dimensions of `data`, of which the last is smaller.
+            All ranks of the process group ask for them together.
+        """
+        sizes = {n: size for n, size in self._sizes.items() if size > 1 or n == "dp_shard"}
+        names = tuple(n for n in ("dp_replicate", "dp_shard") if self._sizes[n] > 1)
+        sizes[names[-1]] //= ep
+        order = list(sizes)
+        order.insert(order.index(names[-1]) + 1, "ep")
+        shape = tuple((sizes | {"ep": ep})[name] for name in order)
+        mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=tuple(order))
+        return mesh["ep"], mesh[names]
+
     @cached_property
     def part(self) -> SequencePart | None:
         """This rank's part of each sequence, None if cp is 1; all ranks ask for it together."""

@@ -23,12 +23,15 @@ from hpctrain.train.step import TrainStep
 from tests.ranks import run_ranks
 
 STEPS, ROWS = 10, 16
+EXPERTS: dict[str, Any] = {"experts": 4, "expert_hidden": 24, "dense_layers": 1}
 MODELS: dict[str, Any] = {
     "transformer": functools.partial(Transformer, 61, 32, 3, 4, 2, tied=True),
     "untied": functools.partial(Transformer, 64, 32, 4, 4, 2),
     "gpt": functools.partial(
         Transformer, 64, 32, 4, 4, norm="layer", mlp="gelu", learned_positions=24, bias=True
     ),
+    "moe": functools.partial(Transformer, 61, 32, 3, 4, 2, **EXPERTS, shared_experts=1),
+    "moe, capacity": functools.partial(Transformer, 61, 32, 2, 4, 2, **EXPERTS, capacity=0.75),
     "conv": functools.partial(ConvNet, 1, [16, 32, 32], 10),
     "conv, batch norm": functools.partial(ConvNet, 1, [16, 32], 10, "batch"),
 }
@@ -36,6 +39,8 @@ TASKS: dict[str, Any] = {
     "transformer": functools.partial(LanguageModel, documents=True),
     "untied": functools.partial(LanguageModel, documents=True),
     "gpt": LanguageModel,
+    "moe": functools.partial(LanguageModel, documents=True),
+    "moe, capacity": functools.partial(LanguageModel, documents=True),
     "conv": functools.partial(Classification, scale=1 / 16),
     "conv, batch norm": functools.partial(Classification, scale=1 / 16),
 }
@@ -75,13 +80,15 @@ class Training:
     seen: int = 0
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
+    means: dict[str, float] = field(default_factory=dict)
 
     def run(self, cell: Cell, steps: int) -> None:
         """Make `steps` global steps, and append the loss and gradient norm of each."""
         for _ in range(steps):
             lr = 0.1 if cell.optimizer == "sgd" else 1e-3
             self.step(self._share(batch(cell.model, self.seen)), lr)
-            self.losses.append(self.step.totals.means()["loss"])
+            self.means = self.step.totals.means()
+            self.losses.append(self.means["loss"])
             self.norms.append(float(self.step.grad_norm))
             self.seen += 1
 

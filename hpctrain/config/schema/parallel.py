@@ -126,6 +126,13 @@ class ParallelConfig:
         unit="ranks",
         check=_check_degree,
     )
+    ep: int = key(
+        1,
+        "The experts of a layer are divided over this many of the data-parallel ranks (expert "
+        "parallel), a factor of dp_shard, or of dp_replicate if dp_shard is 1.",
+        unit="ranks",
+        at_least=1,
+    )
     zero: int = key(
         3,
         "dp_shard divides the optimizer state (1), the gradients too (2), and the parameters too "

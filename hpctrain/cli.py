@@ -8,6 +8,7 @@ a login node waits for torch or mlflow.
 from __future__ import annotations
 
 import difflib
+import gc
 import io
 import logging
 import os
@@ -277,8 +278,13 @@ def _train_frozen(
         from hpctrain.tracking.store import initialise
 
         initialise(str(config.tracking.uri), config.tracking.experiment)
+    # Collections take a third of the time of the import: torch makes many objects and drops few.
+    # Later collections leave them out.
+    gc.disable()
     from hpctrain.job.train import train
 
+    gc.freeze()
+    gc.enable()
     code = train(config, run, ranks)
     if code == 0 and ranks.is_main:
         from hpctrain.runs.summary import show

@@ -8,7 +8,6 @@ This module does not import torch, because the login node checks degrees before 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from hpctrain.config.schema import ParallelConfig
@@ -76,21 +75,3 @@ class Degrees:
     def __str__(self) -> str:
         product = " x ".join(f"{name} {degree}" for name, degree in asdict(self).items())
         return f"{product} = {self.ranks}"
-
-
-def number_problems(numbers: Mapping[str, int], tp: int) -> Iterator[str]:
-    """Yield which numbers of a model tp does not divide, with the nearest tp that does.
-
-    Args:
-        numbers: The number of heads, for example, by name.
-        tp: The ranks that divide each layer.
-    """
-    common = math.gcd(*numbers.values())
-    fitting = [n for n in range(1, common + 1) if common % n == 0]
-    near = [*fitting[: (i := sum(n < tp for n in fitting))][-1:], *fitting[i : i + 1]]
-    for name, number in numbers.items():
-        if number % tp:
-            yield (
-                f"parallel.tp={tp} does not divide {name}={number}: use "
-                f"{' or '.join(map(str, near))}"
-            )

@@ -13,6 +13,7 @@ from typing import Any
 from hpctrain import secrets
 from hpctrain.config import micro_batches, targets
 from hpctrain.config.degrees import Degrees
+from hpctrain.config.division import division_problems
 from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config, DataConfig
 from hpctrain.config.schema.key import keys
@@ -205,6 +206,7 @@ def size_problems(config: Config, ranks: int) -> Iterator[str]:
         yield str(error)
         return
     yield from parallel_problems(config, degrees)
+    yield from division_problems(config, degrees)
     yield from _sampling(config, degrees.dp)
     if config.data.workers and not (config.data.transforms or config.data.val_transforms):
         yield f"data.workers={config.data.workers}: they apply data.transforms, which is empty"
@@ -265,6 +267,7 @@ def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:
     if sharded and parallel.zero == 1 and parallel.sync == "every":
         yield "parallel.sync=every with parallel.zero=1 is parallel.zero=2"
     yield from _replicas(config, degrees)
+    yield from _tensor(config, degrees)
     if precision.params == "bf16" and precision.compute in ("fp16", "fp8"):
         yield (
             f"precision.params=bf16 with precision.compute={precision.compute}: use bf16, or "
@@ -274,6 +277,21 @@ def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:
         yield f"precision.compute={precision.compute} with parallel.device=cpu: it needs a GPU"
     if parallel.device == "cpu" and parallel.backend == "nccl":
         yield "parallel.backend=nccl with parallel.device=cpu: use gloo or auto"
+
+
+def _tensor(config: Config, degrees: Degrees) -> Iterator[str]:
+    """Yield what does not fit tensor parallel."""
+    parallel, compiled = config.parallel, config.train.compile
+    if parallel.async_tp and degrees.tp == 1:
+        yield "parallel.async_tp=true with tp 1: there is no communication that could overlap"
+    elif parallel.async_tp and compiled == "off":
+        yield "parallel.async_tp=true with train.compile=off: the compiler does it; use blocks"
+    if degrees.tp > 1 and parallel.device == "cpu" and compiled != "off":
+        yield f"train.compile={compiled} with tp {degrees.tp} on CPUs: torch fails; use off"
+    if degrees.tp > 1 and config.precision.compute == "fp8":
+        yield f"precision.compute=fp8 with tp {degrees.tp}: use bf16, or tp 1"
+    if parallel.ddp.static_graph and degrees.ranks != degrees.dp_replicate:
+        yield f"parallel.ddp.static_graph=true with {degrees}: it is an option of DDP"
 
 
 def _replicas(config: Config, degrees: Degrees) -> Iterator[str]:

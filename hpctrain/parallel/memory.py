@@ -24,13 +24,13 @@ This module does not import torch, so that a login node can use it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.config.degrees import Degrees
+from hpctrain.config.division import names_module
 from hpctrain.config.schema import OptimizerConfig, ParallelConfig, PrecisionConfig
-from hpctrain.errors import ConfigError
 
 Shape = tuple[int, ...]
 
@@ -76,21 +76,35 @@ class ModelSizes:
         return cls((((block,),),) * blocks, ((rest,),))
 
     @classmethod
-    def of(cls, model: Any, blocks: Iterable[Any]) -> ModelSizes:
+    def of(
+        cls, model: Any, blocks: Iterable[Any], plan: Mapping[str, str] | None = None, tp: int = 1
+    ) -> ModelSizes:
         """Return the sizes of a model; one on the meta device is enough.
 
         A parameter that several modules share counts once, in the first block that has it.
 
         Args:
-            model: A torch module.
+            model: A torch module; the stage of one rank if a pipeline divides the layers.
             blocks: Its blocks, from `find_blocks`.
+            plan: The names of modules and their styles of tensor parallel.
+            tp: The ranks that divide each layer; the sizes are those of the part of one rank.
         """
         seen: set[int] = set()
+        divided = {
+            id(parameter): axis
+            for name, module in model.named_modules()
+            for key, parameter in module.named_parameters(recurse=False)
+            if tp > 1 and (axis := _divided_axis(name, key, plan or {})) is not None
+        }
+
+        def shape(parameter: Any) -> Shape:
+            axis = divided.get(id(parameter))
+            return tuple(-(-n // tp) if i == axis else n for i, n in enumerate(parameter.shape))
 
         def shapes(module: Any) -> tuple[Shape, ...]:
             own = [p for p in module.parameters() if id(p) not in seen]
             seen.update(id(p) for p in own)
-            return tuple(tuple(p.shape) for p in own)
+            return tuple(shape(p) for p in own)
 
         return cls(tuple(shapes(block) for block in blocks), shapes(model))
 
@@ -182,18 +196,13 @@ def memory_of(
     """Return the bytes of each rank by formula.
 
     Args:
-        sizes: The model, whose parameters are all trained.
+        sizes: The part of the model that a rank has by tp and pp; all parameters are trained.
         degrees: The ranks.
         parallel: The section of the config.
         precision: The section of the config.
         optimizer: The section of the config; an unknown optimizer counts as Adam.
         accumulate: The number of micro-batches in a rank's share of a batch.
-
-    Raises:
-        ConfigError: The degrees divide more than the data, for which there are no formulas yet.
     """
-    if degrees.ranks != degrees.dp:
-        raise ConfigError(f"{degrees}: the memory is known only for data parallel")
     if degrees.dp_shard == 1 and not parallel.fsdp.offload:
         return _whole(sizes, degrees, parallel, precision, optimizer, accumulate)
     return _divided(sizes, degrees, parallel, precision, optimizer, accumulate)
@@ -257,7 +266,9 @@ def _divided(
     accumulate: int,
 ) -> Memory:
     stored, computed, reduced = _formats(precision)
-    ranks, zero, offload = degrees.dp_shard, parallel.zero, parallel.fsdp.offload
+    # Context parallel divides the parameters, too.
+    ranks = degrees.dp_shard * degrees.cp
+    zero, offload = parallel.zero, parallel.fsdp.offload
     part, block, rest = sizes.part(ranks), sizes.largest_block, sizes.outside
     whole = part * ranks
     every = parallel.sync == "every" or (parallel.sync == "auto" and zero > 1)
@@ -324,11 +335,21 @@ def _part(shapes: Iterable[Shape], ranks: int) -> int:
     return sum(-(-shape[0] // ranks) * math.prod(shape[1:]) for shape in shapes)
 
 
+def _divided_axis(module: str, key: str, plan: Mapping[str, str]) -> int | None:
+    """Return the axis along which tensor parallel divides a parameter of a module, or None."""
+    for pattern, style in plan.items():
+        if names_module(pattern, module):
+            if style == "rowwise":
+                return 1 if key == "weight" else None
+            return 0 if "wise" in style else None
+    return None
+
+
 def _kind(
     name: str, degrees: Degrees, precision: PrecisionConfig, optimizer: OptimizerConfig
 ) -> str:
     return (
-        f"{name}, dp_replicate {degrees.dp_replicate} x dp_shard {degrees.dp_shard}, "
+        f"{name}, {degrees}, "
         f"{precision.compute} with {precision.params} parameters, "
         f"{optimizer._target_.rpartition('.')[2]}"
     )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import re
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from hpctrain.config.degrees import Degrees, number_problems
+from hpctrain.config.degrees import Degrees
+from hpctrain.config.division import names_module, number_problems
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import STYLES
 from hpctrain.errors import ConfigError
@@ -62,12 +62,13 @@ def find_plan(model: nn.Module, parallel: ParallelConfig, degrees: Degrees) -> P
 
 def matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
     """Return the names and modules that a pattern of a plan names."""
-    expression = re.compile(re.escape(pattern).replace(r"\*", r"[^.]+"))
-    return [(n, module) for n, module in model.named_modules() if expression.fullmatch(n)]
+    return [(n, module) for n, module in model.named_modules() if names_module(pattern, n)]
 
 
 def _check(model: nn.Module, plan: Plan, tp: int) -> None:
     """Raise a ConfigError if tp cannot divide what the plan names."""
+    for problem in number_problems(plan.numbers, tp):
+        raise ConfigError(problem)
     for pattern, style in plan.tensor.items():
         modules = matching(model, pattern)
         if not modules:
@@ -89,8 +90,6 @@ def _check(model: nn.Module, plan: Plan, tp: int) -> None:
                     f"parallel.tp={tp} does not divide the {size} "
                     f"{'outputs' if style == 'colwise' else 'inputs'} of {name}"
                 )
-    for problem in number_problems(plan.numbers, tp):
-        raise ConfigError(problem)
 
 
 def _of_transformers(model: nn.Module) -> Plan:

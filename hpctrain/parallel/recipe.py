@@ -15,6 +15,7 @@ from torch import nn
 
 from hpctrain.config.micro_batches import accumulate as micro_batches
 from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError
 from hpctrain.parallel.activation import checkpoint_activations
 from hpctrain.parallel.blocks import find_blocks
 from hpctrain.parallel.ddp import DDPModel
@@ -101,6 +102,7 @@ def _divided(
     if mesh.degrees.ranks > mesh.degrees.dp:
         plan = find_plan(model, parallel, mesh.degrees)
         if mesh.degrees.tp > 1:
+            _check_compile(config, device)
             divide_layers(model, plan, mesh.tensor, parallel, loss_parallel=divided_loss)
     blocks = _prepare(model, config, precision, need_blocks=True)
     if mesh.averaged > 1 or parallel.fsdp.offload:
@@ -110,6 +112,19 @@ def _divided(
     elif meta:
         fill_from_rank_0(model, build, seed, device, storage)
     return model
+
+
+def _check_compile(config: Config, device: torch.device) -> None:
+    """Raise a ConfigError where the compiler cannot have tensor parallel; prepare `async_tp`."""
+    if device.type == "cpu" and config.train.compile != "off":
+        raise ConfigError(
+            f"train.compile={config.train.compile} with parallel.tp={config.parallel.tp} on CPUs: "
+            "torch fails; use train.compile=off"
+        )
+    if config.parallel.async_tp:
+        if device.type == "cpu":
+            raise ConfigError("parallel.async_tp=true: it needs GPUs, but this rank has none")
+        torch._inductor.config._micro_pipeline_tp = True
 
 
 def _prepare(

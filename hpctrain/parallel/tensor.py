@@ -25,6 +25,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from hpctrain.config.division import nearest
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models.plan import Plan
@@ -103,10 +104,9 @@ def _check_length(tp: int, module: nn.Module, args: tuple[Any, ...], kwargs: Any
     if isinstance(tokens, torch.Tensor) and not tokens.is_floating_point():
         length = tokens.shape[1]
         if length % tp:
-            below = length // tp * tp
             raise ConfigError(
-                f"parallel.tp={tp} does not divide the {length} positions of a sample: use a "
-                f"length of {below} or {below + tp}, or parallel.sequence_parallel=false"
+                f"parallel.tp={tp} does not divide the {length} positions of a sample: use "
+                f"{' or '.join(map(str, nearest(length, tp)))}, or parallel.sequence_parallel=false"
             )
 
 

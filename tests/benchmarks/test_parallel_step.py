@@ -28,7 +28,7 @@ from tests.ranks import run_ranks
 ROUNDS = 30
 STRATEGIES = {
     "ddp": ParallelConfig(),
-    **{f"zero{zero}": ParallelConfig(1, -1, zero) for zero in (1, 2, 3)},
+    **{f"zero{zero}": ParallelConfig(dp_replicate=1, dp_shard=-1, zero=zero) for zero in (1, 2, 3)},
 }
 
 

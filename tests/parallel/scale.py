@@ -73,12 +73,18 @@ class Report:
 
 
 def config_of(strategy: str) -> Config:
-    """Return the config of zero1 to zero3, hsdp or ddp, in bf16 with fp32 parameters."""
+    """Return the config of zero1 to zero3, hsdp or ddp, in bf16 with fp32 parameters.
+
+    Other degrees may follow: zero3+tp8.
+    """
     config = Config()
     config.precision.compute = "bf16"
     parallel = config.parallel
+    strategy, *others = strategy.split("+")
     parallel.dp_replicate, parallel.dp_shard = (-1, NODE) if strategy == "hsdp" else (1, -1)
     parallel.zero = int(strategy[4:]) if strategy.startswith("zero") else 3
+    for other in others:
+        setattr(parallel, other[:2], int(other[2:]))
     return config
 
 
@@ -122,8 +128,10 @@ def simulate(model: str, world: int, strategy: str, rank: int = 0, **options: An
     degrees = Degrees.of(config.parallel, world)
     bare = skeleton(build, 0)
     assert bare is not None
-    sizes = ModelSizes.of(bare, [block for _, block in find_blocks(bare, [])])
-    del bare
+    plan = bare.plan.tensor if isinstance(bare, Transformer) else {}
+    blocks = [block for _, block in find_blocks(bare, [])]
+    sizes = ModelSizes.of(bare, blocks, plan, degrees.tp)
+    del bare, blocks
     formula = memory_of(
         sizes, degrees, config.parallel, config.precision, config.optimizer, config.train.accumulate
     )
@@ -142,7 +150,7 @@ def simulate(model: str, world: int, strategy: str, rank: int = 0, **options: An
         max_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         parameters=sum(p.numel() for p in parallel.parameters),
         whole=[name for name, p in named if not isinstance(p, DTensor)],
-        too_large=[name for name, p in named if not _divided(p, degrees.dp_shard)],
+        too_large=[name for name, p in named if not _divided(p, degrees)],
         local_parameters=sum(map(_local_bytes, parallel.parameters)),
         local_gradients=sum(_local_bytes(p.grad) for p in parallel.parameters),
         local_optimizer=sum(map(_local_bytes, _states(optimizer))),
@@ -164,10 +172,17 @@ def _local_bytes(tensor: Any) -> int:
     return int(local.untyped_storage().nbytes())
 
 
-def _divided(parameter: torch.Tensor, ranks: int) -> bool:
-    rows = -(-parameter.shape[0] // ranks)
+def _divided(parameter: torch.Tensor, degrees: Degrees) -> bool:
+    """Whether FSDP2 divides the rows of what tensor parallel leaves of a parameter."""
+    if not isinstance(parameter, DTensor):
+        return False
+    names = parameter.device_mesh.mesh_dim_names
+    assert names is not None
+    by_tp = "tp" in names and not parameter.placements[names.index("tp")].is_replicate()
+    tp = degrees.tp if by_tp else 1
+    rows = -(-parameter.shape[0] // (degrees.dp_shard * degrees.cp))
     most = rows * parameter.shape[1:].numel() * parameter.element_size()
-    return isinstance(parameter, DTensor) and _local_bytes(parameter) <= most
+    return _local_bytes(parameter) <= -(-most // tp)
 
 
 def main() -> None:

@@ -70,9 +70,10 @@ def train(name: str, parallel: ParallelConfig) -> Result:
     def build() -> Any:
         return _make("model", MODELS[name][0])
 
-    model = parallelize(build, config, mesh, Precision(config.precision, cpu))
-    optimizer = torch.optim.SGD(model.parameters, lr=0.1, momentum=0.9)
     task = Classification() if name == "vit" else LanguageModel()
+    precision = Precision(config.precision, cpu)
+    model = parallelize(build, config, mesh, precision, loss_parallel=task.loss_parallel)
+    optimizer = torch.optim.SGD(model.parameters, lr=0.1, momentum=0.9)
     step = TrainStep(model, task, optimizer, clip_norm=0.5, stop=Stop())
     losses, norms = [], []
     for number in range(4):
@@ -105,6 +106,16 @@ def test_equal_to_one_process(name: str) -> None:
     (expected,) = run_ranks(train, 1, name, ParallelConfig())
     for parallel in (ParallelConfig(), ParallelConfig(dp_replicate=1, dp_shard=-1)):
         for result in run_ranks(train, 2, name, parallel):
+            assert max(difference(result, expected)) < 1e-5
+
+
+def test_the_tensor_plan_of_transformers() -> None:
+    (expected,) = run_ranks(train, 1, "llama", ParallelConfig())
+    for ranks, parallel in {
+        2: ParallelConfig(tp=2),
+        4: ParallelConfig(tp=2, dp_replicate=1, dp_shard=2),
+    }.items():
+        for result in run_ranks(train, ranks, "llama", parallel):
             assert max(difference(result, expected)) < 1e-5
 
 

@@ -1,0 +1,72 @@
+"""What the degrees of parallelism must divide: the heads of a model, the length of a sequence.
+
+Of hpctrain's own Transformer the config says these numbers, so they are checked before a job is
+queued. Of other models they are known when the model is built.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+from hpctrain.config.degrees import Degrees
+from hpctrain.config.schema import Config
+
+_TRANSFORMER = ("hpctrain.models.Transformer", "hpctrain.models.transformer.Transformer")
+
+
+def division_problems(config: Config, degrees: Degrees) -> Iterator[str]:
+    """Yield what the degrees do not divide.
+
+    Args:
+        config: Every value by itself is valid.
+        degrees: The degrees for the number of ranks.
+    """
+    if config.model.get("_target_") not in _TRANSFORMER or degrees.ranks == degrees.dp:
+        return
+    heads = config.model.get("heads")
+    numbers = {name: config.model.get(name) for name in ("heads", "kv_heads", "hidden")}
+    numbers["kv_heads"] = numbers["kv_heads"] or heads
+    known = {f"model.{name}": n for name, n in numbers.items() if isinstance(n, int) and n > 0}
+    yield from number_problems(known, degrees.tp)
+    if config.data.windows.field is not None and config.data.windows.length is not None:
+        divided = config.parallel.sequence_parallel
+        parts = (degrees.tp if divided else 1) * (2 * degrees.cp if degrees.cp > 1 else 1)
+        positions = config.data.windows.length - 1  # the last token is only a target
+        if positions % parts:
+            near = [n + 1 for n in nearest(positions, parts)]
+            yield (
+                f"data.windows.length={config.data.windows.length} has {positions} positions, "
+                f"which {parts} parts (cp {degrees.cp}, tp {degrees.tp}) do not divide evenly: use "
+                f"a length of {' or '.join(map(str, near))}"
+            )
+
+
+def nearest(number: int, divisor: int) -> list[int]:
+    """Return the multiples of `divisor` next to `number`, of which the lower may be missing."""
+    below = number // divisor * divisor
+    return [n for n in (below, below + divisor) if n > 0]
+
+
+def number_problems(numbers: Mapping[str, int], tp: int) -> Iterator[str]:
+    """Yield which numbers of a model tp does not divide, with the nearest tp that does.
+
+    Args:
+        numbers: The number of heads, for example, by name.
+        tp: The ranks that divide each layer.
+    """
+    common = math.gcd(*numbers.values())
+    fitting = [n for n in range(1, common + 1) if common % n == 0]
+    near = [*fitting[: (i := sum(n < tp for n in fitting))][-1:], *fitting[i : i + 1]]
+    for name, number in numbers.items():
+        if number % tp:
+            yield (
+                f"parallel.tp={tp} does not divide {name}={number}: use "
+                f"{' or '.join(map(str, near))}"
+            )
+
+
+def names_module(pattern: str, name: str) -> bool:
+    """Return whether a pattern of a plan, in which * stands for one part, names a module."""
+    return re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), name) is not None

@@ -1,0 +1,102 @@
+"""Degrees that do not divide a model or a sequence are refused before a job is queued."""
+
+import functools
+from typing import Any
+
+import pytest
+
+from hpctrain.config.degrees import Degrees
+from hpctrain.config.division import division_problems
+from hpctrain.config.schema import Config
+from hpctrain.config.validate import parallel_problems
+
+MODEL = {"_target_": "hpctrain.models.Transformer", "vocab_size": 64, "dim": 64, "layers": 4}
+
+
+def problems(ranks: int, model: dict[str, Any] | None = None, **given: Any) -> list[str]:
+    """Return what is wrong on so many ranks; a key is given as section__name."""
+    config = Config(model=MODEL | (model or {"heads": 8, "kv_heads": 4}))
+    for key, value in given.items():
+        *path, name = key.split("__")
+        setattr(functools.reduce(getattr, path, config), name, value)
+    degrees = Degrees.of(config.parallel, ranks)
+    return [*parallel_problems(config, degrees), *division_problems(config, degrees)]
+
+
+def test_good() -> None:
+    windows = {"data__windows__field": "text", "data__windows__length": 129}
+    assert problems(4, parallel__tp=4, **windows) == []
+    assert problems(8, parallel__tp=2, parallel__cp=2, **windows) == []
+
+
+def test_degrees_fill_what_is_left() -> None:
+    config = Config()
+    config.parallel.dp_replicate, config.parallel.tp, config.parallel.pp = 2, -1, 2
+    assert str(Degrees.of(config.parallel, 16)) == (
+        "dp_replicate 2 x dp_shard 1 x cp 1 x tp 4 x pp 2 = 16"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "model", "given", "message"),
+    [
+        (8, None, {"parallel__tp": 8}, "parallel.tp=8 does not divide model.kv_heads=4: use 4"),
+        (3, {"heads": 8}, {"parallel__tp": 3}, "tp=3 does not divide model.heads=8: use 2 or 4"),
+        (
+            2,
+            {"heads": 8, "hidden": 99},
+            {"parallel__tp": 2},
+            "parallel.tp=2 does not divide model.hidden=99: use 1",
+        ),
+        (
+            2,
+            None,
+            {"parallel__tp": 2, "data__windows__field": "text", "data__windows__length": 128},
+            "data.windows.length=128 has 127 positions, which 2 parts (cp 1, tp 2) do not divide "
+            "evenly: use a length of 127 or 129",
+        ),
+        (
+            4,
+            None,
+            {
+                "parallel__tp": 2,
+                "parallel__cp": 2,
+                "data__windows__field": "text",
+                "data__windows__length": 127,
+            },
+            "has 126 positions, which 8 parts (cp 2, tp 2) do not divide evenly: use a length of "
+            "121 or 129",
+        ),
+        (
+            2,
+            None,
+            {"parallel__tp": 2, "parallel__device": "cpu", "train__compile": "blocks"},
+            "train.compile=blocks with tp 2 on CPUs: torch fails; use off",
+        ),
+        (2, None, {"parallel__async_tp": True}, "parallel.async_tp=true with tp 1: there is no"),
+        (
+            2,
+            None,
+            {"parallel__tp": 2, "parallel__async_tp": True},
+            "parallel.async_tp=true with train.compile=off: the compiler does it; use blocks",
+        ),
+        (2, None, {"parallel__tp": 2, "precision__compute": "fp8"}, "fp8 with tp 2: use bf16"),
+        (
+            4,
+            None,
+            {"parallel__tp": 2, "train__compression__kind": "topk"},
+            "dp_replicate 2 x dp_shard 1 x cp 1 x tp 2 x pp 1 = 4: it needs whole replicas (DDP)",
+        ),
+    ],
+)
+def test_bad(ranks: int, model: dict[str, Any] | None, given: dict[str, Any], message: str) -> None:
+    found = problems(ranks, model, **given)
+    assert any(message in problem for problem in found), found
+
+
+def test_the_styles_of_a_plan() -> None:
+    from hpctrain.config.schema.key import keys
+
+    rule = {key.name: key.rule for key in keys(Config)}["parallel.plan"]
+    assert rule.problem("parallel.plan", {"a.*": "colwise"}) == ""
+    assert "styles are colwise, rowwise" in rule.problem("parallel.plan", {"a": "columns"})

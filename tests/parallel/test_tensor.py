@@ -1,0 +1,185 @@
+"""Tensor parallel gives the results of one process, with the textbook's number of collectives."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor.debug import CommDebugMode
+
+from hpctrain.config.degrees import Degrees
+from hpctrain.config.schema import ParallelConfig
+from hpctrain.errors import ConfigError
+from hpctrain.models import MLP, Transformer
+from hpctrain.parallel.plan import find_plan
+from hpctrain.tasks import Classification
+from tests.parallel import parity
+from tests.parallel.parity import Cell, Result, build, difference, reference, results
+from tests.ranks import run_ranks
+
+SHARD = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1, "train.accumulate": 2}
+SHORT = {"sp": "parallel.sequence_parallel", "loss": "parallel.loss_parallel"}
+
+
+def cell(model: str, ranks: int, keys: dict[str, Any] | None = None, **short: Any) -> Cell:
+    given = {"parallel.tp": 2} | (keys or {}) | {SHORT[name]: v for name, v in short.items()}
+    return Cell(model, ranks, tuple(given.items()))
+
+
+COVERING = [
+    cell("transformer", 2, {"train.accumulate": 2}),
+    cell("gpt", 2, sp=False, loss=False),
+    cell("untied", 2, {"train.activation_checkpointing": "selective"}, loss=False),
+    cell("transformer", 4),
+    cell("untied", 4, SHARD),
+    cell("gpt", 4, SHARD | {"parallel.zero": 1}),
+]
+MORE = [
+    cell(model, 2, sp=sp, loss=loss)
+    for model in ("transformer", "untied", "gpt")
+    for sp in (True, False)
+    for loss in (True, False)
+] + [
+    cell("transformer", 4, SHARD | {"parallel.zero": 2}),
+    cell("transformer", 4, SHARD | {"parallel.fsdp.offload": True}),
+    cell("untied", 4, {"parallel.sync": "every", "train.accumulate": 2}),
+    cell("untied", 4, {"parallel.tp": 2, "parallel.dp_shard": 2}, sp=False),
+    cell("gpt", 4, {"parallel.tp": 4}),
+    cell("gpt", 8, {"parallel.tp": 2, "parallel.dp_replicate": 2, "parallel.dp_shard": 2}),
+]
+
+
+@functools.cache
+def trained(ranks: int, slow: bool) -> dict[Cell, list[Result]]:
+    return results(tuple(c for c in (MORE if slow else COVERING) if c.ranks == ranks))
+
+
+def check(cell: Cell, by_rank: list[Result]) -> None:
+    expected = reference(cell.model)
+    for result in by_rank:
+        assert max(difference(result, expected)) < 1e-5
+    assert min(expected.norms) > 0.2, "clipping must bite"
+
+
+@pytest.mark.parametrize("cell", COVERING, ids=str)
+def test_equal_to_one_process(cell: Cell) -> None:
+    check(cell, trained(cell.ranks, False)[cell])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", MORE, ids=str)
+def test_more_is_equal_to_one_process(cell: Cell) -> None:
+    check(cell, trained(cell.ranks, True)[cell])
+
+
+@pytest.mark.slow
+def test_reduced_precision_within_its_bounds() -> None:
+    cells = [
+        cell("untied", 2, {"precision.compute": "bf16"}),
+        cell("untied", 2, {"precision.compute": "fp16"}),
+    ]
+    for one, by_rank in results(tuple(cells)).items():
+        bound = 1e-3 if "bf16" in str(one) else 1e-4
+        assert max(difference(by_rank[0], reference("untied"))) < bound
+
+
+def counts(sequence: bool) -> dict[str, int]:
+    """Return the collective operations of one step of two ranks, by the name of the operation."""
+    training = build(cell("untied", 2, sp=sequence))
+    training.run(cell("untied", 2), 1)  # the first step makes groups
+    with CommDebugMode() as mode:
+        training.run(cell("untied", 2), 1)
+    found: dict[str, int] = {}
+    for operation, count in mode.get_comm_counts().items():
+        name = str(operation).rpartition(".")[2].replace("_", "").replace("coalesced", "")
+        found[name] = found.get(name, 0) + count
+    return found
+
+
+def test_collectives_are_those_of_the_textbook() -> None:
+    layers = 4
+    # Korthikanti et al. 2022: each block gathers and scatters twice in each pass. The embedding
+    # scatters, and the head gathers; in the backward pass it is the other way round.
+    loss = 3  # the maximum, the sum of the exponentials, the logit of the target
+    step = 3  # the gradients of the norms, the sums of the step, the norm of the gradient
+    (found, _) = run_ranks(counts, 2, True)
+    assert found == {
+        "allgatherintotensor": 4 * layers + 2,
+        "reducescattertensor": 4 * layers + 2,
+        "allreduce": loss + step,
+    }
+    # Shoeybi et al. 2019: each block adds up twice in each pass, and there are no partial norms.
+    (found, _) = run_ranks(counts, 2, False)
+    assert found == {"allreduce": 4 * layers + 2 + loss + step - 1}
+
+
+class Dropping(nn.Module):
+    """Layers whose divided parts come together before each dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({"up": nn.Linear(64, 32), "down": nn.Linear(32, 64)}) for _ in range(2)
+        )
+        self.drop, self.head = nn.Dropout(0.3), nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1)
+        for block in self.blocks:
+            assert isinstance(block, nn.ModuleDict)
+            x = x + self.drop(block["down"](block["up"](x).relu()))
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+def dropped(ranks: int) -> Result:
+    parity.MODELS["conv, dropping"] = Dropping
+    parity.TASKS["conv, dropping"] = functools.partial(Classification, scale=1 / 16)
+    plan = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+    keys: tuple[tuple[str, Any], ...] = (("parallel.tp", ranks), ("parallel.plan", plan))
+    one = Cell("conv, dropping", ranks, keys)
+    training = build(one)
+    torch.manual_seed(1 + training.mesh.stream)  # as the job does
+    training.run(one, one.steps)
+    return Result(training.losses, training.norms, parity.whole(training.model))
+
+
+def test_a_plan_of_the_config_and_dropout_give_the_results_of_one_process() -> None:
+    (alone,) = run_ranks(dropped, 1, 1)
+    for result in run_ranks(dropped, 2, 2):
+        assert max(difference(result, alone)) < 1e-5
+
+
+def plan_of(model: nn.Module, tp: int = 1, **keys: Any) -> None:
+    find_plan(model, ParallelConfig(tp=tp, **keys), Degrees(tp=tp))
+
+
+@pytest.mark.parametrize(
+    ("tp", "keys", "text"),
+    [
+        (2, {}, "parallel.tp=2: MLP has no plan for tensor parallel; give the styles"),
+        (2, {"plan": {"nope.*": "colwise"}}, "MLP has no module nope.*; its linear layers are 1"),
+        (2, {"plan": {"2": "colwise"}}, "2=colwise: 2 is a ReLU; this style divides a torch.nn.L"),
+        (3, {"plan": {"1": "colwise"}}, "parallel.tp=3 does not divide the 16 outputs of 1"),
+    ],
+)
+def test_bad_plans(tp: int, keys: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        plan_of(MLP(64, [16], 10), tp, **keys)
+    assert text in str(error.value)
+
+
+def test_other_degrees_need_a_plan() -> None:
+    mlp = MLP(64, [16], 10)
+    with pytest.raises(ConfigError, match=r"parallel\.pp=2: MLP has no plan for pipeline parallel"):
+        find_plan(mlp, ParallelConfig(pp=2), Degrees(pp=2))
+    with pytest.raises(ConfigError, match=r"parallel\.cp=2: MLP has no plan for context parallel"):
+        find_plan(mlp, ParallelConfig(cp=2), Degrees(cp=2))
+
+
+def test_heads_that_do_not_divide() -> None:
+    with pytest.raises(ConfigError, match="tp=4 does not divide kv_heads=2: use 2"):
+        plan_of(Transformer(64, 32, 2, 4, 2), 4)
+    with pytest.raises(ConfigError, match="tp=3 does not divide heads=8: use 2 or 4"):
+        plan_of(Transformer(64, 32, 2, 8, 4, hidden=96), 3)

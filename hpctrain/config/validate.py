@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hpctrain import secrets
-from hpctrain.config import micro_batches, targets
+from hpctrain.config import micro_batches, shares, targets
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.division import division_problems
 from hpctrain.config.frozen import plain
@@ -205,12 +205,16 @@ def size_problems(config: Config, ranks: int) -> Iterator[str]:
     except ConfigError as error:
         yield str(error)
         return
+    if wrong := list(shares.problems(config, degrees)):
+        yield from wrong
+        return
     yield from parallel_problems(config, degrees)
     yield from division_problems(config, degrees)
-    yield from _sampling(config, degrees.dp)
+    parts = shares.shares(config.parallel, degrees.dp)
+    yield from _sampling(config, parts)
     if config.data.workers and not (config.data.transforms or config.data.val_transforms):
         yield f"data.workers={config.data.workers}: they apply data.transforms, which is empty"
-    yield from micro_batches.problems(config, degrees.dp)
+    yield from micro_batches.problems(config, parts)
 
 
 def _learning_rate(config: Config) -> Iterator[str]:

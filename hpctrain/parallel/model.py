@@ -61,16 +61,16 @@ class ParallelModel:
         self._loss = loss_parallel if divided_loss else nullcontext
 
     def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
-        """Add the gradient of the mean loss over this rank's rows; reduce it over the ranks.
+        """Add the gradient of the loss per row of a share; reduce it over the ranks.
 
         Args:
             task: Computes sums and counts from a batch.
-            batch: Tensors on the device; the shares of all ranks have the same number of rows.
+            batch: Tensors on the device. A rank has the rows of `mesh.weight` shares.
 
         Returns:
             The names of the sums, and this rank's sums and counts: float64, (2 * len(names),).
         """
-        rows = len(batch["mask"])
+        rows = len(batch["mask"]) // self.mesh.weight  # all ranks divide by the same number
         vectors = []
         for micro, last in _split(batch, self.accumulate):
             with self._reduced(last), self._loss():

@@ -56,7 +56,7 @@ def parallelize(
         ConfigError: The model has no blocks that could be found, or no plan, but needs them.
     """
     parallel, degrees = config.parallel, mesh.degrees
-    accumulate = micro_batches(config.train, mesh.dp_size)
+    accumulate = micro_batches(config.train, mesh.shares) * mesh.weight
     if degrees.ranks > degrees.dp_replicate or parallel.fsdp.offload:
         divided_loss = loss_parallel and parallel.loss_parallel and degrees.tp > 1
         module = _divided(build, config, mesh, precision, divided_loss=divided_loss)

@@ -43,10 +43,12 @@ clean:
 	rm -rf $(VENV) data/digits .mypy_cache .ruff_cache .pytest_cache
 
 # pip resolves all requirements in one call, so torch's upper bound also holds for the packages that
-# depend on torch.
+# depend on torch. pip compiles the packages on one core, which takes as long as everything else;
+# compileall uses several. Some packages have templates that do not compile; pip ignores them, too.
 $(VENV)/.%: pyproject.toml | $(VENV)/bin/python
 	@echo "installing hpctrain[$*] into $(VENV) (the first time takes minutes)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[$*]'
+	@$(BIN)/python -m compileall -qq -j 4 $(VENV)/lib || true
 	@touch $@
 
 .PRECIOUS: $(VENV)/.%

@@ -283,6 +283,10 @@ def _train_frozen(
     if code == 0 and ranks.is_main:
         from hpctrain.runs.summary import show
 
+        if config.train.sample_prompt:
+            from hpctrain.job.generate import print_sample
+
+            print_sample(run.path, config.train.sample_prompt)
         show(config, run, argv)
     return code
 

@@ -20,6 +20,26 @@ DECLARED = {
     r"(torchvision|timm) cannot be imported": "PyPI's torchvision needs torch's CUDA build",
     r"mosaicml-streaming is not installed": "its requirements exclude ours; slow only",
 }
+# What takes longest begins first, so that the worker processes of pytest-xdist end together. A
+# worker process gets whole files without a cluster, and single tests with one (tests/run.sh).
+LONGEST = (
+    *(
+        "test_a_sweep_of_two_jobs_of_two_nodes_and_two_tasks",
+        "test_arrays_keep_to_the_clusters_limits",
+    ),
+    *("test_mlflow_server_serves_other_nodes", "test_container", "test_preempted_requeued_resumed"),
+    "test_one_task_of_an_array_is_preempted_and_resumes",
+    "test_preempted_on_two_nodes_it_comes_back_with_its_frozen_config",
+    "test_a_search_on_the_cluster_outlives_a_failure_and_its_command",
+    *("test_train_over_two_nodes", "test_from_the_queue_to_the_end"),
+    "test_a_sweep_on_the_cluster_leaves_no_trace_of_it",
+    "test_failed_runs_keep_their_code_unless_todays_is_asked_for",
+    *("parallel/test_parity.py", "job/test_train.py", "tests/test_secrets.py"),
+    *("tracking/test_tracking_server.py", "tracking/test_uploader.py", "launch/test_sweepers.py"),
+    *("parallel/test_checkpoints.py", "parallel/test_memory.py", "parallel/test_at_scale.py"),
+    *("commands/test_commands.py", "job/test_environment.py", "data/test_reader.py"),
+    *("parallel/test_compile.py", "parallel/test_compression.py", "launch/test_launch.py"),
+)
 left_out = pytest.StashKey[int]()
 
 
@@ -44,6 +64,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if away:
         config.hook.pytest_deselected(items=away)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    items.sort(key=_order)
+
+
+def _order(item: pytest.Item) -> int:
+    path, _, test = item.nodeid.partition("::")
+    test = test.partition("[")[0]
+    places = (i for i, name in enumerate(LONGEST) if test == name or path.endswith(name))
+    return next(places, len(LONGEST))
 
 
 @pytest.hookimpl(optionalhook=True)

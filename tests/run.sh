@@ -64,7 +64,8 @@ fi
 make --no-print-directory VENV="$(dirname "$bin")" lint
 all=()
 if [[ ${HPCTRAIN_TESTS:-} == all ]]; then all=(--all); fi
-tests() { "$bin/python" -m pytest --durations=25 "${all[@]}" "$@"; }
+# The order is that of tests/hooks.py, and not that of the number of tests in a file.
+tests() { "$bin/python" -m pytest --durations=25 --no-loadscope-reorder "${all[@]}" "$@"; }
 failed=0
 if (($#)); then
     make --no-print-directory VENV="$(dirname "$bin")" types

@@ -25,7 +25,11 @@ import xxhash
 from torch import nn
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
 
 from hpctrain.disk import sync
 from hpctrain.distributed.long_work import long_work
@@ -145,6 +149,10 @@ class Checkpointer:
         manifest = json.loads((path / "manifest.json").read_text())
         state = self._state()
         saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        # Releases before pipelines saved the groups of the optimizer by number.
+        flat = any(f"optimizer.{key}" in saved for key in state["optimizer"])
+        if not flat:
+            state = self._state(flat=False)
         # A rank that did not exist when the checkpoint was saved keeps the state of its seed.
         random = {key: value for key, value in state.items() if key in saved and _is_random(key)}
         parts = self._own_parts(saved, manifest["world_size"])
@@ -162,6 +170,7 @@ class Checkpointer:
             self.optimizer,
             model_state_dict=to_load[model],
             optim_state_dict=to_load[optimizer],
+            options=StateDictOptions(flatten_optimizer_state_dict=flat),
         )
         self.model.load_state_dict({key.removeprefix(self._own): to_load[key] for key in own})
         if f"random.cpu.{self.ranks.rank}" in to_load:
@@ -196,8 +205,13 @@ class Checkpointer:
             )
         return []
 
-    def _state(self) -> dict[str, Any]:
-        model, optimizer = get_state_dict(self.model.module, self.optimizer)
+    def _state(self, *, flat: bool = True) -> dict[str, Any]:
+        """Return what is saved; flat names the groups of the optimizer by their parameters.
+
+        The ranks of a pipeline have different parameters, so numbers would mean different groups.
+        """
+        options = StateDictOptions(flatten_optimizer_state_dict=flat)
+        model, optimizer = get_state_dict(self.model.module, self.optimizer, options=options)
         rank = self.ranks.rank
         state = {
             "model": model,

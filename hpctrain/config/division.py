@@ -31,8 +31,7 @@ def division_problems(config: Config, degrees: Degrees) -> Iterator[str]:
     known = {f"model.{name}": n for name, n in numbers.items() if isinstance(n, int) and n > 0}
     yield from number_problems(known, degrees.tp)
     if config.data.windows.field is not None and config.data.windows.length is not None:
-        divided = config.parallel.sequence_parallel
-        parts = (degrees.tp if divided else 1) * (2 * degrees.cp if degrees.cp > 1 else 1)
+        parts = sequence_parts(degrees.cp, degrees.tp if config.parallel.sequence_parallel else 1)
         positions = config.data.windows.length - 1  # the last token is only a target
         if positions % parts:
             near = [n + 1 for n in nearest(positions, parts)]
@@ -41,6 +40,40 @@ def division_problems(config: Config, degrees: Degrees) -> Iterator[str]:
                 f"which {parts} parts (cp {degrees.cp}, tp {degrees.tp}) do not divide evenly: use "
                 f"a length of {' or '.join(map(str, near))}"
             )
+
+
+def sequence_parts(cp: int, tp: int) -> int:
+    """Return the number of equal parts into which a sequence must be divisible.
+
+    Context parallel gives each rank two chunks of the same length. Sequence parallel divides these
+    two together.
+
+    Args:
+        cp: The ranks of context parallel.
+        tp: The ranks of sequence parallel; 1 without it.
+    """
+    return tp if cp == 1 else cp * math.lcm(2, tp)
+
+
+def length_problem(length: int, cp: int, tp: int) -> str:
+    """Return why a sequence cannot be divided, with the nearest lengths; "" if it can.
+
+    Args:
+        length: The positions of a sample.
+        cp: As for `sequence_parts`.
+        tp: As for `sequence_parts`.
+    """
+    parts = sequence_parts(cp, tp)
+    if length % parts == 0:
+        return ""
+    given = " with ".join(f"parallel.{k}={n}" for k, n in (("cp", cp), ("tp", tp)) if n > 1)
+    verb = "does not divide" if cp == 1 else f"needs {parts} equal parts of"
+    without = ", or parallel.sequence_parallel=false"
+    return (
+        f"{given} {verb} the {length} positions of a sample: use "
+        f"{' or '.join(map(str, nearest(length, parts)))}"
+        f"{without if tp > 1 and length % sequence_parts(cp, 1) == 0 else ''}"
+    )
 
 
 def nearest(number: int, divisor: int) -> list[int]:

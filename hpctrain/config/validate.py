@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hpctrain import secrets
-from hpctrain.config import micro_batches, shares, targets
+from hpctrain.config import micro_batches, pipeline, shares, targets
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.division import division_problems
 from hpctrain.config.frozen import plain
@@ -272,6 +272,8 @@ def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:
         yield "parallel.sync=every with parallel.zero=1 is parallel.zero=2"
     yield from _replicas(config, degrees)
     yield from _tensor(config, degrees)
+    yield from pipeline.problems(config, degrees)
+    yield from _context(config, degrees)
     if precision.params == "bf16" and precision.compute in ("fp16", "fp8"):
         yield (
             f"precision.params=bf16 with precision.compute={precision.compute}: use bf16, or "
@@ -296,6 +298,19 @@ def _tensor(config: Config, degrees: Degrees) -> Iterator[str]:
         yield f"precision.compute=fp8 with tp {degrees.tp}: use bf16, or tp 1"
     if parallel.ddp.static_graph and degrees.ranks != degrees.dp_replicate:
         yield f"parallel.ddp.static_graph=true with {degrees}: it is an option of DDP"
+
+
+def _context(config: Config, degrees: Degrees) -> Iterator[str]:
+    """Yield what does not fit context parallel, of our own classes: others are built first."""
+    able = {"model": "hpctrain.models.Transformer", "task": "hpctrain.tasks.LanguageModel"}
+    for section, needed in able.items() if degrees.cp > 1 else ():
+        target = str(getattr(config, section).get("_target_"))
+        package, _, kind = needed.rpartition(".")
+        if target.startswith(f"{package}.") and not target.endswith(f".{kind}"):
+            yield (
+                f"{section}._target_={target} with parallel.cp={degrees.cp}: it needs whole "
+                f"samples; context parallel divides the sequences of {needed}"
+            )
 
 
 def _replicas(config: Config, degrees: Degrees) -> Iterator[str]:

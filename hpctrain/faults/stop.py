@@ -52,7 +52,7 @@ class Stop:
     def __init__(self) -> None:
         self.asked = self.reason = ""
         self._file: Path | None = None
-        self._totals: torch.Tensor | None = None
+        self._totals: list[float] | torch.Tensor | None = None
         self._copied: torch.cuda.Event | None = None
 
     def __enter__(self) -> Stop:
@@ -106,14 +106,13 @@ class Stop:
         """Return this rank's part of the reduction: 1.0 or 0.0 for each of REASONS."""
         return [float(self.asked == reason) for reason in REASONS]
 
-    def offer(self, totals: torch.Tensor) -> None:
-        """Store the reduced flags, shape (len(REASONS),), without waiting for the device."""
-        if totals.device.type == "cuda":
+    def offer(self, totals: list[float] | torch.Tensor) -> None:
+        """Store the reduced flags, one for each of REASONS, without waiting for the device."""
+        if isinstance(totals, torch.Tensor) and totals.device.type == "cuda":
             if self._copied is None:
-                self._totals = torch.zeros(len(REASONS), pin_memory=True)
-                self._copied = torch.cuda.Event()
-            assert self._totals is not None
-            self._totals.copy_(totals, non_blocking=True)
+                self._pinned = torch.zeros(len(REASONS), pin_memory=True)
+                self._totals, self._copied = self._pinned, torch.cuda.Event()
+            self._pinned.copy_(totals, non_blocking=True)
             self._copied.record()
         else:
             self._totals = totals
@@ -125,6 +124,7 @@ class Stop:
             # The event was recorded a whole step ago, so this waits only for a slow device.
             self._copied.synchronize()
         if self._totals is not None:
-            asked = zip(REASONS, self._totals.tolist(), strict=True)
+            totals = self._totals if isinstance(self._totals, list) else self._totals.tolist()
+            asked = zip(REASONS, totals, strict=True)
             self.reason = next((reason for reason, ranks in asked if ranks), "")
         return bool(self.reason)

@@ -30,7 +30,7 @@ from hpctrain.parallel.model import ParallelModel
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.tasks import bind
+from hpctrain.tasks import bind, on_part
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.train.display import Display, choose_display
 from hpctrain.train.progress_file import ProgressFile
@@ -74,7 +74,7 @@ def build(
     if ranks.is_main:
         log.info("%s", effective)
     tracker.log_params({"effective": asdict(effective)})
-    task = bind(_make("task", config.task), config.data.path)
+    task = on_part(bind(_make("task", config.task), config.data.path), mesh.part)
     model = parallelize(
         partial(_make, "model", config.model),
         config,
@@ -129,9 +129,10 @@ def _micro_batches(
 ) -> MicroBatches | None:
     """Return the micro-batches of the config, or of what an earlier attempt has found.
 
-    None where a rank's share of the batch cannot be split.
+    None where a rank's share of the batch cannot be split, or where a pipeline has the number.
     """
-    if config.data.collate == "pack" or config.parallel.ddp.static_graph:
+    fixed = config.data.collate == "pack" or config.parallel.ddp.static_graph
+    if fixed or model.mesh.degrees.pp > 1:
         return None
     least = config.train.global_batch_size // model.mesh.shares
     share = least * model.mesh.weight

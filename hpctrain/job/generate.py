@@ -28,6 +28,7 @@ from hpctrain.runs.run_dir import RunDir
 from hpctrain.tasks import LanguageModel
 
 log = logging.getLogger(__name__)
+_SAMPLE_TOKENS = 200
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -127,6 +128,22 @@ class Generator:
         logits: torch.Tensor = getattr(outputs, "logits", outputs)
         # A model may have more logits than there are tokens, rounded up for speed.
         return logits[0, -1, : self.tokenizer.vocabulary].float().cpu()
+
+
+def print_sample(path: Path, prompt: str) -> None:
+    """Print what the model of a finished run makes of a prompt; an error is only a warning.
+
+    Args:
+        path: The run directory.
+        prompt: The text to continue.
+    """
+    try:
+        generator = Generator.of(path)
+        text = "".join(generator(prompt, _SAMPLE_TOKENS, temperature=0.8, top_k=None, seed=0))
+    except Exception as error:  # the run has finished, whatever happens here
+        log.warning("no sample of generated text: %s", error)
+    else:
+        print(f"a sample of generated text:\n{text}\n")
 
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:

@@ -19,6 +19,7 @@ transformers fit (the tests copy them):
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +31,7 @@ from hpctrain.models.plan import Plan
 
 STD = 0.02  # of the initial weights, as in GPT-2
 Rotation = tuple[torch.Tensor, torch.Tensor]
+Masks = tuple[torch.Tensor, ...]
 # As Megatron-LM divides a layer (Shoeybi et al. 2019; Korthikanti et al. 2022 for the sequence).
 _TENSOR = {
     "embed": "embedding_rowwise",
@@ -48,6 +50,31 @@ _TENSOR = {
     "norm": "sequence_parallel",
     "head": "colwise_gather_output",
 }
+
+
+class Context(Protocol):
+    """The part of every sequence that a rank has under context parallel."""
+
+    def cut(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """Return the part of this rank of a tensor whose dimension `dim` has all positions."""
+        ...
+
+    def masks(self, documents: torch.Tensor) -> Masks:
+        """Return the masks of `attend` for the documents of whole rows, (batch, length)."""
+        ...
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, masks: Masks | None
+    ) -> torch.Tensor:
+        """Return the causal attention of the queries of this rank to the keys of all ranks.
+
+        Args:
+            query: (batch, heads, positions of this rank, head_dim).
+            key: (batch, kv_heads, positions of this rank, head_dim).
+            value: The shape of `key`.
+            masks: What `masks` returned; None: each row is one document.
+        """
+        ...
 
 
 class Transformer(Model):
@@ -80,6 +107,8 @@ class Transformer(Model):
         sequence_parts: The number of parts of the sequence of which the first input is one. It is
             1 except in the later stages of a pipeline, whose input is a part of the residual
             stream where other degrees divide the sequence.
+        context: The part of each row that this rank has; None (the default) means all of it. The
+            arguments of a forward pass are whole rows in any case.
 
     Raises:
         ValueError: Heads, widths or names do not fit together.
@@ -108,6 +137,7 @@ class Transformer(Model):
             hidden = 4 * dim if mlp == "gelu" else -(-8 * dim // (3 * 32)) * 32
         super().__init__()
         self.vocab_size, self.theta, self.sequence_parts = vocab_size, theta, 1
+        self.context: Context | None = None
         self.head_dim = dim // heads
         self._numbers = {"heads": heads, "kv_heads": kv_heads, "hidden": hidden}
         self.embed = Embedding(vocab_size, dim)
@@ -142,19 +172,27 @@ class Transformer(Model):
                 document, and attention needs no mask.
 
         Returns:
-            Logits (batch, length, vocab_size), in the dtype of the computation.
+            Logits (batch, length, vocab_size), in the dtype of the computation; those of this
+            rank's positions if there is a `context`.
 
         Raises:
             ConfigError: A token is not in the vocabulary (on a GPU, CUDA stops with an assertion of
                 its own), or the row is longer than the learned positions.
         """
         length = tokens.shape[1] * self.sequence_parts
-        positions, mask = _positions(length, documents, tokens.device)
+        positions = _positions(length, documents, tokens.device)
+        masks = None
+        if documents is not None:
+            masks = (_mask(documents),) if self.context is None else self.context.masks(documents)
+        if self.context is not None:
+            positions = self.context.cut(positions, 1)
+            if self.sequence_parts == 1:
+                tokens = self.context.cut(tokens, 1)
         x = self._embedded(tokens)
         rotation = None
         if self.positions is None:
             rotation = rotary(positions, self.head_dim, self.theta)
-        else:
+        elif not tokens.is_floating_point():  # later stages of a pipeline get the residual stream
             if length > self.positions.num_embeddings:
                 raise ConfigError(
                     f"model.learned_positions={self.positions.num_embeddings}: the samples have "
@@ -162,7 +200,7 @@ class Transformer(Model):
                 )
             x = x + self.positions(positions)
         for layer in self.layers:
-            x = layer(x, rotation, mask)
+            x = layer(x, rotation, masks, self.context)
         logits: torch.Tensor = self.head(self.norm(x))
         return logits
 
@@ -181,6 +219,7 @@ class Transformer(Model):
             first=("embed",) if self.positions is None else ("embed", "positions"),
             blocks="layers",
             last=("norm", "head"),
+            context=True,
         )
 
     def flops_per_token(self, length: int) -> int:
@@ -256,10 +295,14 @@ class Layer(nn.Module):
         self.mlp_norm, self.mlp = mlp_norm, mlp
 
     def forward(
-        self, x: torch.Tensor, rotation: Rotation | None, mask: torch.Tensor | None
+        self,
+        x: torch.Tensor,
+        rotation: Rotation | None,
+        masks: Masks | None,
+        context: Context | None = None,
     ) -> torch.Tensor:
         """Map (batch, length, dim) to the same shape; `Attention` has the other arguments."""
-        x = x + self.attention(self.attention_norm(x), rotation, mask)
+        x = x + self.attention(self.attention_norm(x), rotation, masks, context)
         out: torch.Tensor = x + self.mlp(self.mlp_norm(x))
         return out
 
@@ -285,15 +328,21 @@ class Attention(nn.Module):
         self.out = Linear(dim, dim, bias, std)
 
     def forward(
-        self, x: torch.Tensor, rotation: Rotation | None, mask: torch.Tensor | None
+        self,
+        x: torch.Tensor,
+        rotation: Rotation | None,
+        masks: Masks | None,
+        context: Context | None = None,
     ) -> torch.Tensor:
         """Mix the values of the positions that each position may see.
 
         Args:
             x: (batch, length, dim).
             rotation: What `rotary` returns; None does not rotate.
-            mask: bool (batch, 1, length, length), True where a query (third axis) may see a key
-                (fourth axis). None: every position sees itself and those before it.
+            masks: One bool tensor (batch, 1, length, length), True where a query (third axis) may
+                see a key (fourth axis); with a context what its `masks` returned. None: every
+                position sees itself and those before it.
+            context: The part of the positions that `x` has; None means all.
 
         Returns:
             (batch, length, dim).
@@ -305,9 +354,14 @@ class Attention(nn.Module):
         )
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
-        mixed = F.scaled_dot_product_attention(
-            query, key, value, mask, is_causal=mask is None, enable_gqa=self.grouped
-        )
+        if context is not None:
+            mixed = context.attend(query, key, value, masks)
+        else:
+            mixed = F.scaled_dot_product_attention(
+                *(query, key, value, None if masks is None else masks[0]),
+                is_causal=masks is None,
+                enable_gqa=self.grouped,
+            )
         out: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return out
 
@@ -384,17 +438,18 @@ def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).type_as(x)
 
 
-def _positions(
-    length: int, documents: torch.Tensor | None, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return positions, (batch or 1, length), and the mask of `Attention`, or None."""
+def _positions(length: int, documents: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+    """Return the positions within the documents, (batch or 1, length)."""
     places = torch.arange(length, device=device)[None]
     if documents is None:
-        return places, None
+        return places
     begins = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0))
-    starts = (places * begins).cummax(1).values
-    same = documents[:, :, None] == documents[:, None, :]
-    return places - starts, (same & (places[..., None] >= places[:, None]))[:, None]
+    return places - (places * begins).cummax(1).values
+
+
+def _mask(documents: torch.Tensor) -> torch.Tensor:
+    """Return the mask of `Attention`, bool (batch, 1, length, length)."""
+    return (documents[:, :, None] == documents[:, None, :]).tril_()[:, None]
 
 
 def _norm(kind: str, dim: int, eps: float, bias: bool) -> nn.Module:

@@ -109,7 +109,7 @@ def shard(
     within: bool | int = False
     if config.zero == 3:
         within = fsdp.reshard_after_forward or True
-        if within == mesh.degrees.dp_shard:
+        if within == mesh.degrees.dp_shard * mesh.degrees.cp:
             within = True
     for block in blocks:
         fully_shard(block, reshard_after_forward=within, **options)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hpctrain.config.degrees import Degrees
+from hpctrain.parallel.context import SequencePart
 
 
 class Mesh:
@@ -98,6 +99,12 @@ class Mesh:
         shape = (self._ranks // (cp * tp), cp, tp)
         mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("others", "cp", "tp"))
         return mesh["cp"].get_group()
+
+    @cached_property
+    def part(self) -> SequencePart | None:
+        """This rank's part of each sequence, None if cp is 1; all ranks ask for it together."""
+        cp = self.degrees.cp
+        return SequencePart(self.cp_rank, cp, self.context) if cp > 1 else None
 
     @cached_property
     def stage(self) -> dist.ProcessGroup | None:

@@ -9,9 +9,10 @@ others, which change how gradients are reduced.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,8 +23,9 @@ from torch.distributed.tensor.parallel import loss_parallel
 from hpctrain.data.types import Batch
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.scalars import Scalar, Scalars, added, at_most, scalars
 from hpctrain.parallel.tensor import whole_gradients
-from hpctrain.tasks import Task
+from hpctrain.tasks import Sums, Task
 
 
 class ParallelModel:
@@ -60,7 +62,7 @@ class ParallelModel:
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self._loss = loss_parallel if divided_loss else nullcontext
 
-    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
+    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
         """Add the gradient of the loss per row of a share; reduce it over the ranks.
 
         Args:
@@ -68,51 +70,51 @@ class ParallelModel:
             batch: Tensors on the device. A rank has the rows of `mesh.weight` shares.
 
         Returns:
-            The names of the sums, and this rank's sums and counts: float64, (2 * len(names),).
+            The names of the sums, and this rank's sums and counts: a sum and a count for each name.
         """
         rows = len(batch["mask"]) // self.mesh.weight  # all ranks divide by the same number
-        vectors = []
-        for micro, last in _split(batch, self.accumulate):
+        parts = []
+        for micro, last in split(batch, self.accumulate):
             with self._reduced(last), self._loss():
                 with self.precision.forward():
                     sums = task(self.module, micro)
                 # Dividing by the rows keeps the gradient in the range of the dtype. The exact
                 # divisor is the global count, which is known only after the step's reduction.
                 (sums["loss"][0] * (self.precision.scale / rows)).backward()
-            vectors.append(_to_vector(sums))
+            parts.append(flat(sums))
         if self.mesh.degrees.tp > 1:
             whole_gradients(self.parameters)
-        # Small operations count where a step takes less than a millisecond.
-        vector = vectors[0] if len(vectors) == 1 else torch.stack(vectors).sum(0)
-        return list(sums), vector if self.mesh.counts else torch.zeros_like(vector)
+        return list(sums), self._counted(functools.reduce(added, parts))
 
-    def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
+    def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
         """Return the names and sums of a forward pass, as `forward_backward` does."""
         with torch.no_grad(), self._loss(), self.precision.forward():
             sums = task(self.module, batch)
-        vector = _to_vector(sums)
-        return list(sums), vector if self.mesh.counts else torch.zeros_like(vector)
+        return list(sums), self._counted(flat(sums))
 
-    def scale_gradients(self, factor: torch.Tensor, clip_norm: float | None) -> torch.Tensor:
+    def scale_gradients(self, factor: Scalar, clip_norm: float | None) -> Scalar:
         """Multiply the gradients by `factor`, then clip their global norm.
 
         Args:
-            factor: Shape ().
+            factor: One number.
             clip_norm: The largest L2 norm; None does not clip.
 
         Returns:
-            The norm before clipping, shape (), float32, the same on all ranks; without clipping
-            it is computed only in fp16, and is NaN otherwise.
+            The norm before clipping, the same on all ranks; without clipping it is computed only
+            in fp16, and is NaN otherwise.
         """
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        norm = torch.full((), float("nan"))
+        norm: Scalar = math.nan
         if clip_norm is not None or self.precision.compute == "fp16":
-            norm = (global_norm(gradients, self.mesh) * factor).float()
+            whole = global_norm(gradients, self.mesh)
+            norm = factor * (whole if isinstance(factor, torch.Tensor) else whole.item())
         if clip_norm is not None:
-            factor = factor * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
+            factor = factor * at_most(clip_norm / (norm + 1e-6), 1.0)
         local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
         if local:
-            torch._foreach_mul_(local, factor.to(local[0].device, local[0].dtype))
+            if isinstance(factor, torch.Tensor):
+                factor = factor.to(local[0].device, local[0].dtype)
+            torch._foreach_mul_(local, factor)
         return norm
 
     def share_buffers(self) -> None:
@@ -148,6 +150,12 @@ class ParallelModel:
             state: The tensors, on any device.
         """
 
+    def _counted(self, values: Scalars) -> Scalars:
+        """Return the sums of this rank; zeros if another rank has the same ones."""
+        if self.mesh.counts:
+            return values
+        return torch.zeros_like(values) if isinstance(values, torch.Tensor) else [0.0] * len(values)
+
     def _reduced(self, last: bool) -> AbstractContextManager[object]:
         """Return the context of one micro-batch, which decides whether gradients are reduced."""
         return nullcontext()
@@ -161,7 +169,9 @@ def global_norm(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
         mesh: The ranks.
     """
     if mesh.degrees.pp == 1 and not any(isinstance(g, DTensor) for g in gradients):
-        return torch.nn.utils.get_total_norm(gradients)
+        # As torch.nn.utils.get_total_norm, which also sorts them by dtype and device.
+        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        return norm
     # Every rank adds its part of the squares, divided by the number of ranks that add the same.
     alike: dict[int, list[torch.Tensor]] = {}
     for gradient in gradients:
@@ -182,12 +192,13 @@ def global_norm(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
     return squares.sqrt().float()
 
 
-def _to_vector(sums: Any) -> torch.Tensor:
-    flat = [value.detach().double() for pair in sums.values() for value in pair]
-    return torch.stack(flat)
+def flat(sums: Sums) -> Scalars:
+    """Return the sums and counts of a task: a sum and a count for each name."""
+    return scalars([value for pair in sums.values() for value in pair])
 
 
-def _split(batch: Batch, parts: int) -> Iterator[tuple[Batch, bool]]:
+def split(batch: Batch, parts: int) -> Iterator[tuple[Batch, bool]]:
+    """Yield the micro-batches of a batch, and for each whether it is the last one."""
     if parts == 1:
         yield batch, True
         return

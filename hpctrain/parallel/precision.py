@@ -5,6 +5,7 @@ Reduced precision follows Micikevicius et al., "Mixed Precision Training" (2018)
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -61,15 +62,15 @@ class Precision:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.autocast)
 
-    def accepts(self, norm: torch.Tensor) -> bool:
+    def accepts(self, norm: float | torch.Tensor) -> bool:
         """Return whether the step may be made, and adapt the scale; waits for the device in fp16.
 
         Args:
-            norm: The norm of the global gradient, shape ().
+            norm: The norm of the global gradient.
         """
         if self.compute != "fp16":
             return True
-        if not bool(torch.isfinite(norm)):
+        if not math.isfinite(norm):
             self.scale, self._good_steps = self.scale / 2, 0
             return False
         self._good_steps += 1

@@ -1,6 +1,6 @@
 """The recipe: one function turns a model into the model that is trained.
 
-    build ── precision ── tensor parallel ── activation checkpointing ── compile
+    build ── precision ── stages ── tensor and context ── activation checkpointing ── compile
                                                 └── DDP, replicas or FSDP2 ── initial parameters
 
 The order matters: what is compiled contains the checkpointing, and what is sharded is compiled.
@@ -8,14 +8,18 @@ The order matters: what is compiled contains the checkpointing, and what is shar
 
 from __future__ import annotations
 
+import inspect
 import logging
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from hpctrain.config.micro_batches import accumulate as micro_batches
+from hpctrain.config.pipeline import bubble
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
+from hpctrain.models.plan import Plan
 from hpctrain.parallel.activation import checkpoint_activations
 from hpctrain.parallel.blocks import find_blocks
 from hpctrain.parallel.ddp import DDPModel
@@ -33,9 +37,11 @@ from hpctrain.parallel.initial import (
 from hpctrain.parallel.local_sgd import LocalSGDModel
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.model import ParallelModel
+from hpctrain.parallel.pipeline import PipelineModel
 from hpctrain.parallel.plan import find_plan
 from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.tensor import divide_layers
+from hpctrain.parallel.stages import block_counts, cut, numbers_of, present
+from hpctrain.parallel.tensor import divide_layers, sequence_is_divided
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +63,8 @@ def parallelize(
     """
     parallel, degrees = config.parallel, mesh.degrees
     accumulate = micro_batches(config.train, mesh.shares) * mesh.weight
+    if degrees.pp > 1:
+        return _pipeline(build, config, mesh, precision, loss_parallel=loss_parallel)
     if degrees.ranks > degrees.dp_replicate or parallel.fsdp.offload:
         divided_loss = loss_parallel and parallel.loss_parallel and degrees.tp > 1
         module = _divided(build, config, mesh, precision, divided_loss=divided_loss)
@@ -76,7 +84,10 @@ def parallelize(
             divided_loss=divided_loss,
         )
     module = build_whole(build, config.seed, precision.params, precision.device)
-    _prepare(module, config, precision, need_blocks=False)
+    train, blocks = config.train, []
+    if train.activation_checkpointing != "none" or train.compile == "blocks":
+        blocks = [block for _, block in find_blocks(module, parallel.blocks)]
+    _prepare(module, blocks, config, precision)
     if degrees.dp_replicate == 1:
         return ParallelModel(module, mesh, precision, accumulate)
     local = config.train.local_sgd
@@ -92,21 +103,18 @@ def _divided(
     build: Build, config: Config, mesh: Mesh, precision: Precision, *, divided_loss: bool
 ) -> nn.Module:
     """Return the model of which each rank has a part, or whose gradients FSDP2 reduces."""
-    device, seed, parallel = precision.device, config.seed, config.parallel
-    storage = torch.device("cpu") if parallel.fsdp.offload else device
+    device, seed = precision.device, config.seed
     model = skeleton(build, seed)
     meta = model is not None
     if model is None:
         model = build_whole(build, seed, precision.params, device)
     cast_parameters(model, precision.params)
+    plan = Plan()
     if mesh.degrees.ranks > mesh.degrees.dp:
-        plan = find_plan(model, parallel, mesh.degrees)
-        if mesh.degrees.tp > 1:
-            _check_compile(config, device)
-            divide_layers(model, plan, mesh.tensor, parallel, loss_parallel=divided_loss)
-    blocks = _prepare(model, config, precision, need_blocks=True)
-    if mesh.averaged > 1 or parallel.fsdp.offload:
-        shard(model, blocks, mesh, precision, parallel)
+        plan = find_plan(model, config.parallel, mesh.degrees)
+    names = [name for name, _ in find_blocks(model, config.parallel.blocks)]
+    _spread(model, plan, names, config, mesh, precision, divided_loss=divided_loss)
+    storage = torch.device("cpu") if config.parallel.fsdp.offload else device
     if meta and isinstance(model, Initializes):
         fill_modules(model, seed, device, storage)
     elif meta:
@@ -127,15 +135,95 @@ def _check_compile(config: Config, device: torch.device) -> None:
         torch._inductor.config._micro_pipeline_tp = True
 
 
+def _pipeline(
+    build: Build, config: Config, mesh: Mesh, precision: Precision, *, loss_parallel: bool
+) -> PipelineModel:
+    """Return the stages of this rank."""
+    device, seed, parallel = precision.device, config.seed, config.parallel
+    schedule, pp = parallel.pipeline.schedule, mesh.degrees.pp
+    divided_loss = loss_parallel and parallel.loss_parallel and mesh.degrees.tp > 1
+    storage = torch.device("cpu") if parallel.fsdp.offload else device
+    stages = []
+    for number in numbers_of(schedule, pp, mesh.pp_rank):
+        model = skeleton(build, seed)
+        # Any other model is built on every rank: rank 0 cannot send what its stages do not have.
+        meta = model is not None and isinstance(model, Initializes)
+        if model is None or not meta:
+            model = build_whole(build, seed, precision.params, torch.device("cpu"))
+        cast_parameters(model, precision.params)
+        plan = find_plan(model, parallel, mesh.degrees)
+        names = [name for name, _ in find_blocks(model, parallel.blocks)]
+        inputs = list(inspect.signature(model.forward).parameters)
+        counts = block_counts(model, plan, parallel, pp)
+        cut(model, plan, counts, number)
+        if number > 0 and hasattr(model, "sequence_parts"):
+            tp = mesh.degrees.tp if sequence_is_divided(plan, parallel) else 1
+            setattr(model, "sequence_parts", mesh.degrees.cp * tp)  # noqa: B010 (mypy)
+        if not meta:
+            model.to(storage)
+        _spread(model, plan, names, config, mesh, precision, divided_loss=divided_loss)
+        if meta:
+            fill_modules(model, seed, device, storage)
+        stages.append(model)
+    accumulate = micro_batches(config.train, mesh.dp_size)
+    if dist.get_rank() == 0:
+        log.info(
+            "pipeline %s: stages of %s blocks, %d micro-batches, expected bubble %.1f%%",
+            *(schedule, " + ".join(map(str, counts)), accumulate),
+            100 * bubble(schedule, pp, accumulate),
+        )
+    return PipelineModel(
+        stages,
+        mesh,
+        precision,
+        accumulate,
+        schedule=schedule,
+        inputs=inputs,
+        divided_loss=divided_loss,
+    )
+
+
+def _spread(
+    model: nn.Module,
+    plan: Plan,
+    names: list[str],
+    config: Config,
+    mesh: Mesh,
+    precision: Precision,
+    *,
+    divided_loss: bool,
+) -> None:
+    """Divide a model, or a stage of one, over the ranks that have it, in place.
+
+    Args:
+        model: The model or the stage.
+        plan: The plan of the model.
+        names: The names of the model's blocks.
+        config: The config.
+        mesh: The ranks.
+        precision: The number formats.
+        divided_loss: Whether the logits stay divided by the vocabulary.
+    """
+    if mesh.degrees.tp > 1:
+        _check_compile(config, precision.device)
+        divide_layers(
+            *(model, plan, mesh.tensor, config.parallel),
+            loss_parallel=divided_loss,
+            cp=mesh.degrees.cp,
+        )
+    if mesh.part is not None:
+        model.context = mesh.part  # type: ignore[assignment]
+    blocks = list(present(model, names))
+    _prepare(model, blocks, config, precision)
+    if mesh.averaged > 1 or config.parallel.fsdp.offload:
+        shard(model, blocks, mesh, precision, config.parallel)
+
+
 def _prepare(
-    model: nn.Module, config: Config, precision: Precision, *, need_blocks: bool
-) -> list[nn.Module]:
-    """Apply what does not depend on the mesh, in place; return the blocks."""
+    model: nn.Module, blocks: list[nn.Module], config: Config, precision: Precision
+) -> None:
+    """Apply what does not depend on the mesh, in place."""
     train = config.train
-    by_block = train.activation_checkpointing != "none" or train.compile == "blocks"
-    blocks = []
-    if need_blocks or by_block:
-        blocks = [block for _, block in find_blocks(model, config.parallel.blocks)]
     if precision.compute == "fp8":
         compute_in_float8(model)
     checkpoint_activations(
@@ -146,4 +234,3 @@ def _prepare(
             block.compile()
     elif train.compile == "model":
         model.compile()
-    return blocks

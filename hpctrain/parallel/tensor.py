@@ -25,16 +25,23 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from hpctrain.config.division import nearest
+from hpctrain.config.division import length_problem
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models.plan import Plan
 from hpctrain.parallel.plan import matching
+from hpctrain.parallel.stages import Absent
 from hpctrain.parallel.ties import tie, ties
 
 
 def divide_layers(
-    model: nn.Module, plan: Plan, mesh: DeviceMesh, config: ParallelConfig, *, loss_parallel: bool
+    model: nn.Module,
+    plan: Plan,
+    mesh: DeviceMesh,
+    config: ParallelConfig,
+    *,
+    loss_parallel: bool,
+    cp: int = 1,
 ) -> None:
     """Divide the modules that the plan names, in place.
 
@@ -44,6 +51,7 @@ def divide_layers(
         mesh: The ranks of tensor parallel, one dimension.
         config: The section `parallel`.
         loss_parallel: Whether the logits stay divided by their last dimension.
+        cp: The ranks of context parallel, which divide the sequence before.
     """
     shared = list(ties(model))
     divided = sequence_is_divided(plan, config)
@@ -64,14 +72,14 @@ def divide_layers(
     chosen = {
         name: styles[style]
         for pattern, style in plan.tensor.items()
-        for name, _ in matching(model, pattern)
-        if style in styles
+        for name, module in matching(model, pattern)
+        if style in styles and not isinstance(module, Absent)
     }
     parallelize_module(model, mesh, chosen, src_data_rank=None)
     for first, others in shared:  # torch has made two parameters of what was one
         tie(model, first, others)
     if divided:
-        model.register_forward_pre_hook(partial(_check_length, mesh.size()), with_kwargs=True)
+        model.register_forward_pre_hook(partial(_check_length, cp, mesh.size()), with_kwargs=True)
 
 
 def sequence_is_divided(plan: Plan, config: ParallelConfig) -> bool:
@@ -98,16 +106,13 @@ class _WholeInput(ParallelStyle):
         return module
 
 
-def _check_length(tp: int, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+def _check_length(cp: int, tp: int, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
     """Raise a ConfigError if the ranks cannot divide the sequence evenly."""
     tokens = args[0]
-    if isinstance(tokens, torch.Tensor) and not tokens.is_floating_point():
-        length = tokens.shape[1]
-        if length % tp:
-            raise ConfigError(
-                f"parallel.tp={tp} does not divide the {length} positions of a sample: use "
-                f"{' or '.join(map(str, nearest(length, tp)))}, or parallel.sequence_parallel=false"
-            )
+    if not isinstance(tokens, torch.Tensor) or tokens.is_floating_point():
+        return
+    if problem := length_problem(tokens.shape[1], cp, tp):
+        raise ConfigError(problem)
 
 
 def whole_gradients(parameters: list[nn.Parameter]) -> None:

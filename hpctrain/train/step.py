@@ -7,6 +7,7 @@ gradient x global batch size / global count ── clip ── optimizer
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -16,47 +17,61 @@ from hpctrain.faults.stop import Stop
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.micro_batches import MicroBatches
 from hpctrain.parallel.model import ParallelModel
+from hpctrain.parallel.scalars import (
+    Scalar,
+    Scalars,
+    added,
+    at_least,
+    joined,
+    on_device,
+    over_ranks,
+    reordered,
+)
 from hpctrain.tasks import Task
 
 
 class Totals:
-    """Sums and counts over steps and ranks.
-
-    They stay on the device, so that no step waits for it.
-    """
+    """Sums and counts over steps and ranks."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        self._total: torch.Tensor | None = None
+        self._total: Scalars | None = None
 
-    def add(self, names: list[str], vector: torch.Tensor) -> None:
-        """Add `vector`, float64 of shape (2 * len(names),): a sum and a count for each name."""
+    def add(self, names: list[str], values: Scalars) -> None:
+        """Add a sum and a count for each name."""
+        if self._total is not None and names != self.names:
+            # A resumed run with other degrees may have other names, such as that of the bubble.
+            self._total = reordered(self._total, self.names, names)
         self.names = names
-        self._total = vector if self._total is None else self._total + vector
+        self._total = values if self._total is None else added(self._total, values)
 
     def reduce(self, mesh: Mesh) -> None:
         """Add the totals of all ranks; for totals to which only this rank's sums were added."""
         if self._total is not None:
-            mesh.add(self._total)
+            self._total = over_ranks(self._total, mesh)
 
     def means(self) -> dict[str, float]:
         """Return sum / count of each name, which waits for the device, and start from zero."""
         if self._total is None:
             return {}
-        values, self._total = self._total.tolist(), None
+        values, self._total = _list(self._total), None
         pairs = zip(self.names, values[::2], values[1::2], strict=True)
         return {name: total / count if count else float("nan") for name, total, count in pairs}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what has been added since the last `means`, as JSON."""
-        values = None if self._total is None else self._total.tolist()
+        values = None if self._total is None else _list(self._total)
         return {"names": self.names, "values": values}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
         """Continue from the sums that `state_dict` returned."""
         self.names, values = state["names"], state["values"]
         if values is not None:
-            self._total = torch.tensor(values, dtype=torch.float64, device=device)
+            self._total = on_device(values, device)
+
+
+def _list(values: Scalars) -> list[float]:
+    return values if isinstance(values, list) else values.tolist()
 
 
 class TrainStep:
@@ -72,8 +87,8 @@ class TrainStep:
 
     Attributes:
         totals: The sums since the last report.
-        grad_norm: The norm of the global gradient before clipping, shape (); NaN when the last step
-            did not need it.
+        grad_norm: The norm of the global gradient before clipping; NaN when the last step did not
+            need it.
     """
 
     def __init__(
@@ -90,7 +105,7 @@ class TrainStep:
         self.micro_batches = micro_batches
         self.clip_norm, self.stop = clip_norm, stop
         self.totals = Totals()
-        self.grad_norm = torch.full((), float("nan"))
+        self.grad_norm: Scalar = math.nan
 
     def __call__(self, batch: Batch, lr: float) -> None:
         """Train on this rank's share of the global batch.
@@ -100,15 +115,14 @@ class TrainStep:
             lr: Learning rate of this step.
         """
         mesh, precision = self.model.mesh, self.model.precision
-        names, vector = self._forward_backward(batch)
-        reduced = torch.cat([vector, vector.new_tensor(self.stop.flags())])
-        mesh.add(reduced)
-        self.stop.offer(reduced[len(vector) :])
-        self.totals.add(names, reduced[: len(vector)])
+        names, values = self._forward_backward(batch)
+        reduced = over_ranks(joined(values, self.stop.flags()), mesh)
+        self.stop.offer(reduced[len(values) :])
+        self.totals.add(names, reduced[: len(values)])
         count = reduced[2 * names.index("loss") + 1]
         # The gradient is a mean over the ranks of sums / rows; it becomes the sum / global count.
         rows = len(batch["mask"]) // mesh.weight
-        factor = rows * mesh.averaged / count.clamp(min=1) / precision.scale
+        factor = rows * mesh.averaged / at_least(count, 1) / precision.scale
         self.grad_norm = self.model.scale_gradients(factor, self.clip_norm)
         if precision.accepts(self.grad_norm):
             for group in self.optimizer.param_groups:
@@ -119,7 +133,7 @@ class TrainStep:
         if self.micro_batches is not None:
             self.micro_batches.after_step()
 
-    def _forward_backward(self, batch: Batch) -> tuple[list[str], torch.Tensor]:
+    def _forward_backward(self, batch: Batch) -> tuple[list[str], Scalars]:
         while True:
             try:
                 return self.model.forward_backward(self.task, batch)

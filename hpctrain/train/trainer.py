@@ -115,6 +115,8 @@ class Trainer:
 
     def _training_means(self) -> dict[str, float]:
         means = derived(self.train_step.task, self.train_step.totals.means())
+        if math.isnan(means.get("bubble", 0.0)):  # the first step of a pipeline measures none
+            del means["bubble"]
         norm = float(self.train_step.grad_norm)
         return (
             {f"train/{name}": value for name, value in means.items()}

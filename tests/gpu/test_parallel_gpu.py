@@ -18,6 +18,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.faults.stop import Stop
 from hpctrain.models import Transformer
 from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.micro_batches import CudaMemory, MicroBatches
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.tasks import LanguageModel
@@ -35,6 +36,16 @@ FIRST_SCALE = 65536  # initial scale of the loss in fp16
 Keys = dict[str, Any]
 OFFLOAD: Keys = {"parallel.fsdp.offload": True}
 CUDA = torch.device("cuda", 0)
+
+
+class Small(CudaMemory):
+    """The memory of a smaller GPU."""
+
+    def __init__(self, size: float) -> None:
+        self._size = size
+
+    def size(self) -> float:
+        return self._size
 
 
 class Trained(NamedTuple):
@@ -57,10 +68,20 @@ def group() -> Iterator[None]:
 
 
 def train(
-    keys: Keys, *, dim: int = 256, rows: int = 8, length: int = 128, steps: int = STEPS
+    keys: Keys,
+    *,
+    dim: int = 256,
+    rows: int = 8,
+    length: int = 128,
+    steps: int = STEPS,
+    memory: CudaMemory | None = None,
+    found: list[int] | None = None,
 ) -> Trained:
-    """Train a Transformer for `steps` steps on the same batch of (rows, length + 1) tokens."""
-    gc.collect()  # frees the models of earlier trainings
+    """Train a Transformer on the same batch again and again, which it learns by heart.
+
+    With `memory` micro-batches become as large as fits; `found` gets their rows.
+    """
+    gc.collect()  # models of earlier trainings
     before = torch.cuda.memory_allocated()
     config = Config()
     for key, value in keys.items():
@@ -71,7 +92,11 @@ def train(
     precision = Precision(config.precision, CUDA)
     model = parallelize(build, config, Mesh(Degrees(), 0, CUDA), precision)
     optimizer = torch.optim.AdamW(model.parameters, lr=1e-3)
-    step = TrainStep(model, LanguageModel(), optimizer, clip_norm=1.0, stop=Stop())
+    sizes = None
+    if memory is not None and found is not None:
+        sizes = MicroBatches(model, rows, found.append, memory)
+    task = LanguageModel()
+    step = TrainStep(model, task, optimizer, clip_norm=1.0, stop=Stop(), micro_batches=sizes)
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, VOCABULARY, (rows, length + 1), generator=draw)
     batch: Batch = {"tokens": tokens.to(CUDA), "mask": torch.ones(rows, device=CUDA).bool()}
@@ -99,6 +124,7 @@ def reference() -> list[float]:
 @pytest.mark.parametrize(
     ("keys", "tolerance"),
     [
+        ({"precision.compute": "tf32"}, 5e-3),
         ({"precision.compute": "bf16"}, 2e-2),
         ({"precision.compute": "bf16", "precision.params": "bf16"}, 5e-2),
         (OFFLOAD, 1e-3),  # the optimizer runs on the CPU
@@ -141,6 +167,30 @@ def test_checkpointing_needs_less_memory(compute: str) -> None:
         for mode in ("none", "selective", "full")
     }
     assert peaks["none"] > peaks["selective"] > peaks["full"]
+
+
+def test_tf32_computes_in_tf32() -> None:
+    left, right = torch.randn(2, 256, 256, device=CUDA, generator=torch.Generator(CUDA))
+    Precision(PrecisionConfig(compute="tf32"), CUDA)
+    rounded = left @ right
+    Precision(PrecisionConfig(), CUDA)
+    exact = left @ right
+    assert 1e-6 < (rounded - exact).norm() / exact.norm() < 1e-2
+
+
+def test_auto_takes_the_largest_micro_batch_that_fits() -> None:
+    sizes: dict[str, int] = {"dim": 256, "rows": 32, "length": 512, "steps": 6}
+    of_8_rows = train({"train.accumulate": 4}, **sizes)
+    before = torch.cuda.memory_allocated()
+    found: list[int] = []
+    # Nine tenths of the memory are used: 8 rows fit in it, and 16 do not.
+    auto = train({}, **sizes, memory=Small((before + 1.2 * of_8_rows.peak) / 0.9), found=found)
+    assert found == [8]
+    assert auto.losses == pytest.approx(of_8_rows.losses, rel=1e-3)
+    assert auto.peak < 1.2 * of_8_rows.peak
+    found.clear()
+    train({}, **sizes, memory=CudaMemory(), found=found)
+    assert found == [32], "the whole share fits in a GPU"
 
 
 def test_offload_leaves_the_gpu_empty_between_steps() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Completed
+from tests.conftest import Completed, run_module
 
 Train = Callable[..., Completed]
 TASK = """\
@@ -46,6 +46,25 @@ def test_a_sharded_run_goes_on_when_it_is_started_again(
             assert "the run goes on from its last checkpoint with" in done.stderr
     assert content(tmp_path)["micro_batch_rows"] == 16
     assert content(tmp_path)["state"] == "finished"
+
+
+def test_an_error_on_one_of_two_ranks_ends_both_and_the_next_attempt_has_smaller_ones(
+    digits: Path, tmp_path: Path
+) -> None:
+    on_rank_1 = TASK.replace("if model", "if os.environ['RANK'] == '1' and model")
+    (tmp_path / "limited.py").write_text(f"import os\n{on_rank_1}")
+    where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "hpctrain"]
+    for code, state in ((1, "failed"), (0, "finished")):
+        done = run_module(
+            *(*torchrun, "experiment=digits", *where, *COMMON), code=code, PYTHONPATH=str(tmp_path)
+        )
+        assert content(tmp_path)["state"] == state
+        assert content(tmp_path)["micro_batch_rows"] == 16
+        if code:
+            assert "out of memory with micro-batches of 32 rows; the run goes on" in done.stderr
+        else:
+            assert "micro-batches of 16 rows, as the attempt before has found" in done.stderr
 
 
 @pytest.mark.parametrize(

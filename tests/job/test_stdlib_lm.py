@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from hpctrain.data.reader import Reader
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError, StorageError
-from hpctrain.job.generate import Generator, load_weights
+from hpctrain.job.generate import Generator, load_weights, print_sample
 from hpctrain.models import Transformer
 from tests.conftest import Completed, run_module
 
@@ -66,6 +66,15 @@ def test_it_learns_and_says_what_to_do_next(trained: tuple[Path, Completed]) -> 
     assert result["val/bits_per_byte"] < 1.5
     assert f"{result['val/bits_per_byte']:.4f}" in done.stdout
     assert f"-m hpctrain generate runs/{run.name} 'def '" in done.stdout
+    assert "a sample of generated text:\ndef " in done.stdout
+
+
+def test_a_sample_that_cannot_be_made_fails_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    print_sample(tmp_path, "def ")
+    assert "no sample of generated text" in caplog.text
+    assert not capsys.readouterr().out
 
 
 def test_bits_per_byte_are_exact(

@@ -19,7 +19,7 @@ from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.model import ParallelModel
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
-from hpctrain.tasks import Classification, LanguageModel
+from hpctrain.tasks import Classification, LanguageModel, on_part
 from hpctrain.train.step import TrainStep
 from tests.ranks import run_ranks
 
@@ -114,7 +114,7 @@ def build(cell: Cell) -> Training:
     precision = Precision(made.precision, cpu)
     if made.precision.compute == "fp16":
         precision.scale = 1024.0  # otherwise the first steps would be left out until a scale fits
-    task = TASKS[cell.model]()
+    task = on_part(TASKS[cell.model](), mesh.part)
     model = parallelize(MODELS[cell.model], made, mesh, precision, loss_parallel=task.loss_parallel)
     optimizer: torch.optim.Optimizer
     if cell.optimizer == "sgd":
@@ -174,10 +174,15 @@ def train(cell: Cell) -> Result:
 
 def whole(model: ParallelModel) -> dict[str, torch.Tensor]:
     """Return every parameter whole, put together from all ranks."""
-    return {
+    own = {
         name.removeprefix("module."): (p.full_tensor() if isinstance(p, DTensor) else p).detach()
         for name, p in model.module.named_parameters()
     }
+    if model.mesh.degrees.pp == 1:
+        return own
+    stages: list[Any] = [None] * model.mesh.degrees.pp
+    distributed.all_gather_object(stages, own, model.mesh.pipeline)
+    return {name: value for stage in stages for name, value in stage.items()}
 
 
 def difference(result: Result, expected: Result) -> tuple[float, float, float]:

@@ -1,19 +1,23 @@
 """The size of micro-batches follows from the memory. It is simulated: a CPU has no limit."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from hpctrain.config.schema import Config
 from hpctrain.data.types import Batch
 from hpctrain.faults.stop import Stop
+from hpctrain.job.build import _micro_batches
 from hpctrain.models import MLP
 from hpctrain.parallel.micro_batches import MicroBatches
+from hpctrain.runs.run_dir import RunDir
 from hpctrain.tasks import Classification, Sums
 from hpctrain.train.step import TrainStep
 from tests.ranks import run_ranks
-from tests.steps import alone, batch, make, weights
+from tests.steps import ALONE, alone, batch, make, weights
 
 pytestmark = pytest.mark.usefixtures("group_of_one")
 
@@ -80,6 +84,20 @@ def test_out_of_memory_lowers_it_and_repeats_the_step(caplog: pytest.LogCaptureF
     with pytest.raises(torch.OutOfMemoryError):
         short(batch(32), 1e-3)
     assert found == [16, 8, 4, 2, 1], "the error is raised when no smaller size is left"
+
+
+@pytest.mark.parametrize("what", ["pack", "static_graph"])
+def test_a_batch_that_is_one_piece_is_never_split(what: str) -> None:
+    """Packed samples have no rows to split, and a static graph allows no accumulation."""
+    config = Config()
+    config.data.collate = "pack" if what == "pack" else "pad"
+    config.parallel.ddp.static_graph = what == "static_graph"
+    assert _micro_batches(config, RunDir(Path()), ALONE, alone(MLP(64, [], 10))) is None
+    whole = make()  # it has no MicroBatches either
+    whole.task = Simulated(250.0)
+    with pytest.raises(torch.OutOfMemoryError):
+        whole(batch(32), 1e-3)
+    assert whole.model.accumulate == 1
 
 
 def two_ranks() -> tuple[int, int]:

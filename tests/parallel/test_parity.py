@@ -44,31 +44,39 @@ OPTIONS: dict[str, Keys] = {
 }
 
 
-def cells(ranks: int) -> list[Cell]:
-    strategies = STRATEGIES | (OF_FOUR if ranks == 4 else {})
-    made = [
+# The models and the numbers of micro-batches of each strategy; all four pairs are SLOW where two
+# ranks have shown them already.
+PAIRS = [("transformer", 2), ("conv", 1)]
+ALL_PAIRS = [("transformer", 1), *PAIRS, ("conv", 2)]
+
+
+def cells(strategies: dict[str, Keys], ranks: int, pairs: list[tuple[str, int]]) -> list[Cell]:
+    return [
         Cell(model, ranks, (*keys.items(), ("train.accumulate", accumulate)))
-        for model in ("transformer", "conv")
+        for model, accumulate in pairs
         for keys in strategies.values()
-        for accumulate in (1, 2)
     ]
-    if ranks == 2:
-        made += [
-            Cell("transformer", 2, (*keys.items(), ("train.accumulate", 2)))
-            for keys in OPTIONS.values()
-        ]
-    return made
+
+
+CELLS = [
+    *cells(STRATEGIES, 2, ALL_PAIRS),
+    *cells(OPTIONS, 2, [("transformer", 2)]),
+    *cells(STRATEGIES | OF_FOUR, 4, PAIRS),
+]
+SLOW = [cell for cell in cells(STRATEGIES | OF_FOUR, 4, ALL_PAIRS) if cell not in CELLS]
 
 
 @functools.cache
-def trained(ranks: int) -> dict[Cell, list[Result]]:
+def trained(ranks: int, slow: bool) -> dict[Cell, list[Result]]:
     """Train all cells of `ranks` ranks in one call, which saves start-up time."""
-    return results(tuple(cells(ranks)))
+    return results(tuple(cell for cell in (SLOW if slow else CELLS) if cell.ranks == ranks))
 
 
-@pytest.mark.parametrize("cell", [*cells(2), *cells(4)], ids=str)
+@pytest.mark.parametrize(
+    "cell", [*CELLS, *(pytest.param(cell, marks=pytest.mark.slow) for cell in SLOW)], ids=str
+)
 def test_equal_to_one_process(cell: Cell) -> None:
-    by_rank = trained(cell.ranks)[cell]
+    by_rank = trained(cell.ranks, cell in SLOW)[cell]
     expected = reference(cell.model)
     for result in by_rank:
         assert len(result.losses) == STEPS

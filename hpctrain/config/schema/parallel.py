@@ -113,7 +113,8 @@ class ParallelConfig:
     )
     cp: int = key(
         1,
-        "Each sequence is divided over this many ranks (context parallel), for long sequences.",
+        "Each sequence is divided over this many ranks (context parallel), for long sequences. "
+        "The number of positions must be a multiple of 2 * cp.",
         unit="ranks",
         check=_check_degree,
     )

@@ -155,6 +155,12 @@ class TrainConfig:
         unit="steps",
         at_least=1,
     )
+    sample_prompt: str | None = key(
+        None,
+        "At the end of the run rank 0 prints how the language model continues this text. The whole "
+        "model must fit into its memory. Null prints nothing.",
+        identity=False,
+    )
     compression: CompressionConfig = section(CompressionConfig)
     local_sgd: LocalSGDConfig = section(LocalSGDConfig)
 

@@ -1,0 +1,86 @@
+"""The few numbers of a step, such as sums, counts and flags, where arithmetic with them is cheap.
+
+    on a GPU     one float64 tensor: the host never waits for it
+    on the CPU   Python's floats: an operation of torch takes microseconds even for one number
+
+These functions take both, so that a step is written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+
+from hpctrain.parallel.mesh import Mesh
+
+Scalars: TypeAlias = "list[float] | torch.Tensor"
+"""n numbers: a list, or a float64 tensor of shape (n,)."""
+
+Scalar: TypeAlias = "float | torch.Tensor"
+"""One of them: a float, or a tensor of shape ()."""
+
+
+def scalars(values: Sequence[torch.Tensor]) -> Scalars:
+    """Return the values of tensors of shape (), which are all on the same device."""
+    if values[0].device.type == "cpu":
+        return [float(value.item()) for value in values]
+    return torch.stack([value.detach().double() for value in values])
+
+
+def on_device(values: list[float], device: torch.device) -> Scalars:
+    """Return the values as the others of this device are."""
+    if device.type == "cpu":
+        return values
+    return torch.tensor(values, dtype=torch.float64, device=device)
+
+
+def joined(first: Scalars, second: list[float]) -> Scalars:
+    """Return the numbers of `first`, followed by those of `second`."""
+    if isinstance(first, list):
+        return first + second
+    return torch.cat([first, first.new_tensor(second)])
+
+
+def added(first: Scalars, second: Scalars) -> Scalars:
+    """Return the sums of equally many numbers, one by one; both are lists, or both are tensors."""
+    if isinstance(first, torch.Tensor):
+        return first + torch.as_tensor(second, device=first.device)
+    return [a + b for a, b in zip(first, second, strict=True)]
+
+
+def over_ranks(values: Scalars, mesh: Mesh) -> Scalars:
+    """Return the sums over all ranks; a tensor is changed in place."""
+    if isinstance(values, list):
+        if mesh.degrees.ranks == 1:
+            return values
+        tensor = torch.tensor(values, dtype=torch.float64)
+        mesh.add(tensor)
+        return tensor.tolist()
+    mesh.add(values)
+    return values
+
+
+def at_least(value: Scalar, least: float) -> Scalar:
+    """Return the larger one; NaN stays NaN."""
+    return value.clamp(min=least) if isinstance(value, torch.Tensor) else max(value, least)
+
+
+def at_most(value: Scalar, most: float) -> Scalar:
+    """Return the smaller one; NaN stays NaN."""
+    return value.clamp(max=most) if isinstance(value, torch.Tensor) else min(value, most)
+
+
+def reordered(pairs: Scalars, names: list[str], wanted: list[str]) -> Scalars:
+    """Return two numbers for each wanted name, zeros where there are none.
+
+    Args:
+        pairs: Two numbers for each of `names`.
+        names: The names of `pairs`.
+        wanted: The names of the result, in their order.
+    """
+    values = pairs if isinstance(pairs, list) else pairs.tolist()
+    known = dict(zip(names, zip(values[::2], values[1::2], strict=True), strict=True))
+    found = [value for name in wanted for value in known.get(name, (0.0, 0.0))]
+    return found if isinstance(pairs, list) else pairs.new_tensor(found)

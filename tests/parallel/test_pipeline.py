@@ -1,0 +1,419 @@
+"""A pipeline gives the losses, gradient norms and parameters of one process."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hpctrain.config.degrees import Degrees
+from hpctrain.config.pipeline import bubble
+from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.config.validate import parallel_problems
+from hpctrain.data.types import Batch
+from hpctrain.errors import ConfigError
+from hpctrain.models import Transformer
+from hpctrain.parallel.stages import Absent, United, block_counts, cut, divide, numbers_of
+from hpctrain.train.step import Totals
+from tests.parallel.parity import (
+    ROWS,
+    STEPS,
+    Cell,
+    Result,
+    build,
+    difference,
+    reference,
+    results,
+    whole,
+)
+from tests.parallel.test_checkpoints import AFTER, BEFORE, checkpointer
+from tests.ranks import RanksError, run_ranks
+
+Keys = dict[str, Any]
+PP: Keys = {"parallel.pp": 2, "parallel.dp_replicate": 1, "train.accumulate": 4}
+SHARD: Keys = {"parallel.dp_shard": 2}
+TP: Keys = {"parallel.tp": 2}
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zbv", "interleaved_zb")
+
+
+def schedule(name: str) -> Keys:
+    return {"parallel.pipeline.schedule": name}
+
+
+def cell(model: str, ranks: int, *keys: Keys) -> Cell:
+    merged = functools.reduce(lambda a, b: a | b, keys, PP)
+    return Cell(model, ranks, tuple(merged.items()))
+
+
+OF_TWO = [
+    *(cell("untied", 2, schedule(name)) for name in SCHEDULES),
+    cell("gpt", 2),
+]
+OF_FOUR = [
+    cell("untied", 4, {"parallel.dp_replicate": 2}),
+    cell("untied", 4, SHARD),
+    cell("untied", 4, TP),
+]
+MORE = [
+    cell("untied", 2, {"train.accumulate": 2}),
+    cell("untied", 2, schedule("gpipe"), {"train.accumulate": 1}),
+    cell("untied", 2, {"parallel.pipeline.blocks": [1, 3]}),
+    cell("gpt", 2, schedule("zbv"), {"train.accumulate": 2}),
+    cell("untied", 2, {"train.activation_checkpointing": "full"}),
+    cell("untied", 2, {"parallel.fsdp.offload": True, "parallel.dp_shard": 1}),
+    *(
+        cell("untied", 4, SHARD, {"parallel.zero": zero}, schedule(name))
+        for name in SCHEDULES
+        for zero in (1, 2, 3)
+        if zero < 3 or not name.startswith(("zbv", "interleaved_zb"))
+    ),
+    *(cell("untied", 4, {"parallel.dp_replicate": 2}, schedule(name)) for name in SCHEDULES[1:]),
+    *(
+        cell(model, 4, TP, schedule(name), {key: False})
+        for model in ("untied", "gpt")
+        for name in ("1f1b", "interleaved", "zbv")
+        for key in ("parallel.sequence_parallel", "parallel.loss_parallel")
+    ),
+    cell("gpt", 4, TP),
+    cell("untied", 4, {"parallel.pp": 4}),
+]
+OF_EIGHT = [
+    cell("untied", 8, TP, SHARD),
+    cell("untied", 8, TP, SHARD, {"parallel.zero": 2}, schedule("zbv")),
+    cell("gpt", 8, TP, {"parallel.dp_replicate": 2}, schedule("interleaved")),
+    cell("untied", 8, SHARD, {"parallel.dp_replicate": 2}),
+]
+
+
+@functools.cache
+def trained(name: str) -> dict[Cell, list[Result]]:
+    """Train the cells of a list in one call, which saves start-up time."""
+    cells: list[Cell] = globals()[name]
+    found: dict[Cell, list[Result]] = {}
+    for ranks in sorted({made.ranks for made in cells}):
+        found |= results(tuple(made for made in cells if made.ranks == ranks))
+    return found
+
+
+def check(name: str, made: Cell) -> None:
+    expected = reference(made.model)
+    for result in trained(name)[made]:
+        assert len(result.losses) == STEPS
+        assert max(difference(result, expected)) < 1e-5
+
+
+@pytest.mark.parametrize("made", OF_TWO, ids=str)
+def test_two_stages_are_equal_to_one_process(made: Cell) -> None:
+    check("OF_TWO", made)
+
+
+@pytest.mark.parametrize("made", OF_FOUR, ids=str)
+def test_four_ranks_are_equal_to_one_process(made: Cell) -> None:
+    check("OF_FOUR", made)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("made", MORE, ids=str)
+def test_other_combinations_are_equal_to_one_process(made: Cell) -> None:
+    check("MORE", made)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("made", OF_EIGHT, ids=str)
+def test_eight_ranks_are_equal_to_one_process(made: Cell) -> None:
+    check("OF_EIGHT", made)
+
+
+def lengths(length: int) -> Batch:
+    """Return a batch with samples of this length."""
+    draw = torch.Generator().manual_seed(length)
+    return {
+        "tokens": torch.randint(0, 61, (ROWS, length + 1), generator=draw),
+        "tokens_document": torch.zeros(ROWS, length + 1, dtype=torch.int32),
+        "mask": torch.arange(ROWS) < ROWS - 3,
+    }
+
+
+def losses_of(cells: tuple[Cell, ...]) -> list[list[float]]:
+    """Return the losses of a validation between steps, with samples of changing length."""
+    found = []
+    for made in cells:
+        training, losses = build(made), []
+        model, task = training.model, training.step.task
+        for length in (24, 16, 24, 8, 16):
+            share = training._share(lengths(length))
+            training.step(share, 0.1)
+            losses.append(training.step.totals.means()["loss"])
+            model.module.eval()
+            totals = Totals()
+            double = {name: torch.cat([value, value]) for name, value in share.items()}
+            totals.add(*model.evaluate(task, double))
+            totals.add(*model.evaluate(task, share))
+            totals.reduce(model.mesh)
+            losses.append(totals.means()["loss"])
+            model.module.train()
+        found.append(losses)
+    return found
+
+
+VALIDATED = {
+    2: [cell("untied", 2), cell("untied", 2, schedule("zbv"))],
+    4: [cell("untied", 4, SHARD)],
+}
+
+
+@pytest.mark.parametrize("ranks", VALIDATED)
+def test_the_loss_of_a_validation_is_that_of_one_process(ranks: int) -> None:
+    ((expected,),) = run_ranks(losses_of, 1, (Cell("untied", 1),))
+    for found in run_ranks(losses_of, ranks, tuple(VALIDATED[ranks])):
+        for losses in found:
+            assert losses == pytest.approx(expected, rel=1e-5)
+
+
+def test_reduced_precision_stays_near_one_process() -> None:
+    expected = reference("untied")
+    made = cell("untied", 2, {"precision.compute": "bf16"})
+    for result in results((made,))[made]:
+        losses, norms, _ = difference(result, expected)
+        assert losses < 2e-3
+        assert norms < 5e-2
+
+
+def save_and_resume(made: Cell, folder: Path, first: bool) -> Result:
+    training = build(made)
+    saved = checkpointer(training, folder)
+    if first:
+        training.run(made, BEFORE)
+        saved.save(BEFORE, {"step": BEFORE})
+    else:
+        assert saved.load_latest() == {"step": BEFORE}
+        training.seen = BEFORE
+        training.run(made, AFTER)
+    return Result(training.losses, training.norms, whole(training.model))
+
+
+PIPELINES = {
+    "single": Cell("untied", 1, optimizer="adamw"),
+    "1f1b": Cell("untied", 2, tuple(PP.items()), "adamw"),
+    "zbv": Cell("untied", 2, tuple((PP | schedule("zbv")).items()), "adamw"),
+    "zero3": Cell("untied", 4, tuple((PP | SHARD).items()), "adamw"),
+}
+
+
+@pytest.mark.parametrize(
+    ("source", "to"),
+    [
+        ("single", "1f1b"),
+        ("zbv", "single"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in (
+                ("single", "zbv"),
+                ("1f1b", "zero3"),
+                ("zero3", "zbv"),
+                ("zero3", "single"),
+            )
+        ),
+    ],
+)
+def test_checkpoints_go_on_with_another_pipeline(source: str, to: str, tmp_path: Path) -> None:
+    run_ranks(save_and_resume, PIPELINES[source].ranks, PIPELINES[source], tmp_path, True)
+    expected = reference("untied", "adamw", BEFORE + AFTER)
+    rest = Result(expected.losses[BEFORE:], expected.norms[BEFORE:], expected.parameters)
+    for result in run_ranks(save_and_resume, PIPELINES[to].ranks, PIPELINES[to], tmp_path, False):
+        losses, norms, parameters = difference(result, rest)
+        assert max(losses, norms) < 1e-5
+        assert parameters < 1e-4  # Adam divides by the root of tiny second moments
+
+
+def bubbles(made: Cell) -> list[dict[str, float]]:
+    training = build(made)
+    found = []
+    for step in range(2):
+        training.step(training._share(lengths(24)), 0.1)
+        found.append(training.step.totals.means())
+        assert training.step.totals.names == ["loss", "bubble"], step
+    return found
+
+
+def test_the_bubble_is_measured() -> None:
+    for first, second in run_ranks(bubbles, 2, cell("untied", 2)):
+        assert first["bubble"] != first["bubble"], "torch learns the shapes in the first step"
+        assert 0 < second["bubble"] < 1
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "expected"),
+    [
+        ("gpipe", 4, 3 / 7),
+        ("1f1b", 12, 3 / 15),
+        ("interleaved", 4, 3 / 11),
+        ("interleaved_zb", 4, 3 / 27),
+        ("zbv", 7, 0),
+        ("zbv", 4, 3 / 7),
+    ],
+)
+def test_the_expected_bubble(name: str, parts: int, expected: float) -> None:
+    assert bubble(name, 4, parts) == pytest.approx(expected)
+
+
+def test_totals_go_on_when_their_names_change() -> None:
+    totals = Totals()
+    totals.add(["loss", "bubble"], [6.0, 3.0, 1.0, 2.0])
+    totals.add(["loss"], [2.0, 1.0])
+    totals.add(["bubble", "loss"], [1.0, 4.0, 0.0, 0.0])
+    assert totals.means() == {"bubble": 0.25, "loss": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("costs", "first", "last", "stages", "expected"),
+    [
+        ([1] * 8, 0, 0, 4, [2, 2, 2, 2]),
+        ([1] * 8, 1, 1, 4, [2, 3, 2, 1]),
+        ([1] * 126, 1, 1, 16, [7, *[8] * 14, 7]),
+        ([1] * 32, 2, 2, 4, [7, 9, 9, 7]),
+        ([5, 1, 1, 1], 0, 0, 2, [1, 3]),
+        ([1] * 4, 100, 0, 4, [1, 1, 1, 1]),
+    ],
+)
+def test_the_most_expensive_stage_costs_least(
+    costs: list[int], first: int, last: int, stages: int, expected: list[int]
+) -> None:
+    found = divide(costs, first, last, stages)
+    assert sum(found) == len(costs)
+    assert min(found) >= 1
+
+    def largest(counts: list[int]) -> int:
+        ends = [sum(counts[: i + 1]) for i in range(stages)]
+        parts = [sum(costs[end - count : end]) for end, count in zip(ends, counts, strict=True)]
+        parts[0] += first
+        parts[-1] += last
+        return max(parts)
+
+    assert largest(found) == largest(expected)
+
+
+def test_stages_have_the_names_of_the_whole_model() -> None:
+    model = Transformer(64, 32, 4, 4)
+    names = {name for name, _ in model.named_parameters()}
+    parallel = ParallelConfig()
+    parallel.pipeline.schedule = "zbv"
+    counts = block_counts(model, model.plan, parallel, 2)
+    assert counts == [1, 1, 1, 1]
+    found: list[str] = []
+    for rank in range(2):
+        stages = []
+        for number in numbers_of("zbv", 2, rank):
+            stages.append(Transformer(64, 32, 4, 4))
+            cut(stages[-1], stages[-1].plan, counts, number)
+        united = United(stages)
+        found += [name for name, _ in united.named_parameters()]
+        united.eval()
+        assert not any(module.training for stage in stages for module in stage.modules())
+    assert sorted(found) == sorted(names)
+    assert isinstance(stages[0].embed, Absent)
+
+
+def problems(ranks: int = 2, **keys: Any) -> str:
+    made = Config()
+    made.train.global_batch_size = 16
+    all_keys = PP | {key.replace("__", "."): value for key, value in keys.items()}
+    for key, value in all_keys.items():
+        section, _, name = key.rpartition(".")
+        setattr(functools.reduce(getattr, section.split("."), made), name, value)
+    return "\n".join(parallel_problems(made, Degrees.of(made.parallel, ranks)))
+
+
+@pytest.mark.parametrize(
+    ("keys", "ranks", "text"),
+    [
+        ({"train__accumulate": 1}, 2, "1 micro-batches are fewer than the 2 stages; use train.acc"),
+        ({"train__accumulate": 2, "parallel__pp": 4}, 4, "use train.accumulate=4"),
+        (
+            {"train__accumulate": 1, "train__micro_batch_size": 16},
+            2,
+            "use train.micro_batch_size=8",
+        ),
+        (
+            {
+                "train__accumulate": 5,
+                "train__global_batch_size": 20,
+                "parallel__pipeline__schedule": "interleaved",
+            },
+            2,
+            "5 micro-batches cannot be divided into 2 rounds; use train.accumulate=4 or 10",
+        ),
+        ({"train__accumulate": 1, "train__global_batch_size": 1}, 2, "=1 is too small for 2 of"),
+        ({"parallel__pipeline__blocks": [1, 1, 2]}, 2, "has 3 numbers: parallel.pp=2"),
+        ({"parallel__pipeline__blocks": [0, 4]}, 2, "at least 1 block"),
+        (
+            {"parallel__dp_shard": 2, "parallel__pipeline__schedule": "zbv"},
+            4,
+            "wrong gradients; use zero=2",
+        ),
+        ({"parallel__pipeline__schedule": "zbv", "train__compile": "blocks"}, 2, "compiled"),
+        (
+            {"parallel__pipeline__schedule": "zbv", "train__activation_checkpointing": "full"},
+            2,
+            "checkpointed block",
+        ),
+        ({"parallel__sync": "every"}, 2, "once per step; use auto or last"),
+        ({"data__collate": "pack"}, 2, "a packed batch has no micro-batches"),
+        (
+            {"train__accumulate": 1, "train__micro_batch_size": "auto"},
+            2,
+            "give a number, or train.accumulate",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_told_before_the_start(keys: Keys, ranks: int, text: str) -> None:
+    assert text in problems(ranks, **keys)
+
+
+def test_what_fits_is_no_problem() -> None:
+    assert problems() == ""
+    assert problems(parallel__pipeline__schedule="gpipe", train__accumulate=1) == ""
+    assert problems(parallel__pipeline__schedule="zbv", parallel__zero=3) == ""
+
+
+@pytest.mark.parametrize(
+    ("model", "keys", "text"),
+    [
+        ("transformer", {}, "embed.weight and head.weight of Transformer are one parameter"),
+        ("untied", {"parallel.pp": 5, "train.accumulate": 8}, "makes 5 stages, but Transformer"),
+        ("untied", {"parallel.pipeline.blocks": [1, 2]}, "has 3 blocks, but Transformer has 4"),
+        ("conv", {}, "ConvNet has no plan for pipeline parallel"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_told(model: str, keys: Keys, text: str) -> None:
+    made = cell(model, keys.get("parallel.pp", 2), keys)
+    with pytest.raises(RanksError, match=f"ConfigError: .*{text}"):
+        run_ranks(_build, made.ranks, made)
+
+
+def _build(made: Cell) -> None:
+    build(made)
+
+
+def wrong_task(made: Cell) -> None:
+    training = build(made)
+    task = training.step.task
+    with pytest.raises(ConfigError, match="needs a task that is a"):
+        training.model.forward_backward(lambda model, batch: task(model, batch), lengths(24))
+
+
+def wrong_token(made: Cell) -> None:
+    training = build(made)
+    batch = training._share(lengths(24))
+    batch["tokens"][:] = 64
+    training.step(batch, 0.1)
+
+
+def test_a_pipeline_needs_a_task_with_a_cut() -> None:
+    run_ranks(wrong_task, 2, cell("untied", 2))
+
+
+def test_an_error_in_a_stage_has_its_own_text() -> None:
+    with pytest.raises(RanksError, match=r"ConfigError: model\.vocab_size=64: the data has tokens"):
+        run_ranks(wrong_token, 2, cell("untied", 2))

@@ -303,12 +303,13 @@ def _check_world(config: Config, ranks: RankInfo) -> None:
     Raises:
         ConfigError: `launch` requests another number of ranks, or tasks of the job are idle.
     """
-    asked = config.asked_world_size
+    asked = config.asked_world_sizes
     # With plain `torchrun` or the sbatch template, `launch` keeps its default of one rank.
-    if asked not in (1, ranks.world_size):
+    if list(asked) != [1] and ranks.world_size not in asked:
+        several = f" to {asked[-1]}" if len(asked) > 1 else ""
         raise ConfigError(
             f"launch.nodes={config.launch.nodes} x launch.tasks_per_node="
-            f"{config.launch.tasks_per_node} = {asked} ranks, but {ranks.world_size} "
+            f"{config.launch.tasks_per_node} = {asked[0]}{several} ranks, but {ranks.world_size} "
             f"{'was' if ranks.world_size == 1 else 'were'} started ({ranks.launcher}): "
             "start them with -m or torchrun, ask sbatch or srun for as many (--nodes, "
             "--ntasks-per-node), or leave launch.* out"

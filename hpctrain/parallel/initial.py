@@ -19,7 +19,8 @@ import torch.distributed as dist
 import xxhash
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from hpctrain.parallel.ties import tie, ties
 
@@ -114,8 +115,19 @@ def _cut(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a tensor that every rank has, without communication."""
     if not isinstance(like, DTensor):
         return whole
-    parts = distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
-    return parts.to_local()
+    mesh = like.device_mesh
+    place = mesh.get_coordinate()
+    assert place is not None
+    # FSDP2 divides what tensor parallel has left, and marks that by a placement of its own.
+    dims = sorted(range(mesh.ndim), key=lambda i: isinstance(like.placements[i], _StridedShard))
+    for dim in dims:
+        placement = like.placements[dim]
+        if isinstance(placement, (Shard, _StridedShard)):
+            size = -(-whole.shape[placement.dim] // mesh.size(dim))
+            begin = min(place[dim] * size, whole.shape[placement.dim])
+            end = min(begin + size, whole.shape[placement.dim])
+            whole = whole.narrow(placement.dim, begin, end - begin)
+    return whole
 
 
 def fill_from_rank_0(

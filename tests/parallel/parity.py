@@ -28,6 +28,8 @@ EXPERTS: dict[str, Any] = {"experts": 4, "expert_hidden": 24, "dense_layers": 1}
 MODELS: dict[str, Any] = {
     "transformer": functools.partial(Transformer, 61, 32, 3, 4, 2, tied=True),
     "untied": functools.partial(Transformer, 64, 32, 4, 4, 2),
+    # Two ranks of tensor parallel leave 31 and 15 rows, which two others cannot divide evenly.
+    "uneven": functools.partial(Transformer, 62, 24, 3, 4, 2, hidden=30),
     "gpt": functools.partial(
         Transformer, 64, 32, 4, 4, norm="layer", mlp="gelu", learned_positions=24, bias=True
     ),
@@ -39,6 +41,7 @@ MODELS: dict[str, Any] = {
 TASKS: dict[str, Any] = {
     "transformer": functools.partial(LanguageModel, documents=True),
     "untied": functools.partial(LanguageModel, documents=True),
+    "uneven": functools.partial(LanguageModel, documents=True),
     "gpt": LanguageModel,
     "moe": functools.partial(LanguageModel, documents=True),
     "moe, capacity": functools.partial(LanguageModel, documents=True),

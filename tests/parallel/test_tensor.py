@@ -33,6 +33,7 @@ COVERING = [
     cell("untied", 2, {"train.activation_checkpointing": "selective"}, loss=False),
     cell("transformer", 4),
     cell("untied", 4, SHARD),
+    cell("uneven", 4, SHARD),
     cell("gpt", 4, SHARD | {"parallel.zero": 1}),
 ]
 MORE = [

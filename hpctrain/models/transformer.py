@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hpctrain.errors import ConfigError
+from hpctrain.models.experts import Experts
 from hpctrain.models.model import Model
 from hpctrain.models.plan import Plan
 
@@ -49,6 +50,14 @@ _TENSOR = {
     "layers.*.mlp.down": "rowwise",
     "norm": "sequence_parallel",
     "head": "colwise_gather_output",
+}
+_EXPERTS = {
+    "mlp": "experts",
+    "mlp.bank": "experts",
+    "mlp.shared": "gather_sequence",
+    "mlp.shared.gate": "colwise",
+    "mlp.shared.up": "colwise",
+    "mlp.shared.down": "rowwise",
 }
 
 
@@ -100,6 +109,15 @@ class Transformer(Model):
         eps: Added to the variance in the norms.
         bias: Whether linear layers (but not the head) and LayerNorms have a bias.
         tied: Whether the head uses the weight of the embedding (Press and Wolf 2017).
+        experts: Number of experts in each layer, which replace the MLP; `Experts` explains them.
+            None means no experts.
+        experts_per_token: Number of experts that each token uses.
+        expert_hidden: Width of an expert. None means `hidden`.
+        shared_experts: Number of experts that every token uses in addition.
+        dense_layers: The first layers, this many of them, keep the MLP, as in DeepSeek-V3.
+        expert_scores: "sigmoid" or "softmax".
+        capacity: Limit of the tokens of an expert. None drops no token.
+        balance_rate: Speed at which the loads of the experts are balanced. 0 does not balance.
 
     Attributes:
         vocab_size: As given.
@@ -130,6 +148,14 @@ class Transformer(Model):
         eps: float = 1e-5,
         bias: bool = False,
         tied: bool = False,
+        experts: int | None = None,
+        experts_per_token: int = 2,
+        expert_hidden: int | None = None,
+        shared_experts: int = 0,
+        dense_layers: int = 0,
+        expert_scores: str = "sigmoid",
+        capacity: float | None = None,
+        balance_rate: float = 1e-3,
     ) -> None:
         kv_heads = heads if kv_heads is None else kv_heads
         _check(dim, layers, heads, kv_heads, norm, mlp, rotary=learned_positions is None)
@@ -138,19 +164,35 @@ class Transformer(Model):
         super().__init__()
         self.vocab_size, self.theta, self.sequence_parts = vocab_size, theta, 1
         self.context: Context | None = None
-        self.head_dim = dim // heads
+        self.head_dim, self._experts = dim // heads, experts
         self._numbers = {"heads": heads, "kv_heads": kv_heads, "hidden": hidden}
         self.embed = Embedding(vocab_size, dim)
         self.positions = None if learned_positions is None else Embedding(learned_positions, dim)
         std = STD / math.sqrt(2 * layers)
+        width = expert_hidden or hidden
+
+        def make_mlp(layer: int) -> nn.Module:
+            if experts is None or layer < dense_layers:
+                return (SwiGLU if mlp == "swiglu" else GELU)(dim, hidden, bias, std)
+            shared = SwiGLU(dim, shared_experts * width, bias, std) if shared_experts else None
+            return Experts(
+                *(dim, width, experts, experts_per_token),
+                out_std=std,
+                std=STD,
+                scores=expert_scores,
+                capacity=capacity,
+                balance_rate=balance_rate,
+                shared=shared,
+            )
+
         self.layers = nn.ModuleList(
             Layer(
                 attention_norm=_norm(norm, dim, eps, bias),
                 attention=Attention(dim, heads, kv_heads, bias, std),
                 mlp_norm=_norm(norm, dim, eps, bias),
-                mlp=(SwiGLU if mlp == "swiglu" else GELU)(dim, hidden, bias, std),
+                mlp=make_mlp(layer),
             )
-            for _ in range(layers)
+            for layer in range(layers)
         )
         self.norm = _norm(norm, dim, eps, bias)
         self.head = Linear(dim, vocab_size, bias=False)
@@ -160,6 +202,10 @@ class Transformer(Model):
         looked_up += [] if self.positions is None else [self.positions]
         parameters = sum(p.numel() for p in self.parameters())
         self._multiplied = parameters - sum(table.weight.numel() for table in looked_up)
+        for module in self.modules():
+            if isinstance(module, Experts):
+                held = sum(p.numel() for p in module.bank.parameters())
+                self._multiplied -= held // module.experts * (module.experts - module.per_token)
 
     def forward(self, tokens: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
         """Return the logits of the token that follows each position.
@@ -207,18 +253,21 @@ class Transformer(Model):
     @property
     def plan(self) -> Plan:
         """How the model may be divided."""
-        names = {name for name, _ in self.layers[0].named_modules()}
         own = {n for n in ("embed", "positions", "norm", "head") if getattr(self, n) is not None}
+        tensor = {pattern: style for pattern, style in _TENSOR.items() if pattern in own}
+        inner = {p.removeprefix("layers.*."): s for p, s in _TENSOR.items() if p not in own}
+        for i, layer in enumerate(self.layers if self._experts else self.layers[:1]):
+            names = {name for name, _ in layer.named_modules()}
+            styles = inner | _EXPERTS if "mlp.bank" in names else inner
+            place = f"layers.{i}." if self._experts else "layers.*."
+            tensor |= {place + name: style for name, style in styles.items() if name in names}
         return Plan(
-            tensor={
-                pattern: style
-                for pattern, style in _TENSOR.items()
-                if pattern in own or pattern.removeprefix("layers.*.") in names
-            },
+            tensor=tensor,
             numbers=self._numbers,
             first=("embed",) if self.positions is None else ("embed", "positions"),
             blocks="layers",
             last=("norm", "head"),
+            experts="layers.*.mlp.bank" if self._experts else "",
             context=True,
         )
 
@@ -227,9 +276,9 @@ class Transformer(Model):
 
         This is 6 N + 12 layers * dim * length, the model FLOPs of PaLM (Chowdhery et al. 2022,
         appendix B): N counts the parameters that are multiplied with activations, which leaves out
-        tables of embeddings that are only looked up. The backward pass costs twice the forward
-        pass. Attention counts as if it were not causal, and activations that are computed twice
-        count once, as is usual for MFU.
+        tables of embeddings that are only looked up, and the experts that a token does not use. The
+        backward pass costs twice the forward pass. Attention counts as if it were not causal, and
+        activations that are computed twice count once, as is usual for MFU.
 
         Args:
             length: Tokens of a sample.

@@ -28,6 +28,7 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.data.types import Batch
 from hpctrain.errors import ConfigError
+from hpctrain.parallel.experts import Loads
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.model import ParallelModel, flat, split
 from hpctrain.parallel.precision import Precision
@@ -156,7 +157,7 @@ class PipelineModel(ParallelModel):
             for number, module in self._stages.items()
         ]
         for stage in made:
-            stage.clock = self._clock
+            stage.clock, stage.loads = self._clock, Loads(stage.submod)
         self._clock.skip()  # torch runs a micro-batch to learn the shapes
         return get_schedule_class(_CLASSES[self._kind])(
             made[0] if len(made) == 1 else made,
@@ -259,14 +260,20 @@ class _Clock:
 
 
 class _Stage(PipelineStage):
-    """A stage of torch whose computations are measured, and which zbv can evaluate."""
+    """A stage of torch that measures its computations and can be evaluated by zbv.
+
+    It also begins the loads of the experts anew in each pass.
+    """
 
     clock: _Clock
+    loads: Loads
 
-    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Make the forward pass of a micro-batch."""
+        if fwd_chunk_id == 0:  # the passes by which torch learns shapes do not count
+            self.loads.start()
         with self.clock:
-            return super().forward_one_chunk(*args, **kwargs)
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         """Make the backward pass of a micro-batch, or its first half."""
@@ -280,7 +287,9 @@ class _Stage(PipelineStage):
 
     def get_local_bwd_output(self, mb_index: int) -> Any:
         """Return the gradient of the input; in an evaluation torch asks for it and raises."""
-        return super().get_local_bwd_output(mb_index) if self.has_backward else ()
+        if not self.has_backward:
+            return ()
+        return super().get_local_bwd_output(mb_index)  # type: ignore[no-untyped-call]
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
         """Take the gradient of the output from the next stage, which is on the same rank."""

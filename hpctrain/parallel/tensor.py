@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -69,6 +69,7 @@ def divide_layers(
     }
     if divided:
         styles["sequence_parallel"] = SequenceParallel(use_local_output=True)
+        styles["experts"] = _OwnTokens()
     chosen = {
         name: styles[style]
         for pattern, style in plan.tensor.items()
@@ -103,6 +104,16 @@ class _WholeInput(ParallelStyle):
             return (x.redistribute(placements=[Replicate()]), *args[1:])
 
         module.register_forward_pre_hook(gather)
+        return module
+
+
+class _OwnTokens(ParallelStyle):
+    """Every rank has all parameters of a module, whose gradients are added up after the step."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        for key, parameter in list(module.named_parameters(recurse=False)):
+            same = distribute_tensor(parameter.data, device_mesh, [Replicate()], src_data_rank=None)
+            setattr(module, key, nn.Parameter(same, parameter.requires_grad))
         return module
 
 

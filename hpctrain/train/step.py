@@ -1,7 +1,7 @@
 """One optimizer step, and the sums that the steps add up.
 
 micro-batches ── task ── sums and counts ──┬── backward (hpctrain.parallel.model)
-                                           └── one reduction over the ranks: [sums, counts, stop]
+                                           └── one reduction: [sums, counts, stop, loads of experts]
 gradient x global batch size / global count ── clip ── optimizer
 """
 
@@ -111,17 +111,20 @@ class TrainStep:
         """Train on this rank's share of the global batch.
 
         Args:
-            batch: Tensors on the device; the shares of all ranks have the same number of rows.
+            batch: Tensors on the device. A rank has the rows of `mesh.weight` shares.
             lr: Learning rate of this step.
         """
         mesh, precision = self.model.mesh, self.model.precision
         names, values = self._forward_backward(batch)
-        reduced = over_ranks(joined(values, self.stop.flags()), mesh)
-        self.stop.offer(reduced[len(values) :])
-        self.totals.add(names, reduced[: len(values)])
-        count = reduced[2 * names.index("loss") + 1]
+        flags = self.stop.flags()
+        reduced = over_ranks(self.model.loads.joined(joined(values, flags)), mesh)
+        sums, rest = reduced[: len(values)], reduced[len(values) :]
+        self.stop.offer(rest[: len(flags)])
+        self.totals.add(*self.model.loads.balance(rest[len(flags) :], names, sums))
+        count = sums[2 * names.index("loss") + 1]
         # The gradient is a mean over the ranks of sums / rows; it becomes the sum / global count.
-        factor = len(batch["mask"]) * mesh.averaged / at_least(count, 1) / precision.scale
+        rows = len(batch["mask"]) // mesh.weight
+        factor = rows * mesh.averaged / at_least(count, 1) / precision.scale
         self.grad_norm = self.model.scale_gradients(factor, self.clip_norm)
         if precision.accepts(self.grad_norm):
             for group in self.optimizer.param_groups:

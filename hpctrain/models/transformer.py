@@ -126,7 +126,7 @@ class Transformer(Model):
             1 except in the later stages of a pipeline, whose input is a part of the residual
             stream where other degrees divide the sequence.
         context: The part of each row that this rank has; None (the default) means all of it. The
-            arguments of a forward pass are whole rows in any case.
+            tokens and documents of a forward pass are whole rows in any case.
 
     Raises:
         ValueError: Heads, widths or names do not fit together.

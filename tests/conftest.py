@@ -15,6 +15,7 @@ import pytest
 from tests import forkserver
 from tests.hooks import (  # noqa: F401  conftest.py is where pytest looks for them
     pytest_addoption,
+    pytest_collection_finish,
     pytest_collection_modifyitems,
     pytest_ignore_collect,
     pytest_make_collect_report,

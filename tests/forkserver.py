@@ -317,8 +317,8 @@ def _next_server(heavy: bool) -> Server:
     servers = _servers[heavy]
     servers[:] = [server for server in servers if server.control.fileno() != -1]
     _commands[heavy] += 1
-    # A server with torch takes 3 s of CPU time to start, so a few commands share the first one.
-    if len(servers) < (1 if heavy and _commands[heavy] < 4 else SERVERS):
+    # A server with torch takes 3 s of CPU time to start, so twenty commands share the first one.
+    if len(servers) < (1 if heavy and _commands[heavy] < 20 else SERVERS):
         servers.insert(0, Server(*(HEAVY if heavy else LIGHT)))
     servers.append(servers.pop(0))
     return servers[-1]
@@ -452,10 +452,12 @@ def main() -> None:
     """Run the server, and in its forks `python -m MODULE`."""
     here = sys.path[0]
     control = socket.socket(fileno=int(sys.argv[1]))
+    gc.disable()
     for name in sys.argv[2:]:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # otherwise a garbage collection in a fork would copy all pages
+    gc.enable()
     assert sys.path[0] == here
     given = _python_path(_ENVIRONMENT, os.getcwd())
     rest = [folder for folder in sys.path[1:] if folder not in given]

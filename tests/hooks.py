@@ -1,5 +1,6 @@
 """Hooks of pytest: slow tests are left out, and CI accepts only declared skips."""
 
+import gc
 import os
 import re
 from collections.abc import Iterator
@@ -41,6 +42,8 @@ LONGEST = (
     *("parallel/test_compile.py", "parallel/test_compression.py", "launch/test_launch.py"),
 )
 left_out = pytest.StashKey[int]()
+# The imports of the tests make many objects and drop few; see pytest_collection_finish.
+gc.disable()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -72,6 +75,11 @@ def _order(item: pytest.Item) -> int:
     test = test.partition("[")[0]
     places = (i for i, name in enumerate(LONGEST) if test == name or path.endswith(name))
     return next(places, len(LONGEST))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

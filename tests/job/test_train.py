@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 
 from tests import forkserver
+from tests.cluster import Paced
 from tests.conftest import Completed, journal_metrics, run_json, run_module, runs
 
 Train = Callable[..., Completed]
 Reference = Callable[..., Path]
+# Tests that stop it let its steps sleep until then.
 LONG = (
-    "train.max_epochs=40",
+    "train.max_epochs=10",
     "checkpoint.every_steps=25",
     "train.log_every=5",
     "model.dropout=0.1",
@@ -97,25 +99,30 @@ def test_two_ranks_give_the_loss_of_one(
 
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_stopped_and_resumed_is_the_undisturbed_run_bit_by_bit(
-    train: Train, reference: Reference, digits: Path, tmp_path: Path, kill: signal.Signals
+    train: Train,
+    reference: Reference,
+    digits: Path,
+    tmp_path: Path,
+    paced: Paced,
+    kill: signal.Signals,
 ) -> None:
-    common = (*LONG, "tracking.upload=false")
-    undisturbed = reference(*common)
+    common = (*LONG, "tracking.upload=false", paced.task)
     process = start(digits, tmp_path, *common)
-    wait_for_step(tmp_path / "runs", 100, process)
+    wait_for_step(tmp_path / "runs", 50, process)
     process.send_signal(kill)
     code = process.wait(60)
     assert code == {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[kill]
     run = only_run(tmp_path)
     stopped_at = max(step for _, step in journal_metrics(run))
-    assert stopped_at < 880
+    assert stopped_at < 220
+    paced.go()
     if kill != signal.SIGKILL:
         assert run_json(run)["state"] == "interrupted"
     train(*common, new=kill == signal.SIGTERM)
     attempts = run_json(run)["attempts"]
     assert run_json(run)["state"] == "finished"
     assert len(attempts) == 2
-    assert journal_metrics(run) == journal_metrics(undisturbed)
+    assert journal_metrics(run) == journal_metrics(reference(*common))
 
 
 def test_resumed_with_more_ranks_and_sharded_sees_the_same_samples(
@@ -183,15 +190,16 @@ def test_ranks_save_and_leave_when_torchrun_is_killed(digits: Path, tmp_path: Pa
 
 @pytest.mark.usefixtures("store")
 def test_interrupted_run_goes_on_as_the_same_mlflow_run(
-    train: Train, digits: Path, tmp_path: Path
+    train: Train, digits: Path, tmp_path: Path, paced: Paced
 ) -> None:
     import sqlite3
 
-    process = start(digits, tmp_path, *LONG)
+    process = start(digits, tmp_path, *LONG, paced.task)
     wait_for_step(tmp_path / "runs", 50, process)
     process.send_signal(signal.SIGINT)
     assert process.wait(90) == 130
-    train(*LONG)
+    paced.go()
+    train(*LONG, paced.task)
     with sqlite3.connect(tmp_path / "runs" / "mlflow.db") as store:
         assert store.execute("SELECT status FROM runs").fetchall() == [("FINISHED",)]
         (count,) = store.execute(
@@ -204,12 +212,12 @@ def test_interrupted_run_goes_on_as_the_same_mlflow_run(
         changed = "SELECT key FROM tags WHERE key LIKE 'hpctrain.changed.%'"
         assert store.execute(changed).fetchall() == []
     store.close()
-    assert count == 880 // 5
+    assert count == 220 // 5
     assert lr == "0.003"
     assert effective == {
         "effective.lr": "0.003",
         "effective.warmup_steps": "20",
-        "effective.max_steps": "880",
+        "effective.max_steps": "220",
         "effective.steps_per_epoch": "22",
         "effective.global_batch_size": "64",
         "effective.dp": "1",

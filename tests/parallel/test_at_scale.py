@@ -26,15 +26,24 @@ SIZES = {
     "llama3_70b": 70_553_706_496,
     "llama3_405b": 405_853_388_800,
 }
+# The number of layers, and the parameters of each.
+DEPTHS = {
+    "llama3_8b": (32, 218_112_000),
+    "llama3_70b": (80, 855_654_400),
+    "llama3_405b": (126, 3_187_703_808),
+}
 # FSDP2 lists the parts of each parameter for all ranks. So the time grows with the number of
 # parameters and with the number of ranks that divide the model.
 CELLS: list[Cell] = [
     *(("llama3_8b", world, f"zero{stage}") for world, stage in ((8, 1), (8, 2), (64, 1), (64, 3))),
     ("llama3_8b", 8, "zero3"),
-    ("llama3_8b", 4096, "zero3"),
     ("llama3_70b", 64, "zero2"),
-    ("llama3_70b", 512, "hsdp"),
     ("llama3_405b", 512, "zero3"),
+]
+# All layers are alike: these have the first two only, and all of them among the slow ones.
+SHALLOW: list[Cell] = [
+    ("llama3_8b", 4096, "zero3"),
+    ("llama3_70b", 512, "hsdp"),
     ("llama3_405b", 4096, "hsdp"),
 ]
 SLOW: list[Cell] = [
@@ -48,7 +57,7 @@ SLOW: list[Cell] = [
 ]
 MOST_RSS = 1.5 * 2**30  # the parameters of the 405B model are 1,512 GiB
 TIED = ("llama3_8b", 64, "zero3", 0, {"tied": True})
-LAST = ("llama3_8b", 512, "zero3", 511, {})
+LAST = ("llama3_8b", 512, "zero3", 511, {"layers": 2})
 PLACES = [
     (strategy, rank, world)
     for world in (8, 64, 512, 4096)
@@ -84,15 +93,17 @@ OTHERS: list[tuple[str, int, str, int, dict[str, Any]]] = [
 @functools.cache
 def answers() -> dict[Any, dict[str, Any]]:
     """Return the reports by cell, and the places by strategy, rank and world."""
-    found = simulated([*((*cell, 0, {}) for cell in CELLS), TIED, LAST, *OTHERS], PLACES)
-    keys = [*CELLS, "tied", "last", *(cell[:4] for cell in OTHERS), *PLACES]
+    shallow = [(*cell, 0, {"layers": 2}) for cell in SHALLOW]
+    cells = [*((*cell, 0, {}) for cell in CELLS), *shallow, TIED, LAST, *OTHERS]
+    found = simulated(cells, PLACES)
+    keys = [*CELLS, *SHALLOW, "tied", "last", *(cell[:4] for cell in OTHERS), *PLACES]
     return dict(zip(keys, found["reports"] + found["places"], strict=True))
 
 
-def check(cell: Cell, report: dict[str, Any]) -> None:
-    model, world, strategy = cell
+def check(cell: Cell, report: dict[str, Any], size: int) -> None:
+    _, world, strategy = cell
     ranks = 8 if strategy == "hsdp" else world
-    assert report["parameters"] == SIZES[model]
+    assert report["parameters"] == size
     assert report["whole"] == []
     assert report["too_large"] == []
     for kind in ("parameters", "gradients", "optimizer"):
@@ -100,21 +111,27 @@ def check(cell: Cell, report: dict[str, Any]) -> None:
         assert local == pytest.approx(formula, rel=0.01), kind
     # The paper's formula does not know rows: it holds while a parameter has a row for each rank.
     if ranks <= 1024:
-        assert report["local_parameters"] == pytest.approx(4 * SIZES[model] / ranks, rel=0.01)
-        assert report["local_optimizer"] == pytest.approx(8 * SIZES[model] / ranks, rel=0.01)
+        assert report["local_parameters"] == pytest.approx(4 * size / ranks, rel=0.01)
+        assert report["local_optimizer"] == pytest.approx(8 * size / ranks, rel=0.01)
     assert report["max_rss"] < MOST_RSS
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(map(str, cell)))
 def test_each_rank_holds_its_part(cell: Cell) -> None:
-    check(cell, answers()[cell])
+    check(cell, answers()[cell], SIZES[cell[0]])
+
+
+@pytest.mark.parametrize("cell", SHALLOW, ids=lambda cell: "-".join(map(str, cell)))
+def test_each_rank_holds_its_part_of_two_layers(cell: Cell) -> None:
+    layers, size = DEPTHS[cell[0]]
+    check(cell, answers()[cell], SIZES[cell[0]] - (layers - 2) * size)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("cell", SLOW, ids=lambda cell: "-".join(map(str, cell)))
 def test_each_rank_holds_its_part_of_more(cell: Cell) -> None:
-    check(cell, simulated([(*cell, 0, {})], [])["reports"][0])
+    check(cell, simulated([(*cell, 0, {})], [])["reports"][0], SIZES[cell[0]])
 
 
 def test_the_last_rank_holds_no_more_than_the_first() -> None:

@@ -40,7 +40,12 @@ class Server:
         self.process = subprocess.Popen(
             command,
             cwd=self.database.parent,
-            env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"},
+            # As slurm/mlflow-server.sbatch: the processes for jobs would import mlflow, each again.
+            env={
+                **os.environ,
+                "MLFLOW_DISABLE_TELEMETRY": "true",
+                "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            },
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,

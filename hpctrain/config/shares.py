@@ -53,6 +53,7 @@ def problems(config: Config, degrees: Degrees) -> Iterator[str]:
             "parallel.sync=auto"
         )
     refused = {
+        f"parallel.ep={parallel.ep}": parallel.ep > 1,
         "parallel.fsdp.offload=true": parallel.fsdp.offload,
         f"train.local_sgd.every={train.local_sgd.every}": train.local_sgd.every is not None,
         f"train.compression.kind={train.compression.kind}": train.compression.kind != "none",

@@ -150,7 +150,8 @@ class Checkpointer:
         state = self._state()
         saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
         # Releases before pipelines saved the groups of the optimizer by number.
-        flat = any(f"optimizer.{key}" in saved for key in state["optimizer"])
+        groups = [key for key in state["optimizer"] if key.startswith("param_groups.")]
+        flat = any(f"optimizer.{key}" in saved for key in groups)
         if not flat:
             state = self._state(flat=False)
         # A rank that did not exist when the checkpoint was saved keeps the state of its seed.

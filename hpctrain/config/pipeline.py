@@ -64,12 +64,6 @@ def problems(config: Config, degrees: Degrees) -> Iterator[str]:
                 f"parallel.pipeline.schedule={schedule} with train.compile={train.compile}: torch "
                 "cannot split a compiled backward pass; use train.compile=off or interleaved"
             )
-        if train.activation_checkpointing != "none":
-            yield (
-                f"parallel.pipeline.schedule={schedule} with train.activation_checkpointing="
-                f"{train.activation_checkpointing}: torch cannot split the backward pass of a "
-                "checkpointed block; use none or the schedule interleaved"
-            )
     if parallel.sync == "every":
         yield (
             f"parallel.sync=every with parallel.pp={pp}: a pipeline reduces gradients once per "

@@ -21,7 +21,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives  # the compiler knows these
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
-from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from hpctrain.config.division import length_problem
 from hpctrain.errors import ConfigError
@@ -128,7 +128,7 @@ class SequencePart:
         mixed = []
         for n, i in enumerate(self._chunks):
             end = (i + 1) * size
-            mask = causal_lower_right(size, end) if masks is None else masks[n]
+            mask = causal_mask(size, end, query.device) if masks is None else masks[n]
             mixed.append(
                 F.scaled_dot_product_attention(
                     query[:, :, n * size : (n + 1) * size],
@@ -149,6 +149,26 @@ class SequencePart:
         if problem := length_problem(length, self.cp, 1):
             raise ConfigError(problem)
         return length // (2 * self.cp)
+
+
+def causal_mask(queries: int, keys: int, device: torch.device) -> torch.Tensor:
+    """Return the mask of the last positions of a sequence; on a GPU it takes no memory.
+
+    Args:
+        queries: The number of queries, the last positions.
+        keys: The number of all positions.
+        device: Device of the attention.
+
+    Returns:
+        bool (queries, keys), or an object for which `scaled_dot_product_attention` chooses a kernel
+        that needs no mask.
+    """
+    if device.type != "cuda":
+        return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+    # torch's causal_lower_right allocates memory, and fails within selective checkpointing.
+    mask = torch.empty(0).as_subclass(CausalBias)  # type: ignore[arg-type]
+    mask.variant, mask.seq_len_q, mask.seq_len_kv = CausalVariant.LOWER_RIGHT, queries, keys
+    return mask
 
 
 class _Gather(torch.autograd.Function):

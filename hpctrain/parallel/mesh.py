@@ -8,6 +8,7 @@ that differ only in pp, cp or tp read the same samples.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -25,12 +26,17 @@ class Mesh:
         degrees: The size of each dimension.
         rank: The rank of this process.
         device: Device of this rank.
+        weights: How many shares of the samples each rank of a node takes, for each node; None
+            means one.
 
     Attributes:
         degrees: As given.
         device: As given.
         dp_rank: This rank among those that divide the samples, 0 <= dp_rank < dp_size.
         dp_size: The number of ranks that divide the samples.
+        shares: The samples of a step are divided into so many equal shares.
+        first_share: This rank takes the shares from this one on.
+        weight: This rank takes so many shares.
         cp_rank: The part of each sequence that this rank has, 0 <= cp_rank < cp.
         tp_rank: The part of each layer that this rank has, 0 <= tp_rank < tp.
         pp_rank: The part of the layers that this rank has, 0 <= pp_rank < pp.
@@ -38,12 +44,23 @@ class Mesh:
             dropout masks, because each computes what all of them add to the residual stream.
     """
 
-    def __init__(self, degrees: Degrees, rank: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        degrees: Degrees,
+        rank: int,
+        device: torch.device,
+        weights: Sequence[int] | None = None,
+    ) -> None:
         self.degrees, self.device, self._ranks = degrees, device, degrees.ranks
         self.dp_size = degrees.dp
         self.stream, self.tp_rank = divmod(rank, degrees.tp)
         data, self.cp_rank = divmod(self.stream, degrees.cp)
         self.pp_rank, self.dp_rank = divmod(data, degrees.dp)
+        self.weight, self.first_share, self.shares = 1, self.dp_rank, degrees.dp
+        if weights is not None:
+            each = [weight for weight in weights for _ in range(degrees.dp // len(weights))]
+            self.weight, self.first_share = each[self.dp_rank], sum(each[: self.dp_rank])
+            self.shares = sum(each)
 
     @property
     def averaged(self) -> int:

@@ -66,16 +66,16 @@ class ParallelModel:
         self._loss = loss_parallel if divided_loss else nullcontext
 
     def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
-        """Add the gradient of the mean loss over this rank's rows; reduce it over the ranks.
+        """Add the gradient of the loss per row of a share; reduce it over the ranks.
 
         Args:
             task: Computes sums and counts from a batch.
-            batch: Tensors on the device; the shares of all ranks have the same number of rows.
+            batch: Tensors on the device. A rank has the rows of `mesh.weight` shares.
 
         Returns:
             The names of the sums, and this rank's sums and counts: a sum and a count for each name.
         """
-        rows = len(batch["mask"])
+        rows = len(batch["mask"]) // self.mesh.weight  # all ranks divide by the same number
         self.loads.start()
         parts = []
         for micro, last in split(batch, self.accumulate):

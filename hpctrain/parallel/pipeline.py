@@ -260,7 +260,10 @@ class _Clock:
 
 
 class _Stage(PipelineStage):
-    """A stage of torch whose computations are measured, and the loads of its experts."""
+    """A stage of torch that measures its computations and can be evaluated by zbv.
+
+    It also begins the loads of the experts anew in each pass.
+    """
 
     clock: _Clock
     loads: Loads
@@ -281,6 +284,17 @@ class _Stage(PipelineStage):
         """Make the second half of the backward pass of a micro-batch."""
         with self.clock:
             return super().backward_weight_one_chunk(*args, **kwargs)
+
+    def get_local_bwd_output(self, mb_index: int) -> Any:
+        """Return the gradient of the input; in an evaluation torch asks for it and raises."""
+        if not self.has_backward:
+            return ()
+        return super().get_local_bwd_output(mb_index)  # type: ignore[no-untyped-call]
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+        """Take the gradient of the output from the next stage, which is on the same rank."""
+        if self.has_backward:
+            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
     def perform_reduce_grad(self, *args: Any, **kwargs: Any) -> Any:
         """Reduce the gradients over the data-parallel ranks."""

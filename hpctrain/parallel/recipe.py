@@ -64,7 +64,7 @@ def parallelize(
         ConfigError: The model has no blocks that could be found, or no plan, but needs them.
     """
     parallel, degrees = config.parallel, mesh.degrees
-    accumulate = micro_batches(config.train, mesh.dp_size)
+    accumulate = micro_batches(config.train, mesh.shares) * mesh.weight
     if degrees.pp > 1:
         return _pipeline(build, config, mesh, precision, loss_parallel=loss_parallel)
     if degrees.ranks > degrees.dp_replicate or parallel.fsdp.offload or parallel.ep > 1:

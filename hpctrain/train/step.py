@@ -111,7 +111,7 @@ class TrainStep:
         """Train on this rank's share of the global batch.
 
         Args:
-            batch: Tensors on the device; the shares of all ranks have the same number of rows.
+            batch: Tensors on the device. A rank has the rows of `mesh.weight` shares.
             lr: Learning rate of this step.
         """
         mesh, precision = self.model.mesh, self.model.precision
@@ -123,7 +123,8 @@ class TrainStep:
         self.totals.add(*self.model.loads.balance(rest[len(flags) :], names, sums))
         count = sums[2 * names.index("loss") + 1]
         # The gradient is a mean over the ranks of sums / rows; it becomes the sum / global count.
-        factor = len(batch["mask"]) * mesh.averaged / at_least(count, 1) / precision.scale
+        rows = len(batch["mask"]) // mesh.weight
+        factor = rows * mesh.averaged / at_least(count, 1) / precision.scale
         self.grad_norm = self.model.scale_gradients(factor, self.clip_norm)
         if precision.accepts(self.grad_norm):
             for group in self.optimizer.param_groups:

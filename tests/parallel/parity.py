@@ -8,6 +8,7 @@ import torch
 from torch import distributed
 from torch.distributed.tensor import DTensor
 
+from hpctrain.config import shares
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import parallel_problems
@@ -93,8 +94,9 @@ class Training:
             self.seen += 1
 
     def _share(self, whole: Batch) -> Batch:
-        rows, rank = ROWS // self.mesh.dp_size, self.mesh.dp_rank
-        return {name: value[rank * rows : (rank + 1) * rows] for name, value in whole.items()}
+        rows, first = ROWS // self.mesh.shares, self.mesh.first_share
+        mine = slice(first * rows, (first + self.mesh.weight) * rows)
+        return {name: value[mine] for name, value in whole.items()}
 
 
 def config(cell: Cell) -> Config:
@@ -105,7 +107,8 @@ def config(cell: Cell) -> Config:
     for key, value in cell.keys:
         section, _, name = key.rpartition(".")
         setattr(functools.reduce(getattr, section.split("."), made), name, value)
-    problems = list(parallel_problems(made, Degrees.of(made.parallel, cell.ranks)))
+    degrees = Degrees.of(made.parallel, cell.ranks)
+    problems = [*parallel_problems(made, degrees), *shares.problems(made, degrees)]
     assert not problems, problems
     return made
 
@@ -113,7 +116,8 @@ def config(cell: Cell) -> Config:
 def build(cell: Cell) -> Training:
     """Return the training of this rank in the present process group."""
     made, cpu = config(cell), torch.device("cpu")
-    mesh = Mesh(Degrees.of(made.parallel, cell.ranks), distributed.get_rank(), cpu)
+    degrees, weights = Degrees.of(made.parallel, cell.ranks), made.parallel.weights
+    mesh = Mesh(degrees, distributed.get_rank(), cpu, weights and [*weights])
     precision = Precision(made.precision, cpu)
     if made.precision.compute == "fp16":
         precision.scale = 1024.0  # otherwise the first steps would be left out until a scale fits

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import distributed
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.division import division_problems, length_problem
@@ -17,7 +18,8 @@ from hpctrain.config.validate import parallel_problems
 from hpctrain.data.types import Batch
 from hpctrain.errors import ConfigError
 from hpctrain.models import Transformer
-from hpctrain.parallel.context import SequencePart
+from hpctrain.parallel.activation import _policy
+from hpctrain.parallel.context import SequencePart, causal_mask
 from hpctrain.tasks import Classification, LanguageModel, on_part
 from hpctrain.train.step import Totals
 from tests.parallel import parity
@@ -40,6 +42,7 @@ COVERING = [
     cell("gpt", 4, 4),
     cell("transformer", 4, 2, 2),
     cell("transformer", 4, 2, keys=SHARD | TWICE),
+    cell("untied", 4, 2, keys=TWICE | {"parallel.pp": 2}),
 ]
 MORE = [
     cell("transformer", 4, 4, keys=TWICE),
@@ -57,6 +60,9 @@ MORE = [
     cell("gpt", 4, 2, keys={"train.activation_checkpointing": "full"}),
     cell("transformer", 4, 2, 2, keys={"train.activation_checkpointing": "selective"}),
     cell("gpt", 4, 2, keys=SHARD | {"train.activation_checkpointing": "selective"}),
+    cell("gpt", 4, 2, keys={"parallel.pp": 2, "train.accumulate": 4}),
+    cell("untied", 8, 2, 2, keys=TWICE | {"parallel.pp": 2}),
+    cell("untied", 8, 2, keys=SHARD | {"parallel.pp": 2, "train.accumulate": 4}),
     cell("transformer", 8, 2, 2),
     cell("gpt", 8, 2, 2, keys=SHARD | TWICE),
     cell("transformer", 8, 4, keys=SHARD | TWICE),
@@ -198,6 +204,32 @@ def test_a_group_of_one_is_plain_attention() -> None:
     query, key, value = torch.randn(3, 2, 4, 6, 8).unbind()
     expected = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     assert torch.allclose(part.attend(query, key, value, None), expected, atol=1e-6)
+
+
+class LikeCuda:
+    """A device that claims to be a GPU."""
+
+    type = "cuda"
+
+
+def test_the_mask_without_memory_within_selective_checkpointing() -> None:
+    query, key, value = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 12, 8), torch.randn(1, 2, 12, 8)
+    query.requires_grad_()
+    expected = F.scaled_dot_product_attention(
+        query, key, value, causal_mask(4, 12, torch.device("cpu"))
+    )
+    (theirs,) = torch.autograd.grad(expected.sum(), query)
+
+    def attend(query: torch.Tensor) -> torch.Tensor:
+        mask = causal_mask(4, 12, LikeCuda())  # type: ignore[arg-type]
+        assert mask.numel() == 0
+        return F.scaled_dot_product_attention(query, key, value, mask)
+
+    contexts = functools.partial(create_selective_checkpoint_contexts, _policy)
+    out = checkpoint(attend, query, use_reentrant=False, context_fn=contexts)
+    (ours,) = torch.autograd.grad(out.sum(), query)
+    assert torch.allclose(out, expected)
+    assert torch.allclose(ours, theirs)
 
 
 @pytest.mark.parametrize("cp", [2, 3, 8])

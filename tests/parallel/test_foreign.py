@@ -63,8 +63,9 @@ MODELS: dict[str, tuple[Any, str]] = {
 }
 
 
-def train(name: str, parallel: ParallelConfig) -> Result:
+def train(name: str, parallel: ParallelConfig, accumulate: int = 1) -> Result:
     config, cpu = Config(parallel=parallel), torch.device("cpu")
+    config.train.accumulate = accumulate
     mesh = Mesh(Degrees.of(parallel, distributed.get_world_size()), distributed.get_rank(), cpu)
 
     def build() -> Any:
@@ -107,6 +108,13 @@ def test_equal_to_one_process(name: str) -> None:
     for parallel in (ParallelConfig(), ParallelConfig(dp_replicate=1, dp_shard=-1)):
         for result in run_ranks(train, 2, name, parallel):
             assert max(difference(result, expected)) < 1e-5
+
+
+def test_a_pipeline_follows_the_plan_of_transformers() -> None:
+    (expected,) = run_ranks(train, 1, "llama", ParallelConfig())
+    parallel = ParallelConfig(dp_replicate=1, pp=2)
+    for result in run_ranks(train, 2, "llama", parallel, 2):
+        assert max(difference(result, expected)) < 1e-5
 
 
 def test_the_tensor_plan_of_transformers() -> None:

@@ -166,7 +166,7 @@ def causal_mask(queries: int, keys: int, device: torch.device) -> torch.Tensor:
     if device.type != "cuda":
         return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
     # torch's causal_lower_right allocates memory, and fails within selective checkpointing.
-    mask = torch.empty(0).as_subclass(CausalBias)  # type: ignore[arg-type]
+    mask = torch.empty(0).as_subclass(CausalBias)
     mask.variant, mask.seq_len_q, mask.seq_len_kv = CausalVariant.LOWER_RIGHT, queries, keys
     return mask
 

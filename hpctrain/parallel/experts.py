@@ -129,4 +129,4 @@ def compute_eagerly(model: nn.Module) -> None:
     """
     for module in model.modules():
         if isinstance(module, Balanced):
-            module.forward = torch.compiler.disable(module.forward)  # type: ignore[no-untyped-call]
+            module.forward = torch.compiler.disable(module.forward)

@@ -268,12 +268,12 @@ class _Stage(PipelineStage):
     clock: _Clock
     loads: Loads
 
-    def forward_one_chunk(self, number: int, *args: Any, **kwargs: Any) -> Any:
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Make the forward pass of a micro-batch."""
-        if number == 0:  # the passes by which torch learns shapes do not count
+        if fwd_chunk_id == 0:  # the passes by which torch learns shapes do not count
             self.loads.start()
         with self.clock:
-            return super().forward_one_chunk(number, *args, **kwargs)
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         """Make the backward pass of a micro-batch, or its first half."""

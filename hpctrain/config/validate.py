@@ -299,6 +299,11 @@ def _tensor(config: Config, degrees: Degrees) -> Iterator[str]:
         yield f"precision.compute=fp8 with tp {degrees.tp}: use bf16, or tp 1"
     if parallel.ddp.static_graph and degrees.ranks != degrees.dp_replicate:
         yield f"parallel.ddp.static_graph=true with {degrees}: it is an option of DDP"
+    if parallel.ep > 1 and config.train.activation_checkpointing == "selective":
+        yield (
+            f"train.activation_checkpointing=selective with parallel.ep={parallel.ep}: torch fails "
+            "where experts are sharded apart from their block; use full or none"
+        )
     if parallel.ddp.static_graph and parallel.ep > 1:
         yield f"parallel.ddp.static_graph=true with parallel.ep={parallel.ep}: it is one of DDP"
 

@@ -213,7 +213,8 @@ class Bank(nn.Module):
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
             tokens, weights = tokens.to(dtype), [w.to(dtype) for w in weights]
-        if kind == "cuda" and tokens.dtype == torch.bfloat16:
+        aligned = all(size % 8 == 0 for size in weights[0].shape[1:])  # 16 bytes, for the GPU
+        if kind == "cuda" and tokens.dtype == torch.bfloat16 and aligned and len(tokens) > 0:
             return grouped(tokens, counts, *weights)
         return one_by_one(tokens, counts, *weights)
 

@@ -109,8 +109,8 @@ class Transformer(Model):
         eps: Added to the variance in the norms.
         bias: Whether linear layers (but not the head) and LayerNorms have a bias.
         tied: Whether the head uses the weight of the embedding (Press and Wolf 2017).
-        experts: Number of experts in each layer, which replace the MLP; `Experts` explains them.
-            None means no experts.
+        experts: Number of experts in each layer, which replace the MLP and are "swiglu" without
+            biases; `Experts` explains them. None means no experts.
         experts_per_token: Number of experts that each token uses.
         expert_hidden: Width of an expert. None means `hidden`.
         shared_experts: Number of experts that every token uses in addition.

@@ -1,15 +1,18 @@
 """Tests of the mixture of experts on one process: against plain loops, capacity and balance."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from torch import nn
 
 from hpctrain.models import Transformer
 from hpctrain.models.experts import Experts, grouped, one_by_one
+from tests.conftest import ROOT
 
 
 def make(**options: Any) -> Experts:
@@ -166,3 +169,13 @@ def test_only_active_parameters_are_counted() -> None:
     dense = Transformer(50, 32, 3, 4, hidden=48)  # 2 experts of 16 and one shared: a width of 48
     routers = 2 * 8 * 32
     assert model.flops_per_token(10) == dense.flops_per_token(10) + 6 * routers
+
+
+def test_the_small_model() -> None:
+    config = yaml.safe_load(Path(ROOT, "conf", "model", "moe_small.yaml").read_text())
+    assert config.pop("_target_") == "hpctrain.models.Transformer"
+    with torch.device("meta"):
+        model = Transformer(**config)
+    assert sum(p.numel() for p in model.parameters()) == 2_916_480
+    attention = 12 * 4 * 128 * 256
+    assert model.flops_per_token(256) == 6 * 1_589_376 + attention

@@ -59,7 +59,7 @@ MORE = [
     cell(1, {"train.compile": "blocks"}),
     cell(2, ZERO3, EP, {"parallel.zero": 1}, PARTS),
     cell(2, ZERO3, EP, {"parallel.fsdp.offload": True}, PARTS),
-    cell(2, ZERO3, EP, {"train.activation_checkpointing": "selective"}),
+    cell(2, ZERO3, {"train.activation_checkpointing": "selective"}),
     cell(2, ZERO3, PARTS, model="moe, capacity"),
     cell(4, EP, PARTS),
     cell(4, EP, {"parallel.sync": "every"}, PARTS),
@@ -273,9 +273,14 @@ def test_a_model_without_experts() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"train.compression.kind": "topk"}, {"parallel.ddp.static_graph": True}]
+    "given",
+    [
+        {"train.compression.kind": "topk"},
+        {"parallel.ddp.static_graph": True},
+        {"train.activation_checkpointing": "selective"},
+    ],
 )
-def test_it_is_not_ddp(given: dict[str, Any]) -> None:
+def test_what_does_not_go_with_it(given: dict[str, Any]) -> None:
     with pytest.raises(AssertionError, match=f"{next(iter(given))}=.* with parallel.ep=2"):
         config(cell(2, EP, given))
 

@@ -174,6 +174,11 @@ def _call(place: tuple[int, int, str, float], work: bytes) -> Any:
         return fn(*args)
     finally:
         distributed.destroy_process_group()
+        if "torch.distributed.tensor" in sys.modules:
+            # Its cache has the names of these groups; the next call gives them to others.
+            from torch.distributed.tensor import debug
+
+            debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
 
 
 def main() -> None:

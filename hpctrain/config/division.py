@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from hpctrain.config.degrees import Degrees
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import Config, ParallelConfig
 
 _TRANSFORMER = ("hpctrain.models.Transformer", "hpctrain.models.transformer.Transformer")
 
@@ -23,7 +23,15 @@ def division_problems(config: Config, degrees: Degrees) -> Iterator[str]:
         config: Every value by itself is valid.
         degrees: The degrees for the number of ranks.
     """
-    if config.model.get("_target_") not in _TRANSFORMER or degrees.ranks == degrees.dp:
+    if config.model.get("_target_") not in _TRANSFORMER:
+        return
+    experts = config.model.get("experts")
+    if isinstance(experts, int):
+        limited = config.model.get("capacity") is not None
+        yield from expert_problems(
+            "model.experts", experts, degrees, config.parallel, capacity=limited
+        )
+    if degrees.ranks == degrees.dp:
         return
     heads = config.model.get("heads")
     numbers = {name: config.model.get(name) for name in ("heads", "kv_heads", "hidden")}
@@ -31,8 +39,7 @@ def division_problems(config: Config, degrees: Degrees) -> Iterator[str]:
     known = {f"model.{name}": n for name, n in numbers.items() if isinstance(n, int) and n > 0}
     yield from number_problems(known, degrees.tp)
     if config.data.windows.field is not None and config.data.windows.length is not None:
-        divided = config.parallel.sequence_parallel
-        parts = (degrees.tp if divided else 1) * (2 * degrees.cp if degrees.cp > 1 else 1)
+        parts = sequence_parts(degrees.cp, degrees.tp if config.parallel.sequence_parallel else 1)
         positions = config.data.windows.length - 1  # the last token is only a target
         if positions % parts:
             near = [n + 1 for n in nearest(positions, parts)]
@@ -41,6 +48,96 @@ def division_problems(config: Config, degrees: Degrees) -> Iterator[str]:
                 f"which {parts} parts (cp {degrees.cp}, tp {degrees.tp}) do not divide evenly: use "
                 f"a length of {' or '.join(map(str, near))}"
             )
+
+
+def expert_problems(
+    name: str, experts: int, degrees: Degrees, parallel: ParallelConfig, *, capacity: bool
+) -> Iterator[str]:
+    """Yield why the experts of a model cannot be computed with these degrees.
+
+    Args:
+        name: What holds the experts.
+        experts: Their number in a layer.
+        degrees: The degrees.
+        parallel: The section of the config.
+        capacity: Whether the tokens of an expert are limited.
+    """
+    ep, schedule = parallel.ep, parallel.pipeline.schedule
+    if ep > 1 and degrees.tp > 1:
+        yield (
+            f"{name}={experts} with parallel.ep={ep} and tp {degrees.tp}: data-parallel ranks "
+            "divide the experts, use ep 1 or tp 1"
+        )
+    if degrees.pp > 1 and schedule in ("zbv", "interleaved_zb"):
+        yield (
+            f"{name}={experts} with parallel.pipeline.schedule={schedule}: use gpipe, 1f1b or "
+            "interleaved, experts need a backward pass in one piece"
+        )
+    parts = degrees.cp * (degrees.tp if parallel.sequence_parallel else 1)
+    if capacity and parts > 1:
+        yield (
+            f"{name}={experts} with a capacity, which limits the tokens of whole samples, but "
+            f"these are divided into {parts} parts: use model.capacity=null, or cp 1 and "
+            "parallel.sequence_parallel=false"
+        )
+    if experts % ep:
+        near = " or ".join(map(str, _near_factors(experts, ep)))
+        yield f"parallel.ep={ep} does not divide {name}={experts}: use {near}"
+
+
+def ep_problems(degrees: Degrees, ep: int) -> Iterator[str]:
+    """Yield if ep does not divide the data-parallel ranks, times cp.
+
+    Args:
+        degrees: The degrees.
+        ep: The ranks that divide the experts.
+    """
+    name = "dp_shard" if degrees.dp_shard > 1 else "dp_replicate"
+    size = getattr(degrees, name) * degrees.cp
+    if size % ep:
+        near = " or ".join(map(str, _near_factors(size, ep)))
+        name += f" {getattr(degrees, name)} x cp" if degrees.cp > 1 else ""
+        yield f"parallel.ep={ep} does not divide {name} {size}: use {near}"
+
+
+def _near_factors(number: int, factor: int) -> list[int]:
+    """Return the factors of `number` next to `factor`, which is none."""
+    fitting = [n for n in range(1, number + 1) if number % n == 0]
+    return [*[n for n in fitting if n < factor][-1:], *[n for n in fitting if n > factor][:1]]
+
+
+def sequence_parts(cp: int, tp: int) -> int:
+    """Return the number of equal parts into which a sequence must be divisible.
+
+    Context parallel gives each rank two chunks of the same length. Sequence parallel divides these
+    two together.
+
+    Args:
+        cp: The ranks of context parallel.
+        tp: The ranks of sequence parallel; 1 without it.
+    """
+    return tp if cp == 1 else cp * math.lcm(2, tp)
+
+
+def length_problem(length: int, cp: int, tp: int) -> str:
+    """Return why a sequence cannot be divided, with the nearest lengths; "" if it can.
+
+    Args:
+        length: The positions of a sample.
+        cp: As for `sequence_parts`.
+        tp: As for `sequence_parts`.
+    """
+    parts = sequence_parts(cp, tp)
+    if length % parts == 0:
+        return ""
+    given = " with ".join(f"parallel.{k}={n}" for k, n in (("cp", cp), ("tp", tp)) if n > 1)
+    verb = "does not divide" if cp == 1 else f"needs {parts} equal parts of"
+    without = ", or parallel.sequence_parallel=false"
+    return (
+        f"{given} {verb} the {length} positions of a sample: use "
+        f"{' or '.join(map(str, nearest(length, parts)))}"
+        f"{without if tp > 1 and length % sequence_parts(cp, 1) == 0 else ''}"
+    )
 
 
 def nearest(number: int, divisor: int) -> list[int]:
@@ -56,9 +153,7 @@ def number_problems(numbers: Mapping[str, int], tp: int) -> Iterator[str]:
         numbers: The number of heads, for example, by name.
         tp: The ranks that divide each layer.
     """
-    common = math.gcd(*numbers.values())
-    fitting = [n for n in range(1, common + 1) if common % n == 0]
-    near = [*fitting[: (i := sum(n < tp for n in fitting))][-1:], *fitting[i : i + 1]]
+    near = _near_factors(math.gcd(*numbers.values()), tp)
     for name, number in numbers.items():
         if number % tp:
             yield (

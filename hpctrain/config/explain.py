@@ -31,6 +31,8 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
         return f"{key}: the environment variable {unset[1]} is not set here"
     if wrong := re.search(r"Value '(.*)' of type '\S+' could not be converted to (\w+)", text):
         return f"{key}={wrong[1]}: it must be of type {wrong[2].lower()}"
+    if wrong := re.search(r"Value '(.*)' of type .* with type hint 'Union\[int, str\]'", text):
+        return f"{key}={wrong[1]}: it must be of type integer or text"
     if wrong := re.search(r"Could not find '([^/']+)/(.+)'", text):
         options = re.search(r"Available options in '(.*)':\n((?:\t.*\n?)+)", text)
         group = options[1] if options else wrong[1]  # a group such as `hydra/sweeper` has a slash

@@ -12,7 +12,7 @@ def accumulate(train: TrainConfig, dp: int) -> int:
 
     Args:
         train: Its batch sizes fit together (`problems`).
-        dp: The number of ranks that divide the samples.
+        dp: The number of shares into which the samples are divided.
     """
     if train.micro_batch_size in (None, "auto"):
         return train.accumulate
@@ -24,7 +24,7 @@ def problems(config: Config, dp: int) -> Iterator[str]:
 
     Args:
         config: Every value by itself is valid.
-        dp: The number of ranks that divide the samples.
+        dp: The number of shares into which the samples are divided.
     """
     train, batch = config.train, config.train.global_batch_size
     size = train.micro_batch_size
@@ -34,12 +34,14 @@ def problems(config: Config, dp: int) -> Iterator[str]:
         yield "train.micro_batch_size=auto with parallel.device=cpu: it measures a GPU's memory"
     number = int(size) if size is not None and size != "auto" else train.accumulate
     name = "micro_batch_size" if size not in (None, "auto") else "accumulate"
+    weights = config.parallel.weights
+    parts = f"dp {dp}" if weights is None else f"{dp} shares of parallel.weights={weights}"
     share = dp * number
     if batch % share:
         below = batch // share * share
         near = " or ".join(str(size) for size in (below, below + share) if size > 0)
         yield (
-            f"train.global_batch_size={batch} is not divisible by dp {dp} x train.{name} {number} "
+            f"train.global_batch_size={batch} is not divisible by {parts} x train.{name} {number} "
             f"= {share}: use {near}"
         )
     if config.data.collate == "pack" and (train.accumulate > 1 or size is not None):

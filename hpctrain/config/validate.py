@@ -7,13 +7,13 @@ keys, and those for free sections (`_target_`, `data.mixture`) and secrets.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hpctrain import secrets
-from hpctrain.config import micro_batches, pipeline, targets
+from hpctrain.config import micro_batches, pipeline, shares, targets
 from hpctrain.config.degrees import Degrees
-from hpctrain.config.division import division_problems
+from hpctrain.config.division import division_problems, ep_problems
 from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config, DataConfig
 from hpctrain.config.schema.key import keys
@@ -33,7 +33,9 @@ def validate(config: Config, world_size: int | None = None) -> None:
     """
     problems = [*_values(config), *_targets(config), *_mixture(config.data), *_secrets(config)]
     # With wrong values the rules between keys would report confusing problems.
-    problems = problems or list(_between(config, world_size or config.asked_world_size))
+    problems = problems or list(
+        _between(config, [world_size] if world_size else config.asked_world_sizes)
+    )
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -129,7 +131,7 @@ def _texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
             yield from _texts(value, key)
 
 
-def _between(config: Config, world_size: int) -> Iterator[str]:
+def _between(config: Config, sizes: Sequence[int]) -> Iterator[str]:
     train, launch = config.train, config.launch
     if train.max_epochs is None and train.max_steps is None:
         yield "train.max_epochs and train.max_steps are both null: give one of them"
@@ -150,17 +152,69 @@ def _between(config: Config, world_size: int) -> Iterator[str]:
             f"launch.warn_s={launch.warn_s} seconds is not below "
             f"launch.time_min={launch.time_min} minutes"
         )
+    yield from _sizes(config, sizes)
+
+
+def _sizes(config: Config, sizes: Sequence[int]) -> Iterator[str]:
+    """Yield what is wrong with every number of ranks."""
+    problems = [list(size_problems(config, ranks)) for ranks in sizes]
+    if not all(problems):
+        return
+    always = [problem for problem in problems[0] if all(problem in found for found in problems)]
+    yield from always
+    if not always:
+        nodes = config.launch.node_numbers
+        reasons = [f"{n} nodes: {found[0]}" for n, found in zip(nodes, problems, strict=True)]
+        more = f"; and so on up to {nodes[-1]} nodes" if len(reasons) > _SHOWN else ""
+        below = (n for n in range(nodes[0] - 1, max(0, nodes[0] - _FAR), -1))
+        above = (n for n in range(nodes[-1] + 1, nodes[-1] + _FAR))
+        near = [next((n for n in numbers if _fits(config, n)), None) for numbers in (below, above)]
+        fitting = " or ".join(f"launch.nodes={n}" for n in near if n is not None)
+        yield (
+            f"launch.nodes={config.launch.nodes}: no number of nodes in this range fits "
+            f"({'; '.join(reasons[:_SHOWN])}{more})" + (f": use {fitting}" if fitting else "")
+        )
+
+
+_SHOWN, _FAR = 2, 1000
+
+
+def fitting_nodes(config: Config) -> list[int]:
+    """Return the numbers of nodes of `launch.nodes` that fit the global batch and the degrees.
+
+    Args:
+        config: Validated, so there is at least one.
+    """
+    nodes = config.launch.node_numbers
+    return list(nodes) if len(nodes) == 1 else [n for n in nodes if _fits(config, n)]
+
+
+def _fits(config: Config, nodes: int) -> bool:
+    return not any(size_problems(config, nodes * config.launch.tasks_per_node))
+
+
+def size_problems(config: Config, ranks: int) -> Iterator[str]:
+    """Yield what is wrong for this number of ranks.
+
+    Args:
+        config: Every value by itself is valid.
+        ranks: The number of ranks of the job.
+    """
     try:
-        degrees = Degrees.of(config.parallel, world_size, _job(config, world_size))
+        degrees = Degrees.of(config.parallel, ranks, _job(config, ranks))
     except ConfigError as error:
         yield str(error)
         return
+    if wrong := list(shares.problems(config, degrees)):
+        yield from wrong
+        return
     yield from parallel_problems(config, degrees)
     yield from division_problems(config, degrees)
-    yield from _sampling(config, degrees.dp)
+    parts = shares.shares(config.parallel, degrees.dp)
+    yield from _sampling(config, parts)
     if config.data.workers and not (config.data.transforms or config.data.val_transforms):
         yield f"data.workers={config.data.workers}: they apply data.transforms, which is empty"
-    yield from micro_batches.problems(config, degrees.dp)
+    yield from micro_batches.problems(config, parts)
 
 
 def _learning_rate(config: Config) -> Iterator[str]:
@@ -183,9 +237,10 @@ def _learning_rate(config: Config) -> Iterator[str]:
 def _job(config: Config, ranks: int) -> str:
     """Return how the number of ranks comes about, for an error."""
     launch = config.launch
-    if ranks != config.asked_world_size:
+    if ranks not in config.asked_world_sizes:
         return f"{ranks} rank{'s' if ranks > 1 else ''}"
-    return f"{launch.nodes} nodes x {launch.tasks_per_node} tasks = {ranks}"
+    nodes = ranks // launch.tasks_per_node
+    return f"{nodes} nodes x {launch.tasks_per_node} tasks = {ranks}"
 
 
 def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:
@@ -216,8 +271,10 @@ def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:
     if sharded and parallel.zero == 1 and parallel.sync == "every":
         yield "parallel.sync=every with parallel.zero=1 is parallel.zero=2"
     yield from _replicas(config, degrees)
-    yield from pipeline.problems(config, degrees)
     yield from _tensor(config, degrees)
+    yield from ep_problems(degrees, parallel.ep)
+    yield from pipeline.problems(config, degrees)
+    yield from _context(config, degrees)
     if precision.params == "bf16" and precision.compute in ("fp16", "fp8"):
         yield (
             f"precision.params=bf16 with precision.compute={precision.compute}: use bf16, or "
@@ -242,6 +299,21 @@ def _tensor(config: Config, degrees: Degrees) -> Iterator[str]:
         yield f"precision.compute=fp8 with tp {degrees.tp}: use bf16, or tp 1"
     if parallel.ddp.static_graph and degrees.ranks != degrees.dp_replicate:
         yield f"parallel.ddp.static_graph=true with {degrees}: it is an option of DDP"
+    if parallel.ddp.static_graph and parallel.ep > 1:
+        yield f"parallel.ddp.static_graph=true with parallel.ep={parallel.ep}: it is one of DDP"
+
+
+def _context(config: Config, degrees: Degrees) -> Iterator[str]:
+    """Yield what does not fit context parallel, of our own classes: others are built first."""
+    able = {"model": "hpctrain.models.Transformer", "task": "hpctrain.tasks.LanguageModel"}
+    for section, needed in able.items() if degrees.cp > 1 else ():
+        target = str(getattr(config, section).get("_target_"))
+        package, _, kind = needed.rpartition(".")
+        if target.startswith(f"{package}.") and not target.endswith(f".{kind}"):
+            yield (
+                f"{section}._target_={target} with parallel.cp={degrees.cp}: it needs whole "
+                f"samples; context parallel divides the sequences of {needed}"
+            )
 
 
 def _replicas(config: Config, degrees: Degrees) -> Iterator[str]:
@@ -257,6 +329,8 @@ def _replicas(config: Config, degrees: Degrees) -> Iterator[str]:
             yield f"{key} with {degrees}: it needs whole replicas (DDP), so only dp_replicate"
         if parallel.fsdp.offload:
             yield f"{key} with parallel.fsdp.offload=true: it needs whole replicas (DDP)"
+        if parallel.ep > 1:
+            yield f"{key} with parallel.ep={parallel.ep}: it needs whole replicas (DDP)"
         if parallel.sync == "every":
             yield f"{key} with parallel.sync=every: use last or auto"
         if precision.reduce is not None:

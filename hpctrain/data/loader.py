@@ -37,7 +37,7 @@ from hpctrain.errors import ConfigError, DataError
 class Loader:
     """Iterates over this rank's batches, from the loader's state on.
 
-    A batch has b = global_batch_size / dp_size samples of each field, and a mask: see
+    A batch has b = dp_count * global_batch_size / dp_size samples of each field, and a mask: see
     `hpctrain.data.collate`. Its dtypes are those of the fields, but uint16 becomes int32 and
     uint32 becomes int64.
 
@@ -49,6 +49,8 @@ class Loader:
         global_batch_size: Samples of one step, over all ranks.
         dp_rank: This rank among the `dp_size` that divide the data.
         dp_size: Data-parallel ranks.
+        dp_count: This rank takes the samples of so many ranks, from dp_rank on, so that a faster
+            one can have more of them.
         sampler: Says which sample stands at a position. Without it each epoch has all samples, in
             the order that `shuffle` and `seed` say.
         shuffle: True: each epoch has another order; False: the order of the shards.
@@ -82,6 +84,7 @@ class Loader:
         global_batch_size: int,
         dp_rank: int = 0,
         dp_size: int = 1,
+        dp_count: int = 1,
         sampler: Sampler | None = None,
         shuffle: bool = True,
         seed: int = 0,
@@ -99,6 +102,7 @@ class Loader:
             global_batch_size,
             dp_rank=dp_rank,
             dp_size=dp_size,
+            dp_count=dp_count,
             tail=tail,
             max_epochs=max_epochs,
         )

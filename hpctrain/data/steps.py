@@ -41,6 +41,7 @@ class Steps:
         global_batch_size: Samples of one step, over all ranks.
         dp_rank: This rank among the `dp_size` that divide the data.
         dp_size: Data-parallel ranks.
+        dp_count: This rank takes the samples of so many ranks, from dp_rank on.
         tail: An incomplete last batch of an epoch is left out ("drop") or filled up ("pad").
         max_epochs: There are steps for so many epochs, counted from the state 0; None: for all.
 
@@ -60,13 +61,15 @@ class Steps:
         *,
         dp_rank: int = 0,
         dp_size: int = 1,
+        dp_count: int = 1,
         tail: Tail = "drop",
         max_epochs: int | None = None,
     ) -> None:
         _check(count, global_batch_size, dp_rank, dp_size, tail, max_epochs)
-        self.count, self.batch_size, self._rank = count, global_batch_size, dp_rank
+        self.count, self.batch_size = count, global_batch_size
         self._drops, self._max_epochs = tail == "drop", max_epochs
-        self.share = global_batch_size // dp_size
+        self._first = dp_rank * (global_batch_size // dp_size)
+        self.share = dp_count * (global_batch_size // dp_size)
         whole, rest = divmod(count, global_batch_size)
         self.steps_per_epoch = whole + (rest > 0 and tail == "pad")
 
@@ -91,7 +94,7 @@ class Steps:
 
         A position that does not count repeats the last one, to fill up the tail.
         """
-        first = stretch.offset + self._rank * self.share
+        first = stretch.offset + self._first
         steps = np.arange(len(stretch.consumed))[:, None] * self.batch_size
         positions = first + steps + np.arange(self.share)
         return np.minimum(positions, self.count - 1), positions < self.count

@@ -30,7 +30,7 @@ from hpctrain.parallel.model import ParallelModel
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.tasks import bind
+from hpctrain.tasks import bind, on_part
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.train.display import Display, choose_display
 from hpctrain.train.progress_file import ProgressFile
@@ -58,17 +58,23 @@ def build(
     if config.train.compile != "off":
         # The ranks and restarts of a run translate the same code, so they share the results.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(run.path / "compile"))
-    mesh = Mesh(Degrees.of(config.parallel, ranks.world_size), ranks.rank, device)
+    weights = config.parallel.weights
+    if weights is not None and len(weights) != ranks.num_nodes:
+        raise ConfigError(
+            f"parallel.weights={weights}: {len(weights)} numbers, but the job has "
+            f"{ranks.num_nodes} nodes; give one for each"
+        )
+    mesh = Mesh(Degrees.of(config.parallel, ranks.world_size), ranks.rank, device, weights)
     precision = Precision(config.precision, device)
     data = DataBuilder(config, ranks, mesh, device, _make)
     # Nodes may differ by hours here: shards are staged on one and are there on another.
     with long_work("preparing the data"):
         loader, evaluation = data.training(), data.evaluation()
-    effective = Effective.of(config, loader.steps_per_epoch, mesh.degrees.dp)
+    effective = Effective.of(config, loader.steps_per_epoch, mesh.shares)
     if ranks.is_main:
         log.info("%s", effective)
     tracker.log_params({"effective": asdict(effective)})
-    task = bind(_make("task", config.task), config.data.path)
+    task = on_part(bind(_make("task", config.task), config.data.path), mesh.part)
     model = parallelize(
         partial(_make, "model", config.model),
         config,
@@ -128,7 +134,8 @@ def _micro_batches(
     fixed = config.data.collate == "pack" or config.parallel.ddp.static_graph
     if fixed or model.mesh.degrees.pp > 1:
         return None
-    share = config.train.global_batch_size // model.mesh.dp_size
+    least = config.train.global_batch_size // model.mesh.shares
+    share = least * model.mesh.weight
     found: list[int | None] = [run.read().get("micro_batch_rows") if ranks.is_main else None]
     dist.broadcast_object_list(found, src=0)
     rows, auto = found[0], config.train.micro_batch_size == "auto"
@@ -139,7 +146,7 @@ def _micro_batches(
         if ranks.is_main:
             run.update(micro_batch_rows=rows)
 
-    known = rows is not None and share % rows == 0
+    known = rows is not None and least % rows == 0
     made = MicroBatches(model, share, record, CudaMemory() if auto and not known else None)
     if rows is not None and known and (auto or rows < made.rows):
         log.info("micro-batches of %d rows, as the attempt before has found", rows)

@@ -86,6 +86,7 @@ class DataBuilder:
             source,
             sampler,
             global_batch_size=self.config.train.global_batch_size,
+            shares=(self.mesh.first_share, self.mesh.shares, self.mesh.weight),
             tail="drop" if data.tail == "drop" else "pad",
             transforms=self._made("data.transforms", data.transforms),
             batch_transforms=self._made("data.batch_transforms", data.batch_transforms),
@@ -102,11 +103,13 @@ class DataBuilder:
         if data.val_split is None:
             return None
         source, _ = self._source(data.path, data.val_split)
+        batch = self.config.train.global_batch_size
         return self._feed(
             source,
             Order(len(source), 0, shuffle=False),
             # Evaluation keeps no activations for a backward pass, so a larger batch fits.
-            global_batch_size=2 * self.config.train.global_batch_size,
+            global_batch_size=2 * (batch // self.mesh.shares) * self.mesh.dp_size,
+            shares=(self.mesh.dp_rank, self.mesh.dp_size, 1),
             tail="pad",
             transforms=self._for_evaluation("transforms"),
             batch_transforms=self._for_evaluation("batch_transforms"),
@@ -218,6 +221,7 @@ class DataBuilder:
         sampler: Sampler,
         *,
         global_batch_size: int,
+        shares: tuple[int, int, int],
         tail: Tail,
         transforms: list[Any],
         batch_transforms: list[Any],
@@ -230,8 +234,9 @@ class DataBuilder:
         loader = Loader(
             source,
             global_batch_size=global_batch_size,
-            dp_rank=self.mesh.dp_rank,
-            dp_size=self.mesh.dp_size,
+            dp_rank=shares[0],
+            dp_size=shares[1],
+            dp_count=shares[2],
             sampler=sampler,
             seed=seed,
             tail=tail,

@@ -25,8 +25,8 @@ class Effective:
         max_steps: The global step at which the run ends.
         steps_per_epoch: The steps of an epoch.
         global_batch_size: The samples of a step over all ranks.
-        dp: The ranks among which the samples are divided.
-        accumulate: The micro-batches of a rank in a step.
+        dp: The ranks among which the samples are divided; one of weight 2 counts twice.
+        accumulate: The micro-batches of a rank of weight 1 in a step.
     """
 
     lr: float

@@ -23,6 +23,7 @@ from typing import Any
 
 from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config
+from hpctrain.config.validate import fitting_nodes
 from hpctrain.disk import sync_file_system, write_atomically
 from hpctrain.errors import StorageError
 from hpctrain.launch import slurm
@@ -183,7 +184,7 @@ def plan(
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         config = entry.config
-        key = [plain(config.launch), plain(config.site), config.name]
+        key = [plain(config.launch), plain(config.site), config.name, fitting_nodes(config)]
         if config.site.container.runtime is not None:  # the script binds these two folders
             key += [config.output_dir, config.data.path]
         groups.setdefault(json.dumps([*key, str(entry.code and entry.code.path)]), []).append(entry)

@@ -10,6 +10,7 @@ import sys
 from submitit import LocalExecutor
 
 from hpctrain.config.schema import Config
+from hpctrain.config.validate import fitting_nodes
 from hpctrain.errors import ConfigError
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.snapshot import Snapshot
@@ -68,7 +69,7 @@ def check(config: Config) -> None:
     Raises:
         ConfigError: It needs several nodes.
     """
-    if config.launch.nodes > 1:
+    if 1 not in fitting_nodes(config):
         raise ConfigError(
             f"launch.nodes={config.launch.nodes}: sbatch is not on the PATH, and without a cluster "
             "a run has one node; launch.nodes=1, or try slurm/dev-cluster up"

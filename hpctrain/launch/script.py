@@ -17,6 +17,7 @@ from pathlib import Path
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.launch.container import REQUEUE_ON_NOTE, in_container
+from hpctrain.launch.nodes import choose_nodes, rank_options
 from hpctrain.launch.site import Options, check_folder, gpu_options, sbatch_options
 from hpctrain.secrets import shell_word
 
@@ -148,7 +149,7 @@ def _srun(config: Config, folder: Path, pythonpath: Sequence[Path]) -> Iterator[
     ]
     python = sys.executable if site.container.runtime is None else site.container.python
     lines = [
-        "srun --unbuffered --open-mode=append",
+        " ".join(["srun --unbuffered --open-mode=append", *rank_options(config)]),
         '--output="$run"/logs/%A_%a.rank%t.log',
         shlex.join(arguments),
         *([shlex.join(container)] if container else []),
@@ -156,6 +157,7 @@ def _srun(config: Config, folder: Path, pythonpath: Sequence[Path]) -> Iterator[
     ]
     if site.container.runtime is not None:
         yield f"\n{REQUEUE_ON_NOTE}"
+    yield from choose_nodes(config)
     yield "\n# At Slurm's SIGTERM the ranks save and end; this shell must wait for them."
     yield "trap : TERM"
     yield " \\\n    ".join(lines)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
+from hpctrain.launch.nodes import node_options
 
 Options = dict[str, str | int | bool]
 """The value of each option; True means an option without a value."""
@@ -28,8 +29,7 @@ def sbatch_options(config: Config) -> Options:
     launch, site = config.launch, config.site
     options: Options = {
         "job-name": config.name,
-        "nodes": launch.nodes,
-        "ntasks-per-node": launch.tasks_per_node,
+        **node_options(config),
         "cpus-per-task": launch.cpus_per_task,
         **gpu_options(config),
         **_memory_options(config),

@@ -21,7 +21,7 @@ from hpctrain import secrets
 from hpctrain.config.schema import Config
 from hpctrain.disk import write_atomically
 from hpctrain.errors import HpctrainError, LaunchError, StorageError
-from hpctrain.launch import arrays, local, slurm, wait
+from hpctrain.launch import arrays, local, nodes, slurm, wait
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.queue import UnreachableError
 from hpctrain.launch.run_state import query_queue, set_states
@@ -91,6 +91,9 @@ class Sweep:
             self._discard()
             return [None] * len(self.entries)
         say(f"{runs(len(self.entries))}: {_WHERE[cluster]}")
+        for note in dict.fromkeys(nodes.note(entry.config) for entry in self.entries):
+            if note:
+                say(note, style="yellow")
         left = self._queue(self.entries, cluster)
         self._write_list()
         if not cluster:

@@ -19,17 +19,20 @@ transformers fit (the tests copy them):
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from hpctrain.errors import ConfigError
+from hpctrain.models.experts import Experts
 from hpctrain.models.model import Model
 from hpctrain.models.plan import Plan
 
 STD = 0.02  # of the initial weights, as in GPT-2
 Rotation = tuple[torch.Tensor, torch.Tensor]
+Masks = tuple[torch.Tensor, ...]
 # As Megatron-LM divides a layer (Shoeybi et al. 2019; Korthikanti et al. 2022 for the sequence).
 _TENSOR = {
     "embed": "embedding_rowwise",
@@ -48,6 +51,39 @@ _TENSOR = {
     "norm": "sequence_parallel",
     "head": "colwise_gather_output",
 }
+_EXPERTS = {
+    "mlp": "experts",
+    "mlp.bank": "experts",
+    "mlp.shared": "gather_sequence",
+    "mlp.shared.gate": "colwise",
+    "mlp.shared.up": "colwise",
+    "mlp.shared.down": "rowwise",
+}
+
+
+class Context(Protocol):
+    """The part of every sequence that a rank has under context parallel."""
+
+    def cut(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """Return the part of this rank of a tensor whose dimension `dim` has all positions."""
+        ...
+
+    def masks(self, documents: torch.Tensor) -> Masks:
+        """Return the masks of `attend` for the documents of whole rows, (batch, length)."""
+        ...
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, masks: Masks | None
+    ) -> torch.Tensor:
+        """Return the causal attention of the queries of this rank to the keys of all ranks.
+
+        Args:
+            query: (batch, heads, positions of this rank, head_dim).
+            key: (batch, kv_heads, positions of this rank, head_dim).
+            value: The shape of `key`.
+            masks: What `masks` returned; None: each row is one document.
+        """
+        ...
 
 
 class Transformer(Model):
@@ -73,6 +109,15 @@ class Transformer(Model):
         eps: Added to the variance in the norms.
         bias: Whether linear layers (but not the head) and LayerNorms have a bias.
         tied: Whether the head uses the weight of the embedding (Press and Wolf 2017).
+        experts: Number of experts in each layer, which replace the MLP; `Experts` explains them.
+            None means no experts.
+        experts_per_token: Number of experts that each token uses.
+        expert_hidden: Width of an expert. None means `hidden`.
+        shared_experts: Number of experts that every token uses in addition.
+        dense_layers: The first layers, this many of them, keep the MLP, as in DeepSeek-V3.
+        expert_scores: "sigmoid" or "softmax".
+        capacity: Limit of the tokens of an expert. None drops no token.
+        balance_rate: Speed at which the loads of the experts are balanced. 0 does not balance.
 
     Attributes:
         vocab_size: As given.
@@ -80,6 +125,8 @@ class Transformer(Model):
         sequence_parts: The number of parts of the sequence of which the first input is one. It is
             1 except in the later stages of a pipeline, whose input is a part of the residual
             stream where other degrees divide the sequence.
+        context: The part of each row that this rank has; None (the default) means all of it. The
+            arguments of a forward pass are whole rows in any case.
 
     Raises:
         ValueError: Heads, widths or names do not fit together.
@@ -101,6 +148,14 @@ class Transformer(Model):
         eps: float = 1e-5,
         bias: bool = False,
         tied: bool = False,
+        experts: int | None = None,
+        experts_per_token: int = 2,
+        expert_hidden: int | None = None,
+        shared_experts: int = 0,
+        dense_layers: int = 0,
+        expert_scores: str = "sigmoid",
+        capacity: float | None = None,
+        balance_rate: float = 1e-3,
     ) -> None:
         kv_heads = heads if kv_heads is None else kv_heads
         _check(dim, layers, heads, kv_heads, norm, mlp, rotary=learned_positions is None)
@@ -108,19 +163,36 @@ class Transformer(Model):
             hidden = 4 * dim if mlp == "gelu" else -(-8 * dim // (3 * 32)) * 32
         super().__init__()
         self.vocab_size, self.theta, self.sequence_parts = vocab_size, theta, 1
-        self.head_dim = dim // heads
+        self.context: Context | None = None
+        self.head_dim, self._experts = dim // heads, experts
         self._numbers = {"heads": heads, "kv_heads": kv_heads, "hidden": hidden}
         self.embed = Embedding(vocab_size, dim)
         self.positions = None if learned_positions is None else Embedding(learned_positions, dim)
         std = STD / math.sqrt(2 * layers)
+        width = expert_hidden or hidden
+
+        def make_mlp(layer: int) -> nn.Module:
+            if experts is None or layer < dense_layers:
+                return (SwiGLU if mlp == "swiglu" else GELU)(dim, hidden, bias, std)
+            shared = SwiGLU(dim, shared_experts * width, bias, std) if shared_experts else None
+            return Experts(
+                *(dim, width, experts, experts_per_token),
+                out_std=std,
+                std=STD,
+                scores=expert_scores,
+                capacity=capacity,
+                balance_rate=balance_rate,
+                shared=shared,
+            )
+
         self.layers = nn.ModuleList(
             Layer(
                 attention_norm=_norm(norm, dim, eps, bias),
                 attention=Attention(dim, heads, kv_heads, bias, std),
                 mlp_norm=_norm(norm, dim, eps, bias),
-                mlp=(SwiGLU if mlp == "swiglu" else GELU)(dim, hidden, bias, std),
+                mlp=make_mlp(layer),
             )
-            for _ in range(layers)
+            for layer in range(layers)
         )
         self.norm = _norm(norm, dim, eps, bias)
         self.head = Linear(dim, vocab_size, bias=False)
@@ -130,6 +202,10 @@ class Transformer(Model):
         looked_up += [] if self.positions is None else [self.positions]
         parameters = sum(p.numel() for p in self.parameters())
         self._multiplied = parameters - sum(table.weight.numel() for table in looked_up)
+        for module in self.modules():
+            if isinstance(module, Experts):
+                held = sum(p.numel() for p in module.bank.parameters())
+                self._multiplied -= held // module.experts * (module.experts - module.per_token)
 
     def forward(self, tokens: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
         """Return the logits of the token that follows each position.
@@ -142,14 +218,22 @@ class Transformer(Model):
                 document, and attention needs no mask.
 
         Returns:
-            Logits (batch, length, vocab_size), in the dtype of the computation.
+            Logits (batch, length, vocab_size), in the dtype of the computation; those of this
+            rank's positions if there is a `context`.
 
         Raises:
             ConfigError: A token is not in the vocabulary (on a GPU, CUDA stops with an assertion of
                 its own), or the row is longer than the learned positions.
         """
         length = tokens.shape[1] * self.sequence_parts
-        positions, mask = _positions(length, documents, tokens.device)
+        positions = _positions(length, documents, tokens.device)
+        masks = None
+        if documents is not None:
+            masks = (_mask(documents),) if self.context is None else self.context.masks(documents)
+        if self.context is not None:
+            positions = self.context.cut(positions, 1)
+            if self.sequence_parts == 1:
+                tokens = self.context.cut(tokens, 1)
         x = self._embedded(tokens)
         rotation = None
         if self.positions is None:
@@ -162,25 +246,29 @@ class Transformer(Model):
                 )
             x = x + self.positions(positions)
         for layer in self.layers:
-            x = layer(x, rotation, mask)
+            x = layer(x, rotation, masks, self.context)
         logits: torch.Tensor = self.head(self.norm(x))
         return logits
 
     @property
     def plan(self) -> Plan:
         """How the model may be divided."""
-        names = {name for name, _ in self.layers[0].named_modules()}
         own = {n for n in ("embed", "positions", "norm", "head") if getattr(self, n) is not None}
+        tensor = {pattern: style for pattern, style in _TENSOR.items() if pattern in own}
+        inner = {p.removeprefix("layers.*."): s for p, s in _TENSOR.items() if p not in own}
+        for i, layer in enumerate(self.layers if self._experts else self.layers[:1]):
+            names = {name for name, _ in layer.named_modules()}
+            styles = inner | _EXPERTS if "mlp.bank" in names else inner
+            place = f"layers.{i}." if self._experts else "layers.*."
+            tensor |= {place + name: style for name, style in styles.items() if name in names}
         return Plan(
-            tensor={
-                pattern: style
-                for pattern, style in _TENSOR.items()
-                if pattern in own or pattern.removeprefix("layers.*.") in names
-            },
+            tensor=tensor,
             numbers=self._numbers,
             first=("embed",) if self.positions is None else ("embed", "positions"),
             blocks="layers",
             last=("norm", "head"),
+            experts="layers.*.mlp.bank" if self._experts else "",
+            context=True,
         )
 
     def flops_per_token(self, length: int) -> int:
@@ -188,9 +276,9 @@ class Transformer(Model):
 
         This is 6 N + 12 layers * dim * length, the model FLOPs of PaLM (Chowdhery et al. 2022,
         appendix B): N counts the parameters that are multiplied with activations, which leaves out
-        tables of embeddings that are only looked up. The backward pass costs twice the forward
-        pass. Attention counts as if it were not causal, and activations that are computed twice
-        count once, as is usual for MFU.
+        tables of embeddings that are only looked up, and the experts that a token does not use. The
+        backward pass costs twice the forward pass. Attention counts as if it were not causal, and
+        activations that are computed twice count once, as is usual for MFU.
 
         Args:
             length: Tokens of a sample.
@@ -256,10 +344,14 @@ class Layer(nn.Module):
         self.mlp_norm, self.mlp = mlp_norm, mlp
 
     def forward(
-        self, x: torch.Tensor, rotation: Rotation | None, mask: torch.Tensor | None
+        self,
+        x: torch.Tensor,
+        rotation: Rotation | None,
+        masks: Masks | None,
+        context: Context | None = None,
     ) -> torch.Tensor:
         """Map (batch, length, dim) to the same shape; `Attention` has the other arguments."""
-        x = x + self.attention(self.attention_norm(x), rotation, mask)
+        x = x + self.attention(self.attention_norm(x), rotation, masks, context)
         out: torch.Tensor = x + self.mlp(self.mlp_norm(x))
         return out
 
@@ -285,15 +377,21 @@ class Attention(nn.Module):
         self.out = Linear(dim, dim, bias, std)
 
     def forward(
-        self, x: torch.Tensor, rotation: Rotation | None, mask: torch.Tensor | None
+        self,
+        x: torch.Tensor,
+        rotation: Rotation | None,
+        masks: Masks | None,
+        context: Context | None = None,
     ) -> torch.Tensor:
         """Mix the values of the positions that each position may see.
 
         Args:
             x: (batch, length, dim).
             rotation: What `rotary` returns; None does not rotate.
-            mask: bool (batch, 1, length, length), True where a query (third axis) may see a key
-                (fourth axis). None: every position sees itself and those before it.
+            masks: One bool tensor (batch, 1, length, length), True where a query (third axis) may
+                see a key (fourth axis); with a context what its `masks` returned. None: every
+                position sees itself and those before it.
+            context: The part of the positions that `x` has; None means all.
 
         Returns:
             (batch, length, dim).
@@ -305,9 +403,14 @@ class Attention(nn.Module):
         )
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
-        mixed = F.scaled_dot_product_attention(
-            query, key, value, mask, is_causal=mask is None, enable_gqa=self.grouped
-        )
+        if context is not None:
+            mixed = context.attend(query, key, value, masks)
+        else:
+            mixed = F.scaled_dot_product_attention(
+                *(query, key, value, None if masks is None else masks[0]),
+                is_causal=masks is None,
+                enable_gqa=self.grouped,
+            )
         out: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return out
 
@@ -384,17 +487,18 @@ def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).type_as(x)
 
 
-def _positions(
-    length: int, documents: torch.Tensor | None, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return positions, (batch or 1, length), and the mask of `Attention`, or None."""
+def _positions(length: int, documents: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+    """Return the positions within the documents, (batch or 1, length)."""
     places = torch.arange(length, device=device)[None]
     if documents is None:
-        return places, None
+        return places
     begins = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0))
-    starts = (places * begins).cummax(1).values
-    same = documents[:, :, None] == documents[:, None, :]
-    return places - starts, (same & (places[..., None] >= places[:, None]))[:, None]
+    return places - (places * begins).cummax(1).values
+
+
+def _mask(documents: torch.Tensor) -> torch.Tensor:
+    """Return the mask of `Attention`, bool (batch, 1, length, length)."""
+    return (documents[:, :, None] == documents[:, None, :]).tril_()[:, None]
 
 
 def _norm(kind: str, dim: int, eps: float, bias: bool) -> nn.Module:

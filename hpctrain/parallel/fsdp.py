@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -25,11 +26,14 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.distributed.tensor import DTensor, Shard
 
 from hpctrain.config.schema import FSDPConfig, ParallelConfig
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.model import ParallelModel
 from hpctrain.parallel.precision import Precision
+
+ExpertRanks = Sequence[tuple[nn.Module, DeviceMesh]]
 
 
 class FSDPModel(ParallelModel):
@@ -78,6 +82,7 @@ def shard(
     mesh: Mesh,
     precision: Precision,
     config: ParallelConfig,
+    experts: ExpertRanks = (),
 ) -> None:
     """Divide each block, then the rest of the model, over `mesh.data`, in place.
 
@@ -89,6 +94,8 @@ def shard(
         mesh: The ranks.
         precision: The number formats.
         config: The section `parallel`.
+        experts: The modules that hold experts which expert parallel has divided, and the ranks that
+            have the same experts.
     """
     fsdp = config.fsdp
     offload: OffloadPolicy = OffloadPolicy()
@@ -103,19 +110,39 @@ def shard(
     }
     if mesh.degrees.dp_shard == 1 and not fsdp.offload:
         # DDP knows neither the parameters of tensor parallel nor the passes of a pipeline.
+        for module, ranks in experts:
+            replicate(module, **(options | {"mesh": ranks}))
         for module in (*blocks, model):
             replicate(module, **options)
         return
     within: bool | int = False
     if config.zero == 3:
         within = fsdp.reshard_after_forward or True
-        if within == mesh.degrees.dp_shard:
+        if within == mesh.degrees.dp_shard * mesh.degrees.cp:
             within = True
+    for module, ranks in experts:
+        given = options | _divided_over(ranks)
+        fully_shard(module, reshard_after_forward=within is not False, **given)
+    options |= _divided_over(mesh.data)
     for block in blocks:
         fully_shard(block, reshard_after_forward=within, **options)
     # What is outside of the blocks is needed first in the backward pass, so it stays gathered.
     fully_shard(model, reshard_after_forward=None if within is True else within, **options)
     _prefetch(blocks, fsdp)
+
+
+def _divided_over(mesh: DeviceMesh) -> dict[str, Any]:
+    """Return the mesh, and which dimension of a parameter its last dimension divides."""
+    ranks = mesh.size(mesh.ndim - 1)
+
+    def placement(parameter: nn.Parameter) -> Shard | None:
+        # A tensor of experts has few rows. Ranks without a row would pad theirs.
+        if parameter.ndim != 3 or parameter.shape[1] % ranks:
+            return None
+        uneven = isinstance(parameter, DTensor) or parameter.shape[0] % ranks
+        return Shard(1) if uneven else None
+
+    return {"mesh": mesh, "shard_placement_fn": placement}
 
 
 def _prefetch(blocks: Sequence[nn.Module], config: FSDPConfig) -> None:

@@ -332,7 +332,13 @@ def _temporaries(optimizer: OptimizerConfig, parameters: int) -> int:
 
 
 def _part(shapes: Iterable[Shape], ranks: int) -> int:
-    return sum(-(-shape[0] // ranks) * math.prod(shape[1:]) for shape in shapes)
+    return sum(_elements(shape, ranks) for shape in shapes)
+
+
+def _elements(shape: Shape, ranks: int) -> int:
+    if len(shape) == 3 and shape[0] % ranks and shape[1] % ranks == 0:
+        return math.prod(shape) // ranks  # experts are few, so FSDP2 divides their width
+    return -(-shape[0] // ranks) * math.prod(shape[1:])
 
 
 def _divided_axis(module: str, key: str, plan: Mapping[str, str]) -> int | None:

@@ -8,6 +8,7 @@ that differ only in pp, cp or tp read the same samples.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hpctrain.config.degrees import Degrees
+from hpctrain.parallel.context import SequencePart
 
 
 class Mesh:
@@ -24,12 +26,17 @@ class Mesh:
         degrees: The size of each dimension.
         rank: The rank of this process.
         device: Device of this rank.
+        weights: How many shares of the samples each rank of a node takes, for each node; None
+            means one.
 
     Attributes:
         degrees: As given.
         device: As given.
         dp_rank: This rank among those that divide the samples, 0 <= dp_rank < dp_size.
         dp_size: The number of ranks that divide the samples.
+        shares: The samples of a step are divided into so many equal shares.
+        first_share: This rank takes the shares from this one on.
+        weight: This rank takes so many shares.
         cp_rank: The part of each sequence that this rank has, 0 <= cp_rank < cp.
         tp_rank: The part of each layer that this rank has, 0 <= tp_rank < tp.
         pp_rank: The part of the layers that this rank has, 0 <= pp_rank < pp.
@@ -37,12 +44,23 @@ class Mesh:
             dropout masks, because each computes what all of them add to the residual stream.
     """
 
-    def __init__(self, degrees: Degrees, rank: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        degrees: Degrees,
+        rank: int,
+        device: torch.device,
+        weights: Sequence[int] | None = None,
+    ) -> None:
         self.degrees, self.device, self._ranks = degrees, device, degrees.ranks
         self.dp_size = degrees.dp
         self.stream, self.tp_rank = divmod(rank, degrees.tp)
         data, self.cp_rank = divmod(self.stream, degrees.cp)
         self.pp_rank, self.dp_rank = divmod(data, degrees.dp)
+        self.weight, self.first_share, self.shares = 1, self.dp_rank, degrees.dp
+        if weights is not None:
+            each = [weight for weight in weights for _ in range(degrees.dp // len(weights))]
+            self.weight, self.first_share = each[self.dp_rank], sum(each[: self.dp_rank])
+            self.shares = sum(each)
 
     @property
     def averaged(self) -> int:
@@ -81,6 +99,32 @@ class Mesh:
         shape = (self._ranks // (cp * tp), cp, tp)
         mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("others", "cp", "tp"))
         return mesh["cp"].get_group()
+
+    def experts(self, ep: int) -> tuple[DeviceMesh, DeviceMesh]:
+        """Return the ranks that divide experts, and those that have the same experts.
+
+        Args:
+            ep: The ranks among which the experts are divided: neighbours, within the data-parallel
+                dimension that divides the model, or that of the replicas if none does.
+
+        Returns:
+            A mesh of `ep` ranks, and one of the dimensions of `data`, of which the last is smaller.
+            All ranks of the process group ask for them together.
+        """
+        sizes = {n: size for n, size in self._sizes.items() if size > 1 or n == "dp_shard"}
+        names = tuple(n for n in ("dp_replicate", "dp_shard") if self._sizes[n] > 1)
+        sizes[names[-1]] //= ep
+        order = list(sizes)
+        order.insert(order.index(names[-1]) + 1, "ep")
+        shape = tuple((sizes | {"ep": ep})[name] for name in order)
+        mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=tuple(order))
+        return mesh["ep"], mesh[names]
+
+    @cached_property
+    def part(self) -> SequencePart | None:
+        """This rank's part of each sequence, None if cp is 1; all ranks ask for it together."""
+        cp = self.degrees.cp
+        return SequencePart(self.cp_rank, cp, self.context) if cp > 1 else None
 
     @cached_property
     def stage(self) -> dist.ProcessGroup | None:

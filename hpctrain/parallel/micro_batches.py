@@ -69,7 +69,8 @@ class MicroBatches:
         memory: Memory | None = None,
     ) -> None:
         self.model, self.share, self._record, self._memory = model, share, record, memory
-        self._sizes = [rows for rows in range(1, share + 1) if share % rows == 0]
+        least = share // model.mesh.weight  # every rank must be able to divide its rows
+        self._sizes = [rows for rows in range(1, least + 1) if least % rows == 0]
         self._peaks: list[float] = []
         if memory is not None:
             model.accumulate = share

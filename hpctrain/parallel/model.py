@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
 from hpctrain.data.types import Batch
+from hpctrain.parallel.experts import Loads
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.scalars import Scalar, Scalars, added, at_most, scalars
@@ -40,6 +41,7 @@ class ParallelModel:
 
     Attributes:
         step: The number of global steps that have been made.
+        loads: The loads of its experts, if it has any.
         parameters: Every parameter once. They are listed when the object is made, because FSDP2
             exchanges those of the module during a pass.
         can_repeat: Whether a step can be made again after an error in the middle: other ranks do
@@ -60,19 +62,21 @@ class ParallelModel:
         self.module, self.mesh, self.precision = module, mesh, precision
         self.accumulate, self.step = accumulate, 0
         self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self.loads = Loads(module)
         self._loss = loss_parallel if divided_loss else nullcontext
 
     def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
-        """Add the gradient of the mean loss over this rank's rows; reduce it over the ranks.
+        """Add the gradient of the loss per row of a share; reduce it over the ranks.
 
         Args:
             task: Computes sums and counts from a batch.
-            batch: Tensors on the device; the shares of all ranks have the same number of rows.
+            batch: Tensors on the device. A rank has the rows of `mesh.weight` shares.
 
         Returns:
             The names of the sums, and this rank's sums and counts: a sum and a count for each name.
         """
-        rows = len(batch["mask"])
+        rows = len(batch["mask"]) // self.mesh.weight  # all ranks divide by the same number
+        self.loads.start()
         parts = []
         for micro, last in split(batch, self.accumulate):
             with self._reduced(last), self._loss():
@@ -194,7 +198,7 @@ def global_norm(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
 
 
 def flat(sums: Sums) -> Scalars:
-    """Return the sums and counts of a task, one after the other."""
+    """Return the sums and counts of a task: a sum and a count for each name."""
     return scalars([value for pair in sums.values() for value in pair])
 
 

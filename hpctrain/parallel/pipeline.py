@@ -28,6 +28,7 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.data.types import Batch
 from hpctrain.errors import ConfigError
+from hpctrain.parallel.experts import Loads
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.model import ParallelModel, flat, split
 from hpctrain.parallel.precision import Precision
@@ -102,10 +103,10 @@ class PipelineModel(ParallelModel):
         Raises:
             ConfigError: The task has no cut between the model and the loss.
         """
-        names, sums = self._run(task, batch, train=True)
+        names, values = self._run(task, batch, train=True)
         if self.mesh.degrees.tp > 1:
             whole_gradients(self.parameters)
-        return [*names, "bubble"], joined(sums, self._clock.read())
+        return [*names, "bubble"], joined(values, self._clock.read())
 
     def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
         """Return the names and sums of a forward pass, without `bubble`."""
@@ -139,7 +140,7 @@ class PipelineModel(ParallelModel):
         names = self._learn_names(work, train)
         if self._is_last and self.mesh.tp_rank == 0:
             return names, functools.reduce(added, work.sums.values())
-        return names, on_device([0.0] * (2 * len(names)), batch["mask"].device)
+        return names, on_device([0.0] * 2 * len(names), batch["mask"].device)
 
     def _schedule(self, inputs: tuple[torch.Tensor, ...], train: bool) -> Any:
         """Return the schedule for these inputs; torch's are made for one shape."""
@@ -156,7 +157,7 @@ class PipelineModel(ParallelModel):
             for number, module in self._stages.items()
         ]
         for stage in made:
-            stage.clock = self._clock
+            stage.clock, stage.loads = self._clock, Loads(stage.submod)
         self._clock.skip()  # torch runs a micro-batch to learn the shapes
         return get_schedule_class(_CLASSES[self._kind])(
             made[0] if len(made) == 1 else made,
@@ -237,7 +238,7 @@ class _Clock:
         self._skipped = False
 
     def read(self) -> list[float]:
-        """Return the seconds without computation, and all seconds, of the steps that are over.
+        """Return the seconds without computation, and all seconds, of steps that are over.
 
         Each step is returned once.
         """
@@ -259,14 +260,20 @@ class _Clock:
 
 
 class _Stage(PipelineStage):
-    """A stage of torch whose computations are measured, and which zbv can evaluate."""
+    """A stage of torch that measures its computations and can be evaluated by zbv.
+
+    It also begins the loads of the experts anew in each pass.
+    """
 
     clock: _Clock
+    loads: Loads
 
-    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Make the forward pass of a micro-batch."""
+        if fwd_chunk_id == 0:  # the passes by which torch learns shapes do not count
+            self.loads.start()
         with self.clock:
-            return super().forward_one_chunk(*args, **kwargs)
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         """Make the backward pass of a micro-batch, or its first half."""

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from hpctrain.config.degrees import Degrees
-from hpctrain.config.division import names_module, number_problems
+from hpctrain.config.division import expert_problems, names_module, number_problems
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import STYLES
 from hpctrain.errors import ConfigError
@@ -39,6 +39,20 @@ def find_plan(model: nn.Module, parallel: ParallelConfig, degrees: Degrees) -> P
     if parallel.plan:
         plan = replace(plan, tensor=dict(parallel.plan))
     kind = type(model).__name__
+    if plan.experts and parallel.plan:
+        raise ConfigError(
+            f"parallel.plan={parallel.plan}: {kind} has experts, so leave the plan to the model"
+        )
+    if parallel.ep > 1 and not plan.experts:
+        raise ConfigError(
+            f"parallel.ep={parallel.ep}: {kind} has no experts; hpctrain.models.Transformer has "
+            "them with model.experts=8"
+        )
+    for name, module in matching(model, plan.experts) if plan.experts else ():
+        rows = {len(p) for p in module.parameters()}
+        limited = any(getattr(m, "capacity", None) is not None for m in model.modules())
+        for problem in expert_problems(name, min(rows), degrees, parallel, capacity=limited):
+            raise ConfigError(problem)
     if degrees.tp > 1 and not plan.tensor:
         raise ConfigError(
             f"parallel.tp={degrees.tp}: {kind} has no plan for tensor parallel; give the styles of "

@@ -1,7 +1,7 @@
 """The recipe: one function turns a model into the model that is trained.
 
-    build ── precision ── stages ── tensor parallel ── activation checkpointing ── compile
-                                                └── DDP, replicas or FSDP2 ── initial parameters
+    build ── precision ── stages ── tensor, context and expert parallel ── activation checkpointing
+        └── compile ── DDP, replicas or FSDP2 ── initial parameters
 
 The order matters: what is compiled contains the checkpointing, and what is sharded is compiled.
 """
@@ -23,6 +23,8 @@ from hpctrain.models.plan import Plan
 from hpctrain.parallel.activation import checkpoint_activations
 from hpctrain.parallel.blocks import find_blocks
 from hpctrain.parallel.ddp import DDPModel
+from hpctrain.parallel.expert_parallel import divide_experts
+from hpctrain.parallel.experts import Loads, compute_eagerly, load_sizes
 from hpctrain.parallel.float8 import compute_in_float8
 from hpctrain.parallel.fsdp import FSDPModel, shard
 from hpctrain.parallel.initial import (
@@ -62,10 +64,10 @@ def parallelize(
         ConfigError: The model has no blocks that could be found, or no plan, but needs them.
     """
     parallel, degrees = config.parallel, mesh.degrees
-    accumulate = micro_batches(config.train, mesh.dp_size)
+    accumulate = micro_batches(config.train, mesh.shares) * mesh.weight
     if degrees.pp > 1:
         return _pipeline(build, config, mesh, precision, loss_parallel=loss_parallel)
-    if degrees.ranks > degrees.dp_replicate or parallel.fsdp.offload:
+    if degrees.ranks > degrees.dp_replicate or parallel.fsdp.offload or parallel.ep > 1:
         divided_loss = loss_parallel and parallel.loss_parallel and degrees.tp > 1
         module = _divided(build, config, mesh, precision, divided_loss=divided_loss)
         if mesh.averaged == 1 and not parallel.fsdp.offload:
@@ -110,7 +112,7 @@ def _divided(
         model = build_whole(build, seed, precision.params, device)
     cast_parameters(model, precision.params)
     plan = Plan()
-    if mesh.degrees.ranks > mesh.degrees.dp:
+    if mesh.degrees.ranks > mesh.degrees.dp or config.parallel.ep > 1:
         plan = find_plan(model, config.parallel, mesh.degrees)
     names = [name for name, _ in find_blocks(model, config.parallel.blocks)]
     _spread(model, plan, names, config, mesh, precision, divided_loss=divided_loss)
@@ -120,6 +122,19 @@ def _divided(
     elif meta:
         fill_from_rank_0(model, build, seed, device, storage)
     return model
+
+
+def _check_compile(config: Config, device: torch.device) -> None:
+    """Raise a ConfigError where the compiler cannot have tensor parallel; prepare `async_tp`."""
+    if device.type == "cpu" and config.train.compile != "off":
+        raise ConfigError(
+            f"train.compile={config.train.compile} with parallel.tp={config.parallel.tp} on CPUs: "
+            "torch fails; use train.compile=off"
+        )
+    if config.parallel.async_tp:
+        if device.type == "cpu":
+            raise ConfigError("parallel.async_tp=true: it needs GPUs, but this rank has none")
+        torch._inductor.config._micro_pipeline_tp = True
 
 
 def _pipeline(
@@ -141,7 +156,7 @@ def _pipeline(
         plan = find_plan(model, parallel, mesh.degrees)
         names = [name for name, _ in find_blocks(model, parallel.blocks)]
         inputs = list(inspect.signature(model.forward).parameters)
-        counts = block_counts(model, plan, parallel, pp)
+        counts, sizes = block_counts(model, plan, parallel, pp), load_sizes(model)
         cut(model, plan, counts, number)
         if number > 0 and hasattr(model, "sequence_parts"):
             tp = mesh.degrees.tp if sequence_is_divided(plan, parallel) else 1
@@ -159,7 +174,7 @@ def _pipeline(
             *(schedule, " + ".join(map(str, counts)), accumulate),
             100 * bubble(schedule, pp, accumulate),
         )
-    return PipelineModel(
+    pipeline = PipelineModel(
         stages,
         mesh,
         precision,
@@ -168,6 +183,8 @@ def _pipeline(
         inputs=inputs,
         divided_loss=divided_loss,
     )
+    pipeline.loads = Loads(pipeline.module, sizes)
+    return pipeline
 
 
 def _spread(
@@ -193,24 +210,18 @@ def _spread(
     """
     if mesh.degrees.tp > 1:
         _check_compile(config, precision.device)
-        divide_layers(model, plan, mesh.tensor, config.parallel, loss_parallel=divided_loss)
+        divide_layers(
+            *(model, plan, mesh.tensor, config.parallel),
+            loss_parallel=divided_loss,
+            cp=mesh.degrees.cp,
+        )
+    if mesh.part is not None:
+        model.context = mesh.part  # type: ignore[assignment]
+    experts = divide_experts(model, plan, mesh, config.parallel.ep)
     blocks = list(present(model, names))
     _prepare(model, blocks, config, precision)
     if mesh.averaged > 1 or config.parallel.fsdp.offload:
-        shard(model, blocks, mesh, precision, config.parallel)
-
-
-def _check_compile(config: Config, device: torch.device) -> None:
-    """Raise a ConfigError where the compiler cannot have tensor parallel; prepare `async_tp`."""
-    if device.type == "cpu" and config.train.compile != "off":
-        raise ConfigError(
-            f"train.compile={config.train.compile} with parallel.tp={config.parallel.tp} on CPUs: "
-            "torch fails; use train.compile=off"
-        )
-    if config.parallel.async_tp:
-        if device.type == "cpu":
-            raise ConfigError("parallel.async_tp=true: it needs GPUs, but this rank has none")
-        torch._inductor.config._micro_pipeline_tp = True
+        shard(model, blocks, mesh, precision, config.parallel, experts)
 
 
 def _prepare(
@@ -223,6 +234,8 @@ def _prepare(
     checkpoint_activations(
         blocks, train.activation_checkpointing, train.activation_checkpointing_every
     )
+    if train.compile != "off":
+        compute_eagerly(model)
     if train.compile == "blocks":
         for block in blocks:
             block.compile()

@@ -70,3 +70,17 @@ def at_least(value: Scalar, least: float) -> Scalar:
 def at_most(value: Scalar, most: float) -> Scalar:
     """Return the smaller one; NaN stays NaN."""
     return value.clamp(max=most) if isinstance(value, torch.Tensor) else min(value, most)
+
+
+def reordered(pairs: Scalars, names: list[str], wanted: list[str]) -> Scalars:
+    """Return two numbers for each wanted name, zeros where there are none.
+
+    Args:
+        pairs: Two numbers for each of `names`.
+        names: The names of `pairs`.
+        wanted: The names of the result, in their order.
+    """
+    values = pairs if isinstance(pairs, list) else pairs.tolist()
+    known = dict(zip(names, zip(values[::2], values[1::2], strict=True), strict=True))
+    found = [value for name in wanted for value in known.get(name, (0.0, 0.0))]
+    return found if isinstance(pairs, list) else pairs.new_tensor(found)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from hpctrain.config.division import nearest
+from hpctrain.config.division import length_problem
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models.plan import Plan
@@ -35,7 +35,13 @@ from hpctrain.parallel.ties import tie, ties
 
 
 def divide_layers(
-    model: nn.Module, plan: Plan, mesh: DeviceMesh, config: ParallelConfig, *, loss_parallel: bool
+    model: nn.Module,
+    plan: Plan,
+    mesh: DeviceMesh,
+    config: ParallelConfig,
+    *,
+    loss_parallel: bool,
+    cp: int = 1,
 ) -> None:
     """Divide the modules that the plan names, in place.
 
@@ -45,6 +51,7 @@ def divide_layers(
         mesh: The ranks of tensor parallel, one dimension.
         config: The section `parallel`.
         loss_parallel: Whether the logits stay divided by their last dimension.
+        cp: The ranks of context parallel, which divide the sequence before.
     """
     shared = list(ties(model))
     divided = sequence_is_divided(plan, config)
@@ -62,6 +69,7 @@ def divide_layers(
     }
     if divided:
         styles["sequence_parallel"] = SequenceParallel(use_local_output=True)
+        styles["experts"] = _OwnTokens()
     chosen = {
         name: styles[style]
         for pattern, style in plan.tensor.items()
@@ -72,7 +80,7 @@ def divide_layers(
     for first, others in shared:  # torch has made two parameters of what was one
         tie(model, first, others)
     if divided:
-        model.register_forward_pre_hook(partial(_check_length, mesh.size()), with_kwargs=True)
+        model.register_forward_pre_hook(partial(_check_length, cp, mesh.size()), with_kwargs=True)
 
 
 def sequence_is_divided(plan: Plan, config: ParallelConfig) -> bool:
@@ -99,16 +107,23 @@ class _WholeInput(ParallelStyle):
         return module
 
 
-def _check_length(tp: int, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+class _OwnTokens(ParallelStyle):
+    """Every rank has all parameters of a module, whose gradients are added up after the step."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        for key, parameter in list(module.named_parameters(recurse=False)):
+            same = distribute_tensor(parameter.data, device_mesh, [Replicate()], src_data_rank=None)
+            setattr(module, key, nn.Parameter(same, parameter.requires_grad))
+        return module
+
+
+def _check_length(cp: int, tp: int, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
     """Raise a ConfigError if the ranks cannot divide the sequence evenly."""
     tokens = args[0]
-    if isinstance(tokens, torch.Tensor) and not tokens.is_floating_point():
-        length = tokens.shape[1]
-        if length % tp:
-            raise ConfigError(
-                f"parallel.tp={tp} does not divide the {length} positions of a sample: use "
-                f"{' or '.join(map(str, nearest(length, tp)))}, or parallel.sequence_parallel=false"
-            )
+    if not isinstance(tokens, torch.Tensor) or tokens.is_floating_point():
+        return
+    if problem := length_problem(tokens.shape[1], cp, tp):
+        raise ConfigError(problem)
 
 
 def whole_gradients(parameters: list[nn.Parameter]) -> None:

@@ -2,7 +2,7 @@
 
 from hpctrain.tasks.classification import Classification
 from hpctrain.tasks.language_model import LanguageModel
-from hpctrain.tasks.task import SplitTask, Sums, Task, bind, derived, field
+from hpctrain.tasks.task import SplitTask, Sums, Task, bind, derived, field, on_part
 
 __all__ = [
     "Classification",
@@ -13,4 +13,5 @@ __all__ = [
     "bind",
     "derived",
     "field",
+    "on_part",
 ]

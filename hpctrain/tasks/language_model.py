@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.data.types import Batch
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.tasks.task import SplitTask, Sums, field
+from hpctrain.tasks.task import Part, SplitTask, Sums, field
 
 log = logging.getLogger(__name__)
 DOCUMENT = "_document"  # FIELD_document is made by hpctrain.data.windows
@@ -53,6 +53,7 @@ class LanguageModel(SplitTask):
             raise ValueError(f"chunk={chunk}: it is 1 or more")
         self.tokens, self.documents, self.chunk = tokens, documents, chunk
         self._bytes: torch.Tensor | None = None
+        self._part: Part | None = None
 
     def bind(self, source: str | Path) -> Self:
         """Return this task with the number of bytes of each token, for `bits_per_byte`.
@@ -70,6 +71,12 @@ class LanguageModel(SplitTask):
         else:
             bound._bytes = torch.from_numpy(lengths)
         return bound
+
+    def on(self, part: Part) -> Self:
+        """Return this task for a model that returns the logits of `part` of the positions."""
+        divided = copy.copy(self)
+        divided._part = part
+        return divided
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         """Return tokens, int64 (batch, length), and the documents if the model gets them."""
@@ -90,15 +97,17 @@ class LanguageModel(SplitTask):
         """
         logits: torch.Tensor = getattr(outputs, "logits", outputs)
         targets = self._windows(batch)[:, 1:].long()
+        counted = batch["mask"][:, None].expand_as(targets)
+        if self.documents:
+            documents = self._documents(batch)
+            counted = counted & (documents[:, 1:] == documents[:, :-1])
+        if self._part is not None:
+            targets, counted = self._part.cut(targets, 1), self._part.cut(counted, 1)
         if logits.shape[:-1] != targets.shape:
             raise ConfigError(
                 f"the model returned logits of shape {tuple(logits.shape)}; a language model "
                 f"returns (batch, length, vocabulary), here {(*targets.shape, 'vocabulary')}"
             )
-        counted = batch["mask"][:, None].expand_as(targets)
-        if self.documents:
-            documents = self._documents(batch)
-            counted = counted & (documents[:, 1:] == documents[:, :-1])
         losses = self._losses(logits.flatten(0, 1), targets.flatten())
         total = (losses * counted.flatten()).sum()
         sums = {"loss": (total, counted.sum())}

@@ -26,11 +26,22 @@ Sums = dict[str, tuple[torch.Tensor, torch.Tensor]]
 class Task(Protocol):
     """A callable that returns the same names in the same order on every call.
 
-    A task may also have the methods `derived` and `bind`; the functions of these names use them.
+    A task may also have the methods `derived`, `bind` and `on`, which the functions `derived`,
+    `bind` and `on_part` use.
     """
 
     def __call__(self, model: nn.Module, batch: Batch) -> Sums:
         """Run the model on a batch, which is on the model's device; return sums and counts."""
+        ...
+
+
+class Part(Protocol):
+    """The part of every sequence that a rank has under context parallel."""
+
+    cp: int
+
+    def cut(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """Return the part of this rank of a tensor whose dimension `dim` has all positions."""
         ...
 
 
@@ -96,6 +107,31 @@ def bind(task: Task, source: str | Path) -> Task:
     method = getattr(task, "bind", None)
     bound: Task = task if method is None else method(source)
     return bound
+
+
+def on_part(task: Task, part: Part | None) -> Task:
+    """Return the task that adds up only the positions of this rank.
+
+    Args:
+        task: Its method `on(part)` returns the task for a model whose outputs are those of a part
+            of each sequence. Batches still have whole sequences.
+        part: The part of this rank; None returns the task itself.
+
+    Raises:
+        ConfigError: The task has no such method.
+    """
+    if part is None:
+        return task
+    method = getattr(task, "on", None)
+    if method is None:
+        kind = type(task)
+        raise ConfigError(
+            f"task._target_={kind.__module__}.{kind.__qualname__} has no method `on`, by which "
+            f"parallel.cp={part.cp} gives it a part of each sequence; "
+            "hpctrain.tasks.LanguageModel has one"
+        )
+    divided: Task = method(part)
+    return divided
 
 
 def field(batch: Batch, name: str, key: str) -> torch.Tensor:

@@ -4,6 +4,7 @@
 this command.
 """
 
+import gc
 import logging
 import os
 import sys
@@ -26,8 +27,14 @@ _FATAL = {
 def connect(uri: str) -> Any:
     """Return an `MlflowClient` for the store. This sends no request yet."""
     _configure()
+    first = "mlflow" not in sys.modules
+    if first:
+        gc.disable()  # the import makes many objects and drops few
     from mlflow import MlflowClient
 
+    if first:
+        gc.freeze()
+        gc.enable()
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 

@@ -1,7 +1,7 @@
 """One optimizer step, and the sums that the steps add up.
 
 micro-batches ── task ── sums and counts ──┬── backward (hpctrain.parallel.model)
-                                           └── one reduction over the ranks: [sums, counts, stop]
+                                           └── one reduction: [sums, counts, stop, loads of experts]
 gradient x global batch size / global count ── clip ── optimizer
 """
 
@@ -25,6 +25,7 @@ from hpctrain.parallel.scalars import (
     joined,
     on_device,
     over_ranks,
+    reordered,
 )
 from hpctrain.tasks import Task
 
@@ -40,9 +41,7 @@ class Totals:
         """Add a sum and a count for each name."""
         if self._total is not None and names != self.names:
             # A resumed run with other degrees may have other names, such as that of the bubble.
-            old = {name: self._total[2 * i : 2 * i + 2] for i, name in enumerate(self.names)}
-            total = [float(x) for name in names for x in old.get(name, (0.0, 0.0))]
-            self._total = values.new_tensor(total) if isinstance(values, torch.Tensor) else total
+            self._total = reordered(self._total, self.names, names)
         self.names = names
         self._total = values if self._total is None else added(self._total, values)
 
@@ -112,17 +111,20 @@ class TrainStep:
         """Train on this rank's share of the global batch.
 
         Args:
-            batch: Tensors on the device; the shares of all ranks have the same number of rows.
+            batch: Tensors on the device. A rank has the rows of `mesh.weight` shares.
             lr: Learning rate of this step.
         """
         mesh, precision = self.model.mesh, self.model.precision
         names, values = self._forward_backward(batch)
-        reduced = over_ranks(joined(values, self.stop.flags()), mesh)
-        self.stop.offer(reduced[len(values) :])
-        self.totals.add(names, reduced[: len(values)])
-        count = reduced[2 * names.index("loss") + 1]
+        flags = self.stop.flags()
+        reduced = over_ranks(self.model.loads.joined(joined(values, flags)), mesh)
+        sums, rest = reduced[: len(values)], reduced[len(values) :]
+        self.stop.offer(rest[: len(flags)])
+        self.totals.add(*self.model.loads.balance(rest[len(flags) :], names, sums))
+        count = sums[2 * names.index("loss") + 1]
         # The gradient is a mean over the ranks of sums / rows; it becomes the sum / global count.
-        factor = len(batch["mask"]) * mesh.averaged / at_least(count, 1) / precision.scale
+        rows = len(batch["mask"]) // mesh.weight
+        factor = rows * mesh.averaged / at_least(count, 1) / precision.scale
         self.grad_norm = self.model.scale_gradients(factor, self.clip_norm)
         if precision.accepts(self.grad_norm):
             for group in self.optimizer.param_groups:

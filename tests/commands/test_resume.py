@@ -49,7 +49,7 @@ def test_an_interrupted_run_is_resumed_and_only_its_place_may_change(
         "name=other": "name=other: an existing run keeps its name and its folder",
         "site=mine": "site=mine: resume changes single values, site.KEY=VALUE",
         "launch.nodse=2": "unknown key launch.nodse: did you mean launch.nodes",
-        "launch.nodes=two": "launch.nodes=two: it must be of type integer",
+        "launch.nodes=two": "launch.nodes='two': it must be a number of nodes",
         "launch.nodes=2": "launch.nodes=2: sbatch is not on the PATH",
     }.items():
         assert message in resume(run.name, override, code=2).stderr

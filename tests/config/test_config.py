@@ -13,7 +13,7 @@ from hpctrain.config.compose_sweep import Composer
 from hpctrain.config.frozen import dump, load
 from hpctrain.config.identity import identity
 from hpctrain.config.schema import Config
-from hpctrain.config.validate import validate
+from hpctrain.config.validate import fitting_nodes, validate
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.runs.freeze import check, freeze
 
@@ -49,7 +49,12 @@ def test_the_experiment_composes_to_typed_values(compose: Compose, tmp_path: Pat
         ("+train.stepz=1", "unknown key train.stepz: did you mean train.max_steps"),
         ("trainn=1", "unknown key trainn: did you mean train?"),
         ("optimizer.lr=abc", "optimizer.lr=abc: it must be of type float"),
-        ("launch.nodes=two", "launch.nodes=two: it must be of type integer"),
+        ("launch.nodes=two", "launch.nodes='two': it must be a number of nodes, such as 4, or a"),
+        ("launch.nodes=1.5", "launch.nodes=1.5: it must be of type integer or text"),
+        ("launch.nodes=0", "launch.nodes=0: it must be at least 1"),
+        ("launch.nodes=0-2", "launch.nodes='0-2': it must be at least 1"),
+        ("launch.nodes=8-4", "launch.nodes='8-4': a range begins with the smaller number: 4-8"),
+        ("launch.nodes=1-99999", "launch.nodes='1-99999': a range has at most 10000 numbers"),
         ("optimizer.lr=-1", "optimizer.lr=-1.0: it must be greater than 0"),
         ("optimizer.lr_scaling=log", "optimizer.lr_scaling=log: allowed are none, linear, sqrt"),
         (
@@ -109,6 +114,44 @@ def test_batch_that_does_not_divide_shows_the_equation(compose: Compose) -> None
     assert str(caught.value) == (
         "train.global_batch_size=64 is not divisible by dp 6 x train.accumulate 1 = 6: use 60 or 66"
     )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fitting"),
+    [
+        (["launch.nodes=3"], None),
+        (["launch.nodes=3-9"], [4, 8]),
+        (["launch.nodes=1-4", "launch.tasks_per_node=2", "parallel.dp_shard=4"], [2, 4]),
+        (["launch.nodes=1-4", "train.micro_batch_size=16"], [1, 2, 4]),
+        (["launch.nodes=5-7"], None),
+        (["launch.nodes=4", "parallel.dp_replicate=1", "parallel.dp_shard=-1"], [4]),
+    ],
+)
+def test_a_range_of_nodes_has_a_number_that_fits(
+    compose: Compose, overrides: list[str], fitting: list[int] | None
+) -> None:
+    config = compose("experiment=digits", *overrides)
+    if fitting is not None:
+        validate(config)
+        assert fitting_nodes(config) == fitting
+        return
+    with pytest.raises(ConfigError) as caught:
+        validate(config)
+    if "-" in overrides[0]:
+        assert "launch.nodes=5-7: no number of nodes in this range fits (5 nodes: train.global" in (
+            str(caught.value)
+        )
+        assert "and so on up to 7 nodes): use launch.nodes=4 or launch.nodes=8" in str(caught.value)
+
+
+def test_what_is_wrong_for_every_number_of_nodes_is_said_once(compose: Compose) -> None:
+    config = compose("experiment=digits", "launch.nodes=1-4", "parallel.sync=every")
+    config.parallel.zero, config.parallel.dp_shard = 1, -1
+    config.parallel.dp_replicate = 1
+    config.parallel.fsdp.offload = True
+    with pytest.raises(ConfigError) as caught:
+        validate(config)
+    assert str(caught.value) == "parallel.sync=every with parallel.zero=1 is parallel.zero=2"
 
 
 def test_all_that_is_wrong_is_said_at_once(compose: Compose) -> None:

@@ -1,5 +1,6 @@
 """Training on a real Slurm cluster: sweeps over several nodes, preemption and failures."""
 
+import itertools
 import json
 import sqlite3
 import sys
@@ -150,6 +151,45 @@ def test_preempted_requeued_resumed(
     (undisturbed,) = runs(folder)
     assert run_json(undisturbed)["attempts"][-1]["world_size"] == 2
     assert journal_metrics(run) == journal_metrics(undisturbed)
+
+
+def test_a_job_takes_the_nodes_that_are_free(
+    train: Train, tmp_path: Path, paced: Paced, no_sbatch: dict[str, str]
+) -> None:
+    common = (
+        "train.max_steps=40",
+        "checkpoint.every_steps=5",
+        "train.log_every=10",
+        "tracking.upload=false",
+    )
+    others = cluster.sbatch("sleep 600", "--nodes=3", "--exclusive")
+    cluster.wait_for(lambda: cluster.job_state(others) == "RUNNING", 60, "the other job")
+    train("-m", *common, paced.task, "launch.nodes=1-2", "site.partition=preemptible")
+    (run,) = runs(tmp_path / "runs")
+    (job,) = cluster.job_ids(tmp_path / "runs")
+    cluster.wait_for_step(run, 10)
+    cluster.slurm("scancel", others)
+    assert cluster.tool("preempt", job).returncode == 0
+    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
+    paced.go()
+    assert cluster.tool("hurry", job).returncode == 0
+    # Beside it, two nodes of which the first gets three times as many samples.
+    weights = ("launch.nodes=2", "parallel.weights=[3,1]", f"output_dir={tmp_path}/weighted")
+    train("-m", *common, *weights)
+    jobs = [job, *cluster.job_ids(tmp_path / "weighted")]
+    assert set(cluster.wait_for_end(jobs).values()) == {"COMPLETED"}
+    (weighted,) = runs(tmp_path / "weighted")
+    attempts = run_json(run)["attempts"]
+    assert [attempt["world_size"] for attempt in attempts] == [1, 2]
+    assert [len(attempt["hosts"]) for attempt in attempts] == [1, 2]
+    # The losses are those of one rank that nobody has disturbed.
+    train(*common, f"output_dir={tmp_path}/alone", **no_sbatch)
+    (alone,) = runs(tmp_path / "alone")
+    for each, step in itertools.product((run, weighted), (10, 20, 30, 40)):
+        ours, theirs = (journal_metrics(path)["train/loss", step] for path in (each, alone))
+        assert ours == pytest.approx(theirs, rel=1e-5)
+    accuracy = run_json(alone)["result"]["val/accuracy"]
+    assert run_json(weighted)["result"]["val/accuracy"] == pytest.approx(accuracy, abs=0.006)
 
 
 def test_time_limit_warning_requeues_and_scancel_does_not(

@@ -16,6 +16,7 @@ from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
 from hpctrain.launch.container import leave_note
 from hpctrain.launch.environment import clean_environment
+from hpctrain.launch.nodes import note
 from hpctrain.launch.script import sbatch_script
 from tests.conftest import ROOT
 
@@ -108,6 +109,40 @@ def test_the_script_says_what_was_asked() -> None:
         assert word in words
     assert "run='/runs/my sweep/array-0/tasks'/\"$SLURM_ARRAY_TASK_ID\"" in text.splitlines()
     assert words[-6:] == [sys.executable, "-u", "-m", "hpctrain", "run", '"$run"']
+
+
+def ranged(nodes: str, site: SiteConfig | None = None, **launch: Any) -> Config:
+    made = config(site, nodes=nodes, **launch)
+    made.train.global_batch_size = 64
+    return made
+
+
+@pytest.mark.parametrize(("given", "used", "warned"), [(4, 4, False), (7, 4, True), (8, 8, False)])
+def test_a_range_of_nodes(given: int, used: int, warned: bool, tmp_path: Path) -> None:
+    made = ranged("3-9", tasks_per_node=2, cpus_per_task=3, gpus_per_node=2)
+    text = sbatch_script(made, tmp_path, 1)
+    asked = {"--nodes=4-8", "--mincpus=6", "--cpus-per-task=3", "--gpus-per-node=2"}
+    assert asked < directives(text)
+    assert not any("ntasks" in line for line in directives(text))
+    done = run_in_bash(f"SLURM_JOB_NUM_NODES={given}\n{text}", tmp_path, 'echo "$@"')
+    words = done.stdout.split()
+    started = {f"--nodes={used}", f"--ntasks={2 * used}", "--ntasks-per-node=2"}
+    assert started < {*words}
+    message = f"of {given} nodes only {used} are used: launch.nodes=3-9, and 4, 8 fit"
+    assert (message in done.stderr) == warned
+    assert note(made) == (
+        "launch.nodes=3-9: train.global_batch_size=64 and the degrees of parallel fit 4, 8 nodes, "
+        "not 3, 5-7, 9; a job that gets another number runs on fewer and leaves the rest idle"
+    )
+
+
+def test_a_range_in_which_all_numbers_fit_warns_of_nothing() -> None:
+    assert note(ranged("1-2")) == ""
+    assert "warning" not in sbatch_script(ranged("1-2"), FOLDER, 1)
+    with pytest.raises(ConfigError, match=r"site\.gpu_option=gpus-per-task with launch\.nodes=1-2"):
+        sbatch_script(
+            ranged("1-2", SiteConfig(gpu_option="gpus-per-task"), gpus_per_node=1), FOLDER, 1
+        )
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import torch
 from torch import distributed
 from torch.distributed.tensor import DTensor
 
+from hpctrain.config import shares
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import parallel_problems
@@ -18,17 +19,20 @@ from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.model import ParallelModel
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
-from hpctrain.tasks import Classification, LanguageModel
+from hpctrain.tasks import Classification, LanguageModel, on_part
 from hpctrain.train.step import TrainStep
 from tests.ranks import run_ranks
 
 STEPS, ROWS = 10, 16
+EXPERTS: dict[str, Any] = {"experts": 4, "expert_hidden": 24, "dense_layers": 1}
 MODELS: dict[str, Any] = {
     "transformer": functools.partial(Transformer, 61, 32, 3, 4, 2, tied=True),
     "untied": functools.partial(Transformer, 64, 32, 4, 4, 2),
     "gpt": functools.partial(
         Transformer, 64, 32, 4, 4, norm="layer", mlp="gelu", learned_positions=24, bias=True
     ),
+    "moe": functools.partial(Transformer, 61, 32, 3, 4, 2, **EXPERTS, shared_experts=1),
+    "moe, capacity": functools.partial(Transformer, 61, 32, 2, 4, 2, **EXPERTS, capacity=0.75),
     "conv": functools.partial(ConvNet, 1, [16, 32, 32], 10),
     "conv, batch norm": functools.partial(ConvNet, 1, [16, 32], 10, "batch"),
 }
@@ -36,6 +40,8 @@ TASKS: dict[str, Any] = {
     "transformer": functools.partial(LanguageModel, documents=True),
     "untied": functools.partial(LanguageModel, documents=True),
     "gpt": LanguageModel,
+    "moe": functools.partial(LanguageModel, documents=True),
+    "moe, capacity": functools.partial(LanguageModel, documents=True),
     "conv": functools.partial(Classification, scale=1 / 16),
     "conv, batch norm": functools.partial(Classification, scale=1 / 16),
 }
@@ -75,19 +81,22 @@ class Training:
     seen: int = 0
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
+    means: dict[str, float] = field(default_factory=dict)
 
     def run(self, cell: Cell, steps: int) -> None:
         """Make `steps` global steps, and append the loss and gradient norm of each."""
         for _ in range(steps):
             lr = 0.1 if cell.optimizer == "sgd" else 1e-3
             self.step(self._share(batch(cell.model, self.seen)), lr)
-            self.losses.append(self.step.totals.means()["loss"])
+            self.means = self.step.totals.means()
+            self.losses.append(self.means["loss"])
             self.norms.append(float(self.step.grad_norm))
             self.seen += 1
 
     def _share(self, whole: Batch) -> Batch:
-        rows, rank = ROWS // self.mesh.dp_size, self.mesh.dp_rank
-        return {name: value[rank * rows : (rank + 1) * rows] for name, value in whole.items()}
+        rows, first = ROWS // self.mesh.shares, self.mesh.first_share
+        mine = slice(first * rows, (first + self.mesh.weight) * rows)
+        return {name: value[mine] for name, value in whole.items()}
 
 
 def config(cell: Cell) -> Config:
@@ -98,7 +107,8 @@ def config(cell: Cell) -> Config:
     for key, value in cell.keys:
         section, _, name = key.rpartition(".")
         setattr(functools.reduce(getattr, section.split("."), made), name, value)
-    problems = list(parallel_problems(made, Degrees.of(made.parallel, cell.ranks)))
+    degrees = Degrees.of(made.parallel, cell.ranks)
+    problems = [*parallel_problems(made, degrees), *shares.problems(made, degrees)]
     assert not problems, problems
     return made
 
@@ -106,11 +116,12 @@ def config(cell: Cell) -> Config:
 def build(cell: Cell) -> Training:
     """Return the training of this rank in the present process group."""
     made, cpu = config(cell), torch.device("cpu")
-    mesh = Mesh(Degrees.of(made.parallel, cell.ranks), distributed.get_rank(), cpu)
+    degrees, weights = Degrees.of(made.parallel, cell.ranks), made.parallel.weights
+    mesh = Mesh(degrees, distributed.get_rank(), cpu, weights and [*weights])
     precision = Precision(made.precision, cpu)
     if made.precision.compute == "fp16":
         precision.scale = 1024.0  # otherwise the first steps would be left out until a scale fits
-    task = TASKS[cell.model]()
+    task = on_part(TASKS[cell.model](), mesh.part)
     model = parallelize(MODELS[cell.model], made, mesh, precision, loss_parallel=task.loss_parallel)
     optimizer: torch.optim.Optimizer
     if cell.optimizer == "sgd":

@@ -34,6 +34,7 @@ from hpctrain.parallel.memory import ModelSizes, memory_of
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
+from hpctrain.parallel.stages import block_counts, cut, present
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 NODE = 8  # number of ranks; hsdp divides a replica over one node
@@ -129,9 +130,13 @@ def simulate(model: str, world: int, strategy: str, rank: int = 0, **options: An
     bare = skeleton(build, 0)
     assert bare is not None
     plan = bare.plan.tensor if isinstance(bare, Transformer) else {}
-    blocks = [block for _, block in find_blocks(bare, [])]
-    sizes = ModelSizes.of(bare, blocks, plan, degrees.tp)
-    del bare, blocks
+    names = [name for name, _ in find_blocks(bare, [])]
+    config.train.accumulate = 2 * degrees.pp if degrees.pp > 1 else 1
+    if degrees.pp > 1 and isinstance(bare, Transformer):
+        counts = block_counts(bare, bare.plan, config.parallel, degrees.pp)
+        cut(bare, bare.plan, counts, rank * degrees.pp // world)
+    sizes = ModelSizes.of(bare, list(present(bare, names)), plan, degrees.tp)
+    del bare
     formula = memory_of(
         sizes, degrees, config.parallel, config.precision, config.optimizer, config.train.accumulate
     )

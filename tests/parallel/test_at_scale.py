@@ -73,11 +73,19 @@ def simulated(cells: list[Any], places: list[Any]) -> dict[str, Any]:
     return found
 
 
+# Llama 3 405B was trained in this shape (Grattafiori et al. 2024, table 4): here with dp_shard 8.
+ALL = ("llama3_405b", 16384, "zero3+tp8+cp16+pp16")
+OTHERS: list[tuple[str, int, str, int, dict[str, Any]]] = [
+    ("llama3_70b", 512, "hsdp+tp8", 0, {}),
+    *((*ALL, rank, {}) for rank in (0, 5 * 1024 + 77, 16383)),
+]
+
+
 @functools.cache
 def answers() -> dict[Any, dict[str, Any]]:
     """Return the reports by cell, and the places by strategy, rank and world."""
-    found = simulated([*((*cell, 0, {}) for cell in CELLS), TIED, LAST], PLACES)
-    keys = [*CELLS, "tied", "last", *PLACES]
+    found = simulated([*((*cell, 0, {}) for cell in CELLS), TIED, LAST, *OTHERS], PLACES)
+    keys = [*CELLS, "tied", "last", *(cell[:4] for cell in OTHERS), *PLACES]
     return dict(zip(keys, found["reports"] + found["places"], strict=True))
 
 
@@ -114,6 +122,23 @@ def test_the_last_rank_holds_no_more_than_the_first() -> None:
     assert last["too_large"] == []
     assert last["local_parameters"] <= last["formula_parameters"]
     assert last["local_optimizer"] <= last["formula_optimizer"]
+
+
+@pytest.mark.parametrize("cell", OTHERS, ids=lambda cell: "-".join(map(str, cell[:4])))
+def test_every_degree_divides(cell: tuple[Any, ...]) -> None:
+    report = answers()[cell[:4]]
+    assert report["whole"] == []
+    assert report["too_large"] == []
+    for kind in ("parameters", "gradients", "optimizer"):
+        assert report[f"local_{kind}"] == pytest.approx(report[f"formula_{kind}"], rel=0.01), kind
+    assert report["max_rss"] < MOST_RSS
+    if "pp" not in cell[2]:
+        assert report["parameters"] == SIZES[cell[0]]
+    else:  # each stage has 7 to 8 of the 126 layers, of 3.19 billion parameters each
+        assert 7 <= report["parameters"] / 3_187_703_808 < 9
+        assert report["local_parameters"] == pytest.approx(
+            4 * report["parameters"] / (8 * 16 * 8), rel=0.01
+        )
 
 
 def test_tied_embeddings_count_once() -> None:

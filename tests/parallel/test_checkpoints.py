@@ -25,7 +25,12 @@ STRATEGIES: dict[str, tuple[int, dict[str, Any]]] = {
         2,
         {"parallel.dp_replicate": 1, "parallel.dp_shard": -1, "parallel.fsdp.offload": True},
     ),
+    "tp": (2, {"parallel.tp": 2}),
+    "tp, zero3": (4, {"parallel.tp": 2, "parallel.dp_replicate": 1, "parallel.dp_shard": 2}),
 }
+NAMES = list(STRATEGIES)
+# Each strategy saves and loads twice, with the two others whose names are 1 and 3 places before.
+COVERING = {name: (NAMES[i - 1], NAMES[i - 3]) for i, name in enumerate(NAMES)}
 
 
 def cell(name: str) -> Cell:
@@ -67,10 +72,20 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("to", STRATEGIES)
+def test_a_checkpoint_of_another_strategy_goes_on(to: str, saved: dict[str, Path]) -> None:
+    check(to, [saved[name] for name in COVERING[to]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", STRATEGIES)
 def test_any_checkpoint_goes_on(to: str, saved: dict[str, Path]) -> None:
+    check(to, list(saved.values()))
+
+
+def check(to: str, folders: list[Path]) -> None:
     expected = reference("transformer", "adamw", BEFORE + AFTER)
     rest = Result(expected.losses[BEFORE:], expected.norms[BEFORE:], expected.parameters)
-    by_rank = run_ranks(resume, STRATEGIES[to][0], cell(to), list(saved.values()))
+    by_rank = run_ranks(resume, STRATEGIES[to][0], cell(to), folders)
     for result in itertools.chain(*by_rank):
         losses, norms, parameters = difference(result, rest)
         assert max(losses, norms) < 1e-5

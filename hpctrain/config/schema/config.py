@@ -60,6 +60,7 @@ class Config:
     site: SiteConfig = section(SiteConfig, identity=False)
 
     @property
-    def asked_world_size(self) -> int:
-        """The number of ranks that `launch` requests."""
-        return self.launch.nodes * self.launch.tasks_per_node
+    def asked_world_sizes(self) -> range:
+        """The numbers of ranks that `launch` requests; one, unless `launch.nodes` is a range."""
+        nodes, tasks = self.launch.node_numbers, self.launch.tasks_per_node
+        return range(nodes.start * tasks, nodes.stop * tasks, tasks)

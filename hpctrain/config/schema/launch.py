@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-from hpctrain.config.schema.key import key
+from hpctrain.config.schema.key import TOO_LARGE, key
+from hpctrain.errors import ConfigError
+
+_MOST = 10_000  # numbers in a range: each is checked before a job is queued
+
+
+def _check_nodes(nodes: int | str) -> str:
+    found = re.fullmatch(r"([0-9]+)-([0-9]+)", nodes) if isinstance(nodes, str) else None
+    if isinstance(nodes, str) and found is None:
+        return "it must be a number of nodes, such as 4, or a range, such as 4-8"
+    first, last = (int(found[1]), int(found[2])) if found else (int(nodes), int(nodes))
+    if not 1 <= first < TOO_LARGE:
+        return "it must be at least 1" if first < 1 else "it must be less than 2^62"
+    if last < first:
+        return f"a range begins with the smaller number: {last}-{first}"
+    return f"a range has at most {_MOST} numbers" if last - first >= _MOST else ""
 
 
 @dataclass
 class LaunchConfig:
     """The resources of a job and how it is submitted, the same for every way of launching."""
 
-    nodes: int = key(1, "A job runs on this many nodes.", unit="nodes", at_least=1)
+    nodes: int | str = key(
+        1,
+        "A job runs on this many nodes. A range, such as 4-8, lets the job start on as many of "
+        "them as are free. The global batch stays the same, and the degree of parallel that is -1 "
+        "takes the number of ranks that there are.",
+        unit="nodes",
+        check=_check_nodes,
+    )
     tasks_per_node: int = key(1, "Each node runs this many ranks.", unit="ranks", at_least=1)
     gpus_per_node: int = key(
         0,
@@ -62,3 +85,15 @@ class LaunchConfig:
         False, "The scheduler is asked first whether, and when, it would run the jobs."
     )
     dry_run: bool = key(False, "The sbatch script is printed and nothing is submitted.")
+
+    @property
+    def node_numbers(self) -> range:
+        """The numbers of nodes that the job may have; one, unless `nodes` is a range.
+
+        Raises:
+            ConfigError: `nodes` is neither a number nor a range.
+        """
+        if wrong := _check_nodes(self.nodes):
+            raise ConfigError(f"launch.nodes={self.nodes!r}: {wrong}")
+        first, _, last = str(self.nodes).partition("-")
+        return range(int(first), int(last or first) + 1)

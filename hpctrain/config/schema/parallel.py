@@ -24,6 +24,12 @@ def _check_degree(degree: int) -> str:
     return "" if degree == -1 or 1 <= degree < 2**31 else "it must be at least 1, or -1"
 
 
+def _check_weights(weights: list[int] | None) -> str:
+    if weights is not None and not (weights and all(1 <= weight <= 1000 for weight in weights)):
+        return "it must be a number from 1 to 1000 for each node, such as [2, 1]"
+    return ""
+
+
 @dataclass
 class DDPConfig:
     """Options of torch's DistributedDataParallel, which dp_replicate uses when dp_shard is 1."""
@@ -107,7 +113,8 @@ class ParallelConfig:
     )
     cp: int = key(
         1,
-        "Each sequence is divided over this many ranks (context parallel), for long sequences.",
+        "Each sequence is divided over this many ranks (context parallel), for long sequences. "
+        "The number of positions must be a multiple of 2 * cp.",
         unit="ranks",
         check=_check_degree,
     )
@@ -124,6 +131,21 @@ class ParallelConfig:
         "train.accumulate pass through them one after the other.",
         unit="ranks",
         check=_check_degree,
+    )
+    ep: int = key(
+        1,
+        "The experts of a layer are divided over this many of the data-parallel ranks (expert "
+        "parallel), a factor of dp_shard, or of dp_replicate if dp_shard is 1.",
+        unit="ranks",
+        at_least=1,
+    )
+    weights: list[int] | None = key(
+        None,
+        "For nodes of different speed: the ranks of each node get shares of the global batch in "
+        "proportion to these numbers, one per node in the order of the ranks. A rank of weight 2 "
+        "makes two micro-batches where one of weight 1 makes one. It works with whole replicas "
+        "(DDP) and with zero=1. Null means equal shares.",
+        check=_check_weights,
     )
     zero: int = key(
         3,

@@ -1,0 +1,88 @@
+"""The number of nodes of a job whose `launch.nodes` is a range.
+
+    launch.nodes=3-9 ── 4 and 8 fit ── sbatch --nodes=4-8 ── the job gets 6 ── srun --nodes=4
+
+The scheduler knows no gaps in a range. So the ranks start on the largest number of nodes that fits,
+and the other nodes of the job stay idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpctrain.config.schema import Config
+from hpctrain.config.validate import fitting_nodes
+from hpctrain.errors import ConfigError
+
+
+def node_options(config: Config) -> dict[str, str | int | bool]:
+    """Return the options of sbatch for the number of nodes and of their ranks.
+
+    Raises:
+        ConfigError: `site.gpu_option` does not work with a range.
+    """
+    launch = config.launch
+    if len(launch.node_numbers) == 1:
+        return {"nodes": launch.node_numbers[0], "ntasks-per-node": launch.tasks_per_node}
+    if launch.gpus_per_node and config.site.gpu_option == "gpus-per-task":
+        raise ConfigError(
+            f"site.gpu_option=gpus-per-task with launch.nodes={launch.nodes}: sbatch multiplies it "
+            "by the number of tasks, which a range leaves open; use gpus-per-node or gres"
+        )
+    fitting = fitting_nodes(config)
+    # With --ntasks-per-node=T, Slurm makes a job of T tasks for each node of the smallest number,
+    # and gives N tasks at most N nodes. So the job has no tasks, and asks for the CPUs of a node.
+    cpus = launch.tasks_per_node * launch.cpus_per_task
+    return {"nodes": f"{fitting[0]}-{fitting[-1]}", "mincpus": cpus}
+
+
+def rank_options(config: Config) -> list[str]:
+    """Return the options of srun that start the ranks, as words of the script."""
+    tasks = config.launch.tasks_per_node
+    if len(config.launch.node_numbers) == 1:
+        return []
+    return ['--nodes="$nodes"', f'--ntasks="$((nodes * {tasks}))"', f"--ntasks-per-node={tasks}"]
+
+
+def choose_nodes(config: Config) -> Iterator[str]:
+    """Yield the lines of the script that set `$nodes`; none unless the job asks for a range."""
+    if len(config.launch.node_numbers) == 1:
+        return
+    fitting = fitting_nodes(config)
+    yield "\n# The ranks run on the largest number of nodes that fits the batch and the degrees."
+    yield f"for nodes in {' '.join(map(str, reversed(fitting)))}; do"
+    yield "    ((nodes <= SLURM_JOB_NUM_NODES)) && break"
+    yield "done"
+    if _gaps(fitting):
+        yield "if ((nodes < SLURM_JOB_NUM_NODES)); then"
+        yield '    echo "warning: of $SLURM_JOB_NUM_NODES nodes only $nodes are used:" \\'
+        yield f'        "launch.nodes={config.launch.nodes}, and {_listed(fitting)} fit" >&2'
+        yield "fi"
+
+
+def note(config: Config) -> str:
+    """Return which numbers of nodes of a range fit, and which do not; "" if all of them fit."""
+    fitting = fitting_nodes(config)
+    wrong = sorted({*config.launch.node_numbers} - {*fitting})
+    if not wrong:
+        return ""
+    text = (
+        f"launch.nodes={config.launch.nodes}: train.global_batch_size="
+        f"{config.train.global_batch_size} and the degrees of parallel fit {_listed(fitting)} "
+        f"nodes, not {_listed(wrong)}"
+    )
+    if _gaps(fitting):
+        text += "; a job that gets another number runs on fewer and leaves the rest idle"
+    return text
+
+
+def _gaps(fitting: list[int]) -> bool:
+    return len(fitting) <= fitting[-1] - fitting[0]
+
+
+def _listed(numbers: list[int]) -> str:
+    """Return numbers as text, successive ones as a range: `4, 6-8`."""
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    pairs = zip(starts, ends, strict=True)
+    return ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in pairs)

@@ -1,0 +1,282 @@
+"""A mixture of experts: each token passes through the few MLPs that a router chooses for it.
+
+    x ── router ── scores ── (+ balance) ── top k ── sort by expert ── experts ──┐
+    ├─────────────────────────────────────────────────── weighted sum per token ─┤
+    └── shared experts, which every token passes through ───────────────────────+┘
+
+The default is that of DeepSeek-V3 (2024): sigmoid scores, of which the chosen ones are divided by
+their sum. "softmax" is Mixtral (Jiang et al. 2024). The loads of the experts are balanced without
+an auxiliary loss (Wang et al. 2024): a bias of each expert takes part in the choice, but not in the
+weighted sum, and each step moves it up or down by a fixed rate.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.tensor import DTensor, Partial
+
+
+class Experts(nn.Module):
+    """The MLP of a layer, made of experts of which each token uses a few.
+
+    Without a capacity no token is dropped. With one, each sample gives an expert at most
+    ceil(capacity * length * per_token / experts) of its tokens, the first ones; the samples are the
+    groups of GShard (Lepikhin et al. 2021). So the result does not depend on how a batch is divided
+    into micro-batches and ranks. For a token beyond that, the expert adds nothing to the residual
+    stream.
+
+    The tokens of padded samples (mask False) count in the loads, because a model does not see the
+    mask. They are few, and any number of ranks pads a batch in the same way.
+
+    Args:
+        dim: Width of the residual stream.
+        hidden: Width of an expert between its projections.
+        experts: Number of experts.
+        per_token: Number of experts that each token uses.
+        out_std: Standard deviation of the initial weights of `down`.
+        std: Standard deviation of the other initial weights.
+        scores: "sigmoid" or "softmax".
+        capacity: At least 1 to hold every token if the experts were used evenly. None: no limit.
+        balance_rate: Each step moves the bias of an expert by this much. 0 does not balance.
+        shared: Every token passes through this module, too. None: there is none.
+
+    Attributes:
+        balance: The bias of each expert, float32 (experts,).
+        bank: The weights of the experts.
+        load_size: The number of elements that `take_loads` returns.
+
+    Raises:
+        ValueError: A number or name is not possible.
+    """
+
+    balance: torch.Tensor
+    _loads: list[torch.Tensor]
+
+    def __init__(
+        self,
+        dim: int,
+        hidden: int,
+        experts: int,
+        per_token: int = 2,
+        *,
+        out_std: float,
+        std: float,
+        scores: str = "sigmoid",
+        capacity: float | None = None,
+        balance_rate: float = 1e-3,
+        shared: nn.Module | None = None,
+    ) -> None:
+        if not 1 <= per_token <= experts:
+            raise ValueError(f"experts_per_token={per_token}: it is 1 to experts={experts}")
+        if scores not in ("sigmoid", "softmax"):
+            raise ValueError(f"expert_scores={scores}: it is sigmoid or softmax")
+        if capacity is not None and capacity <= 0:
+            raise ValueError(f"capacity={capacity}: it is above 0, or null for no limit")
+        super().__init__()
+        self.experts, self.per_token, self.std = experts, per_token, std
+        self.scores, self.capacity, self.balance_rate = scores, capacity, balance_rate
+        self.router = nn.Parameter(torch.empty(experts, dim))
+        self.bank = Bank(dim, hidden, experts, std, out_std)
+        self.shared = shared
+        self.register_buffer("balance", torch.empty(experts))
+        self.load_size, self._loads = experts + 1, []
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the initial weights of the router; the biases begin at 0."""
+        nn.init.normal_(self.router, std=self.std)
+        nn.init.zeros_(self.balance)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (batch, length, dim) to the same shape."""
+        chosen, weights = self._route(x)
+        slots = chosen.flatten()
+        load = counts = self._counted(slots)
+        if self.capacity is not None:
+            slots = self._limited(chosen).flatten()
+            counts = self._counted(slots)
+        order = slots.argsort(stable=True)
+        inverse = torch.empty_like(order)
+        inverse[order] = torch.arange(len(order), device=order.device)
+        tokens = _take(x.flatten(0, 1), order, inverse, self.per_token)
+        if self.capacity is None:
+            mixed = self.bank(tokens, counts[:-1])
+        else:
+            kept = len(slots) - int(counts[-1])
+            mixed = F.pad(self.bank(tokens[:kept], counts[:-1]), (0, 0, 0, len(slots) - kept))
+        parts = _take(mixed, inverse, order, 1).view(*chosen.shape, -1)
+        out: torch.Tensor = (parts * weights.unsqueeze(-1).to(parts.dtype)).sum(-2)
+        if self.training and out.requires_grad:
+            # Activation checkpointing makes a forward pass twice; a gradient appears once.
+            seen = torch.cat([load[:-1], counts[-1:]])
+            out.register_hook(lambda gradient: self._loads.append(seen))
+        return out if self.shared is None else out + self.shared(x)
+
+    def start_loads(self) -> None:
+        """Forget the loads of a step that is made again."""
+        self._loads.clear()
+
+    def take_loads(self) -> torch.Tensor:
+        """Return the loads of this rank's backward passes since the last call.
+
+        Returns:
+            float64 (experts + 1,): how many tokens have chosen each expert, and how many of these
+            choices were dropped.
+        """
+        loads = torch.zeros(self.load_size, dtype=torch.float64, device=self.balance.device)
+        for seen in self._loads:
+            loads += seen
+        self._loads.clear()
+        return loads
+
+    @torch.no_grad()
+    def move_balance(self, loads: torch.Tensor) -> None:
+        """Make the choice of experts with little load more likely, and of others less.
+
+        Args:
+            loads: The first `experts` elements of `take_loads`, added over all ranks.
+        """
+        # Whole numbers are compared, so that the sign does not depend on rounding.
+        self.balance += self.balance_rate * (loads.sum() - loads * self.experts).sign().float()
+
+    def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the chosen experts, int64, and their weights, float32: (batch, length, k)."""
+        with torch.autocast(x.device.type, enabled=False):
+            # Near ties flip by rounding, so the router computes in fp32 (as in DeepSeek-V3).
+            logits = F.linear(x.float(), _local(self.router).float())
+        scores = logits.sigmoid() if self.scores == "sigmoid" else logits.softmax(-1)
+        chosen = (scores.detach() + self.balance).topk(self.per_token, -1).indices
+        weights = scores.gather(-1, chosen)
+        return chosen, weights / (weights.sum(-1, keepdim=True) + 1e-20)
+
+    def _counted(self, slots: torch.Tensor) -> torch.Tensor:
+        """Return how often each expert occurs, and last the number of dropped choices."""
+        counts = slots.new_zeros(self.experts + 1)
+        return counts.scatter_add_(0, slots, torch.ones_like(slots))
+
+    def _limited(self, chosen: torch.Tensor) -> torch.Tensor:
+        """Return the choices, with the number `experts` where an expert has enough tokens."""
+        assert self.capacity is not None
+        length = chosen.shape[1]
+        limit = -int(-self.capacity * length * self.per_token // self.experts)
+        uses = torch.zeros(*chosen.shape[:2], self.experts, dtype=torch.int32, device=chosen.device)
+        places = uses.scatter_(-1, chosen, 1).cumsum(1).gather(-1, chosen)
+        return chosen.where(places <= limit, self.experts)
+
+
+class Bank(nn.Module):
+    """The weights of all experts; expert e computes down[e](silu(gate[e](x)) * up[e](x)).
+
+    Args:
+        dim: Width of the residual stream.
+        hidden: Width between the projections.
+        experts: Number of experts.
+        std: Standard deviation of the initial `gate` and `up`.
+        out_std: Standard deviation of the initial `down`.
+
+    Attributes:
+        gate: (experts, hidden, dim), as are `up` and `down`. Expert parallel and FSDP2 divide the
+            first two dimensions.
+    """
+
+    def __init__(self, dim: int, hidden: int, experts: int, std: float, out_std: float) -> None:
+        super().__init__()
+        self.std, self.out_std = std, out_std
+        self.gate = nn.Parameter(torch.empty(experts, hidden, dim))
+        self.up = nn.Parameter(torch.empty(experts, hidden, dim))
+        self.down = nn.Parameter(torch.empty(experts, hidden, dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the initial weights."""
+        nn.init.normal_(self.gate, std=self.std)
+        nn.init.normal_(self.up, std=self.std)
+        nn.init.normal_(self.down, std=self.out_std)
+
+    def forward(self, tokens: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """Apply to each token its expert.
+
+        Args:
+            tokens: A floating dtype, (tokens, dim), sorted by expert.
+            counts: int64 (experts,): the number of tokens of each expert. With expert parallel
+                these are the experts of this rank.
+
+        Returns:
+            (tokens, dim).
+        """
+        weights = [_local(w) for w in (self.gate, self.up, self.down)]
+        kind = tokens.device.type
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+            tokens, weights = tokens.to(dtype), [w.to(dtype) for w in weights]
+        if kind == "cuda" and tokens.dtype == torch.bfloat16:
+            return grouped(tokens, counts, *weights)
+        return one_by_one(tokens, counts, *weights)
+
+
+def _local(weight: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a weight; of a whole one, its gradient is one of several summands.
+
+    Ranks that have the same weight as a DTensor have other tokens.
+    """
+    if not isinstance(weight, DTensor):
+        return weight
+    summands = [Partial() if p.is_replicate() else p for p in weight.placements]
+    return weight.to_local(grad_placements=summands)
+
+
+def one_by_one(
+    tokens: torch.Tensor,
+    counts: torch.Tensor,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+) -> torch.Tensor:
+    """Apply one expert after the other; the arguments are those of `Bank.forward`, and weights."""
+    # All experts take part, even without tokens, so that every rank has a gradient of each weight.
+    groups = tokens.split(counts.tolist())
+    parts = zip(groups, gate.unbind(), up.unbind(), down.unbind(), strict=True)
+    return torch.cat([(F.silu(x @ g.T) * (x @ u.T)) @ d for x, g, u, d in parts])
+
+
+def grouped(
+    tokens: torch.Tensor,
+    counts: torch.Tensor,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+) -> torch.Tensor:
+    """Return what `one_by_one` returns, by grouped matrix products, which do not wait for a GPU."""
+    ends = counts.cumsum(0).to(torch.int32)
+    inner = F.silu(F.grouped_mm(tokens, gate.mT, offs=ends))
+    inner = inner * F.grouped_mm(tokens, up.mT, offs=ends)
+    return F.grouped_mm(inner, down, offs=ends)
+
+
+def _take(x: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor, copies: int) -> torch.Tensor:
+    """Return the permutation `order` of the rows of `x`, each of which occurs `copies` times."""
+    taken: torch.Tensor = _Take.apply(x, order, inverse, copies)  # type: ignore[no-untyped-call]
+    return taken
+
+
+class _Take(torch.autograd.Function):
+    """Indexing, whose gradient adds rows in a fixed order, on a GPU too."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor, copies: int
+    ) -> torch.Tensor:
+        ctx.save_for_backward(inverse)
+        ctx.copies = copies
+        return x[order // copies]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (inverse,) = ctx.saved_tensors
+        rows = gradient[inverse]
+        summed = rows if ctx.copies == 1 else rows.unflatten(0, (-1, ctx.copies)).sum(1)
+        return summed, None, None, None

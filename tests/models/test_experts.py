@@ -1,0 +1,168 @@
+"""Tests of the mixture of experts on one process: against plain loops, capacity and balance."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hpctrain.models import Transformer
+from hpctrain.models.experts import Experts, grouped, one_by_one
+
+
+def make(**options: Any) -> Experts:
+    torch.manual_seed(0)
+    made = Experts(**{"dim": 8, "hidden": 6, "experts": 5, "std": 0.5, "out_std": 0.5, **options})
+    made.balance += torch.randn(5) * 0.1
+    return made
+
+
+def tokens(rows: int = 3, length: int = 7) -> torch.Tensor:
+    return torch.randn(rows, length, 8, generator=torch.Generator().manual_seed(1))
+
+
+def by_loops(module: Experts, x: torch.Tensor) -> torch.Tensor:
+    """Compute token by token; an expert that has enough tokens of a sample adds nothing."""
+    bank, limit = module.bank, math.inf
+    if module.capacity is not None:
+        limit = math.ceil(module.capacity * x.shape[1] * module.per_token / module.experts)
+    samples = []
+    for sample in x:
+        used, outs = [0] * module.experts, []
+        for token in sample:
+            logits = module.router @ token
+            scores = logits.sigmoid() if module.scores == "sigmoid" else logits.softmax(0)
+            ranked = (scores.detach() + module.balance).tolist()
+            order = sorted(range(module.experts), key=lambda e: -ranked[e])
+            chosen = order[: module.per_token]
+            total = sum(scores[e] for e in chosen)
+            out = torch.zeros(8) if module.shared is None else module.shared(token)
+            for e in chosen:
+                used[e] += 1
+                if used[e] <= limit:
+                    inner = F.silu(bank.gate[e] @ token) * (bank.up[e] @ token)
+                    out = out + scores[e] / total * (inner @ bank.down[e])
+            outs.append(out)
+        samples.append(torch.stack(outs))
+    return torch.stack(samples)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"scores": "softmax", "per_token": 3},
+        {"per_token": 1},
+        {"per_token": 5},
+        {"shared": nn.Linear(8, 8)},
+        {"capacity": 1.0},
+        {"capacity": 0.3, "scores": "softmax"},
+    ],
+    ids=str,
+)
+def test_equal_to_loops(options: dict[str, Any]) -> None:
+    module = make(**options)
+    ours, theirs = tokens().requires_grad_(), tokens().requires_grad_()
+    target = torch.randn(3, 7, 8)
+    out, expected = module(ours), by_loops(module, theirs)
+    assert torch.allclose(out, expected, atol=1e-5)
+    parameters = list(module.parameters())
+    mine = torch.autograd.grad((out * target).sum(), [ours, *parameters])
+    right = torch.autograd.grad((expected * target).sum(), [theirs, *parameters])
+    for one, other in zip(mine, right, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_no_token_is_dropped_without_a_limit() -> None:
+    module = make(capacity=5 / 2)
+    assert torch.equal(module(tokens()), make()(tokens()))
+
+
+def test_capacity_does_not_depend_on_other_samples() -> None:
+    module, x = make(capacity=0.5), tokens()
+    apart = torch.cat([module(sample[None]) for sample in x])
+    assert torch.allclose(module(x), apart, atol=1e-6)
+    assert not torch.allclose(module(x), make()(x), atol=1e-3)
+
+
+def test_grouped_products_equal_the_loop() -> None:
+    draw = torch.Generator().manual_seed(0)
+    counts, counted = torch.tensor([8, 0, 21, 3]), []
+    for compute in (one_by_one, grouped):
+        draw.manual_seed(0)
+        x, *weights = (
+            (torch.randn(shape, generator=draw) / 4).bfloat16().requires_grad_()
+            for shape in ((32, 16), *[(4, 24, 16)] * 3)
+        )
+        out = compute(x, counts, *weights)
+        counted.append([out, *torch.autograd.grad((out * x.detach()).sum(), [x, *weights])])
+    for one, other in zip(*counted, strict=True):
+        assert torch.allclose(one, other, atol=1e-2, rtol=2e-2)
+        assert one.abs().max() > 0.02
+
+
+def test_only_backward_passes_count() -> None:
+    module, x = make(capacity=0.5), tokens().requires_grad_()
+    with torch.no_grad():
+        module(x)
+    module(x)
+    module.eval()
+    module(x).sum().backward()
+    assert module.take_loads().tolist() == [0] * 6
+    module.train()
+    for _ in range(2):
+        module(x).sum().backward()
+    loads = module.take_loads()
+    assert loads[:-1].sum() == 2 * 3 * 7 * 2
+    assert 0 < loads[-1] < loads[:-1].sum()
+    assert loads[-1] % 2 == 0
+    assert module.take_loads().tolist() == [0] * 6
+
+
+def test_balance_moves_against_the_load() -> None:
+    module = make(balance_rate=0.25)
+    module.reset_parameters()
+    module.move_balance(torch.tensor([4.0, 4.0, 5.0, 3.0, 4.0], dtype=torch.float64))
+    assert module.balance.tolist() == [0, 0, -0.25, 0.25, 0]
+
+
+def test_balance_evens_out_the_loads() -> None:
+    module, x = make(balance_rate=0.01), tokens(8, 32)
+    uneven = []
+    for _ in range(100):
+        module(x).sum().backward()
+        loads = module.take_loads()[:-1]
+        uneven.append(float(loads.max() / loads.mean()))
+        module.move_balance(loads)
+    assert uneven[0] > 1.2
+    assert sum(uneven[-10:]) / 10 < 1.05
+
+
+def test_balance_takes_no_part_in_the_sum() -> None:
+    module = make(per_token=5)
+    before = module(tokens())
+    module.balance += torch.randn(5)
+    assert torch.allclose(module(tokens()), before, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"experts": 4, "experts_per_token": 5}, "experts_per_token=5: it is 1 to experts=4"),
+        ({"experts": 4, "expert_scores": "tanh"}, "expert_scores=tanh: it is sigmoid or softmax"),
+        ({"experts": 4, "capacity": 0.0}, "capacity=0.0: it is above 0, or null for no limit"),
+    ],
+)
+def test_bad_arguments(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Transformer(50, 32, 2, 4, **options)
+
+
+def test_only_active_parameters_are_counted() -> None:
+    options: dict[str, Any] = {"experts": 8, "expert_hidden": 16, "dense_layers": 1}
+    model = Transformer(50, 32, 3, 4, hidden=48, **options, experts_per_token=2, shared_experts=1)
+    dense = Transformer(50, 32, 3, 4, hidden=48)  # 2 experts of 16 and one shared: a width of 48
+    routers = 2 * 8 * 32
+    assert model.flops_per_token(10) == dense.flops_per_token(10) + 6 * routers

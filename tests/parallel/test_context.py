@@ -1,0 +1,368 @@
+"""Context parallel gives the results of one process, and its ranks do the same amount of work."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import distributed
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from hpctrain.config.degrees import Degrees
+from hpctrain.config.division import division_problems, length_problem
+from hpctrain.config.schema import Config
+from hpctrain.config.validate import parallel_problems
+from hpctrain.data.types import Batch
+from hpctrain.errors import ConfigError
+from hpctrain.models import Transformer
+from hpctrain.parallel.activation import _policy
+from hpctrain.parallel.context import SequencePart, causal_mask
+from hpctrain.tasks import Classification, LanguageModel, on_part
+from hpctrain.train.step import Totals
+from tests.parallel import parity
+from tests.parallel.parity import Cell, Result, difference, reference, results
+from tests.ranks import run_ranks
+
+SHARD = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1}
+SHARD_2 = {"parallel.dp_replicate": -1, "parallel.dp_shard": 2}
+TWICE = {"train.accumulate": 2}
+
+
+def cell(model: str, ranks: int, cp: int, tp: int = 1, **more: Any) -> Cell:
+    keys = {"parallel.cp": cp, "parallel.tp": tp} | more.pop("keys", {})
+    return Cell(model, ranks, tuple(keys.items()), **more)
+
+
+COVERING = [
+    cell("transformer", 2, 2, keys=TWICE),
+    cell("gpt", 2, 2),
+    cell("gpt", 4, 4),
+    cell("transformer", 4, 2, 2),
+    cell("transformer", 4, 2, keys=SHARD | TWICE),
+    cell("untied", 4, 2, keys=TWICE | {"parallel.pp": 2}),
+]
+MORE = [
+    cell("transformer", 4, 4, keys=TWICE),
+    cell("transformer", 4, 4, keys={"parallel.sync": "every", "train.accumulate": 2}),
+    cell("gpt", 4, 2, 2, keys=TWICE),
+    cell("untied", 4, 2, 2, keys={"parallel.sequence_parallel": False}),
+    cell("gpt", 4, 2, 2, keys={"parallel.loss_parallel": False}),
+    cell("transformer", 4, 2, keys={"parallel.dp_replicate": 2}),
+    cell("gpt", 4, 2, keys=SHARD),
+    cell("untied", 4, 2, keys=SHARD | TWICE | {"parallel.zero": 1}),
+    cell("untied", 4, 2, keys=SHARD | TWICE | {"parallel.zero": 2}),
+    cell("gpt", 4, 2, keys=SHARD | {"parallel.fsdp.offload": True}),
+    cell("transformer", 4, 2, keys=SHARD | {"parallel.fsdp.reshard_after_forward": 2}),
+    cell("transformer", 4, 2, keys=SHARD | {"train.activation_checkpointing": "full"}),
+    cell("gpt", 4, 2, keys={"train.activation_checkpointing": "full"}),
+    cell("transformer", 4, 2, 2, keys={"train.activation_checkpointing": "selective"}),
+    cell("gpt", 4, 2, keys=SHARD | {"train.activation_checkpointing": "selective"}),
+    cell("gpt", 4, 2, keys={"parallel.pp": 2, "train.accumulate": 4}),
+    cell("untied", 8, 2, 2, keys=TWICE | {"parallel.pp": 2}),
+    cell("untied", 8, 2, keys=SHARD | {"parallel.pp": 2, "train.accumulate": 4}),
+    cell("transformer", 8, 2, 2),
+    cell("gpt", 8, 2, 2, keys=SHARD | TWICE),
+    cell("transformer", 8, 4, keys=SHARD | TWICE),
+    cell("transformer", 8, 2, keys=SHARD_2 | TWICE),
+]
+
+
+@functools.cache
+def trained(ranks: int, slow: bool) -> dict[Cell, list[Result]]:
+    return results(tuple(c for c in (MORE if slow else COVERING) if c.ranks == ranks))
+
+
+def check(cell: Cell, by_rank: list[Result]) -> None:
+    expected = reference(cell.model)
+    for result in by_rank:
+        assert max(difference(result, expected)) < 1e-5
+    assert min(expected.norms) > 0.2, "clipping must bite"
+
+
+@pytest.mark.parametrize("cell", COVERING, ids=str)
+def test_equal_to_one_process(cell: Cell) -> None:
+    check(cell, trained(cell.ranks, False)[cell])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", MORE, ids=str)
+def test_more_is_equal_to_one_process(cell: Cell) -> None:
+    check(cell, trained(cell.ranks, True)[cell])
+
+
+@pytest.mark.slow
+def test_bf16_within_its_bound() -> None:
+    one = cell("untied", 2, 2, keys={"precision.compute": "bf16"})
+    (by_rank,) = results((one,)).values()
+    assert max(difference(by_rank[0], reference("untied"))) < 1e-3
+
+
+def evaluated(cp: int, tp: int) -> list[tuple[dict[str, float], int]]:
+    """Return the means of an evaluation after a step, and the number of logits of this rank."""
+    one = cell("transformer", cp * tp, cp, tp)
+    training = parity.build(one)
+    training.run(one, 1)
+    task = training.step.task
+    assert isinstance(task, LanguageModel)
+    task._bytes = torch.arange(64) % 7  # of each token, as `bind` reads them
+    answers = []
+    for seed in (1, 2):  # the last rows of both batches are masked
+        batch = parity.batch("transformer", seed)
+        totals = Totals()
+        totals.add(*training.model.evaluate(task, batch))
+        totals.reduce(training.mesh)
+        with torch.no_grad():
+            logits = training.model.module(*task.inputs(batch))
+        answers.append((totals.means(), logits.shape[1]))
+    return answers
+
+
+def test_evaluation_and_bits_per_byte() -> None:
+    (expected,) = run_ranks(evaluated, 1, 1, 1)
+    assert [sorted(means) for means, _ in expected] == [["bits_per_byte", "loss"]] * 2
+    for by_rank in run_ranks(evaluated, 4, 2, 2):
+        for (means, length), (theirs, whole) in zip(by_rank, expected, strict=True):
+            assert means == pytest.approx(theirs, rel=1e-6)
+            assert (length, whole) == (12, 24)
+
+
+def counts() -> dict[str, int]:
+    """Return the collective operations of one step of two ranks, by the name of the operation."""
+    one = cell("untied", 2, 2)
+    training = parity.build(one)
+    training.run(one, 1)  # the first step makes groups
+    with CommDebugMode() as mode:
+        training.run(one, 1)
+    found: dict[str, int] = {}
+    for operation, count in mode.get_comm_counts().items():
+        name = str(operation).rpartition(".")[2].replace("_", "").replace("coalesced", "")
+        found[name] = found.get(name, 0) + count
+    return found
+
+
+def test_collectives_are_those_of_the_textbook() -> None:
+    layers = 4
+    # Grattafiori et al. 2024, section 3.3.2: keys and values are gathered once in each layer.
+    replicas = layers + 1  # the gradients of each block, and of what is outside of the blocks
+    step = 2  # the sums of the step, the norm of the gradient
+    assert (
+        run_ranks(counts, 2)
+        == [
+            {
+                "allgatherintotensor": layers,
+                "reducescattertensor": layers,
+                "allreduce": replicas + step,
+            }
+        ]
+        * 2
+    )
+
+
+def attention(length: int, grouped: bool, documents: bool, dtype: torch.dtype) -> list[float]:
+    """Return the largest differences of the output and three gradients from those of all."""
+    cp, rank = distributed.get_world_size(), distributed.get_rank()
+    part = SequencePart(rank, cp, distributed.group.WORLD)
+    shapes = [(2, 4, length, 8), *[(2, 2 if grouped else 4, length, 8)] * 2]
+    whole = [torch.randn(shape, dtype=dtype).requires_grad_() for shape in shapes]
+    weights = torch.randn(shapes[0], dtype=dtype)
+    numbers = (torch.rand(2, length) < 0.2).int().cumsum(1)
+    mask, masks = None, None
+    if documents:
+        mask = (numbers[:, :, None] == numbers[:, None, :]).tril()[:, None]
+        masks = part.masks(numbers)
+    expected = F.scaled_dot_product_attention(
+        *whole, mask, is_causal=not documents, enable_gqa=grouped
+    )
+    (expected * weights).sum().backward()
+    own = [part.cut(x.detach(), 2).requires_grad_() for x in whole]
+    out = part.attend(own[0], own[1], own[2], masks)
+    (out * part.cut(weights, 2)).sum().backward()
+    pairs = [(out, expected), *((a.grad, b.grad) for a, b in zip(own, whole, strict=True))]
+    return [
+        float((a - part.cut(b, 2)).abs().max() / b.abs().max())
+        for a, b in pairs
+        if a is not None and b is not None
+    ]
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_attention_alone(grouped: bool, documents: bool) -> None:
+    for cp, length in ((2, 4), (2, 24), (4, 24)):
+        for differences in run_ranks(attention, cp, length, grouped, documents, torch.float32):
+            assert len(differences) == 4
+            assert max(differences) < 1e-6
+    for differences in run_ranks(attention, 2, 24, grouped, documents, torch.bfloat16):
+        assert max(differences) < 3e-2
+
+
+def test_a_group_of_one_is_plain_attention() -> None:
+    part = SequencePart(0, 1, None)
+    query, key, value = torch.randn(3, 2, 4, 6, 8).unbind()
+    expected = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    assert torch.allclose(part.attend(query, key, value, None), expected, atol=1e-6)
+
+
+class LikeCuda:
+    """A device that claims to be a GPU."""
+
+    type = "cuda"
+
+
+def test_the_mask_without_memory_within_selective_checkpointing() -> None:
+    query, key, value = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 12, 8), torch.randn(1, 2, 12, 8)
+    query.requires_grad_()
+    expected = F.scaled_dot_product_attention(
+        query, key, value, causal_mask(4, 12, torch.device("cpu"))
+    )
+    (theirs,) = torch.autograd.grad(expected.sum(), query)
+
+    def attend(query: torch.Tensor) -> torch.Tensor:
+        mask = causal_mask(4, 12, LikeCuda())  # type: ignore[arg-type]
+        assert mask.numel() == 0
+        return F.scaled_dot_product_attention(query, key, value, mask)
+
+    contexts = functools.partial(create_selective_checkpoint_contexts, _policy)
+    out = checkpoint(attend, query, use_reentrant=False, context_fn=contexts)
+    (ours,) = torch.autograd.grad(out.sum(), query)
+    assert torch.allclose(out, expected)
+    assert torch.allclose(ours, theirs)
+
+
+@pytest.mark.parametrize("cp", [2, 3, 8])
+def test_ranks_have_all_positions_and_do_the_same_work(cp: int) -> None:
+    length = 48
+    parts = [SequencePart(rank, cp, None) for rank in range(cp)]
+    positions = [part.positions(length) for part in parts]
+    assert torch.equal(torch.cat(positions).sort().values, torch.arange(length))
+    # A query at position p sees p + 1 keys.
+    seen = length * (length + 1) // 2
+    assert [int((p + 1).sum()) for p in positions] == [seen // cp] * cp
+    one_document = torch.zeros(3, length, dtype=torch.int32)
+    for part, own in zip(parts, positions, strict=True):
+        masks = part.masks(one_document)
+        assert sum(int(mask.sum()) for mask in masks) == 3 * int((own + 1).sum())
+        # The pairs that are computed are 1 + 1 / (2 * cp) times half of length^2 / cp.
+        pairs = sum(mask.numel() for mask in masks)
+        assert pairs == 3 * length**2 * (2 * cp + 1) // (4 * cp**2)
+
+
+class Largest(TorchDispatchMode):
+    """Records the number of bytes of the largest tensor that an operation returns."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.nbytes = max(self.nbytes, out.untyped_storage().nbytes())
+        return out
+
+
+def test_masks_never_have_the_size_of_a_whole_mask() -> None:
+    length, cp = 256, 4
+    documents = (torch.arange(length) // 50)[None]
+    with Largest() as mode:
+        masks = SequencePart(3, cp, None).masks(documents)
+    assert [mask.shape for mask in masks] == [(1, 1, 32, 128), (1, 1, 32, 160)]
+    assert mode.nbytes == 32 * 160  # and not 256 * 256
+
+
+@pytest.mark.parametrize(
+    ("length", "cp", "tp", "problem"),
+    [
+        (24, 2, 1, ""),
+        (8, 2, 4, ""),
+        (12, 2, 3, ""),
+        (25, 2, 1, "parallel.cp=2 needs 4 equal parts of the 25 positions of a sample: use 24 or"),
+        (3, 4, 1, "parallel.cp=4 needs 8 equal parts of the 3 positions of a sample: use 8"),
+        (12, 2, 4, "parallel.cp=2 with parallel.tp=4 needs 8 equal parts of the 12 positions"),
+        (12, 2, 4, "use 8 or 16, or parallel.sequence_parallel=false"),
+        (9, 1, 2, "parallel.tp=2 does not divide the 9 positions of a sample: use 8 or 10, or"),
+    ],
+)
+def test_lengths(length: int, cp: int, tp: int, problem: str) -> None:
+    found = length_problem(length, cp, tp)
+    assert problem in found if problem else not found
+
+
+def test_windows_of_a_wrong_length() -> None:
+    config = Config()
+    config.model |= {"_target_": "hpctrain.models.Transformer", "heads": 4}
+    config.data.windows.field, config.data.windows.length = "tokens", 24
+    (problem,) = division_problems(config, Degrees(cp=2, tp=2))
+    assert problem == (
+        "data.windows.length=24 has 23 positions, which 4 parts (cp 2, tp 2) do not divide evenly: "
+        "use a length of 21 or 25"
+    )
+    config.data.windows.length = 25
+    assert list(division_problems(config, Degrees(cp=2, tp=2))) == []
+
+
+def test_a_wrong_length_is_a_config_error() -> None:
+    for call in ("positions", "cut", "masks"):
+        part = SequencePart(0, 2, None)
+        given: Any = {
+            "positions": (25,),
+            "cut": (torch.zeros(2, 25), 1),
+            "masks": (torch.zeros(2, 25),),
+        }[call]
+        with pytest.raises(ConfigError, match=r"cp=2 needs 4 equal parts of the 25 positions"):
+            getattr(part, call)(*given)
+
+
+def wrong(cp: int, tp: int) -> str:
+    one = cell("transformer", cp * tp, cp, tp)
+    training = parity.build(one)
+    batch: Batch = {n: x[:, :-2] if x.dim() == 2 else x for n, x in parity.batch("", 0).items()}
+    with pytest.raises(ConfigError) as error:
+        training.step(batch, 0.1)
+    return str(error.value)
+
+
+def test_a_wrong_length_in_training() -> None:
+    for text in run_ranks(wrong, 2, 2, 1):
+        assert "parallel.cp=2 needs 4 equal parts of the 22 positions of a sample: use 20" in text
+    for text in run_ranks(wrong, 4, 2, 2):
+        assert "parallel.cp=2 with parallel.tp=2 needs 4 equal parts of the 22 positions" in text
+
+
+def test_other_tasks_and_models_are_refused() -> None:
+    part = SequencePart(0, 2, None)
+    with pytest.raises(
+        ConfigError, match=r"task\._target_=hpctrain\.tasks\.classification\.Classification has no"
+    ):
+        on_part(Classification(), part)
+    config = Config()
+    config.model["_target_"] = "hpctrain.models.ConvNet"
+    config.task["_target_"] = "hpctrain.tasks.Classification"
+    assert list(parallel_problems(config, Degrees(2))) == []
+    problems = list(parallel_problems(config, Degrees(cp=2)))
+    assert [problem.partition(":")[0] for problem in problems] == [
+        "model._target_=hpctrain.models.ConvNet with parallel.cp=2",
+        "task._target_=hpctrain.tasks.Classification with parallel.cp=2",
+    ]
+    config.model["_target_"] = "hpctrain.models.Transformer"
+    config.task["_target_"] = "hpctrain.tasks.LanguageModel"
+    assert list(parallel_problems(config, Degrees(cp=2))) == []
+
+
+def test_a_later_stage_of_a_pipeline_gets_its_own_part() -> None:
+    """Its input is not cut again; rows are as long as `sequence_parts` inputs."""
+    torch.manual_seed(0)
+    model = Transformer(61, 32, 1, 4, 2)
+    model.embed = torch.nn.Identity()  # type: ignore[assignment]
+    model.sequence_parts, model.context = 2, Alone(1, 2, None)
+    x = torch.randn(2, 12, 32)
+    documents = torch.zeros(2, 24, dtype=torch.int32)
+    assert model(x, documents).shape == (2, 12, 61)
+
+
+class Alone(SequencePart):
+    """A part that sees the keys of its rank in place of all others."""
+
+    def attend(self, query: Any, key: Any, value: Any, masks: Any) -> torch.Tensor:
+        return self.attend_to_all(query, key.repeat(1, 1, 2, 1), value.repeat(1, 1, 2, 1), masks)

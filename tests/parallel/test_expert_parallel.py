@@ -1,0 +1,303 @@
+"""A transformer with experts gives the results of one process, with and without expert parallel."""
+
+import functools
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import distributed
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hpctrain.checkpoint.checkpointer import Checkpointer
+from hpctrain.config.degrees import Degrees
+from hpctrain.config.division import division_problems
+from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.config.schema.parallel import PipelineConfig
+from hpctrain.config.validate import parallel_problems
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import ConfigError
+from hpctrain.models import Transformer
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.plan import find_plan
+from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.recipe import parallelize
+from tests.parallel.parity import MODELS, Cell, Result, Training, build, config, difference, whole
+from tests.ranks import run_ranks
+
+ZERO3: dict[str, Any] = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1}
+HSDP = {"parallel.dp_replicate": 2, "parallel.dp_shard": 2}
+EP = {"parallel.ep": 2}
+PARTS = {"train.accumulate": 2}
+TP = {"parallel.tp": 2}
+CP = {"parallel.cp": 2}
+PP = {"parallel.pp": 2}
+AGAIN = {"train.activation_checkpointing": "full"}
+
+
+def cell(ranks: int, *keys: dict[str, Any], model: str = "moe") -> Cell:
+    return Cell(model, ranks, tuple(item for given in keys for item in given.items()))
+
+
+COVERING = [
+    cell(1, PARTS, AGAIN),
+    cell(2, PARTS),
+    cell(2, ZERO3, AGAIN),
+    cell(2, EP),
+    cell(2, ZERO3, EP, PARTS, AGAIN),
+    cell(2, EP, model="moe, capacity"),
+    cell(4, HSDP, PARTS),
+    cell(4, ZERO3, EP, PARTS, AGAIN),
+    cell(4, HSDP, EP),
+    cell(2, TP, PARTS, AGAIN),
+    cell(2, PP, PARTS),
+    cell(2, CP, EP),
+]
+MORE = [
+    cell(1, {"train.compile": "blocks"}),
+    cell(2, ZERO3, EP, {"parallel.zero": 1}, PARTS),
+    cell(2, ZERO3, EP, {"parallel.fsdp.offload": True}, PARTS),
+    cell(2, ZERO3, EP, {"train.activation_checkpointing": "selective"}),
+    cell(2, ZERO3, PARTS, model="moe, capacity"),
+    cell(4, EP, PARTS),
+    cell(4, EP, {"parallel.sync": "every"}, PARTS),
+    cell(4, ZERO3, EP, {"parallel.zero": 2}, PARTS),
+    cell(4, ZERO3, {"parallel.ep": 4}, PARTS),
+    cell(4, ZERO3, EP, {"parallel.fsdp.reshard_after_forward": 2}),
+    cell(4, {"parallel.ep": 4}, AGAIN),
+    cell(4, ZERO3, EP, model="moe, capacity"),
+    cell(2, TP, {"parallel.loss_parallel": False}),
+    cell(2, TP, {"parallel.sequence_parallel": False}, model="moe, capacity"),
+    cell(4, TP, PARTS),
+    cell(4, TP, ZERO3, PARTS),
+    cell(2, CP),
+    cell(4, CP, ZERO3, EP, PARTS),
+    cell(2, PP, PARTS, AGAIN, {"parallel.pipeline.schedule": "gpipe"}),
+    cell(4, PP, EP, PARTS),
+    cell(4, PP, ZERO3, EP, PARTS),
+    cell(4, PP, TP, PARTS),
+]
+
+
+class Seen(NamedTuple):
+    """What a rank has seen: results, metrics, the biases of all experts, its number of experts."""
+
+    result: Result
+    means: dict[str, float]
+    balance: dict[str, torch.Tensor]
+    experts: int
+
+
+def train(cells: tuple[Cell, ...]) -> list[Seen]:
+    return [train_one(cell) for cell in cells]
+
+
+def train_one(cell: Cell) -> Seen:
+    training = build(cell)
+    training.run(cell, cell.steps)
+    return seen(training)
+
+
+def seen(training: Training) -> Seen:
+    module = training.model.module
+    balance = {name.removeprefix("module."): buffer for name, buffer in module.named_buffers()}
+    bank = next(p for name, p in module.named_parameters() if name.endswith("bank.up"))
+    experts = len(bank.to_local() if isinstance(bank, DTensor) else bank)
+    result = Result(training.losses, training.norms, whole(training.model))
+    return Seen(result, training.means, balance, experts)
+
+
+@functools.cache
+def alone(model: str) -> Seen:
+    (answer,) = run_ranks(train, 1, (Cell(model, 1),))
+    found: Seen = answer[0]
+    return found
+
+
+@functools.cache
+def trained(ranks: int, slow: bool) -> dict[Cell, list[Seen]]:
+    cells = tuple(c for c in (MORE if slow else COVERING) if c.ranks == ranks)
+    answers = run_ranks(train, ranks, cells, timeout=800 if slow else 240)
+    return {cell: [answer[i] for answer in answers] for i, cell in enumerate(cells)}
+
+
+def check(cell: Cell, by_rank: list[Seen]) -> None:
+    expected = alone(cell.model)
+    for rank in by_rank:
+        assert max(difference(rank.result, expected.result)) < 1e-5
+        check_balance(rank, expected)
+        for name in ("expert_load_max", "expert_dropped"):
+            assert rank.means[name] == expected.means[name]
+        if dict(cell.keys).get("parallel.ep"):
+            assert rank.experts == 4 // dict(cell.keys)["parallel.ep"]
+    assert min(expected.result.norms) > 0.2, "clipping must bite"
+    assert min(float(b.abs().max()) for b in expected.balance.values()) > 0.002, "it must move"
+    assert 1 < expected.means["expert_load_max"] < 4
+    assert (expected.means["expert_dropped"] > 0.02) == (cell.model == "moe, capacity")
+
+
+def check_balance(rank: Seen, expected: Seen) -> None:
+    assert rank.balance
+    for name, bias in rank.balance.items():  # those of its stage of a pipeline
+        assert torch.equal(bias, expected.balance[name])
+
+
+@pytest.mark.parametrize("cell", COVERING, ids=str)
+def test_equal_to_one_process(cell: Cell) -> None:
+    check(cell, trained(cell.ranks, False)[cell])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", MORE, ids=str)
+def test_more_is_equal_to_one_process(cell: Cell) -> None:
+    check(cell, trained(cell.ranks, True)[cell])
+
+
+class Exchanges(TorchDispatchMode):
+    """Counts the all-to-all operations."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.count += "alltoall" in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+def exchanges(cell: Cell) -> int:
+    training = build(cell)
+    with Exchanges() as mode:
+        training.run(cell, 1)
+    return mode.count
+
+
+@pytest.mark.parametrize(("keys", "passes"), [({}, 5), (AGAIN, 8)], ids=["once", "again"])
+def test_exchanges_are_those_of_the_textbook(keys: dict[str, Any], passes: int) -> None:
+    """Tokens travel there and back in each pass, and in each forward pass their numbers, too."""
+    layers, parts = 2, 2
+    found = run_ranks(exchanges, 2, cell(2, ZERO3, EP, PARTS, keys))
+    assert found == [layers * parts * passes] * 2
+
+
+def save(cell: Cell, folder: Path) -> None:
+    training = build(cell)
+    training.run(cell, 4)
+    checkpointer(training, folder).save(4, {})
+
+
+def resume(cell: Cell, folders: list[Path]) -> list[Seen]:
+    return [resume_one(cell, folder) for folder in folders]
+
+
+def resume_one(cell: Cell, folder: Path) -> Seen:
+    training = build(cell)
+    assert checkpointer(training, folder).load_latest() == {}
+    training.seen = 4
+    training.run(cell, 6)
+    return seen(training)
+
+
+def checkpointer(training: Training, folder: Path) -> Checkpointer:
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    ranks = RankInfo("test", rank, rank, 0, size, size, 1, "localhost", 1)
+    return Checkpointer(folder, 2, ranks, training.model, training.step.optimizer)
+
+
+def test_checkpoints_load_with_any_number_of_expert_ranks(tmp_path: Path) -> None:
+    cells = [cell(1), cell(2, EP), cell(2, ZERO3, EP), cell(4, ZERO3, EP)]
+    folders = [tmp_path / str(i) for i in range(len(cells))]
+    for made, folder in zip(cells, folders, strict=True):
+        run_ranks(save, made.ranks, made, folder)
+    undisturbed = alone("moe")
+    losses, norms, parameters = undisturbed.result
+    expected = Result(losses[4:], norms[4:], parameters)
+    for made in cells:
+        for rank in run_ranks(resume, made.ranks, made, folders):
+            for found in rank:
+                assert max(difference(found.result, expected)) < 1e-5
+                check_balance(found, undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "ep", "message"),
+    [
+        (Degrees(8), 3, "parallel.ep=3 does not divide dp_replicate 8: use 2 or 4"),
+        (Degrees(4, 2), 4, "parallel.ep=4 does not divide dp_shard 2: use 2"),
+    ],
+)
+def test_ranks_that_cannot_be_divided(degrees: Degrees, ep: int, message: str) -> None:
+    config = Config()
+    config.parallel.ep = ep
+    assert list(parallel_problems(config, degrees)) == [message]
+
+
+@pytest.mark.parametrize(
+    ("degrees", "ep", "message"),
+    [
+        (Degrees(8), 8, "parallel.ep=8 does not divide model.experts=4: use 4"),
+        (Degrees(1, 6), 3, "parallel.ep=3 does not divide model.experts=4: use 2 or 4"),
+        (Degrees(2, tp=2), 2, "model.experts=4 with parallel.ep=2 and tp 2: data-parallel ranks"),
+    ],
+)
+def test_refused_before_and_after_the_model_is_built(
+    degrees: Degrees, ep: int, message: str
+) -> None:
+    config = Config()
+    config.parallel.ep = ep
+    config.model = {"_target_": "hpctrain.models.Transformer", "experts": 4}
+    (problem, *_) = division_problems(config, degrees)
+    assert problem.startswith(message)
+    built = message.replace("model.experts", "layers.1.mlp.bank")
+    with pytest.raises(ConfigError, match=re.escape(built)):
+        find_plan(MODELS["moe"](), config.parallel, degrees)
+
+
+def test_a_capacity_needs_whole_samples() -> None:
+    for degrees, parts in ((Degrees(2, cp=2), 2), (Degrees(cp=2, tp=2), 4)):
+        with pytest.raises(ConfigError, match=f"with a capacity.* divided into {parts} parts: use"):
+            find_plan(MODELS["moe, capacity"](), ParallelConfig(), degrees)
+
+
+def test_the_backward_pass_is_in_one_piece() -> None:
+    parallel = ParallelConfig(pipeline=PipelineConfig(schedule="zbv"))
+    with pytest.raises(ConfigError, match=r"parallel\.pipeline\.schedule=zbv: use gpipe, 1f1b or"):
+        find_plan(MODELS["moe"](), parallel, Degrees(pp=2))
+
+
+def test_a_model_without_experts() -> None:
+    with pytest.raises(ConfigError, match=r"parallel.ep=2: Transformer has no experts; hpctrain"):
+        find_plan(MODELS["untied"](), ParallelConfig(ep=2), Degrees(2))
+
+
+@pytest.mark.parametrize(
+    "given", [{"train.compression.kind": "topk"}, {"parallel.ddp.static_graph": True}]
+)
+def test_it_is_not_ddp(given: dict[str, Any]) -> None:
+    with pytest.raises(AssertionError, match=f"{next(iter(given))}=.* with parallel.ep=2"):
+        config(cell(2, EP, given))
+
+
+def odd(ranks: int) -> str:
+    made = Config()
+    made.parallel.ep, made.parallel.dp_replicate, made.parallel.dp_shard = 2, 1, ranks
+    made.train.global_batch_size = ranks
+    cpu = torch.device("cpu")
+    mesh = Mesh(Degrees(1, ranks), distributed.get_rank(), cpu)
+    model = functools.partial(Transformer, 61, 32, 2, 4, experts=2, expert_hidden=25)
+    with pytest.raises(ConfigError) as error:
+        parallelize(model, made, mesh, Precision(made.precision, cpu))
+    return str(error.value)
+
+
+def test_a_width_that_cannot_be_divided() -> None:
+    assert (
+        run_ranks(odd, 4, 4)
+        == [
+            "parallel.ep=2 leaves 1 experts of layers.0.mlp.bank for 2 ranks, which divide neither "
+            "these nor their width 25: use a width of 24 or 26"
+        ]
+        * 4
+    )

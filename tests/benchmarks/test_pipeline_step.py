@@ -28,6 +28,7 @@ from hpctrain.train.step import TrainStep
 from tests.ranks import run_ranks
 
 LAYERS, PARTS, ROUNDS, VOCABULARY = 4, 8, 20, 256
+RANKS = 4
 
 
 def model() -> Transformer:
@@ -81,13 +82,15 @@ def by_hand() -> Callable[[dict[str, torch.Tensor]], object]:
     return step
 
 
-def ours() -> tuple[Callable[[dict[str, torch.Tensor]], object], TrainStep]:
+def ours(
+    build: Callable[[], Transformer] = model, schedule: str = "1f1b"
+) -> tuple[Callable[[dict[str, torch.Tensor]], object], TrainStep]:
     count, cpu = distributed.get_world_size(), torch.device("cpu")
     config = Config(parallel=ParallelConfig(dp_replicate=1, pp=count))
     config.train.accumulate = PARTS
-    config.parallel.pipeline.blocks = [LAYERS // count] * count
+    config.parallel.pipeline.schedule = schedule
     mesh = Mesh(Degrees.of(config.parallel, count), distributed.get_rank(), cpu)
-    made = parallelize(model, config, mesh, Precision(config.precision, cpu))
+    made = parallelize(build, config, mesh, Precision(config.precision, cpu))
     adam = torch.optim.AdamW(made.parameters)
     step = TrainStep(made, LanguageModel(), adam, clip_norm=1.0, stop=Stop())
     return lambda batch: step(batch, 1e-3), step
@@ -126,3 +129,56 @@ def test_steps(ranks: int, benchmark: Any, capsys: pytest.CaptureFixture[str]) -
         print(f"by hand {1e3 * found['by hand']:.1f} ms, ours {ratio:.2f} x, ", end="")
         print(f"bubble {found['bubble']:.3f}, expected {expected:.3f}")
     assert 0 < found["bubble"] < 1
+
+
+class Nap(torch.autograd.Function):
+    """Takes the same time in every pass, without a core: ranks may be more than cores."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.02)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.04)
+        return gradient
+
+
+def napping() -> Transformer:
+    made = Transformer(64, 16, 2 * RANKS, 2)
+    for layer in made.layers:
+        layer.register_forward_hook(lambda layer, arguments, out: Nap.apply(out))
+    return made
+
+
+def naps(schedules: list[str]) -> dict[str, float]:
+    """Return the median of the measured bubble of each schedule."""
+    torch.set_num_threads(1)
+    found = {}
+    for name in schedules:
+        _, step = ours(napping, name)
+        bubbles = []
+        for _ in range(6):
+            batch = {
+                "tokens": torch.zeros(PARTS, 9, dtype=torch.int64),
+                "mask": torch.ones(PARTS, dtype=torch.bool),
+            }
+            step(batch, 1e-3)
+            bubbles.append(step.totals.means()["bubble"])
+        found[name] = statistics.median(bubbles[1:])
+    return found
+
+
+def test_the_bubble_is_that_of_the_textbook(
+    benchmark: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["gpipe", "1f1b", "interleaved"]
+    found = benchmark.pedantic(lambda: run_ranks(naps, RANKS, names, timeout=300)[0], rounds=1)
+    for name, measured in found.items():
+        expected = bubble(name, RANKS, PARTS)
+        with capsys.disabled():
+            print(
+                f"\n{name}, {RANKS} ranks: bubble {measured:.3f}, expected {expected:.3f}", end=""
+            )
+        assert measured == pytest.approx(expected, abs=0.1)

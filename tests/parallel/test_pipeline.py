@@ -60,7 +60,7 @@ OF_FOUR = [
 MORE = [
     cell("untied", 2, {"train.accumulate": 2}),
     cell("untied", 2, schedule("gpipe"), {"train.accumulate": 1}),
-    cell("untied", 2, {"parallel.pipeline.blocks": [1, 3]}),
+    cell("untied", 2, {"parallel.pipeline.blocks": (1, 3)}),
     cell("gpt", 2, schedule("zbv"), {"train.accumulate": 2}),
     cell("untied", 2, {"train.activation_checkpointing": "full"}),
     cell("untied", 2, schedule("zbv"), {"train.activation_checkpointing": "full"}),

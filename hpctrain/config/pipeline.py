@@ -64,6 +64,12 @@ def problems(config: Config, degrees: Degrees) -> Iterator[str]:
                 f"parallel.pipeline.schedule={schedule} with train.compile={train.compile}: torch "
                 "cannot split a compiled backward pass; use train.compile=off or interleaved"
             )
+        if train.activation_checkpointing == "selective":
+            yield (
+                f"parallel.pipeline.schedule={schedule} with "
+                "train.activation_checkpointing=selective: torch cannot split such a backward "
+                "pass; use full, none or the schedule interleaved"
+            )
     if parallel.sync == "every":
         yield (
             f"parallel.sync=every with parallel.pp={pp}: a pipeline reduces gradients once per "

@@ -128,8 +128,9 @@ class ParallelModel:
         DDP does the same before each forward pass, FSDP2 never does.
         """
         if self.mesh.dp_size > 1 and not self.replicas_differ:
+            group = self.mesh.stage  # all ranks make it, also those of a stage without buffers
             for buffer in self.module.buffers():
-                dist.broadcast(buffer, group=self.mesh.stage, group_src=0)
+                dist.broadcast(buffer, group=group, group_src=0)
 
     @property
     def replicas_differ(self) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import warnings
 from collections.abc import Callable
 from itertools import pairwise
@@ -19,7 +20,7 @@ from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError, StorageError
 from hpctrain.job.generate import Generator, load_weights, print_sample
 from hpctrain.models import Transformer
-from tests.conftest import Completed, run_module
+from tests.conftest import Completed, journal_metrics, run_json, run_module
 
 LINES = "def add_{0}(x):\n    # adds {0}, größer\n    return x + {0}\n\n"
 SMALL = (
@@ -219,3 +220,24 @@ def test_runs_that_cannot_generate(
     (bare / "checkpoints" / "step-00000030").mkdir(parents=True)
     with pytest.raises(StorageError, match="no checkpoint is intact"):
         main([str(bare), "def"])
+
+
+@pytest.mark.slow
+def test_one_rank_goes_on_with_the_losses_of_a_pipeline(corpus: Path, tmp_path: Path) -> None:
+    given = ("experiment=stdlib_lm", f"data.path={corpus}", *SMALL, "tracking.enabled=true")
+    given += ("tracking.upload=false", "model.tied=false", "train.accumulate=4")
+    pipeline = (*given, "output_dir=pipeline", "parallel.pp=2", "parallel.dp_replicate=1")
+    two = ("--standalone", "--nproc-per-node=2", "-m", "hpctrain")
+    run_module("torch.distributed.run", *two, *pipeline, cwd=tmp_path)
+    (whole,) = (tmp_path / "pipeline").glob("stdlib_lm-*")
+    half = tmp_path / "half" / whole.name
+    shutil.copytree(whole, half)
+    shutil.rmtree(half / "checkpoints" / "step-00000060")
+    record = run_json(half) | {"state": "interrupted"}
+    (half / "run.json").write_text(json.dumps(record))
+    run_module("hpctrain", *given, "output_dir=half", cwd=tmp_path)
+    expected, found = journal_metrics(whole), journal_metrics(half)
+    assert len(run_json(half)["attempts"]) == 2, "it has gone on"
+    assert 0 < expected["train/bubble", 40] < 1
+    for key in (("train/loss", 40), ("train/loss", 60), ("val/loss", 60), ("train/grad_norm", 60)):
+        assert found[key] == pytest.approx(expected[key], rel=1e-4), key

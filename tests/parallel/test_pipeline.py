@@ -60,11 +60,10 @@ OF_FOUR = [
 MORE = [
     cell("untied", 2, {"train.accumulate": 2}),
     cell("untied", 2, schedule("gpipe"), {"train.accumulate": 1}),
-    cell("untied", 2, {"parallel.pipeline.blocks": [1, 3]}),
+    cell("untied", 2, {"parallel.pipeline.blocks": (1, 3)}),
     cell("gpt", 2, schedule("zbv"), {"train.accumulate": 2}),
     cell("untied", 2, {"train.activation_checkpointing": "full"}),
     cell("untied", 2, schedule("zbv"), {"train.activation_checkpointing": "full"}),
-    cell("untied", 2, schedule("zbv"), {"train.activation_checkpointing": "selective"}),
     cell("untied", 2, {"parallel.fsdp.offload": True, "parallel.dp_shard": 1}),
     *(
         cell("untied", 4, SHARD, {"parallel.zero": zero}, schedule(name))
@@ -180,8 +179,8 @@ def test_reduced_precision_stays_near_one_process() -> None:
     made = cell("untied", 2, {"precision.compute": "bf16"})
     for result in results((made,))[made]:
         losses, norms, _ = difference(result, expected)
-        assert losses < 2e-3
-        assert norms < 5e-2
+        assert losses < 1e-4
+        assert norms < 3e-3
 
 
 def save_and_resume(made: Cell, folder: Path, first: bool) -> Result:
@@ -357,6 +356,14 @@ def problems(ranks: int = 2, **keys: Any) -> str:
             "wrong gradients; use zero=2",
         ),
         ({"parallel__pipeline__schedule": "zbv", "train__compile": "blocks"}, 2, "compiled"),
+        (
+            {
+                "parallel__pipeline__schedule": "zbv",
+                "train__activation_checkpointing": "selective",
+            },
+            2,
+            "use full, none or the schedule interleaved",
+        ),
         ({"parallel__sync": "every"}, 2, "once per step; use auto or last"),
         ({"data__collate": "pack"}, 2, "a packed batch has no micro-batches"),
         (

@@ -70,7 +70,7 @@ class Degrees:
     @property
     def ranks(self) -> int:
         """The product of all degrees."""
-        return math.prod(asdict(self).values())
+        return math.prod(vars(self).values())  # asdict takes 20 us in each step
 
     def __str__(self) -> str:
         product = " x ".join(f"{name} {degree}" for name, degree in asdict(self).items())

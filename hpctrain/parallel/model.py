@@ -116,8 +116,7 @@ class ParallelModel:
             factor = factor * at_most(clip_norm / (norm + 1e-6), 1.0)
         local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
         if local:
-            if isinstance(factor, torch.Tensor):
-                factor = factor.to(local[0].device, local[0].dtype)
+            factor = torch.as_tensor(factor).to(local[0].device, local[0].dtype)
             torch._foreach_mul_(local, factor)
         return norm
 

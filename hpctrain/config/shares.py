@@ -57,7 +57,6 @@ def problems(config: Config, degrees: Degrees) -> Iterator[str]:
         "parallel.fsdp.offload=true": parallel.fsdp.offload,
         f"train.local_sgd.every={train.local_sgd.every}": train.local_sgd.every is not None,
         f"train.compression.kind={train.compression.kind}": train.compression.kind != "none",
-        f"parallel.ep={parallel.ep}": parallel.ep > 1,
         "train.micro_batch_size=auto": train.micro_batch_size == "auto",
         "parallel.ddp.static_graph=true": parallel.ddp.static_graph,
         "data.collate=pack": config.data.collate == "pack",

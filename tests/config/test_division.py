@@ -64,8 +64,8 @@ def test_degrees_fill_what_is_left() -> None:
                 "data__windows__field": "text",
                 "data__windows__length": 127,
             },
-            "has 126 positions, which 8 parts (cp 2, tp 2) do not divide evenly: use a length of "
-            "121 or 129",
+            "has 126 positions, which 4 parts (cp 2, tp 2) do not divide evenly: use a length of "
+            "125 or 129",
         ),
         (
             2,

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import yaml
 from torch import distributed
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, debug
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hpctrain.config.degrees import Degrees
@@ -93,6 +93,7 @@ def enter(rank: int, world: int) -> None:
     """Make this process a rank of a world whose other ranks do not exist."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
+    debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]  # it remembers the rank
     distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
 
 

@@ -10,6 +10,7 @@ python -m tests.parallel.scale llama3_70b:512:zero3 llama3_405b:4096:hsdp
 """
 
 import json
+import math
 import resource
 import sys
 import time
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 import yaml
 from torch import distributed
-from torch.distributed.tensor import DTensor, debug
+from torch.distributed.tensor import DTensor, Shard, debug
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hpctrain.config.degrees import Degrees
@@ -184,11 +185,11 @@ def _divided(parameter: torch.Tensor, degrees: Degrees) -> bool:
         return False
     names = parameter.device_mesh.mesh_dim_names
     assert names is not None
-    by_tp = "tp" in names and not parameter.placements[names.index("tp")].is_replicate()
-    tp = degrees.tp if by_tp else 1
-    rows = -(-parameter.shape[0] // (degrees.dp_shard * degrees.cp))
-    most = rows * parameter.shape[1:].numel() * parameter.element_size()
-    return _local_bytes(parameter) <= -(-most // tp)
+    shape = list(parameter.shape)
+    if "tp" in names and isinstance(by_tp := parameter.placements[names.index("tp")], Shard):
+        shape[by_tp.dim] //= degrees.tp
+    rows = -(-shape[0] // (degrees.dp_shard * degrees.cp))
+    return _local_bytes(parameter) <= rows * math.prod(shape[1:]) * parameter.element_size()
 
 
 def main() -> None:

@@ -86,7 +86,7 @@ def simulated(cells: list[Any], places: list[Any]) -> dict[str, Any]:
 ALL = ("llama3_405b", 16384, "zero3+tp8+cp16+pp16")
 OTHERS: list[tuple[str, int, str, int, dict[str, Any]]] = [
     ("llama3_70b", 512, "hsdp+tp8", 0, {}),
-    *((*ALL, rank, {}) for rank in (0, 5 * 1024 + 77, 16383)),
+    *((*ALL, rank, {}) for rank in (0, 5 * 1024 + 77, 15 * 1024 + 5)),
 ]
 
 

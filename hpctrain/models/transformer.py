@@ -19,20 +19,18 @@ transformers fit (the tests copy them):
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from hpctrain.errors import ConfigError
+from hpctrain.models.attention import Attention, Context, Masks, Rotation, rotary
 from hpctrain.models.experts import Experts
+from hpctrain.models.layers import GELU, STD, Embedding, Linear, SwiGLU, make_norm
 from hpctrain.models.model import Model
 from hpctrain.models.plan import Plan
 
-STD = 0.02  # of the initial weights, as in GPT-2
-Rotation = tuple[torch.Tensor, torch.Tensor]
-Masks = tuple[torch.Tensor, ...]
 # As Megatron-LM divides a layer (Shoeybi et al. 2019; Korthikanti et al. 2022 for the sequence).
 _TENSOR = {
     "embed": "embedding_rowwise",
@@ -59,31 +57,6 @@ _EXPERTS = {
     "mlp.shared.up": "colwise",
     "mlp.shared.down": "rowwise",
 }
-
-
-class Context(Protocol):
-    """The part of every sequence that a rank has under context parallel."""
-
-    def cut(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """Return the part of this rank of a tensor whose dimension `dim` has all positions."""
-        ...
-
-    def masks(self, documents: torch.Tensor) -> Masks:
-        """Return the masks of `attend` for the documents of whole rows, (batch, length)."""
-        ...
-
-    def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, masks: Masks | None
-    ) -> torch.Tensor:
-        """Return the causal attention of the queries of this rank to the keys of all ranks.
-
-        Args:
-            query: (batch, heads, positions of this rank, head_dim).
-            key: (batch, kv_heads, positions of this rank, head_dim).
-            value: The shape of `key`.
-            masks: What `masks` returned; None: each row is one document.
-        """
-        ...
 
 
 class Transformer(Model):
@@ -187,14 +160,14 @@ class Transformer(Model):
 
         self.layers = nn.ModuleList(
             Layer(
-                attention_norm=_norm(norm, dim, eps, bias),
+                attention_norm=make_norm(norm, dim, eps, bias),
                 attention=Attention(dim, heads, kv_heads, bias, std),
-                mlp_norm=_norm(norm, dim, eps, bias),
+                mlp_norm=make_norm(norm, dim, eps, bias),
                 mlp=make_mlp(layer),
             )
             for layer in range(layers)
         )
-        self.norm = _norm(norm, dim, eps, bias)
+        self.norm = make_norm(norm, dim, eps, bias)
         self.head = Linear(dim, vocab_size, bias=False)
         if tied:
             self.head.weight = self.embed.weight
@@ -297,35 +270,6 @@ class Transformer(Model):
         return x
 
 
-class Linear(nn.Linear):
-    """A linear layer with normally distributed weights, and biases of zero.
-
-    Args:
-        ins: Number of inputs.
-        outs: Number of outputs.
-        bias: Whether there is a bias.
-        std: Standard deviation of the initial weights.
-    """
-
-    def __init__(self, ins: int, outs: int, bias: bool, std: float = STD) -> None:
-        self.std = std  # the constructor of nn.Linear calls reset_parameters
-        super().__init__(ins, outs, bias)
-
-    def reset_parameters(self) -> None:
-        """Draw the initial weights."""
-        nn.init.normal_(self.weight, std=self.std)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-
-
-class Embedding(nn.Embedding):
-    """A table of vectors with normally distributed elements."""
-
-    def reset_parameters(self) -> None:
-        """Draw the initial vectors."""
-        nn.init.normal_(self.weight, std=STD)
-
-
 class Layer(nn.Module):
     """Attention and an MLP, each of which adds to the residual stream.
 
@@ -356,137 +300,6 @@ class Layer(nn.Module):
         return out
 
 
-class Attention(nn.Module):
-    """Causal attention with grouped queries.
-
-    Args:
-        dim: Width of the residual stream.
-        heads: Number of query heads.
-        kv_heads: Number of key and value heads.
-        bias: Whether the projections have a bias.
-        std: Standard deviation of the initial output projection.
-    """
-
-    def __init__(self, dim: int, heads: int, kv_heads: int, bias: bool, std: float) -> None:
-        super().__init__()
-        self.head_dim, self.grouped = dim // heads, kv_heads < heads
-        width = kv_heads * self.head_dim
-        self.query = Linear(dim, dim, bias)
-        self.key = Linear(dim, width, bias)
-        self.value = Linear(dim, width, bias)
-        self.out = Linear(dim, dim, bias, std)
-
-    def forward(
-        self,
-        x: torch.Tensor,
-        rotation: Rotation | None,
-        masks: Masks | None,
-        context: Context | None = None,
-    ) -> torch.Tensor:
-        """Mix the values of the positions that each position may see.
-
-        Args:
-            x: (batch, length, dim).
-            rotation: What `rotary` returns; None does not rotate.
-            masks: One bool tensor (batch, 1, length, length), True where a query (third axis) may
-                see a key (fourth axis); with a context what its `masks` returned. None: every
-                position sees itself and those before it.
-            context: The part of the positions that `x` has; None means all.
-
-        Returns:
-            (batch, length, dim).
-        """
-        # -1 instead of the number of heads: under tensor parallelism a rank has a part of them.
-        query, key, value = (
-            projection(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for projection in (self.query, self.key, self.value)
-        )
-        if rotation is not None:
-            query, key = rotate(query, rotation), rotate(key, rotation)
-        if context is not None:
-            mixed = context.attend(query, key, value, masks)
-        else:
-            mixed = F.scaled_dot_product_attention(
-                *(query, key, value, None if masks is None else masks[0]),
-                is_causal=masks is None,
-                enable_gqa=self.grouped,
-            )
-        out: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return out
-
-
-class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x)).
-
-    Args:
-        dim: Width of the residual stream.
-        hidden: Width between the projections.
-        bias: Whether the projections have a bias.
-        std: Standard deviation of the initial `down`.
-    """
-
-    def __init__(self, dim: int, hidden: int, bias: bool, std: float) -> None:
-        super().__init__()
-        self.gate = Linear(dim, hidden, bias)
-        self.up = Linear(dim, hidden, bias)
-        self.down = Linear(hidden, dim, bias, std)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (batch, length, dim) to the same shape."""
-        out: torch.Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
-        return out
-
-
-class GELU(nn.Module):
-    """down(gelu(up(x))); the arguments are those of `SwiGLU`."""
-
-    def __init__(self, dim: int, hidden: int, bias: bool, std: float) -> None:
-        super().__init__()
-        self.up = Linear(dim, hidden, bias)
-        self.down = Linear(hidden, dim, bias, std)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (batch, length, dim) to the same shape."""
-        out: torch.Tensor = self.down(F.gelu(self.up(x), approximate="tanh"))
-        return out
-
-
-def rotary(positions: torch.Tensor, head_dim: int, theta: float) -> Rotation:
-    """Return the cosines and sines of the rotary embedding, which `rotate` applies.
-
-    They are computed in each forward pass. A buffer would lose precision when the model is
-    converted to bfloat16, and would need care on the meta device.
-
-    Args:
-        positions: An integer dtype, (batch or 1, length).
-        head_dim: Elements of a head, an even number.
-        theta: Pair i of a head turns by theta^(-2 i / head_dim) for each position.
-
-    Returns:
-        Two tensors, float32 (batch or 1, 1, length, head_dim / 2).
-    """
-    pairs = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device)
-    angles = positions[:, None, :, None] * theta ** (-pairs / head_dim)
-    return angles.cos(), angles.sin()
-
-
-def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """Rotate the pairs (i, i + head_dim / 2) of each head by the angles of its position.
-
-    Llama's own code pairs neighbours instead; Hugging Face's weights are sorted for this order.
-
-    Args:
-        x: Queries or keys, (batch, heads, length, head_dim).
-        rotation: What `rotary` returned.
-
-    Returns:
-        The shape and dtype of `x`; computed in float32.
-    """
-    cos, sin = rotation
-    first, second = x.float().chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).type_as(x)
-
-
 def _positions(length: int, documents: torch.Tensor | None, device: torch.device) -> torch.Tensor:
     """Return the positions within the documents, (batch or 1, length)."""
     places = torch.arange(length, device=device)[None]
@@ -499,10 +312,6 @@ def _positions(length: int, documents: torch.Tensor | None, device: torch.device
 def _mask(documents: torch.Tensor) -> torch.Tensor:
     """Return the mask of `Attention`, bool (batch, 1, length, length)."""
     return (documents[:, :, None] == documents[:, None, :]).tril_()[:, None]
-
-
-def _norm(kind: str, dim: int, eps: float, bias: bool) -> nn.Module:
-    return nn.RMSNorm(dim, eps) if kind == "rms" else nn.LayerNorm(dim, eps, bias=bias)
 
 
 def _check(

@@ -19,7 +19,7 @@ from hpctrain.config.pipeline import bubble
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.faults.stop import Stop
 from hpctrain.models import Transformer
-from hpctrain.models.transformer import rotary
+from hpctrain.models.attention import rotary
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize

@@ -14,7 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hpctrain.errors import ConfigError
 from hpctrain.models import MLP, ConvNet, Model, Transformer
-from hpctrain.models.transformer import Attention, Linear, rotary, rotate
+from hpctrain.models.attention import Attention, rotary, rotate
+from hpctrain.models.layers import Linear
 from tests.conftest import ROOT
 
 GPT2: dict[str, Any] = {

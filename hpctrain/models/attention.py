@@ -1,0 +1,134 @@
+"""Causal attention with grouped queries and rotary position embeddings."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hpctrain.models.layers import Linear
+
+Rotation = tuple[torch.Tensor, torch.Tensor]
+Masks = tuple[torch.Tensor, ...]
+
+
+class Context(Protocol):
+    """The part of every sequence that a rank has under context parallel."""
+
+    def cut(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """Return the part of this rank of a tensor whose dimension `dim` has all positions."""
+        ...
+
+    def masks(self, documents: torch.Tensor) -> Masks:
+        """Return the masks of `attend` for the documents of whole rows, (batch, length)."""
+        ...
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, masks: Masks | None
+    ) -> torch.Tensor:
+        """Return the causal attention of the queries of this rank to the keys of all ranks.
+
+        Args:
+            query: (batch, heads, positions of this rank, head_dim).
+            key: (batch, kv_heads, positions of this rank, head_dim).
+            value: The shape of `key`.
+            masks: What `masks` returned; None: each row is one document.
+        """
+        ...
+
+
+class Attention(nn.Module):
+    """Causal attention with grouped queries.
+
+    Args:
+        dim: Width of the residual stream.
+        heads: Number of query heads.
+        kv_heads: Number of key and value heads.
+        bias: Whether the projections have a bias.
+        std: Standard deviation of the initial output projection.
+    """
+
+    def __init__(self, dim: int, heads: int, kv_heads: int, bias: bool, std: float) -> None:
+        super().__init__()
+        self.head_dim, self.grouped = dim // heads, kv_heads < heads
+        width = kv_heads * self.head_dim
+        self.query = Linear(dim, dim, bias)
+        self.key = Linear(dim, width, bias)
+        self.value = Linear(dim, width, bias)
+        self.out = Linear(dim, dim, bias, std)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        rotation: Rotation | None,
+        masks: Masks | None,
+        context: Context | None = None,
+    ) -> torch.Tensor:
+        """Mix the values of the positions that each position may see.
+
+        Args:
+            x: (batch, length, dim).
+            rotation: What `rotary` returns; None does not rotate.
+            masks: One bool tensor (batch, 1, length, length), True where a query (third axis) may
+                see a key (fourth axis); with a context what its `masks` returned. None: every
+                position sees itself and those before it.
+            context: The part of the positions that `x` has; None means all.
+
+        Returns:
+            (batch, length, dim).
+        """
+        # -1 instead of the number of heads: under tensor parallelism a rank has a part of them.
+        query, key, value = (
+            projection(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for projection in (self.query, self.key, self.value)
+        )
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
+        if context is not None:
+            mixed = context.attend(query, key, value, masks)
+        else:
+            mixed = F.scaled_dot_product_attention(
+                *(query, key, value, None if masks is None else masks[0]),
+                is_causal=masks is None,
+                enable_gqa=self.grouped,
+            )
+        out: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+def rotary(positions: torch.Tensor, head_dim: int, theta: float) -> Rotation:
+    """Return the cosines and sines of the rotary embedding, which `rotate` applies.
+
+    They are computed in each forward pass. A buffer would lose precision when the model is
+    converted to bfloat16, and would need care on the meta device.
+
+    Args:
+        positions: An integer dtype, (batch or 1, length).
+        head_dim: Elements of a head, an even number.
+        theta: Pair i of a head turns by theta^(-2 i / head_dim) for each position.
+
+    Returns:
+        Two tensors, float32 (batch or 1, 1, length, head_dim / 2).
+    """
+    pairs = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device)
+    angles = positions[:, None, :, None] * theta ** (-pairs / head_dim)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    """Rotate the pairs (i, i + head_dim / 2) of each head by the angles of its position.
+
+    Llama's own code pairs neighbours instead; Hugging Face's weights are sorted for this order.
+
+    Args:
+        x: Queries or keys, (batch, heads, length, head_dim).
+        rotation: What `rotary` returned.
+
+    Returns:
+        The shape and dtype of `x`; computed in float32.
+    """
+    cos, sin = rotation
+    first, second = x.float().chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).type_as(x)

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import distributed
-from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -127,38 +126,6 @@ def test_evaluation_and_bits_per_byte() -> None:
         for (means, length), (theirs, whole) in zip(by_rank, expected, strict=True):
             assert means == pytest.approx(theirs, rel=1e-6)
             assert (length, whole) == (12, 24)
-
-
-def counts() -> dict[str, int]:
-    """Return the collective operations of one step of two ranks, by the name of the operation."""
-    one = cell("untied", 2, 2)
-    training = parity.build(one)
-    training.run(one, 1)  # the first step makes groups
-    with CommDebugMode() as mode:
-        training.run(one, 1)
-    found: dict[str, int] = {}
-    for operation, count in mode.get_comm_counts().items():
-        name = str(operation).rpartition(".")[2].replace("_", "").replace("coalesced", "")
-        found[name] = found.get(name, 0) + count
-    return found
-
-
-def test_collectives_are_those_of_the_textbook() -> None:
-    layers = 4
-    # Grattafiori et al. 2024, section 3.3.2: keys and values are gathered once in each layer.
-    replicas = layers + 1  # the gradients of each block, and of what is outside of the blocks
-    step = 2  # the sums of the step, the norm of the gradient
-    assert (
-        run_ranks(counts, 2)
-        == [
-            {
-                "allgatherintotensor": layers,
-                "reducescattertensor": layers,
-                "allreduce": replicas + step,
-            }
-        ]
-        * 2
-    )
 
 
 def attention(length: int, grouped: bool, documents: bool, dtype: torch.dtype) -> list[float]:

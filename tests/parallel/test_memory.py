@@ -272,7 +272,8 @@ def test_it_prints() -> None:
     sizes = ModelSizes.counted(block=218_112_000, blocks=32, rest=1_050_677_248)
     made = formula(sizes, Degrees(dp_shard=64), BF16)
     assert str(made).splitlines() == [
-        "zero3, dp_replicate 1 x dp_shard 64, bf16 with fp32 parameters, AdamW, "
+        "zero3, dp_replicate 1 x dp_shard 64 x cp 1 x tp 1 x pp 1 = 64, bf16 with "
+        "fp32 parameters, AdamW, "
         "per rank without activations",
         "  parameters             0.467 GiB",
         "  gradients              0.467 GiB",

@@ -49,7 +49,8 @@ def by_hand(size: int) -> Step:
     layer: dict[str, Any] = {
         "attention_norm": SequenceParallel(use_local_output=True),
         "attention": PrepareModuleInput(
-            input_layouts=(parts, None, None), desired_input_layouts=(Replicate(), None, None)
+            input_layouts=(parts, None, None, None),
+            desired_input_layouts=(Replicate(), None, None, None),
         ),
         "attention.query": ColwiseParallel(),
         "attention.key": ColwiseParallel(),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 
 from hpctrain.launch.queue import ask
 
 log = logging.getLogger(__name__)
+_PAUSE_S, _PAUSES = 0.2, 25
 
 
 def requeue(job_id: str) -> bool:
@@ -20,11 +22,21 @@ def requeue(job_id: str) -> bool:
             requeue the whole array.
     """
     # `scancel` sends SIGTERM, too. Its job is no longer RUNNING and must not be requeued.
-    state = (ask("squeue", "--noheader", "--jobs", job_id, "--format=%T") or "unknown").strip()
-    if state != "RUNNING":
+    state = _state(job_id)
+    for _ in range(_PAUSES):
+        if state != "SIGNALING":
+            break
+        # Slurm shows this for a moment while the signal of a preemption is on its way.
+        time.sleep(_PAUSE_S)
+        state = _state(job_id)
+    if state not in ("RUNNING", "SIGNALING"):
         log.info("job %s is %s: not requeued", job_id, state)
         return False
     if ask("scontrol", "requeue", job_id) is None:
         return False
     log.info("job %s is requeued", job_id)
     return True
+
+
+def _state(job_id: str) -> str:
+    return (ask("squeue", "--noheader", "--jobs", job_id, "--format=%T") or "unknown").strip()

@@ -33,9 +33,18 @@ NAMES = list(STRATEGIES)
 COVERING = {name: (NAMES[i - 1], NAMES[i - 3]) for i, name in enumerate(NAMES)}
 
 
-def cell(name: str) -> Cell:
-    ranks, keys = STRATEGIES[name]
-    return Cell("transformer", ranks, tuple(keys.items()), "adamw", BEFORE + AFTER)
+# Pipelines cannot have tied embeddings, so these train another model.
+UNTIED: dict[str, tuple[int, dict[str, Any]]] = {
+    "zero3": STRATEGIES["zero3"],
+    "tp, zero3": STRATEGIES["tp, zero3"],
+    "cp": (2, {"parallel.cp": 2}),
+    "pp, tp": (4, {"parallel.pp": 2, "parallel.tp": 2, "train.accumulate": 2}),
+}
+
+
+def cell(name: str, model: str = "transformer") -> Cell:
+    ranks, keys = (STRATEGIES if model == "transformer" else UNTIED)[name]
+    return Cell(model, ranks, tuple(keys.items()), "adamw", BEFORE + AFTER)
 
 
 def checkpointer(training: Training, folder: Path) -> Checkpointer:
@@ -73,19 +82,34 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("to", STRATEGIES)
 def test_a_checkpoint_of_another_strategy_goes_on(to: str, saved: dict[str, Path]) -> None:
-    check(to, [saved[name] for name in COVERING[to]])
+    check(cell(to), [saved[name] for name in COVERING[to]])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("to", STRATEGIES)
 def test_any_checkpoint_goes_on(to: str, saved: dict[str, Path]) -> None:
-    check(to, list(saved.values()))
+    check(cell(to), list(saved.values()))
 
 
-def check(to: str, folders: list[Path]) -> None:
-    expected = reference("transformer", "adamw", BEFORE + AFTER)
+@pytest.fixture(scope="module")
+def saved_untied(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folders = {name: tmp_path_factory.mktemp(name) for name in UNTIED}
+    for name, folder in folders.items():
+        run_ranks(save, UNTIED[name][0], cell(name, "untied"), folder)
+    return folders
+
+
+@pytest.mark.parametrize("to", UNTIED)
+def test_degrees_that_divide_the_model_load_each_other(
+    to: str, saved_untied: dict[str, Path]
+) -> None:
+    check(cell(to, "untied"), [folder for name, folder in saved_untied.items() if name != to])
+
+
+def check(to: Cell, folders: list[Path]) -> None:
+    expected = reference(to.model, "adamw", BEFORE + AFTER)
     rest = Result(expected.losses[BEFORE:], expected.norms[BEFORE:], expected.parameters)
-    by_rank = run_ranks(resume, STRATEGIES[to][0], cell(to), folders)
+    by_rank = run_ranks(resume, to.ranks, to, folders)
     for result in itertools.chain(*by_rank):
         losses, norms, parameters = difference(result, rest)
         assert max(losses, norms) < 1e-5

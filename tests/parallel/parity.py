@@ -213,3 +213,12 @@ def difference(result: Result, expected: Result) -> tuple[float, float, float]:
     )
     losses = relative(result.losses, expected.losses)
     return losses, relative(result.norms, expected.norms), worst / largest
+
+
+def check_equal(cell: Cell, by_rank: list[Result]) -> None:
+    """Fail unless every rank has seen what one process sees, in steps that were clipped."""
+    expected = reference(cell.model)
+    for result in by_rank:
+        assert len(result.losses) == STEPS
+        assert max(difference(result, expected)) < 1e-5
+    assert min(expected.norms) > 0.2, "clipping must bite"

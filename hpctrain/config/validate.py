@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hpctrain import secrets
-from hpctrain.config import micro_batches, pipeline, shares, targets
+from hpctrain.config import arguments, metrics, micro_batches, pipeline, shares, targets
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.division import division_problems, ep_problems
 from hpctrain.config.frozen import plain
@@ -54,13 +54,26 @@ def _targets(config: Config) -> Iterator[str]:
     }
     for section, target in targets_of.items():
         advice = f"choose one with {section}=NAME or {section}._target_=package.module.Class"
-        yield from _target(f"{section}._target_", target, advice)
+        if wrong := list(_target(f"{section}._target_", target, advice)):
+            yield from wrong
+        elif section == "optimizer":
+            own = config.optimizer
+            given = {"lr": own.lr, "weight_decay": own.weight_decay, **own.options}
+            inner = {name: f"optimizer.options.{name}" for name in own.options}
+            node = {"_target_": target, **given}
+            yield from arguments.problems("optimizer", node, positional=1, inner=inner)
+        else:
+            yield from arguments.problems(section, getattr(config, section))
     for key in ("transforms", "batch_transforms", "val_transforms", "val_batch_transforms"):
         for i, node in enumerate(getattr(config.data, key) or []):
             advice = (
                 "it must be package.module.Class, or package.module.function and _partial_: true"
             )
-            yield from _target(f"data.{key}[{i}]._target_", node.get("_target_"), advice)
+            where, target = f"data.{key}[{i}]", node.get("_target_")
+            if wrong := list(_target(f"{where}._target_", target, advice)):
+                yield from wrong
+            else:
+                yield from arguments.problems(where, node)
 
 
 def _target(key: str, target: Any, advice: str) -> Iterator[str]:
@@ -141,6 +154,7 @@ def _between(config: Config, sizes: Sequence[int]) -> Iterator[str]:
             f"launch.tasks_per_node={launch.tasks_per_node}"
         )
     yield from _learning_rate(config)
+    yield from metrics.problems(config)
     for name, (_, key) in variables(config).items():
         if name in config.site.env:
             yield f"{key} and site.env.{name} set the same variable: give one of them"

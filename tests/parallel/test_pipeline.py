@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from hpctrain.config.combinations import parallel_problems
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.pipeline import bubble
 from hpctrain.config.schema import Config, ParallelConfig
-from hpctrain.config.validate import parallel_problems
 from hpctrain.data.types import Batch
 from hpctrain.errors import ConfigError
 from hpctrain.models import Transformer

@@ -14,7 +14,16 @@ from hpctrain.models import MLP, Transformer
 from hpctrain.parallel.plan import find_plan
 from hpctrain.tasks import Classification
 from tests.parallel import parity
-from tests.parallel.parity import Cell, Result, build, check_equal, difference, reference, results
+from tests.parallel.parity import (
+    TOLERANCE,
+    Cell,
+    Result,
+    build,
+    check_equal,
+    difference,
+    reference,
+    results,
+)
 from tests.ranks import run_ranks
 
 SHARD = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1, "train.accumulate": 2}
@@ -111,7 +120,7 @@ def dropped(ranks: int) -> Result:
 def test_a_plan_of_the_config_and_dropout_give_the_results_of_one_process() -> None:
     (alone,) = run_ranks(dropped, 1, 1)
     for result in run_ranks(dropped, 2, 2):
-        assert max(difference(result, alone)) < 1e-5
+        assert max(difference(result, alone)) < TOLERANCE
 
 
 def plan_of(model: nn.Module, tp: int = 1, **keys: Any) -> None:

@@ -62,7 +62,10 @@ FORMAT = {
     *("data.commit", "data.field", "data.format", "data.index", "data.moments", "data.ragged"),
     *("data.sample_schema", "data.shard", "data.compression", "data.types"),
     # The loader reads with these, so `index` and `repack` read in the same way.
-    *(f"data.storage.{name}" for name in ("cache", "chunks", "codecs", "layout", "plain", "table")),
+    *(
+        f"data.storage.{name}"
+        for name in ("cache", "chunks", "codecs", "layout", "plain", "scratch", "table")
+    ),
     *("data.samplers", "data.samplers.order", "data.samplers.permutation", "data.images"),
     "data.places.filesystem",
 }

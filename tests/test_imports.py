@@ -19,7 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"config", "tracking.store", *("data.index", "data.places.origin")}
     | {"data.samplers.subset"},
     "launch": EVERYBODY | {"config", "runs", "tracking.store"},
-    "commands": EVERYBODY | {"config", "runs", "launch", "job.generate"},
+    "commands": EVERYBODY | {"config", "runs", "launch", "checkpoint.manifest", "job.generate"},
     "models": {"errors"},
     "tasks": EVERYBODY | {"data.types", "data.tokenizer"},
     "parallel": EVERYBODY | {"config", "data.types", "models.plan", "tasks"},
@@ -43,6 +43,7 @@ ALLOWED: dict[str, set[str]] = {
 NO_TORCH = (
     *("errors", "secrets", "disk", "lock", "cli", "config", "runs", "launch", "commands"),
     *("tracking", "distributed.ranks", "distributed.report", "distributed.port"),
+    "checkpoint.manifest",
     *(
         "distributed.hostlist",
         "distributed.variables",

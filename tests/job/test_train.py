@@ -256,12 +256,13 @@ def test_interrupted_run_goes_on_as_the_same_mlflow_run(
 ) -> None:
     import sqlite3
 
-    process = start(digits, tmp_path, *LONG, paced.task)
+    long = (*LONG, paced.task, "tracking.drain_s=60")
+    process = start(digits, tmp_path, *long)
     wait_for_step(tmp_path / "runs", 50, process)
     process.send_signal(signal.SIGINT)
     assert process.wait(90) == 130
     paced.go()
-    train(*LONG, paced.task)
+    train(*long)
     with sqlite3.connect(tmp_path / "runs" / "mlflow.db") as store:
         assert store.execute("SELECT status FROM runs").fetchall() == [("FINISHED",)]
         (count,) = store.execute(

@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"checkpoint", "config", "data", "distributed", "faults", "parallel", "runs", "tasks"}
     | {"tracking", "train", "launch.container", "launch.queue"},
     "cli": {""},  # it may import everything
+    "api": {""},
     "__main__": {"cli"},
     "errors": set(),
     "secrets": set(),
@@ -41,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 # These are imported on login nodes, where importing torch would cost each command seconds.
 NO_TORCH = (
-    *("errors", "secrets", "disk", "lock", "cli", "config", "runs", "launch", "commands"),
+    *("errors", "secrets", "disk", "lock", "cli", "api", "config", "runs", "launch", "commands"),
     *("tracking", "distributed.ranks", "distributed.report", "distributed.port"),
     "checkpoint.manifest",
     *(

@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"checkpoint", "config", "data", "distributed", "faults", "parallel", "runs", "tasks"}
     | {"tracking", "train", "launch.container", "launch.queue"},
     "cli": {""},  # it may import everything
+    "api": {""},
     "__main__": {"cli"},
     "errors": set(),
     "secrets": set(),
@@ -41,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 # These are imported on login nodes, where importing torch would cost each command seconds.
 NO_TORCH = (
-    *("errors", "secrets", "disk", "lock", "cli", "config", "runs", "launch", "commands"),
+    *("errors", "secrets", "disk", "lock", "cli", "api", "config", "runs", "launch", "commands"),
     *("tracking", "distributed.ranks", "distributed.report", "distributed.port"),
     "checkpoint.manifest",
     *(
@@ -63,7 +64,10 @@ FORMAT = {
     *("data.commit", "data.field", "data.format", "data.index", "data.moments", "data.ragged"),
     *("data.sample_schema", "data.shard", "data.compression", "data.types"),
     # The loader reads with these, so `index` and `repack` read in the same way.
-    *(f"data.storage.{name}" for name in ("cache", "chunks", "codecs", "layout", "plain", "table")),
+    *(
+        f"data.storage.{name}"
+        for name in ("cache", "chunks", "codecs", "layout", "plain", "scratch", "table")
+    ),
     *("data.samplers", "data.samplers.order", "data.samplers.permutation", "data.images"),
     "data.places.filesystem",
 }

@@ -36,6 +36,7 @@ from hpctrain.commands.select import all_runs, is_archived, runs_of
 from hpctrain.commands.state import UNDER_WAY, State, judge
 from hpctrain.disk import TEMPORARY
 from hpctrain.errors import StorageError
+from hpctrain.runs.call import code_of
 from hpctrain.runs.run_dir import RunDir
 
 # Younger files may belong to a submission in progress, or to a sweep that runs on this machine.
@@ -184,6 +185,9 @@ def _code(
         records = [run.record, *run.record.get("attempts", [])]
         for snapshot in {str(record["code"]) for record in records if record.get("code")}:
             used[snapshot].add(finished)
+    for entry in _entries(folder / "functions"):
+        if code := code_of(Path(entry.path)):
+            used[code].add(any(_entries(Path(entry.path) / "results")))
     for entry in _entries(folder / "code"):
         if entry.name.startswith(".") or _age(entry, now) < _YOUNG_S:
             continue

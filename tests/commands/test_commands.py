@@ -20,7 +20,6 @@ from rich.console import Console
 from hpctrain.checkpoint.manifest import Manifest, digest
 from hpctrain.commands import checkpoints, gc
 from hpctrain.commands import status as status_module
-from hpctrain.commands.cancel import jobs_of
 from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.fault import find_fault, tail
 from hpctrain.commands.select import select
@@ -28,7 +27,7 @@ from hpctrain.commands.state import State, duration, eta_s, judge
 from hpctrain.commands.status import Row, _table
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.faults.stop import Stop
-from hpctrain.launch.queue import Ended, Job
+from hpctrain.launch.queue import Ended, Job, jobs_of
 from hpctrain.runs import stop_request
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.train.display import NoDisplay

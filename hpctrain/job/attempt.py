@@ -75,6 +75,9 @@ class Attempt(NoAttempt):
             )
             stack.push(self._failed)  # called for every exception from here on
             lost_checkpoints.refuse(self._config, self._run)
+            if recorded := self._run.read().get("provenance"):
+                provenance.take_over(self._run.provenance, Path(recorded))
+                self._run.update(provenance=None)
             self.tracker = self._build_tracker()
             self.tracker.start(asdict(self._config), self._tags())
             self._say_what_changed()

@@ -50,7 +50,7 @@ def freeze(config: Config, run: RunDir) -> None:
         run.archive()
     elif lost_checkpoints.may_start_again(config, run):
         run.archive()
-    run.freeze(config)
+    run.freeze(config, provenance=None)
     provenance.store(run.provenance, provenance.collect())
 
 

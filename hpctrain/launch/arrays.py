@@ -5,6 +5,7 @@
         tasks         the run directories, one on each line, in the order of the array tasks
         batch/        output of the batch script itself
         job_id        the array's job id, as soon as sbatch has printed it
+    sweeps/2026-01-31_12-00-00/provenance/   each run takes a copy of it over when it starts
 
 Before `sbatch` is called, run.json says that the run is queued, and names the script. If this
 process is killed after that, the next one finds the job in the queue by the script's path.
@@ -147,7 +148,7 @@ class Array:
                 state=state,
                 submission=submission,
                 code=entry.code.digest if entry.code else None,
-                provenance=None if entry.keeps_code else str(shared),
+                provenance=entry.before.get("provenance") if entry.keeps_code else str(shared),
                 # MLflow shows the runs of a sweep under one parent; a run keeps its first parent.
                 **({"sweep": sweep} if sweep and "sweep" not in entry.before else {}),
             )

@@ -11,6 +11,8 @@
         checkpoints/   step-00000200/ …
         journal/       params, metrics and tags, for MLflow (see `hpctrain.tracking.journal`)
 
+A queued run has only the first two: clusters limit the number of files, and sweeps have many runs.
+
 The name has the signature, a digest of all config keys and data that decide the result
 (`config.identity`). So the same command finds the same directory and continues there, and two
 different runs never have the same directory.

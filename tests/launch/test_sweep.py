@@ -16,6 +16,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+from hpctrain.commands.select import runs_of
 from hpctrain.config.choices import conf_dir
 from hpctrain.config.compose_sweep import Composer
 from hpctrain.config.schema import Config
@@ -77,6 +78,37 @@ def entries(folder: Path, count: int, **launch: object) -> list[Entry]:
         for name, value in launch.items():
             setattr(config.launch, name, value)
     return [Entry([f"seed={c.seed}"], c, RunDir.of(c, "digest")) for c in configs]
+
+
+def test_a_queued_run_is_a_folder_and_two_files(tmp_path: Path) -> None:
+    """Clusters limit the number of files, folders and links."""
+    some = entries(tmp_path, 40)
+    sweep = tmp_path / "sweeps" / "2026"
+    (array,) = plan(some, sweep, 100)
+    array.write({"uid": "u", "name": "sweep"})
+    shared = len(list((sweep / "provenance").iterdir()))
+    owned = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+    assert len(owned) == 3 * 40 + 2 + 4 + 1 + shared, owned
+    run = some[7].run
+    assert sorted(os.listdir(run.path)) == ["config.yaml", "run.json"]
+    record = run.read()
+    assert (record["state"], record["sweep"]["uid"]) == ("queued", "u")
+    assert runs_of(sweep) == [entry.run.path for entry in some]
+    rest = array.halve(sweep / "array-1")
+    assert (len(array.entries), len(rest.entries)) == (20, 20)
+    assert runs_of(sweep) == [entry.run.path for entry in some[:20]]
+    # The job makes the folders and takes over the provenance, once.
+    run.begin_attempt()
+    provenance.take_over(run.provenance, Path(record["provenance"]))
+    provenance.take_over(run.provenance, Path(record["provenance"]))
+    assert provenance.changes(run.provenance) == []
+    assert provenance.commit(run.provenance) == provenance.commit(sweep / "provenance")
+    kept = {*os.listdir(run.path)} - {".run.json.lock"}
+    assert kept == {"checkpoints", "config.yaml", "logs", "provenance", "run.json"}
+    # A run that is frozen again keeps its uid.
+    some[7].run.freeze(some[7].config, state="created")
+    assert run.read()["uid"] == record["uid"]
+    assert len(run.read()["attempts"]) == 1
 
 
 def test_arrays_are_cut_at_the_limit_and_keep_the_order(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ hpctrain: from a config to finished, trustworthy training runs on a SLURM cluste
 
   python -m hpctrain experiment=digits                            train here in this process
   torchrun --nproc-per-node 2 -m hpctrain experiment=digits       train here with 2 ranks
-  python -m hpctrain -m experiment=digits optimizer.lr=1e-3,3e-3  submit one job per value
+  python -m hpctrain -m experiment=digits optimizer.lr=1e-3,1e-2  submit one job per value
   sbatch slurm/train.sbatch experiment=digits                     submit one job, without submitit
 
 If a run was stopped (Ctrl-C, preemption, kill -9), the same command resumes it from its last

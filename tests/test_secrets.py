@@ -162,6 +162,7 @@ def config(digits: Path, tmp_path: Path, environment: None) -> Config:
             "experiment=digits",
             f"data.path={digits}",
             f"output_dir={tmp_path}/runs",
+            "optimizer._target_=functools.partial",  # takes any options
             "+optimizer.options.a=${oc.env:MY_API_TOKEN}",
             "+optimizer.options.b='Bearer ${oc.env:DB_PASSWORD}!'",
             f"+site.env.OTHER_TOKEN={TOKEN}",

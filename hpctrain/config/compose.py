@@ -103,9 +103,23 @@ def _overrides(argv: list[str]) -> list[str]:
     """
 
     def refuse(message: str) -> NoReturn:
-        raise ConfigError(f"{message}; --help shows what there is, --hydra-help Hydra's own")
+        hint = _as_override(argv, message)
+        raise ConfigError(f"{message}; {hint}--help shows what there is, --hydra-help Hydra's own")
 
     parser = get_args_parser()
     parser.error = refuse  # type: ignore[method-assign]
     overrides: list[str] = parser.parse_intermixed_args(argv).overrides
     return overrides
+
+
+def _as_override(argv: list[str], message: str) -> str:
+    """Return how to write `--seed 1` as an override; "" if there is no such key."""
+    known = known_keys()
+    for place, text in enumerate(argv):
+        name, equals, value = text.lstrip("-").partition("=")
+        key = next((k for k in (name, name.replace("-", "_")) if k in known), None)
+        if text.startswith("--") and text.partition("=")[0] in message and key is not None:
+            following = argv[place + 1] if place + 1 < len(argv) else "VALUE"
+            is_value = not following.startswith("-") and "=" not in following
+            return f"write {key}={value if equals else following if is_value else 'VALUE'}; "
+    return ""

@@ -52,7 +52,8 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
 def unknown_key(key: str, keys: list[str]) -> str:
     """Return a text with the most similar key and with the keys of the section."""
     section, _, _ = key.rpartition(".")
-    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.7)
+    others = [known for known in keys if not key.startswith(f"{known}.")]
+    near = difflib.get_close_matches(key, others, n=1, cutoff=0.7)
     hint = f"did you mean {near[0]}? " if near else ""
     siblings = [k.rpartition(".")[2] for k in keys if k.rpartition(".")[0] == section]
     if section == "hydra.launcher":
@@ -63,4 +64,9 @@ def unknown_key(key: str, keys: list[str]) -> str:
         return f"unknown key {key}: `--cfg hydra` shows those of Hydra"
     if siblings:
         return f"unknown key {key}: {hint}{section or 'the top level'} has {', '.join(siblings)}"
+    if section in ("model", "task"):
+        return (
+            f"unknown key {key}: {section} has the arguments of {section}._target_ "
+            f"(`--cfg job --package {section}` prints them); +{key}=VALUE adds one"
+        )
     return f"unknown key {key}: {hint}+{key}=VALUE adds it"

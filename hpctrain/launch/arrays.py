@@ -48,6 +48,7 @@ class Entry:
         keeps_code: Whether `code` is the snapshot of an earlier submission of the same run.
         before: The content of run.json when the sweep began; empty for a new run.
         again: Whether the run is finished and shall be repeated.
+        replaces: The waiting job of the run that shall be cancelled first (launch.rerun=queued).
         state: The state, in words for the user.
         job: `ARRAYJOB_TASK`, as soon as the run is queued.
         task: The path of its script and its task number, as soon as these are written.
@@ -61,6 +62,7 @@ class Entry:
     keeps_code: bool = False
     before: dict[str, Any] = field(default_factory=dict)
     again: bool = False
+    replaces: str = ""
     state: str = ""
     job: str = ""
     task: Task | None = None

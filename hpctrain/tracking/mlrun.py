@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from hpctrain.tracking import store
-from hpctrain.tracking.client import connect, experiment_id, nature
+from hpctrain.tracking.client import connect, experiment_id, import_mlflow, nature
 from hpctrain.tracking.meta import Meta
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,8 @@ class MlflowRun:
     def __init__(self, meta: Meta, start_time: float, pause: Callable[[float], None]) -> None:
         self._meta = meta
         self._pause = pause
-        self._client = connect(meta.uri)
+        import_mlflow()
+        self._client = self._call(connect, meta.uri)
         self.experiment_id = self._call(experiment_id, self._client, meta.uri, meta.experiment)
         self._parent_id = self._open_parent(start_time) if meta.parent_uid else None
         # A deleted run directory and a new one can have the same name and uid. The new one has its

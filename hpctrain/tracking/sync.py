@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hpctrain.errors import TrackingError
+from hpctrain.tracking.client import explain
 from hpctrain.tracking.journal import journal_path, read
 from hpctrain.tracking.meta import Meta, Uploaded
 from hpctrain.tracking.store import check_uri, resolve_uri
@@ -128,7 +129,7 @@ def _upload(run_dir: Path, meta: Meta) -> str:
     except Exception as error:
         # An error of MLflow or of the file system; any other is a bug in hpctrain.
         if isinstance(error, OSError) or hasattr(error, "error_code"):
-            raise TrackingError(f"{meta.uri}: {error}") from error
+            raise TrackingError(f"{meta.uri}: {explain(error, meta.uri)}") from error
         raise
     return f"{uploader.points} points uploaded to {meta.uri}{ending}"
 

@@ -216,6 +216,7 @@ def _run(argv: list[str]) -> int:
     from hpctrain.config.frozen import load
     from hpctrain.config.validate import validate
     from hpctrain.distributed.ranks import RankInfo
+    from hpctrain.runs.failure import recorded
     from hpctrain.runs.freeze import check
     from hpctrain.runs.run_dir import RunDir
 
@@ -223,18 +224,20 @@ def _run(argv: list[str]) -> int:
         raise ConfigError("run takes one argument: python -m hpctrain run RUN_DIR")
     run = RunDir.open(Path(argv[0]))
     _log_to_stderr()
-    config, ranks = load(run.config_file), RankInfo.from_env()
-    _check_world(config, ranks)
-    validate(config, ranks.world_size)
-    # The check opens every shard, so only one rank does it; if it fails, the others end too.
-    if ranks.is_main:
-        digest = check(config, ranks.world_size).data_digest
-        if digest != run.read()["data_digest"]:
-            raise DataError(
-                f"data.path={config.data.path}: another data set ({digest}) than when this run "
-                "was asked for; ask for it again, and it will be another run"
-            )
-    return _train_frozen(config, run, ranks, [])
+    ranks = RankInfo.from_env()
+    with recorded(run.path, ranks.job_id, ranks.restart_count):
+        config = load(run.config_file)
+        _check_world(config, ranks)
+        validate(config, ranks.world_size)
+        # The check opens every shard, so only one rank does it; if it fails, the others end too.
+        if ranks.is_main:
+            digest = check(config, ranks.world_size).data_digest
+            if digest != run.read()["data_digest"]:
+                raise DataError(
+                    f"data.path={config.data.path}: another data set ({digest}) than when this "
+                    "run was asked for; ask for it again, and it will be another run"
+                )
+        return _train_frozen(config, run, ranks, [])
 
 
 def _call(argv: list[str]) -> int:

@@ -30,6 +30,7 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
+from hpctrain.checkpoint.manifest import Manifest
 from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.select import all_runs, is_archived, runs_of
 from hpctrain.commands.state import UNDER_WAY, State, judge
@@ -213,9 +214,9 @@ def _checkpoints(run: Path, keep: int) -> Iterator[Item]:
 def _is_complete(checkpoint: Path) -> bool:
     """Return whether every file of the manifest exists and has the right size."""
     try:
-        files = json.loads((checkpoint / "manifest.json").read_text())["files"]
+        files = Manifest.read(checkpoint).files
         return all((checkpoint / f).stat().st_size == facts["bytes"] for f, facts in files.items())
-    except (OSError, ValueError, KeyError):
+    except (StorageError, OSError, KeyError):
         return False
 
 

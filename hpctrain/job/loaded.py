@@ -92,10 +92,10 @@ class LoadedRun:
             StorageError: The checkpoint is missing or damaged.
         """
         from hpctrain.job.build import _make
-        from hpctrain.job.generate import _newest_intact, load_weights
+        from hpctrain.job.generate import newest_intact, load_weights
 
         if step is None:
-            checkpoint = _newest_intact(self._run.checkpoints)
+            checkpoint = newest_intact(self._run.checkpoints)
         else:
             checkpoint = self._run.checkpoints / f"step-{step:08d}"
             if not checkpoint.is_dir():

@@ -22,6 +22,7 @@ from hpctrain.job.attempt import Attempt, NoAttempt
 from hpctrain.job.build import build
 from hpctrain.job.requeue import requeue
 from hpctrain.parallel.micro_batches import MicroBatches
+from hpctrain.runs.failure import recorded
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.stop_request import stop_file
 
@@ -53,6 +54,8 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
         Stop() as stop,
         Attempt(config, run, ranks) if ranks.is_main else NoAttempt() as attempt,
         process_group(ranks, config.parallel, config.launch.cpus_per_task) as device,
+        # Before the process group ends: the end of this rank lets the others fail.
+        recorded(run.path, ranks.job_id, ranks.restart_count),
     ):
         if ranks.is_main:
             log.info("%s on %s, %s", run.path, device, ranks)

@@ -37,6 +37,19 @@ checked() {
 _IGNORE_SIGNALS = """/bin/sh -c 'trap "" TERM USR2; exec "$@"' rank"""
 
 
+_AFTER_THE_RANKS = """
+code=$?
+# A rank that was killed cannot requeue the job. A job that scancel ends is no longer RUNNING.
+job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
+if ((code)) && [[ $(squeue --noheader --jobs="$job" --format=%T) == RUNNING ]]; then
+    case $({verdict} "$run" "$code") in
+        requeue) scontrol requeue "$job" ;;
+        cancel) scancel "$job" ;;
+    esac
+fi
+exit "$code\""""
+
+
 def sbatch_script(
     config: Config,
     folder: Path,
@@ -163,3 +176,7 @@ def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str
     yield "\n# At Slurm's SIGTERM the ranks save and end; this shell must wait for them."
     yield "trap : TERM"
     yield " \\\n    ".join(lines)
+    # In a container the decision is made in it, too, as the host may have no Python for it.
+    words = ["srun", "--nodes=1", "--ntasks=1", *container_arguments] if container_arguments else []
+    words += [*container, python, "-m", "hpctrain.job.verdict"]
+    yield _AFTER_THE_RANKS.format(verdict=shlex.join(words))

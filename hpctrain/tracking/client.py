@@ -112,19 +112,20 @@ def _artifacts(uri: str) -> str:
     return (store.sqlite_path(uri).absolute().parent / "mlartifacts").as_uri()
 
 
-def nature(error: Exception) -> Literal["transient", "rejected", "fatal"]:
+def nature(error: Exception) -> Literal["transient", "deleted", "rejected", "fatal"]:
     """Classify an error of a call to MLflow.
 
     Returns:
-        "transient" if another try can succeed, "rejected" if the data is at fault, "fatal" if
-        neither another try nor other data can help.
+        "transient" if another try can succeed, "deleted" if the run was deleted in MLflow and must
+        be restored, "rejected" if the data is at fault, "fatal" if none of this can help.
     """
     code = getattr(error, "error_code", None)
     if code is None:
         storage = isinstance(error, OSError) or type(error).__module__.startswith("sqlalchemy.")
         return "transient" if storage and not isinstance(error, PermissionError) else "fatal"
     if code == "INVALID_PARAMETER_VALUE":
-        return "rejected"
+        # MLflow has no error code of its own for a deleted run.
+        return "deleted" if "must be in the 'active' state" in str(error) else "rejected"
     if code in _FATAL or _OLD_SCHEMA in str(error):
         return "fatal"
     # BAD_REQUEST too: a server answers so when its pool of database connections is exhausted.

@@ -722,7 +722,9 @@ def make_checkpoint(run: Path, step: int, *, whole: bool = True) -> Path:
     folder.mkdir()
     (folder / "__0_0.distcp").write_text("12345")
     files = {"__0_0.distcp": {"bytes": 5 if whole else 6}}
-    (folder / "manifest.json").write_text(json.dumps({"files": files}))
+    # Version 1, of older releases, has no digest.
+    content = {"version": 1, "step": step, "world_size": 1, "progress": {}, "files": files}
+    (folder / "manifest.json").write_text(json.dumps(content))
     return folder
 
 

@@ -17,6 +17,7 @@ import re
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -233,9 +234,11 @@ def _glob(word: str) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_the_trainings_of_the_readme(folder: Path, digits: Path) -> None:
     """What a new user types, with fewer steps for the language model."""
     shutil.rmtree(folder / "runs")
+    begin = time.monotonic()
     lm_steps = ["train.max_steps=5", "train.eval_every=5"]
     for text in commands():
         words = shlex.split(text)
@@ -251,5 +254,6 @@ def test_the_trainings_of_the_readme(folder: Path, digits: Path) -> None:
         command = [sys.executable, *words[1:], *more]
         done = forkserver.run(command, capture_output=True, text=True, cwd=folder, timeout=400)
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+        print(f"{time.monotonic() - begin:.1f} s after the start: {text}")
     names = {run.name.partition("-")[0] for run in runs(folder / "runs")}
     assert names == {"digits", "mine", "stdlib_lm"}

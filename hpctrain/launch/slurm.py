@@ -104,7 +104,7 @@ def expected_start(script: str, config: Config) -> str:
         config: The config of a run, to explain why a job is refused.
 
     Raises:
-        LaunchError: Slurm would refuse the job, or it could never start.
+        LaunchError: Slurm would refuse the job, or no nodes fit it, so that it could never start.
         UnreachableError: The controller does not answer within 10 s.
     """
     try:
@@ -118,13 +118,13 @@ def expected_start(script: str, config: Config) -> str:
         raise UnreachableError(words)
     if _LIMIT.search(words):
         return f"when there is room for more jobs ({words})"
-    if _NOT_NOW.search(words) and (fitting := nodes_that_fit(config)) is not None:
-        asked = fitting_nodes(config)[0]
-        if asked > max(fitting.values()):
-            raise LaunchError(_too_few(asked, fitting, config, words))
-        # Nodes that are down or drained now may come back; sbatch accepts the job.
-        return f"when enough nodes are up again ({words})"
-    raise LaunchError(_refusal(words, config))
+    if _WRONG.search(words):
+        raise LaunchError(_refusal(words, config))
+    asked, fitting = fitting_nodes(config)[0], nodes_that_fit(config)
+    if fitting is not None and asked > max(fitting.values()):
+        raise LaunchError(_too_few(asked, fitting, config, words))
+    # Nodes that are down now, or a closed partition: sbatch accepts the job, which waits.
+    return f"not now, it will wait ({words})"
 
 
 def _too_few(asked: int, fitting: dict[str, int], config: Config, words: str) -> str:
@@ -143,7 +143,7 @@ def _too_few(asked: int, fitting: dict[str, int], config: Config, words: str) ->
 
 
 _ANSWER_S = 10
-_NOT_NOW = re.compile(r"node configuration|node.* not avail|nodes are busy", re.I)
+_WRONG = re.compile(r"\binvalid\b|can ?not be satisfied|unrecognized|illegal", re.I)
 
 
 def nodes_that_fit(config: Config) -> dict[str, int] | None:

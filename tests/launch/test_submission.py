@@ -334,7 +334,7 @@ def test_nodes_that_are_down_now_refuse_no_job(train: Train) -> None:
     cluster.slurm("scontrol", "update", "nodename=node1", "state=drain", "reason=test")
     try:
         done = train("-m", "tracking=off", "launch.nodes=4", HELD)
-        assert "when enough nodes are up again" in done.stderr
+        assert "not now, it will wait" in done.stderr
         assert len(cluster.queue()) == 1
     finally:
         cluster.slurm("scontrol", "update", "nodename=node1", "state=resume")

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ def opened(part: Part) -> Iterator[BinaryIO]:
     """
     packing = PurePath(part.path).suffix
     try:
+        if packing in GROWTH and not os.path.getsize(part.path):
+            raise EOFError("it is empty, so it was cut off")  # gzip takes it for no text
         if packing == ".gz":
             with gzip.open(part.path) as stream:
                 yield cast(BinaryIO, stream)

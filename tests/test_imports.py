@@ -43,6 +43,7 @@ ALLOWED: dict[str, set[str]] = {
 NO_TORCH = (
     *("errors", "secrets", "disk", "lock", "cli", "config", "runs", "launch", "commands"),
     *("tracking", "distributed.ranks", "distributed.report", "distributed.port"),
+    *("distributed.cores", "job.requeue", "job.verdict"),
     *(
         "distributed.hostlist",
         "distributed.variables",

@@ -35,7 +35,7 @@ hpctrain: from a config to finished, trustworthy training runs on a SLURM cluste
 
   python -m hpctrain experiment=digits                            train here in this process
   torchrun --nproc-per-node 2 -m hpctrain experiment=digits       train here with 2 ranks
-  python -m hpctrain -m experiment=digits optimizer.lr=1e-3,3e-3  submit one job per value
+  python -m hpctrain -m experiment=digits optimizer.lr=1e-3,1e-2  submit one job per value
   sbatch slurm/train.sbatch experiment=digits                     submit one job, without submitit
 
 If a run was stopped (Ctrl-C, preemption, kill -9), the same command resumes it from its last
@@ -78,7 +78,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     code = 1
     try:
-        os.umask(_umask())
+        os.umask(umask())
         code = _dispatch(sys.argv[1:])
     except HpctrainError as error:
         if debug:
@@ -109,7 +109,7 @@ def _nobody_reads() -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def _umask() -> int:
+def umask() -> int:
     """Return the umask of HPCTRAIN_UMASK; by default only the user can read what is written.
 
     Raises:
@@ -129,6 +129,7 @@ def _dispatch(argv: list[str]) -> int:
         "env": _env,
         "freeze": _freeze,
         "run": _run,
+        "call": _call,  # a rank of hpctrain.submit_function
         "sync": _sync,
         "status": _command("status"),
         "logs": _command("logs"),
@@ -239,17 +240,37 @@ def _run(argv: list[str]) -> int:
         return _train_frozen(config, run, ranks, [])
 
 
+def _call(argv: list[str]) -> int:
+    from hpctrain.job.call import main as call
+
+    return call(argv)
+
+
 def _train(argv: list[str]) -> int:
     """Compose, freeze and train here, or let the launcher submit (`-m`)."""
     from hpctrain.config.compose import compose
-    from hpctrain.distributed.ranks import RankInfo
-    from hpctrain.runs.freeze import check, freeze
 
     config = compose(argv)
     if config is None:
         return 0
     if config.launch.dry_run:
         raise ConfigError("launch.dry_run=true shows what -m would submit: add -m")
+    return train_here(config, argv)[1]
+
+
+def train_here(config: Config, argv: list[str]) -> tuple[RunDir, int]:
+    """Train a composed config with the ranks that were started.
+
+    Args:
+        config: The typed config.
+        argv: The arguments of the command, which are shown at the end of the training.
+
+    Returns:
+        The run directory and the exit code.
+    """
+    from hpctrain.distributed.ranks import RankInfo
+    from hpctrain.runs.freeze import check, freeze
+
     _log_to_stderr()
     ranks = RankInfo.from_env()
     _check_world(config, ranks)
@@ -259,7 +280,7 @@ def _train(argv: list[str]) -> int:
         freeze(config, run)
     # The other ranks may still see the finished run before rank 0 has archived it.
     again = config.launch.rerun == "all"
-    return _train_frozen(config, run, ranks, argv, again)
+    return run, _train_frozen(config, run, ranks, argv, again)
 
 
 def _train_frozen(

@@ -162,6 +162,7 @@ def config(digits: Path, tmp_path: Path, environment: None) -> Config:
             "experiment=digits",
             f"data.path={digits}",
             f"output_dir={tmp_path}/runs",
+            "optimizer._target_=functools.partial",  # takes any options
             "+optimizer.options.a=${oc.env:MY_API_TOKEN}",
             "+optimizer.options.b='Bearer ${oc.env:DB_PASSWORD}!'",
             f"+site.env.OTHER_TOKEN={TOKEN}",
@@ -249,6 +250,7 @@ def model(token: str, end: str) -> tuple[str, ...]:
         f"+model.end={end}",
         "train.max_steps=2",
         "launch.snapshot=off",
+        "tracking.drain_s=60",
     )
 
 

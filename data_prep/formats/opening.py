@@ -58,7 +58,9 @@ def open_parquet(path: str) -> Iterator[Any]:
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as table:
+        with parquet.ParquetFile(
+            path, pre_buffer=False, buffer_size=BUFFER, page_checksum_verification=True
+        ) as table:
             yield table
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {one_line(error)}") from None

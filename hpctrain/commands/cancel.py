@@ -14,10 +14,7 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import time
-from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,13 +22,11 @@ from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import UNDER_WAY, State, judge
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.launch.environment import clean_environment
+from hpctrain.launch import queue
 from hpctrain.launch.queue import me
 from hpctrain.runs import stop_request
 from hpctrain.runs.run_dir import RunDir
 
-# Messages of `scancel` about a job that has ended meanwhile. This is no error.
-_GONE = ("Invalid job id specified", "already completing or completed")
 _SAVE_S = 60.0  # how long to wait for the runs to save
 
 
@@ -155,30 +150,8 @@ def carry_out(plan: list[Step]) -> None:
                 os.kill(int(step.run.attempt["pid"]), signal.SIGTERM)
     signalled = [step.run.job_id for step in plan if step.action == "signal"]
     cancelled = [step.run.job_id for step in plan if step.action == "cancel"]
-    _scancel("--signal=USR2", *jobs_of(signalled))
-    _scancel(*jobs_of(cancelled))
-
-
-def jobs_of(ids: Iterable[str]) -> list[str]:
-    """Return the job ids as arguments of `scancel`, one per array: `123_[0-3,7]`."""
-    arrays: dict[str, list[int]] = defaultdict(list)
-    plain = []
-    for job in ids:
-        array, _, task = job.partition("_")
-        if task:
-            arrays[array].append(int(task))
-        else:
-            plain.append(job)
-    for array, numbers in arrays.items():
-        ranges: list[list[int]] = []
-        for number in sorted(numbers):
-            if ranges and number == ranges[-1][1] + 1:
-                ranges[-1][1] = number
-            else:
-                ranges.append([number, number])
-        inside = ",".join(f"{a}-{b}" if a < b else str(a) for a, b in ranges)
-        plain.append(f"{array}_[{inside}]")
-    return plain
+    queue.cancel(signalled, "--signal=USR2")
+    queue.cancel(cancelled)
 
 
 def _step(run: Facts, state: State, *, save: bool) -> Step:
@@ -201,20 +174,3 @@ def _step(run: Facts, state: State, *, save: bool) -> Step:
         message = f"process {attempt['pid']} asked to save and stop"
         return Step(run, state, "terminate", message)
     return Step(run, state, "file", f"asked to save and stop, on {attempt['host']}, within seconds")
-
-
-def _scancel(*arguments: str) -> None:
-    jobs = [word for word in arguments if not word.startswith("-")]
-    if not jobs:
-        return
-    done = subprocess.run(
-        ["scancel", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=clean_environment(),
-    )
-    errors = [line for line in done.stderr.splitlines() if not any(word in line for word in _GONE)]
-    if errors:
-        raise LaunchError(f"scancel {' '.join(jobs)}: {'; '.join(errors)}")

@@ -73,8 +73,10 @@ class Log:
 
     def fault(self, index: int, summary: str = "") -> Fault:
         """Return the error on line `index` of `lines`."""
-        begin = max(0, index - _BEFORE)
-        text = self.lines[begin : index + 1 + _AFTER]
+        begin, end = max(0, index - _BEFORE), index + 1
+        while end < len(self.lines) and self.lines[end].startswith("  "):
+            end += 1  # an error of a user's constructor has its frames below it
+        text = self.lines[begin : max(end, index + 1 + _AFTER)]
         summary = " ".join((summary or self.lines[index]).split())
         return Fault(summary, self.path, self.first + index, text, self.first + begin, self.rank)
 

@@ -137,6 +137,7 @@ class Attempt(NoAttempt):
             parent_uid=sweep.get("uid"),
             parent_name=sweep.get("name"),
             upload=tracking.upload,
+            drain=tracking.drain_s,
         )
 
     def _say_what_changed(self) -> None:

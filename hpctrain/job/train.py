@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import faulthandler
 import logging
+from contextlib import suppress
 
 import torch
 
@@ -44,7 +45,8 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
     Raises:
         HpctrainError: An error that the user can correct; it is recorded in the run directory.
     """
-    faulthandler.enable()  # says where the process died when a mapped shard was truncated
+    with suppress(OSError, AttributeError):  # a notebook's stderr may be no file
+        faulthandler.enable()  # says where the process died when a mapped shard was truncated
     if ranks.launcher in ("torchrun", "submitit-local"):
         stop_with_launcher()
     # From here on a signal is a stop request and no longer ends the process.

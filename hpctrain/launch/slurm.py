@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.config.schema import Config
+from hpctrain.config.validate import fitting_nodes
 from hpctrain.errors import LaunchError
 from hpctrain.launch.environment import clean_environment
 from hpctrain.launch.queue import UnreachableError, ask, me, queued
@@ -103,15 +104,62 @@ def expected_start(script: str, config: Config) -> str:
         config: The config of a run, to explain why a job is refused.
 
     Raises:
-        LaunchError: Slurm would refuse the job.
+        LaunchError: Slurm would refuse the job, or it could never start.
+        UnreachableError: The controller does not answer within 10 s.
     """
-    done = _run_sbatch("--test-only", input=script)
+    try:
+        done = _run_sbatch("--test-only", input=script, timeout=_ANSWER_S)
+    except subprocess.TimeoutExpired:
+        raise UnreachableError(f"no answer in {_ANSWER_S} s") from None
     words = " ".join(done.stderr.split())
-    if done.returncode and _LIMIT.search(words):
+    if not done.returncode:
+        return re.sub(r"^sbatch: Job \d+ ", "", words)
+    if _UNREACHABLE.search(words):
+        raise UnreachableError(words)
+    if _LIMIT.search(words):
         return f"when there is room for more jobs ({words})"
-    if done.returncode:
-        raise LaunchError(_refusal(words, config))
-    return re.sub(r"^sbatch: Job \d+ ", "", words)
+    if _NOT_NOW.search(words) and (scarce := nodes_that_fit(config)) is not None:
+        asked = fitting_nodes(config)[0]
+        if asked > max(scarce.values(), default=0):
+            raise LaunchError(_refusal(words, config))
+        # Nodes that are down or drained now may come back; sbatch accepts the job.
+        return f"when enough nodes are up again ({words})"
+    raise LaunchError(_refusal(words, config))
+
+
+_ANSWER_S = 10
+_NOT_NOW = re.compile(r"node configuration|node.* not avail|nodes are busy", re.I)
+
+
+def nodes_that_fit(config: Config) -> dict[str, int] | None:
+    """Return how many nodes of each partition have the CPUs and GPUs that a run needs of a node.
+
+    Nodes that are down or drained count, too. Partitions are those of `site.partition`, or if it is
+    null, the default one.
+
+    Returns:
+        Partition to number of nodes; None if `sinfo` does not answer.
+    """
+    answer = ask("sinfo", "--noheader", "--Node", "--format=%P|%c|%G", quiet=True)
+    if answer is None:
+        return None
+    launch, named = config.launch, config.site.partition
+    cpus = 0 if "overcommit" in config.site.sbatch else launch.tasks_per_node * launch.cpus_per_task
+    fitting: dict[str, int] = {}
+    for line in answer.splitlines():
+        name, has_cpus, devices = line.split("|", 2)
+        if name.rstrip("*") in named.split(",") if named else name.endswith("*"):
+            gpus = sum(map(int, re.findall(r"\bgpu(?::[^:,(]+)?:(\d+)", devices)))
+            fits = int(has_cpus.rstrip("+")) >= cpus and gpus >= launch.gpus_per_node
+            partition = name.rstrip("*")
+            fitting[partition] = fitting.get(partition, 0) + fits
+    return fitting or None
+
+
+def cancel_waiting(jobs: Sequence[str]) -> None:
+    """Cancel jobs that wait in the queue; those that run by now go on."""
+    for first in range(0, len(jobs), 500):  # the length of a command line is limited
+        ask("scancel", "--state=PENDING", *jobs[first : first + 500])
 
 
 def _run_sbatch(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -172,6 +220,9 @@ def _refusal(words: str, config: Config) -> str:
     end = ""
     if "partition" in words.lower():
         end = f"; partitions here: {', '.join(partitions()) or 'unknown'}"
+    elif _NOT_NOW.search(words) and (fitting := nodes_that_fit(config)):
+        listed = ", ".join(f"{name} has {count}" for name, count in fitting.items())
+        end = f"; nodes with these CPUs and GPUs: partition {listed}"
     return f"{start}sbatch refused the job: {words}{end}"
 
 

@@ -12,13 +12,17 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Column
+from rich.text import Text
 
 log = logging.getLogger(__name__)
+_WIDE = 110  # characters of a terminal that has room for a long bar and all metrics
 
 
 class Display(Protocol):
@@ -65,20 +69,27 @@ class Lines(NoDisplay):
         log.info("step %d/%d  %s  ETA %s", step, self._max, describe(metrics), left)
 
 
+class _NoteColumn(ProgressColumn):
+    """The metrics: the only column that is cut where the terminal is too narrow."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["note"], no_wrap=True, overflow="ellipsis")
+
+
 class Bar(NoDisplay):
     """A rich progress bar on standard error."""
 
     def start(self, step: int, max_steps: int) -> None:  # noqa: D102
+        console = Console(stderr=True)
+        fixed = Column(no_wrap=True)
         self._progress = Progress(
-            TextColumn("training"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("ETA"),
-            TimeRemainingColumn(),
-            # The metrics come last, since this column is cut off where the terminal ends.
-            TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True)),
-            console=Console(stderr=True),
+            BarColumn(bar_width=20 if console.width >= _WIDE else 8, table_column=fixed),
+            MofNCompleteColumn(table_column=fixed),
+            TimeElapsedColumn(table_column=fixed),
+            TextColumn("ETA", table_column=fixed),
+            TimeRemainingColumn(table_column=fixed),
+            _NoteColumn(),
+            console=console,
         )
         self._task = self._progress.add_task("training", total=max_steps, completed=step, note="")
         self._note: dict[str, float] = {}

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from hpctrain.commands import gc
-from hpctrain.commands.cancel import jobs_of
+from hpctrain.commands import status as status_module
 from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.fault import find_fault, tail
 from hpctrain.commands.select import select
@@ -25,7 +25,7 @@ from hpctrain.commands.state import State, duration, eta_s, judge
 from hpctrain.commands.status import Row, _table
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.faults.stop import Stop
-from hpctrain.launch.queue import Ended, Job
+from hpctrain.launch.queue import Ended, Job, jobs_of
 from hpctrain.runs import stop_request
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.train.display import NoDisplay
@@ -258,7 +258,7 @@ def status(folder: Path, *arguments: str) -> Any:
 
 def test_status_of_runs_that_end_here(train: Train, tmp_path: Path, no_slurm: None) -> None:
     train("train.max_steps=3", "tracking=off")
-    train("train.max_steps=3", "tracking=off", "+task.oops=1", code=2)
+    train("train.max_steps=3", "tracking=off", "model.dropout=7", code=2)
     (tmp_path / "runs" / "digits-0000000d").mkdir()
     (tmp_path / "runs" / "digits-0000000d" / "run.json").write_text("{")
     rows = {row["state"]: row for row in status(tmp_path / "runs")}
@@ -266,7 +266,7 @@ def test_status_of_runs_that_end_here(train: Train, tmp_path: Path, no_slurm: No
     finished, failed = rows["finished"], rows["failed"]
     assert (finished["step"], finished["max_steps"], finished["metric"]) == (3, 3, "val/accuracy")
     assert 0 <= finished["metrics"]["val/accuracy"] <= 1
-    assert failed["reason"].startswith("ConfigError: task._target_")
+    assert failed["reason"].startswith("ConfigError: model._target_")
     shown = run_module("hpctrain", "status", cwd=tmp_path).stdout
     assert "3 runs in runs" in shown
     assert "1 failed, 1 damaged, 1 finished" in shown
@@ -491,6 +491,45 @@ def test_names_are_whole_on_a_narrow_terminal() -> None:
         assert ("50/100" in console.file.getvalue()) == (width > 60)
 
 
+def test_reason_and_metric_fit_into_80_columns() -> None:
+    beat = {**BEAT, "metric": "val/accuracy", "metrics": {"val/accuracy": 0.98125}}
+    facts = Facts(Path("digits-3fa92c1b"), {"state": "interrupted"}, beat, job_id="1234567_10")
+    rows = [
+        Row(facts, State("interrupted", "saved at step 1200, preempted"), NOW),
+        Row(Facts(Path("digits-00000001"), {"state": "queued"}, {}), State("queued"), NOW),
+    ]
+    console = Console(width=80, file=io.StringIO())
+    console.print(_table(rows, " in runs", 80, everything=False))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    for shown in ("val/accuracy", " 0.9812 ", " 50/100 ", "saved at"):
+        assert shown in text, text
+
+
+def test_watching_on_a_terminal_waits_for_the_first_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    states = [[], ["created"], ["queued"], ["running"], ["finished"]]
+    looks = iter(states)
+    facts = Facts(Path("digits-00000001"), {"state": "queued"}, {})
+
+    def look(options: Any) -> list[Row]:
+        return [Row(facts, State(name), NOW) for name in next(looks)]
+
+    monkeypatch.setattr(status_module, "look", look)
+    monkeypatch.setattr(status_module.time, "sleep", lambda seconds: None)
+    shown = io.StringIO()
+    console = Console(width=80, file=shown, force_terminal=True)
+    monkeypatch.setattr(status_module, "_console", lambda: console)
+    assert status_module.main(["--dir", str(tmp_path), "--watch"]) == 0
+    assert next(looks, None) is None  # it went on until the run had ended
+    assert "nothing is queued or running yet" in shown.getvalue()
+    # A run that is named is watched until it has ended, even if it has.
+    looks = iter([["finished"]])
+    assert status_module.main(["digits-00000001", "--dir", str(tmp_path), "--watch"]) == 0
+
+
 def test_what_is_printed_may_go_nowhere_or_to_an_old_terminal(
     tmp_path: Path, no_slurm: None
 ) -> None:
@@ -683,7 +722,9 @@ def make_checkpoint(run: Path, step: int, *, whole: bool = True) -> Path:
     folder.mkdir()
     (folder / "__0_0.distcp").write_text("12345")
     files = {"__0_0.distcp": {"bytes": 5 if whole else 6}}
-    (folder / "manifest.json").write_text(json.dumps({"files": files}))
+    # Version 1, of older releases, has no digest.
+    content = {"version": 1, "step": step, "world_size": 1, "progress": {}, "files": files}
+    (folder / "manifest.json").write_text(json.dumps(content))
     return folder
 
 

@@ -44,7 +44,7 @@ def test_every_rank_sees_its_place(tmp_path: Path) -> None:
 def test_a_sweep_of_two_jobs_of_two_nodes_and_two_tasks(
     train: Train, digits: Path, tmp_path: Path
 ) -> None:
-    common = ("train.max_epochs=2", "optimizer.lr=1e-3,3e-3")
+    common = ("train.max_epochs=2", "optimizer.lr=1e-3,3e-3", "tracking.drain_s=60")
     # The two ranks of a node divide the model; the nodes are replicas.
     shape = ("launch.nodes=2", "launch.tasks_per_node=2", "parallel=hsdp")
     done = train("-m", *common, *shape)
@@ -129,7 +129,8 @@ def test_preempted_requeued_resumed(
     train: Train, tmp_path: Path, paced: Paced, no_sbatch: dict[str, str]
 ) -> None:
     common = ("train.max_epochs=16", "checkpoint.every_steps=20", "train.log_every=10", paced.task)
-    train("-m", *common, "launch.tasks_per_node=2", "site.partition=preemptible")
+    here = ("launch.tasks_per_node=2", "site.partition=preemptible", "tracking.drain_s=60")
+    train("-m", *common, *here)
     (run,) = runs(tmp_path / "runs")
     (job,) = cluster.job_ids(tmp_path / "runs")
     cluster.wait_for_step(run, 40)

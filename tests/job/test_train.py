@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from hpctrain.config.frozen import load
+from hpctrain.config.metrics import names as metric_names
 from tests import forkserver
 from tests.cluster import Paced
 from tests.conftest import Completed, journal_metrics, run_json, run_module, runs
@@ -92,6 +94,8 @@ def test_two_ranks_give_the_loss_of_one(
     run_module("torch.distributed.run", *torchrun, *where, *short, *variant)
     one, two = journal_metrics(alone), journal_metrics(only_run(two_ranks))
     assert two.keys() == one.keys()
+    known = metric_names(load(alone / "config.yaml")) or ()
+    assert {name for name, _ in one} <= {*known}
     for (name, step), value in one.items():
         if name.endswith("loss"):
             assert two[name, step] == pytest.approx(value, rel=tolerance), (name, step)
@@ -252,12 +256,13 @@ def test_interrupted_run_goes_on_as_the_same_mlflow_run(
 ) -> None:
     import sqlite3
 
-    process = start(digits, tmp_path, *LONG, paced.task)
+    long = (*LONG, paced.task, "tracking.drain_s=60")
+    process = start(digits, tmp_path, *long)
     wait_for_step(tmp_path / "runs", 50, process)
     process.send_signal(signal.SIGINT)
     assert process.wait(90) == 130
     paced.go()
-    train(*LONG, paced.task)
+    train(*long)
     with sqlite3.connect(tmp_path / "runs" / "mlflow.db") as store:
         assert store.execute("SELECT status FROM runs").fetchall() == [("FINISHED",)]
         (count,) = store.execute(
@@ -321,11 +326,19 @@ def test_no_write_permission(train: Train) -> None:
     assert "output_dir=/sys/none: cannot write /sys/none" in done.stderr
 
 
-def test_a_target_that_refuses_its_arguments_is_named(train: Train) -> None:
-    done = train("+model.depth=3", "tracking=off", code=2)
-    assert "model._target_=hpctrain.models.MLP" in done.stderr
-    assert "'depth'" in done.stderr
-    assert "task.input=picture" in train("task.input=picture", "tracking=off", code=2).stderr
+def test_a_constructor_that_raises_is_shown_with_its_file(train: Train, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def build(**sizes):\n    return check(sizes)\n\n\n"
+        "def check(sizes):\n    raise ValueError('odd sizes')\n"
+    )
+    done = train("model._target_=mine.build", "tracking=off", code=2)
+    assert "error: model._target_=mine.build: ValueError: odd sizes\n" in done.stderr
+    # The frames of the user, and no others.
+    frames = [line for line in done.stderr.splitlines() if line.startswith("  File ")]
+    assert [line.rpartition(" in ")[2] for line in frames] == ["build", "check"]
+    assert all(f'"{tmp_path}/mine.py"' in line for line in frames)
+    (run,) = runs(tmp_path / "runs")
+    assert "mine.py" in run_json(run)["attempts"][-1]["error"]
 
 
 def test_two_processes_do_not_share_a_run(digits: Path, train: Train, tmp_path: Path) -> None:

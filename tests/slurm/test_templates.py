@@ -286,6 +286,7 @@ def test_mlflow_server_serves_other_nodes(digits: Path, here: Path) -> None:
     assert f"my store already has a server: {uri}" in output(here, second)
 
     given = ("experiment=digits", f"data.path={digits}", "train.max_steps=5", f"tracking.uri={uri}")
+    given += ("tracking.drain_s=60",)
     job = submit(here, "--nodelist=node2", "train.sbatch", *given)
     assert ended(here, job) == ["COMPLETED|0:0"]
     run = the_run(here).name

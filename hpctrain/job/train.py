@@ -59,7 +59,7 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
     ):
         if ranks.is_main:
             count = torch.get_num_threads()
-            log.info("%s on %s with %d threads, %s", run.path, device, count, ranks)
+            log.info("%s on %s (torch threads: %d), %s", run.path, device, count, ranks)
             stop.watch(stop_file(run.path))
         trainer = build(config, run, ranks, device, attempt.tracker, stop)
         try:

@@ -593,6 +593,8 @@ def test_cancel_and_resume_here(digits: Path, tmp_path: Path, no_slurm: None) ->
         assert process.wait(30) == 143
     record = run_json(run)
     assert record["attempts"][-1]["reason"] == "cancel"
+    saved = record["attempts"][-1]["step"]
+    assert f"{run.name}: saved at step {saved}; it ends now" in done.stdout
     (row,) = status(tmp_path / "runs")
     assert row["state"] == "interrupted"
     assert row["step"] == record["attempts"][-1]["step"]

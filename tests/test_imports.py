@@ -19,7 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"config", "tracking.store", *("data.index", "data.places.origin")}
     | {"data.samplers.subset"},
     "launch": EVERYBODY | {"config", "runs", "tracking.store"},
-    "commands": EVERYBODY | {"config", "runs", "launch", "job.generate"},
+    "commands": EVERYBODY | {"config", "runs", "launch", "job.generate", "tracking.meta"},
     "models": {"errors"},
     "tasks": EVERYBODY | {"data.types", "data.tokenizer"},
     "parallel": EVERYBODY | {"config", "data.types", "models.plan", "tasks"},

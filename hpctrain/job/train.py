@@ -21,6 +21,7 @@ from hpctrain.job.attempt import Attempt, NoAttempt
 from hpctrain.job.build import build
 from hpctrain.job.requeue import requeue
 from hpctrain.parallel.micro_batches import MicroBatches
+from hpctrain.runs import terminal_log
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.stop_request import stop_file
 
@@ -52,6 +53,8 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
         Attempt(config, run, ranks) if ranks.is_main else NoAttempt() as attempt,
         process_group(ranks, config.parallel, config.launch.cpus_per_task) as device,
     ):
+        if not ranks.is_main:  # rank 0 has made the folder
+            terminal_log.keep(run.logs, ranks.launcher, ranks.rank)
         if ranks.is_main:
             log.info("%s on %s, %s", run.path, device, ranks)
             stop.watch(stop_file(run.path))

@@ -18,7 +18,9 @@ ALLOWED: dict[str, set[str]] = {
     "runs": EVERYBODY
     | {"config", "tracking.store", *("data.index", "data.places.origin")}
     | {"data.samplers.subset"},
-    "launch": EVERYBODY | {"config", "runs", "tracking.store"},
+    "launch": EVERYBODY
+    | {"config", "runs"}
+    | {"tracking.store", "tracking.meta", "tracking.process"},
     "commands": EVERYBODY | {"config", "runs", "launch", "job.generate", "tracking.meta"},
     "models": {"errors"},
     "tasks": EVERYBODY | {"data.types", "data.tokenizer"},

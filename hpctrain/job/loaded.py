@@ -92,7 +92,7 @@ class LoadedRun:
             StorageError: The checkpoint is missing or damaged.
         """
         from hpctrain.job.build import _make
-        from hpctrain.job.generate import newest_intact, load_weights
+        from hpctrain.job.generate import load_weights, newest_intact
 
         if step is None:
             checkpoint = newest_intact(self._run.checkpoints)

@@ -22,6 +22,7 @@ from hpctrain.config.schema import Config
 from hpctrain.disk import write_atomically
 from hpctrain.errors import HpctrainError, LaunchError, StorageError
 from hpctrain.launch import arrays, local, nodes, slurm, wait
+from hpctrain.launch.apart import name_apart
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.changes import say_changes
 from hpctrain.launch.jobs import LocalRunJob, RunJob, outcome
@@ -87,6 +88,7 @@ class Sweep:
         cluster = slurm.available() and not self._local
         try:
             self._refuse_wrong()
+            name_apart(self.entries)
             self._take_code()
             scripts = self._scripts(cluster)
             if self._any("dry_run"):
@@ -195,8 +197,9 @@ class Sweep:
         if cluster:
             self._check(todo)
         for entry in todo:
-            waits = f" in place of {entry.replaces}" if entry.replaces else ""
-            entry.state = f"would be submitted{waits}" if cluster else "would run here"
+            entry.state = "would be submitted" if cluster else "would run here"
+            if entry.replaces:
+                entry.state = f"would replace {entry.replaces}"
 
     def _check(self, todo: list[Entry]) -> None:
         """Ask the scheduler when it would run the jobs: once for each set of resources.

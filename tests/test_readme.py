@@ -19,6 +19,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -225,8 +226,12 @@ def test_every_command_of_the_readme_is_accepted(folder: Path) -> None:
         except Exception as error:
             failed.append(f"{shlex.join(words)}\n    {type(error).__name__}: {error}")
     assert not failed, "\n".join(failed)
-    (example,) = (text for language, text in BLOCKS if language == "python")
+    calls, example = (text for language, text in BLOCKS if language == "python")
     exec(example, {})
+    compile(calls, "README.md", "exec")  # tests/launch/test_api.py makes such calls
+    names = set(re.findall(r"hpctrain\.(\w+)\(", calls))
+    assert names == {"submit", "train", "load_run", "submit_function"}
+    assert all(callable(getattr(import_module("hpctrain"), name)) for name in names)
 
 
 def _glob(word: str) -> list[str]:

@@ -250,6 +250,7 @@ def model(token: str, end: str) -> tuple[str, ...]:
         f"+model.end={end}",
         "train.max_steps=2",
         "launch.snapshot=off",
+        "tracking.drain_s=60",
     )
 
 

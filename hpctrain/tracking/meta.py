@@ -55,6 +55,8 @@ class Uploaded:
     run_id: str
     offset: int
     """The position in the journal, under the key that this file has always had."""
+    problem: str = ""
+    """Why the rest cannot be uploaded, with the cure; "" if the uploader has not been stopped."""
 
     def write(self, run_dir: Path) -> None:
         """Write `uploaded.json`."""

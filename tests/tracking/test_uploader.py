@@ -2,13 +2,19 @@
 
 import json
 import math
+import os
 import re
 import signal
+import sqlite3
 import subprocess
+import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from hpctrain.tracking import JournalTracker
 from hpctrain.tracking.journal import Journal, journal_path, read_all
@@ -322,10 +328,82 @@ def test_a_store_that_cannot_be_written_ends_in_bounded_time(tmp_path: Path, tra
     text = output(process)
     assert process.returncode == 0
     assert time.monotonic() - begin < 20
+    assert "INFO waiting up to 6 s until the last 10 points are in MLflow" in text
+    assert "10 points are not in MLflow yet" in text
     assert "nothing is lost: `python -m hpctrain sync" in text
     log = (tmp_path / "r/journal/uploader.log").read_text
     wait_for(lambda: "gave up" in log(), 30)
     assert "Traceback" not in log()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_wait_for_the_uploader(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, number: signal.Signals
+) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    tracker = JournalTracker(
+        tmp_path / "r", uri=uri, experiment="exp", run_name="n", uid="r", upload=False, drain=60.0
+    )
+    tracker.start({}, {})
+    tracker.log_metrics({"a": 1, "b": 2}, 0)
+    tracker._uploader = subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE)
+    before = signal.getsignal(number)
+    ours = threading.Timer(0.2, os.kill, (os.getpid(), number))
+    begin = time.monotonic()
+    ours.start()
+    tracker.finish("FINISHED")
+    assert time.monotonic() - begin < 10
+    assert signal.getsignal(number) == before
+    assert f"2 points are not in MLflow yet ({number.name}); nothing is lost" in caplog.text
+    tracker._uploader.kill()
+    tracker._uploader.wait()
+
+
+def test_a_run_that_is_deleted_for_a_while_loses_nothing(
+    database: Path, tmp_path: Path, train: Start, sync: Sync, rows: Rows, tags: Tags
+) -> None:
+    process = train(
+        tmp_path / "r", database, begin=0, end=300, sleep=0.02, checkpoint=20, drain=60.0,
+        metrics={f"m{k}": k for k in range(9)}, params={"lr": 1},
+    )  # fmt: skip
+    log, note = (tmp_path / "r/journal" / name for name in ("uploader.log", "uploaded.json"))
+
+    def mark(stage: str) -> None:
+        with closing(sqlite3.connect(database, timeout=30)) as connection, connection:
+            connection.execute("UPDATE runs SET lifecycle_stage = ?", (stage,))
+
+    wait_for(lambda: rows("SELECT 1 FROM metrics"))
+    mark("deleted")
+    wait_for(lambda: "the run is deleted in MLflow" in log.read_text())
+    run_id = tags("r")["id"]
+    assert f"mlflow runs restore --run-id {run_id}" in json.loads(note.read_text())["problem"]
+    mark("active")
+    assert output(process).endswith("FINISHED\n")
+    assert process.returncode == 0
+    assert json.loads(note.read_text())["problem"] == ""
+    everything = "SELECT count(*), count(DISTINCT key || ' ' || step) FROM metrics"
+    assert rows(everything) == [(3000, 3000)]
+    assert tags("r")["status"] == "FINISHED"
+    assert "rejects" not in log.read_text()
+
+    # While it is deleted, `sync` says so at once, and makes no second run.
+    mark("deleted")
+    done = sync("--check", tmp_path / "r")
+    assert done.returncode == 1
+    assert f"mlflow runs restore --run-id {run_id}" in done.stderr
+    mark("active")
+    # Points that an older version has lost are filled in, each once.
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("DELETE FROM metrics WHERE step BETWEEN 100 AND 199 AND key > 'm1'")
+        connection.execute("DELETE FROM params")
+        connection.execute("DELETE FROM tags WHERE key = 'who'")
+        connection.execute("UPDATE tags SET value = 'mine' WHERE key = 'hpctrain.reason'")
+    again = sync("--from-start", tmp_path / "r")
+    assert again.stdout == f"{tmp_path}/r: 700 points uploaded to sqlite:///{database}\n"
+    assert rows(everything) == [(3000, 3000)]
+    assert rows("SELECT key, value FROM params") == [("lr", "1")]
+    assert (tags("r")["who"], tags("r")["hpctrain.reason"]) == ("test", "mine")
+    assert rows("SELECT count(*) FROM runs") == [(1,)]
 
 
 def test_meta_says_where_the_journal_goes(database: Path, tmp_path: Path) -> None:

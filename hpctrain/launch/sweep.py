@@ -21,7 +21,7 @@ from hpctrain import secrets
 from hpctrain.config.schema import Config
 from hpctrain.disk import write_atomically
 from hpctrain.errors import HpctrainError, LaunchError, StorageError
-from hpctrain.launch import arrays, local, nodes, slurm, wait
+from hpctrain.launch import arrays, local, nodes, queue, slurm, wait
 from hpctrain.launch.adopt import adopt
 from hpctrain.launch.apart import name_apart
 from hpctrain.launch.arrays import Entry
@@ -238,7 +238,8 @@ class Sweep:
         replaced = [entry for entry in todo if entry.replaces]
         if not replaced:
             return todo
-        slurm.cancel_waiting([entry.replaces for entry in replaced])
+        # A job that has begun meanwhile goes on.
+        queue.cancel([entry.replaces for entry in replaced], "--state=PENDING")
         still = {job.id: job for job in query_queue(replaced).values()}
         for entry in replaced:
             if (job := still.get(entry.replaces)) is not None:

@@ -16,7 +16,8 @@ ALLOWED: dict[str, set[str]] = {
     "data": EVERYBODY,
     "tracking": EVERYBODY,
     "runs": EVERYBODY
-    | {"config", "tracking.store", *("data.index", "data.places.origin")}
+    | {"config", *("tracking.store", "tracking.journal"), "checkpoint.manifest"}
+    | {*("data.index", "data.places.origin")}
     | {"data.samplers.subset"},
     "launch": EVERYBODY
     | {"config", "runs"}

@@ -33,6 +33,7 @@ from hpctrain.launch.submit_lock import LOCK, submit_lock
 from hpctrain.launch.table import runs, say, show
 from hpctrain.runs import snapshot
 from hpctrain.runs.freeze import check, freeze
+from hpctrain.runs.lost_checkpoints import may_start_again
 from hpctrain.tracking import store
 
 _WHERE = {
@@ -291,9 +292,10 @@ class Sweep:
                 if code.write():
                     self._new_code.append(code.path)
             for entry in todo:
-                if entry.again:
+                if entry.again or may_start_again(entry.config, entry.run):
                     archived[entry.run.path] = entry.run.archive()
-                    entry.before, entry.again = {}, False
+                    # A new directory has no provenance yet, also if it keeps the code.
+                    entry.before, entry.again, entry.keeps_code = {}, False, False
             if cluster and todo:
                 planned = arrays.plan(todo, self.folder, slurm.max_array_size(), in_queue)
                 return arrays.submit(planned, self._sweep, self._locks, self._write_list)

@@ -45,7 +45,7 @@ def store(folder: Path, content: Mapping[str, str], twin: Path | None = None) ->
     Args:
         folder: `RUN/provenance`.
         content: The result of `collect`.
-        twin: The folder of another run with the same content; its files are shared as hard links.
+        twin: A folder with the same content; its files are shared as hard links.
     """
     if folder.is_dir():
         if all(_text(folder / name) == text for name, text in content.items()):
@@ -59,6 +59,20 @@ def store(folder: Path, content: Mapping[str, str], twin: Path | None = None) ->
             os.link(twin / name, folder / name)
         except OSError:  # no hard links on this file system
             (folder / name).write_text(text, errors="surrogateescape")
+
+
+def take_over(folder: Path, source: Path) -> None:
+    """Let a run have the provenance that its sweep has recorded for all of its runs.
+
+    Until a run starts, it has no folder of its own: clusters limit the number of files.
+
+    Args:
+        folder: `RUN/provenance`.
+        source: The provenance folder of the sweep; it may be gone.
+    """
+    content = {path.name: _text(path) for path in sorted(source.glob("*"))}
+    if content:
+        store(folder, content, source)
 
 
 def _text(path: Path) -> str:

@@ -249,7 +249,11 @@ def test_a_sweep_whose_submission_was_cut_off_and_that_has_moved(tmp_path: Path)
     run = make_run(tmp_path)
     tasks = tmp_path / "sweeps" / "2026" / "array-0" / "tasks"
     tasks.mkdir(parents=True)
-    (tasks / "0").symlink_to(f"/before/it/moved/{run.name}")
+    (tasks / "0").symlink_to(f"/before/it/moved/{run.name}")  # as older releases did
+    assert select(tmp_path, ["2026"]) == [run]
+    (tasks / "0").unlink()
+    tasks.rmdir()
+    tasks.write_text(f"/before/it/moved/{run.name}\n")
     assert select(tmp_path, ["2026"]) == [run]
 
 

@@ -399,9 +399,12 @@ def test_a_thousand_configs_take_little_memory(digits: Path, tmp_path: Path) -> 
     assert "of all 1,000: 1,000 queued" in done.stderr
     listed = cluster.queue()
     assert len(listed) == len(set(listed)) == 1000
-    # The runs share the files of their provenance and one copy of the code.
-    (diff,) = {path.stat().st_ino for path in tmp_path.glob("runs/*/provenance/git.json")}
-    assert diff
+    # A run has its folder and two files, and all of them share one copy of the code and provenance.
+    folder = tmp_path / "runs"
+    owned = [path for path in folder.rglob("*") if path.relative_to(folder).parts[0] != "code"]
+    assert len([path for path in owned if "sweeps" not in path.parts]) <= 3 * 1000 + 3
+    assert len([path for path in owned if "sweeps" in path.parts]) < 20
+    assert len(list(folder.glob("sweeps/*/provenance/git.json"))) == 1
     assert len(list((tmp_path / "runs" / "code").iterdir())) == 1
 
 

@@ -50,6 +50,7 @@ Commands
   logs RUN             show the output of a run, or why it failed; -f follows it
   cancel RUN|SWEEP     stop runs for good; --save: after a checkpoint
   resume [RUN|SWEEP]   submit runs again that failed or were preempted
+  checkpoints [RUN]    list the checkpoints of runs; --verify reads all their files
   gc                   list what can be deleted; only --delete deletes it
   generate RUN PROMPT  let a trained language model continue a text
   keys [SECTION|KEY]   print the type, default, unit, allowed values and meaning of config keys
@@ -135,6 +136,7 @@ def _dispatch(argv: list[str]) -> int:
         "logs": _command("logs"),
         "cancel": _command("cancel"),
         "resume": _command("resume"),
+        "checkpoints": _command("checkpoints"),
         "gc": _command("gc"),
         "generate": _command("generate"),
         "keys": _keys,

@@ -58,7 +58,8 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
         recorded(run.path, ranks.job_id, ranks.restart_count),
     ):
         if ranks.is_main:
-            log.info("%s on %s, %s", run.path, device, ranks)
+            count = torch.get_num_threads()
+            log.info("%s on %s (torch threads: %d), %s", run.path, device, count, ranks)
             stop.watch(stop_file(run.path))
         trainer = build(config, run, ranks, device, attempt.tracker, stop)
         try:

@@ -197,8 +197,9 @@ class Sweep:
         if cluster:
             self._check(todo)
         for entry in todo:
-            waits = f" in place of {entry.replaces}" if entry.replaces else ""
-            entry.state = f"would be submitted{waits}" if cluster else "would run here"
+            entry.state = "would be submitted" if cluster else "would run here"
+            if entry.replaces:
+                entry.state = f"would replace {entry.replaces}"
 
     def _check(self, todo: list[Entry]) -> None:
         """Ask the scheduler when it would run the jobs: once for each set of resources.

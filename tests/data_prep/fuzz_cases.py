@@ -235,18 +235,19 @@ def make_tar() -> None:
 
 
 def read_tar() -> dict[str, Samples]:
-    found: dict[str, list[Any]] = {"array": [], "label": [], "text": []}
+    samples: dict[str, dict[str, Any]] = {}
     with tarfile.open("x.tar") as tar:
         for member in tar:
             content = tar.extractfile(member).read()  # type: ignore[union-attr]
-            kind = member.name.rpartition(".")[2].lower()
+            key, point, kind = member.name.partition(".")
             if kind == "npy":
-                found["array"].append(np.load(io.BytesIO(content)))
+                samples.setdefault(key, {})["array"] = np.load(io.BytesIO(content))
             elif kind == "cls":
-                found["label"].append(np.array(int(content)))
-            else:
-                found["text"].append(content)
-    return found
+                samples.setdefault(key, {})["label"] = np.array(int(content))
+            elif point:  # a member without a kind belongs to no sample
+                samples.setdefault(key, {})["text"] = content
+    first, *_ = samples.values()
+    return {name: [sample[name] for sample in samples.values()] for name in first}
 
 
 def image(suffix: str, **options: Any) -> Callable[[], None]:

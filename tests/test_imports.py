@@ -19,8 +19,11 @@ ALLOWED: dict[str, set[str]] = {
     | {"config", *("tracking.store", "tracking.journal"), "checkpoint.manifest"}
     | {*("data.index", "data.places.origin")}
     | {"data.samplers.subset"},
-    "launch": EVERYBODY | {"config", "runs", "tracking.store"},
-    "commands": EVERYBODY | {"config", "runs", "launch", "checkpoint.manifest", "job.generate"},
+    "launch": EVERYBODY
+    | {"config", "runs"}
+    | {"tracking.store", "tracking.meta", "tracking.process"},
+    "commands": EVERYBODY
+    | {"config", "runs", "launch", "checkpoint.manifest", "job.generate", "tracking.meta"},
     "models": {"errors"},
     "tasks": EVERYBODY | {"data.types", "data.tokenizer"},
     "parallel": EVERYBODY | {"config", "data.types", "models.plan", "tasks"},
@@ -45,6 +48,7 @@ ALLOWED: dict[str, set[str]] = {
 NO_TORCH = (
     *("errors", "secrets", "disk", "lock", "cli", "api", "config", "runs", "launch", "commands"),
     *("tracking", "distributed.ranks", "distributed.report", "distributed.port"),
+    *("distributed.cores", "job.requeue", "job.verdict"),
     "checkpoint.manifest",
     *(
         "distributed.hostlist",

@@ -1,7 +1,7 @@
 """`python -m hpctrain cancel RUN|SWEEP...`: stop runs for good; with --save they save first.
 
-With --save the command waits a while and then tells which runs have saved. Their jobs end at once:
-the batch script cancels its own job (`hpctrain.job.verdict`), so that Slurm shows it as CANCELLED.
+With --save the command waits a while and then tells which runs have saved. Their jobs end soon: the
+batch script cancels its own job (`hpctrain.job.verdict`), so that Slurm shows it as CANCELLED.
 FAILED would be wrong, and COMPLETED would start the jobs that depend on it with `afterok`.
 """
 
@@ -130,7 +130,9 @@ def _result(step: Step) -> str:
     attempt = (record.get("attempts") or [{}])[-1]
     if state == "interrupted":
         what = "its job" if step.action == "signal" else "it"
-        return f"saved at step {attempt.get('step', '?')}, and {what} ends now"
+        tracked = (step.run.path / "journal").is_dir()
+        when = "when MLflow has the last points, or after tracking.drain_s" if tracked else "now"
+        return f"saved at step {attempt.get('step', '?')}; {what} ends {when}"
     return " ".join(f"{state} meanwhile {attempt.get('error', '')}".split())
 
 

@@ -155,6 +155,9 @@ class Attempt(NoAttempt):
 
     def _tags(self) -> dict[str, str]:
         return {
+            # MLflow shows the commit only beside a source.
+            "mlflow.source.name": provenance.source(self._run.provenance),
+            "mlflow.source.type": "JOB" if self._ranks.job_id else "LOCAL",
             "mlflow.source.git.commit": provenance.commit(self._run.provenance),
             "hpctrain.version": __version__,
             "hpctrain.launcher": self._ranks.launcher,

@@ -26,7 +26,7 @@ from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError, StorageError
 from hpctrain.launch import local, queue, slurm
 from hpctrain.launch.executor import Executor, LocalExecutor
-from hpctrain.launch.jobs import FailedError, QueueWatcher, RunPaths
+from hpctrain.launch.jobs import FailedError, RunJob, RunPaths
 from hpctrain.launch.script import sbatch_script
 from hpctrain.launch.submit_lock import submit_lock
 from hpctrain.runs import snapshot
@@ -174,7 +174,7 @@ class FunctionJob(_FunctionJob, SlurmJob):  # type: ignore[misc]
         ranks: The number of ranks.
     """
 
-    watcher = QueueWatcher()
+    watcher = RunJob.watcher
 
     def __init__(self, folder: Path, job_id: str, ranks: int) -> None:
         self._folder, self._ranks = folder, ranks

@@ -16,6 +16,7 @@ from typing import Any
 from submitit import LocalJob, SlurmJob
 from submitit.core.core import InfoWatcher
 from submitit.core.utils import FailedJobError, JobPaths
+from submitit.slurm.slurm import read_job_id
 
 from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.launch import queue
@@ -42,6 +43,7 @@ class QueueWatcher(InfoWatcher):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__(delay_s=_POLL_S)
         self.users: set[str] = set()
+        self._gone: set[str] = set()  # have left the queue
 
     def update(self) -> None:
         """Ask the scheduler. If it does not answer, the last answer stays."""
@@ -63,10 +65,15 @@ class QueueWatcher(InfoWatcher):  # type: ignore[misc]
                 "Reason": job.reason,
                 "NodeList": job.nodes,
             }
+        self._gone = (self._gone | waiting) - jobs.keys()
         if gone := waiting - jobs.keys():
-            found = queue.ended({job_id.partition("_")[0] for job_id in gone}) or {}
+            ended = queue.ended({job_id.partition("_")[0] for job_id in gone})
+            found = {task: end for job_id, end in (ended or {}).items() for task in _tasks(job_id)}
             for job_id in gone:
                 end = found.get(job_id, queue.Ended("", "", "", ""))
+                # The accounting may be late: ask again for the state of the job.
+                if ended is None or end.state not in ("", "PENDING", "RUNNING", "REQUEUED"):
+                    self._finished.add(job_id)
                 self._info_dict[job_id] = {
                     "JobID": job_id,
                     "State": end.state.partition(" ")[0],
@@ -74,7 +81,6 @@ class QueueWatcher(InfoWatcher):  # type: ignore[misc]
                     "NodeList": end.nodes,
                     "ExitCode": end.exit_code,
                 }
-            self._finished |= gone
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
         """Return Slurm's word for the state; "" if it is unknown.
@@ -88,7 +94,20 @@ class QueueWatcher(InfoWatcher):  # type: ignore[misc]
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
         """Return whether the job has left the queue; a requeued job has not."""
         self.get_info(job_id, mode=mode)
-        return job_id in self._finished
+        return job_id in self._gone
+
+
+def _tasks(job_id: str) -> list[str]:
+    """Return the tasks that `sacct` shows in one line, as `12_[0-3]` if none has started."""
+    try:
+        parts = read_job_id(job_id)
+    except ValueError:
+        return [job_id]
+    return [
+        f"{array}_{task}"
+        for array, first, *last in (part for part in parts if len(part) > 1)
+        for task in range(int(first), int(last[0] if last else first) + 1)
+    ]
 
 
 class RunPaths(JobPaths):  # type: ignore[misc]
@@ -223,6 +242,8 @@ class RunJob(_RunJob, SlurmJob):  # type: ignore[misc]
     def state(self) -> str:
         """Slurm's word, such as PENDING or RUNNING; UNKNOWN if neither it nor run.json tells."""
         recorded = self._recorded()
+        if not self._job_id and self.run.is_locked():
+            return "RUNNING"
         if recorded == "finished" or not self._job_id:
             return _STATES.get(recorded, "UNKNOWN")
         state = self.watcher.get_state(self._job_id)

@@ -176,6 +176,8 @@ def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str
     yield "\n# At Slurm's SIGTERM the ranks save and end; this shell must wait for them."
     yield "trap : TERM"
     yield " \\\n    ".join(lines)
+    if command != "run":  # the ranks of a function have no checkpoint to go on from
+        return
     # In a container the decision is made in it, too, as the host may have no Python for it.
     words = ["srun", "--nodes=1", "--ntasks=1", *container_arguments] if container_arguments else []
     words += [*container, python, "-m", "hpctrain.job.verdict"]

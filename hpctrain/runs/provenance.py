@@ -15,6 +15,7 @@ import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hpctrain.disk import set_aside
 from hpctrain.errors import ConfigError
@@ -112,8 +113,22 @@ def changes(folder: Path) -> list[str]:
 
 def commit(folder: Path) -> str:
     """Return the commit of the first working tree, with `-dirty` if it has changes; "" if none."""
+    first = _first_tree(folder)
+    return str(first["commit"]) + ("-dirty" if first["dirty"] else "") if first else ""
+
+
+def source(folder: Path) -> str:
+    """Return where the code of the first working tree is from: its remote, or else its path.
+
+    Without any working tree this is "hpctrain".
+    """
+    first = _first_tree(folder)
+    return str(first.get("remote") or first.get("path", "hpctrain"))
+
+
+def _first_tree(folder: Path) -> dict[str, Any]:
+    """Return the first entry of git.json; empty if there is none."""
     try:
-        first = json.loads((folder / "git.json").read_text())[0]
-    except (OSError, ValueError, LookupError):
-        return ""
-    return str(first["commit"]) + ("-dirty" if first["dirty"] else "")
+        return dict(json.loads((folder / "git.json").read_text())[0])
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}

@@ -169,7 +169,7 @@ def test_from_the_queue_to_the_end(
     assert f"{waiting.name}: cancelled, nothing to do" in done.stdout
     assert f"{running.name} ({row['job_id']}): asked to save and stop" in done.stdout
     saved = run_json(running)["attempts"][1]["step"]
-    told = f"{running.name} ({row['job_id']}): saved at step {saved}, and its job ends now"
+    told = f"{running.name} ({row['job_id']}): saved at step {saved}; its job ends now"
     assert told in done.stdout
     # Slurm shows neither FAILED nor COMPLETED, which would start the jobs that depend on this one.
     assert cluster.wait_for_end([row["job_id"]], 60) == {row["job_id"]: "CANCELLED"}

@@ -4,8 +4,10 @@ import gzip
 import hashlib
 import json
 import re
+import resource
 import struct
 import zipfile
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -309,7 +311,7 @@ def test_an_arrow_file_without_batches(refused, kind):
     schema = pa.schema([("x", pa.int32())])
     with getattr(pa.ipc, f"new_{kind}")("x.arrow", schema):
         pass
-    refused("the source has no samples", "table", "x.arrow", "OUT", "--workers", 1)
+    refused("the source has no samples: /", "table", "x.arrow", "OUT", "--workers", 1)
 
 
 def test_views_of_text_with_a_null(refused, data_prep):
@@ -322,6 +324,28 @@ def test_views_of_text_with_a_null(refused, data_prep):
     assert data_prep(*args)[0] == 0
     with h5py.File("OUT/train-00000.h5") as file:
         assert bytes(file["s/values"][:]) == b"anone" + b"long " * 9
+
+
+def test_a_text_that_does_not_fit_into_memory(tmp_path, refused):
+    with open(tmp_path / "x.txt", "wb") as file:
+        file.truncate(2**29)  # one line, and no space on the disk
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**28, before[1]))
+    try:
+        words = "x.txt: there is too little memory to convert it"
+        refused(words, "text", "x.txt", "OUT", "--workers", 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_compressed_text_of_which_nothing_is_left(tmp_path, refused, suffix):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.txt").write_text("some text")
+    (tmp_path / f"in/b.txt{suffix}").write_bytes(b"")  # gzip takes it for an empty text
+    words = f"b.txt{suffix} cannot be read: it is empty, so it was cut off"
+    refused(words, "text", "in", "OUT", "--workers", 1)
 
 
 def test_a_refused_conversion_leaves_the_folders_that_were_there(tmp_path, data_prep):

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,8 @@ from hpctrain.config.compose_call import composed
 from hpctrain.config.launcher_keys import INSTEAD, NOT_NEEDED, READ_AS
 from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.launch.jobs import LocalRunJob, RunJob
-from tests.conftest import Completed, journal_metrics, run_json
-
-Train = Callable[..., Completed]
+from tests import forkserver
+from tests.conftest import journal_metrics, run_json, run_module
 
 
 @pytest.fixture
@@ -26,6 +24,7 @@ def where(digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
     """Overrides of a call whose runs are in tmp_path/runs, in a place without a scheduler."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", forkserver.Popen)  # ranks start in milliseconds
     return ["experiment=digits", f"data.path={digits}", f"output_dir={tmp_path}/runs"]
 
 
@@ -90,6 +89,32 @@ def test_runs_here_are_jobs_of_submitit_and_hydra_is_left_alone(
         hpctrain.load_run(tmp_path)
 
 
+def test_training_here_returns_the_metric_and_goes_on_after_ctrl_c(
+    where: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "calls.py").write_text(
+        "import glob, os, signal, threading, time\n"
+        "import torch\n"
+        "import hpctrain\n"
+        f"given = {[*where, 'train.max_epochs=9999', 'tracking=off']}\n"
+        "def interrupt():\n"
+        "    while not glob.glob('runs/*/checkpoints/step-????????'): time.sleep(0.1)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "threading.Thread(target=interrupt).start()\n"
+        "try: hpctrain.train(*given)\n"
+        "except KeyboardInterrupt as stop: print('stopped:', stop)\n"
+        "run = hpctrain.load_run(*glob.glob('runs/digits-*'))\n"
+        "print(run.state, run.metrics.empty)\n"
+        f"given = {[*where, 'train.max_steps=3', 'tracking=off']}\n"
+        "print(hpctrain.train(*given) == hpctrain.train(*given) is not None)\n"
+    )
+    done = run_module("calls", cwd=tmp_path)
+    assert "has saved; the same call goes on from there" in done.stdout
+    assert "\ninterrupted True\n" in done.stdout
+    assert done.stdout.count("is finished already") == 1
+    assert done.stdout.endswith("True\n")
+
+
 def test_a_call_expands_and_refuses_as_the_command_line(where: list[str], tmp_path: Path) -> None:
     with composed([*where, "optimizer.lr=1e-3,3e-3", "seed=range(0,3)"], None) as call:
         assert len(call.runs) == 6
@@ -116,13 +141,14 @@ def test_a_call_expands_and_refuses_as_the_command_line(where: list[str], tmp_pa
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_function_runs_here_without_a_cluster(where: list[str], tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("import os\ndef rank(x): return x, os.environ['RANK']\n")
-    sys.path.insert(0, str(tmp_path))
-    try:
-        from mine import rank  # type: ignore[import-not-found]
-    finally:
-        sys.path.remove(str(tmp_path))
+def test_a_function_runs_here_without_a_cluster(
+    where: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "import os\ndef rank(x): return x, os.environ['RANK']\n"
+    (tmp_path / "function_of_a_user.py").write_text(program)
+    monkeypatch.syspath_prepend(tmp_path)
+    from function_of_a_user import rank  # type: ignore[import-not-found]
+
     place = [where[2], "launch.snapshot=off"]
     job = hpctrain.submit_function(rank, (1, 2), tasks_per_node=2, overrides=place)
     assert job.results() == [((1, 2), "0"), ((1, 2), "1")]

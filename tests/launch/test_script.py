@@ -227,7 +227,7 @@ def test_folders_that_slurm_would_misread_are_refused(part: str) -> None:
 def test_choices_of_a_site_are_checked() -> None:
     asked = config(SiteConfig(memory_option="ram", container=ContainerConfig(runtime="docker")))
     asked.train.max_steps = 1
-    asked.model = asked.task = {"_target_": "hpctrain.models.MLP"}
+    asked.model = asked.task = {"_target_": "torch.nn.Identity"}
     with pytest.raises(ConfigError) as refused:
         validate(asked)
     assert "site.memory_option=ram: allowed are mem, mem-per-cpu" in str(refused.value)

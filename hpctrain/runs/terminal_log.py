@@ -45,7 +45,7 @@ def keep(folder: Path, launcher: str, rank: int) -> None:
 def write(text: str) -> None:
     """Append to the file of this process, if there is one, what only the terminal would show."""
     for handler in logging.getLogger().handlers:
-        if isinstance(handler, _File):
+        if isinstance(handler, _File) and handler.stream is not None:
             with suppress(OSError):
                 handler.stream.write(text)
                 handler.flush()

@@ -288,7 +288,7 @@ def test_status_of_runs_that_end_here(train: Train, tmp_path: Path, no_slurm: No
 def test_a_run_that_is_deleted_in_mlflow_says_so(tmp_path: Path) -> None:
     runs = [make_run(tmp_path, f"digits-0000000{n}", state="finished") for n in range(6)]
     for run in runs[1:]:
-        Uploaded("http://h:1", "u", "1", "2", 3, "the run is deleted").write(run)
+        Uploaded("http://h:1", "u", "1", "2", 3, problem="the run is deleted").write(run)
     rows = [Row(facts, State("finished"), NOW) for facts in map(Facts.read, runs)]
     console = Console(width=400, file=io.StringIO())
     console.print(_table(rows, " in runs", 400, everything=False))

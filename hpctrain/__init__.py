@@ -1,3 +1,20 @@
 """hpctrain: from a config to finished, trustworthy training runs on a SLURM cluster."""
 
+from importlib import import_module
+from typing import Any
+
 __version__ = "0.1.0"
+_API = ("submit", "train", "load_run", "submit_function")
+
+
+def __getattr__(name: str) -> Any:
+    """Import the functions of `hpctrain.api` when they are first used."""
+    if name == "train":  # there is a package of this name, which can be called like the function
+        return import_module("hpctrain.train")
+    if name in _API:
+        return getattr(import_module("hpctrain.api"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_API})

@@ -21,7 +21,8 @@ ALLOWED: dict[str, set[str]] = {
     "launch": EVERYBODY
     | {"config", "runs"}
     | {"tracking.store", "tracking.meta", "tracking.process"},
-    "commands": EVERYBODY | {"config", "runs", "launch", "job.generate", "tracking.meta"},
+    "commands": EVERYBODY
+    | {"config", "runs", "launch", "checkpoint.manifest", "job.generate", "tracking.meta"},
     "models": {"errors"},
     "tasks": EVERYBODY | {"data.types", "data.tokenizer"},
     "parallel": EVERYBODY | {"config", "data.types", "models.plan", "tasks"},
@@ -34,6 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"checkpoint", "config", "data", "distributed", "faults", "parallel", "runs", "tasks"}
     | {"tracking", "train", "launch.container", "launch.queue"},
     "cli": {""},  # it may import everything
+    "api": {""},
     "__main__": {"cli"},
     "errors": set(),
     "secrets": set(),
@@ -43,8 +45,10 @@ ALLOWED: dict[str, set[str]] = {
 }
 # These are imported on login nodes, where importing torch would cost each command seconds.
 NO_TORCH = (
-    *("errors", "secrets", "disk", "lock", "cli", "config", "runs", "launch", "commands"),
+    *("errors", "secrets", "disk", "lock", "cli", "api", "config", "runs", "launch", "commands"),
     *("tracking", "distributed.ranks", "distributed.report", "distributed.port"),
+    *("distributed.cores", "job.requeue", "job.verdict"),
+    "checkpoint.manifest",
     *(
         "distributed.hostlist",
         "distributed.variables",
@@ -64,7 +68,10 @@ FORMAT = {
     *("data.commit", "data.field", "data.format", "data.index", "data.moments", "data.ragged"),
     *("data.sample_schema", "data.shard", "data.compression", "data.types"),
     # The loader reads with these, so `index` and `repack` read in the same way.
-    *(f"data.storage.{name}" for name in ("cache", "chunks", "codecs", "layout", "plain", "table")),
+    *(
+        f"data.storage.{name}"
+        for name in ("cache", "chunks", "codecs", "layout", "plain", "scratch", "table")
+    ),
     *("data.samplers", "data.samplers.order", "data.samplers.permutation", "data.images"),
     "data.places.filesystem",
 }

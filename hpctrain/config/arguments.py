@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.config.targets import definition
+from hpctrain.config.targets import bound, definition
 
 _LISTS = {"Sequence", "list", "List", "tuple", "Tuple", "Iterable", "Collection"}
 _DICTS = {"Mapping", "dict", "Dict", "MutableMapping"}
@@ -85,24 +85,27 @@ def problems(
 @functools.lru_cache(maxsize=64)
 def signature(target: str) -> Signature | None:
     """Return the signature of a function, or of the constructor of a class, or None if unknown."""
-    found = definition(target)
-    for _ in range(5):  # base classes
-        if not isinstance(found, ast.ClassDef):
-            break
-        own = {each.name: each for each in found.body if isinstance(each, ast.FunctionDef)}
-        if found.decorator_list or found.keywords or "__new__" in own:
-            return None
-        if "__init__" in own:
-            found = own["__init__"]
-            return None if found.decorator_list else _signature(found.args, skip=1)
-        match found.bases:
-            case [ast.Name(id=base)]:
-                found = definition(f"{target.rpartition('.')[0]}.{base}")
+    base: str | None = None
+    for _ in range(5):  # a class, and base classes
+        found = definition(target)
+        match found:
+            case _, ast.FunctionDef(decorator_list=[], args=args) if base is None:
+                return _signature(args)
+            case module, ast.ClassDef(decorator_list=[], keywords=[]) as kind:
+                names = set(bound(ast.Module(kind.body, [])))
             case _:
                 return None
-    if not isinstance(found, ast.FunctionDef) or found.decorator_list:
-        return None
-    return _signature(found.args)
+        own = [each for each in kind.body if getattr(each, "name", "") == "__init__"]
+        if own and isinstance(own[-1], ast.FunctionDef) and "__new__" not in names:
+            return None if own[-1].decorator_list else _signature(own[-1].args, skip=1)
+        if {"__init__", "__new__", "*"} & names:
+            return None
+        match kind.bases:
+            case [ast.Name(id=base)]:
+                target = f"{module}.{base}"
+            case _:
+                return None
+    return None
 
 
 def _signature(given: ast.arguments, skip: int = 0) -> Signature | None:
@@ -122,9 +125,10 @@ def _mismatch(parameter: Parameter, value: Any) -> str:
     annotation = parameter.annotation
     if annotation is None or _allows(annotation, value):
         return ""
-    default = getattr(parameter.default, "value", None)
-    if value is None or type(value) is type(default):  # the annotation is careless
-        return ""
+    match parameter.default:  # an annotation that its own default contradicts says little
+        case ast.Constant(value=default) if not _allows(annotation, default):
+            if type(value) is type(default):
+                return ""
     text = f"{parameter.name}: {ast.unparse(annotation)}"
     return f"{text}, such as [{value}]" if _allows(annotation, [value]) else text
 

@@ -6,6 +6,8 @@ import difflib
 import re
 from collections.abc import Iterable
 
+from hpctrain.config.launcher_keys import unknown as unknown_launcher_key
+
 
 def explain(error: BaseException, known_keys: Iterable[str]) -> str:
     """Return a text with the key, the value and what is allowed.
@@ -54,6 +56,10 @@ def unknown_key(key: str, keys: list[str]) -> str:
     near = difflib.get_close_matches(key, others, n=1, cutoff=0.7)
     hint = f"did you mean {near[0]}? " if near else ""
     siblings = [k.rpartition(".")[2] for k in keys if k.rpartition(".")[0] == section]
+    if section == "hydra.launcher":
+        return unknown_launcher_key(key.rpartition(".")[2])
+    if section.startswith("hydra.launcher."):
+        return f"unknown key {key}: +{key}=VALUE adds it"
     if section.startswith("hydra"):
         return f"unknown key {key}: `--cfg hydra` shows those of Hydra"
     if siblings:

@@ -35,8 +35,8 @@ def problem(target: str) -> str:
     return f"{spec.name} has no {rest[0]!r}" + (f"; it has {close[0]!r}" if close else "")
 
 
-def definition(target: str, hops: int = 8) -> ast.stmt | None:
-    """Return the class or function statement of a target, or None if no source shows it.
+def definition(target: str, hops: int = 8) -> tuple[str, ast.stmt] | None:
+    """Return the module and the statement that define a target, or None if no source shows them.
 
     Args:
         target: `package.module.Name`. If the module imports the name, its import is followed.
@@ -53,7 +53,7 @@ def definition(target: str, hops: int = 8) -> ast.stmt | None:
         return None
     statement = found[0]
     if not isinstance(statement, ast.ImportFrom):
-        return statement
+        return spec.name, statement
     source = next(a.name for a in statement.names if rest[0] in (a.asname, a.name))
     package = spec.name if spec.submodule_search_locations else spec.name.rpartition(".")[0]
     for _ in range(statement.level - 1):
@@ -82,7 +82,7 @@ def _bindings(file: str) -> dict[str, list[ast.stmt]]:
         return {}
     found: dict[str, list[ast.stmt]] = {}
     for statement in tree.body:
-        for name in _bound(ast.Module([statement], [])):
+        for name in bound(ast.Module([statement], [])):
             found.setdefault(name, []).append(statement)
     return found
 
@@ -98,13 +98,13 @@ def _names(file: str) -> frozenset[str] | None:
     if not file.endswith(".py"):
         return None
     try:
-        found = {*_bound(ast.parse(Path(file).read_bytes()))}
+        found = {*bound(ast.parse(Path(file).read_bytes()))}
     except (OSError, SyntaxError, ValueError):  # importing it will show what is wrong
         return None
     return None if found & {"*", "__getattr__"} else frozenset(found)
 
 
-def _bound(tree: ast.AST) -> Iterator[str]:
+def bound(tree: ast.AST) -> Iterator[str]:
     """Yield the names that a module defines; "*" means that there may be others."""
     for node in ast.iter_child_nodes(tree):
         match node:
@@ -121,7 +121,7 @@ def _bound(tree: ast.AST) -> Iterator[str]:
             case _ if _hides(node):
                 yield "*"
             case _:
-                yield from _bound(node)
+                yield from bound(node)
 
 
 def _hides(node: ast.AST) -> bool:

@@ -41,6 +41,26 @@ def validate(config: Config, world_size: int | None = None) -> None:
         raise ConfigError("\n".join(problems))
 
 
+def validate_job(config: Config, sections: Sequence[str]) -> None:
+    """Check the resources of a job that is no training.
+
+    Args:
+        config: The typed config.
+        sections: The sections and keys at the top that count.
+
+    Raises:
+        ConfigError: One line for each problem, with the key, its value and what is allowed.
+    """
+    problems = [
+        problem
+        for key in keys(Config)
+        if key.name.partition(".")[0] in sections
+        and (problem := key.rule.problem(key.name, key.value(config)))
+    ]
+    if problems := problems or [*_secrets(config), *_resources(config)]:
+        raise ConfigError("\n".join(problems))
+
+
 def _values(config: Config) -> Iterator[str]:
     for key in keys(type(config)):
         if problem := key.rule.problem(key.name, key.value(config)):
@@ -146,16 +166,23 @@ def _texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _between(config: Config, sizes: Sequence[int]) -> Iterator[str]:
-    train, launch = config.train, config.launch
+    train = config.train
     if train.max_epochs is None and train.max_steps is None:
         yield "train.max_epochs and train.max_steps are both null: give one of them"
+    yield from _resources(config)
+    yield from _learning_rate(config)
+    yield from metrics.problems(config)
+    yield from _sizes(config, sizes)
+
+
+def _resources(config: Config) -> Iterator[str]:
+    """Yield what is wrong between the keys that describe a job."""
+    launch = config.launch
     if launch.gpus_per_node % launch.tasks_per_node:
         yield (
             f"launch.gpus_per_node={launch.gpus_per_node} cannot be divided evenly over "
             f"launch.tasks_per_node={launch.tasks_per_node}"
         )
-    yield from _learning_rate(config)
-    yield from metrics.problems(config)
     for name, (_, key) in variables(config).items():
         if name in config.site.env:
             yield f"{key} and site.env.{name} set the same variable: give one of them"
@@ -167,7 +194,6 @@ def _between(config: Config, sizes: Sequence[int]) -> Iterator[str]:
             f"launch.warn_s={launch.warn_s} seconds is not below "
             f"launch.time_min={launch.time_min} minutes"
         )
-    yield from _sizes(config, sizes)
 
 
 def _sizes(config: Config, sizes: Sequence[int]) -> Iterator[str]:

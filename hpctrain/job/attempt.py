@@ -18,7 +18,7 @@ from typing import Any, Self
 from hpctrain import __version__
 from hpctrain.config.schema import Config
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.job.requeue import requeue
+from hpctrain.job.requeue import may_requeue, requeue
 from hpctrain.launch.container import leave_note, note_from_env
 from hpctrain.runs import provenance, stop_request
 from hpctrain.runs.run_dir import RunDir
@@ -70,6 +70,7 @@ class Attempt(NoAttempt):
                 hosts=list(ranks.hosts),
                 job_id=ranks.job_id,
                 restart_count=ranks.restart_count,
+                first_step=self._run.last_checkpoint(),
                 code=str(Path(__file__).parents[2]),
             )
             stack.push(self._failed)  # called for every exception from here on
@@ -102,11 +103,10 @@ class Attempt(NoAttempt):
         if request is not None:
             log.info("cancelled by %s: not requeued", request["by"])
         elif self._ranks.launcher == "slurm" and reason != "SIGINT":
-            # A run that makes no step between two restarts would be requeued for ever.
-            if outcome.step == outcome.first_step and self._ranks.restart_count > 0:
-                log.error("no step since the last restart: not requeued")
-            else:
+            if may_requeue(self._ranks.restart_count, outcome.first_step, outcome.step):
                 self._requeue()
+            else:
+                log.error("no step since the last restart: not requeued")
         self.tracker.finish("KILLED", reason=f"stopped by {reason} at step {outcome.step}, saved")
 
     def _requeue(self) -> None:

@@ -178,6 +178,8 @@ def _make(key: str, node: Mapping[str, Any], *args: Any) -> Any:
             return instantiate(dict(node), *args, _convert_="all")
     except InstantiationException as error:
         cause: BaseException = error.__cause__ or error
+        while isinstance(cause, ImportError) and cause.__cause__ is not None:
+            cause = cause.__cause__  # Hydra's own text about the import says less
         reason = " ".join(f"{type(cause).__name__}: {cause}".split())
         raise ConfigError(
             f"{key}._target_={node.get('_target_')}: {reason}{_frames_of_user(cause)}"

@@ -27,6 +27,8 @@ from hpctrain.config.validate import fitting_nodes
 from hpctrain.disk import sync_file_system, write_atomically
 from hpctrain.errors import StorageError
 from hpctrain.launch import slurm
+from hpctrain.launch.executor import Executor
+from hpctrain.launch.jobs import LocalRunJob, RunJob
 from hpctrain.launch.queue import Task, me
 from hpctrain.launch.script import sbatch_script
 from hpctrain.runs import provenance
@@ -50,6 +52,7 @@ class Entry:
         state: The state, in words for the user.
         job: `ARRAYJOB_TASK`, as soon as the run is queued.
         task: The path of its script and its task number, as soon as these are written.
+        handle: The job of submitit, if this process has submitted it.
     """
 
     overrides: list[str]
@@ -63,6 +66,7 @@ class Entry:
     state: str = ""
     job: str = ""
     task: Task | None = None
+    handle: RunJob | LocalRunJob | None = None
 
     def metric(self) -> float | None:
         """Return the value of the metric `config.metric`; None while there is no result."""
@@ -158,12 +162,18 @@ class Array:
         self.script.write_text(self.text())
         return rest
 
-    def queued(self, job: str) -> None:
-        """Store the job id in this object, in its entries and in the file `job_id`."""
-        self.job = job
-        for number, entry in enumerate(self.entries):
-            entry.state, entry.job = "queued", f"{job}_{number}"
-        write_atomically(self.folder / "job_id", job + "\n")
+    def submit(self, inherit: list[int]) -> None:
+        """Submit the script; store the jobs in the entries and the job id in the file `job_id`.
+
+        Args:
+            inherit: File descriptors that `sbatch` inherits.
+        """
+        executor = Executor(self.script, self.entries[0].config, inherit)
+        jobs = executor.submit_runs([(entry.run, entry.config.metric) for entry in self.entries])
+        for entry, job in zip(self.entries, jobs, strict=True):
+            entry.state, entry.job, entry.handle = "queued", job.job_id, job
+        self.job = jobs[0].job_id.partition("_")[0]
+        write_atomically(self.folder / "job_id", self.job + "\n")
 
 
 def plan(
@@ -247,7 +257,7 @@ def submit(
             array.write(sweep)
             on_written()
         try:
-            array.queued(slurm.sbatch(array.script, array.entries[0].config, inherit))
+            array.submit(inherit)
         except slurm.SubmitLimitError:
             if len(array.entries) > 1:
                 # The limit depends on user, account and QOS: try with half of the runs.

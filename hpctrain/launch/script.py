@@ -37,6 +37,19 @@ checked() {
 _IGNORE_SIGNALS = """/bin/sh -c 'trap "" TERM USR2; exec "$@"' rank"""
 
 
+_AFTER_THE_RANKS = """
+code=$?
+# A rank that was killed cannot requeue the job. A job that scancel ends is no longer RUNNING.
+job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
+if ((code)) && [[ $(squeue --noheader --jobs="$job" --format=%T) == RUNNING ]]; then
+    case $({verdict} "$run" "$code") in
+        requeue) scontrol requeue "$job" ;;
+        cancel) scancel "$job" ;;
+    esac
+fi
+exit "$code\""""
+
+
 def sbatch_script(
     config: Config,
     folder: Path,
@@ -45,6 +58,7 @@ def sbatch_script(
     pythonpath: Sequence[Path] = (),
     max_running: int | None = None,
     dependency: str | None = None,
+    command: str = "run",
 ) -> str:
     """Return the batch script for `count` runs that need the same resources.
 
@@ -57,6 +71,7 @@ def sbatch_script(
         pythonpath: Folders of a code snapshot; Python imports from these first.
         max_running: How many tasks may run at a time; None means no limit.
         dependency: The value of sbatch's option, such as `afterany:123`.
+        command: What the ranks call with the folder of the array task: `run` or `call`.
 
     Raises:
         ConfigError: Slurm cannot accept a value of `site` or a path.
@@ -76,7 +91,7 @@ def sbatch_script(
         *_snapshot(config, pythonpath),
         f'\nrun={shlex.quote(str(folder / "tasks"))}/"$SLURM_ARRAY_TASK_ID"',
     ]
-    return "\n".join([*parts, *_srun(config, folder, pythonpath)]) + "\n"
+    return "\n".join([*parts, *_srun(config, folder, pythonpath, command)]) + "\n"
 
 
 def _directives(options: Options) -> Iterator[str]:
@@ -132,7 +147,7 @@ def _snapshot(config: Config, pythonpath: Sequence[Path]) -> Iterator[str]:
     yield f'export PYTHONPATH={snapshot}"${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONSAFEPATH=1'
 
 
-def _srun(config: Config, folder: Path, pythonpath: Sequence[Path]) -> Iterator[str]:
+def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str) -> Iterator[str]:
     launch, site = config.launch, config.site
     folders = [Path(config.output_dir), folder, Path(config.data.path), *pythonpath]
     container_arguments, container = in_container(config, folders)
@@ -153,7 +168,7 @@ def _srun(config: Config, folder: Path, pythonpath: Sequence[Path]) -> Iterator[
         '--output="$run"/logs/%A_%a.rank%t.log',
         shlex.join(arguments),
         *([shlex.join(container)] if container else []),
-        f'{_IGNORE_SIGNALS} {shlex.quote(python)} -u -m hpctrain run "$run"',
+        f'{_IGNORE_SIGNALS} {shlex.quote(python)} -u -m hpctrain {command} "$run"',
     ]
     if site.container.runtime is not None:
         yield f"\n{REQUEUE_ON_NOTE}"
@@ -161,3 +176,9 @@ def _srun(config: Config, folder: Path, pythonpath: Sequence[Path]) -> Iterator[
     yield "\n# At Slurm's SIGTERM the ranks save and end; this shell must wait for them."
     yield "trap : TERM"
     yield " \\\n    ".join(lines)
+    if command != "run":  # the ranks of a function have no checkpoint to go on from
+        return
+    # In a container the decision is made in it, too, as the host may have no Python for it.
+    words = ["srun", "--nodes=1", "--ntasks=1", *container_arguments] if container_arguments else []
+    words += [*container, python, "-m", "hpctrain.job.verdict"]
+    yield _AFTER_THE_RANKS.format(verdict=shlex.join(words))

@@ -23,8 +23,10 @@ from hpctrain.disk import write_atomically
 from hpctrain.errors import HpctrainError, LaunchError, StorageError
 from hpctrain.launch import arrays, local, nodes, slurm, wait
 from hpctrain.launch.adopt import adopt
+from hpctrain.launch.apart import name_apart
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.changes import say_changes
+from hpctrain.launch.jobs import LocalRunJob, RunJob, outcome
 from hpctrain.launch.queue import UnreachableError
 from hpctrain.launch.run_state import query_queue, set_states
 from hpctrain.launch.submit_lock import LOCK, submit_lock
@@ -38,6 +40,7 @@ _WHERE = {
     False: "sbatch is not on the PATH, running here, one after the other, with submitit's local "
     "executor",
 }
+_HERE = "hydra/launcher=submitit_local, running here, one after the other"
 
 
 class Sweep:
@@ -48,12 +51,15 @@ class Sweep:
             multirun.yaml in it.
         parent: Uid and name of the parent run in MLflow. None means that a new parent is made if
             there are several runs.
+        local: Whether the runs run on this machine, even if sbatch is on the PATH.
     """
 
-    def __init__(self, folder: Path, parent: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, parent: dict[str, str] | None = None, local: bool = False
+    ) -> None:
         self.folder = folder.absolute()
         self._fresh = {"uid": uuid.uuid4().hex, "name": f"sweep {folder.name}"}
-        self.parent = parent
+        self.parent, self._local = parent, local
         self.entries: list[Entry] = []
         self._wrong: list[tuple[list[str], HpctrainError]] = []
         self._locks: list[int] = []
@@ -80,9 +86,10 @@ class Sweep:
             LaunchError: The scheduler refuses a job, or there are more runs than the submit limit
                 allows.
         """
-        cluster = slurm.available()
+        cluster = slurm.available() and not self._local
         try:
             self._refuse_wrong()
+            name_apart(self.entries)
             self._take_code()
             scripts = self._scripts(cluster)
             if self._any("dry_run"):
@@ -95,7 +102,7 @@ class Sweep:
             print("\n".join(scripts), end="")
             self._discard()
             return [None] * len(self.entries)
-        say(f"{runs(len(self.entries))}: {_WHERE[cluster]}")
+        say(f"{runs(len(self.entries))}: {_HERE if self._local else _WHERE[cluster]}")
         for note in dict.fromkeys(nodes.note(entry.config) for entry in self.entries):
             if note:
                 say(note, style="yellow")
@@ -106,7 +113,9 @@ class Sweep:
         if not cluster:
             for entry in self.entries:
                 if entry.state == "frozen":
-                    entry.state, entry.job = local.run(entry.config, entry.run, entry.code)
+                    entry.handle = local.run(entry.config, entry.run, entry.code)
+                    entry.state = str(entry.run.read().get("state", "lost"))
+                    entry.job = entry.handle.job_id
             self._write_list()
         show(self.entries)
         say_changes(self.entries)
@@ -133,6 +142,10 @@ class Sweep:
     def _sweep(self) -> dict[str, str] | None:
         """Uid and name of the parent run in MLflow; a single run has none."""
         return self.parent or (self._fresh if len(self.entries) > 1 else None)
+
+    def jobs(self) -> list[RunJob | LocalRunJob]:
+        """Return the jobs of submitit for the runs, in the order of `add`."""
+        return [entry.handle or _job_of(entry) for entry in self.entries]
 
     def _any(self, key: str) -> bool:
         """Return whether `launch.KEY` is true for at least one run; then it holds for all."""
@@ -192,8 +205,9 @@ class Sweep:
         if cluster:
             self._check(todo)
         for entry in todo:
-            waits = f" in place of {entry.replaces}" if entry.replaces else ""
-            entry.state = f"would be submitted{waits}" if cluster else "would run here"
+            entry.state = "would be submitted" if cluster else "would run here"
+            if entry.replaces:
+                entry.state = f"would replace {entry.replaces}"
 
     def _check(self, todo: list[Entry]) -> None:
         """Ask the scheduler when it would run the jobs: once for each set of resources.
@@ -370,7 +384,15 @@ def _prepare_tracking(todo: list[Entry]) -> None:
 
 def _outcome(entry: Entry) -> float | Exception | None:
     """Return the metric of a run that has ended, or an error if it has not finished."""
-    state = entry.run.read().get("state", "lost")
-    if state != "finished":
-        return LaunchError(f"{entry.run.name} is {state}, not finished: see {entry.run.logs}")
-    return entry.metric()
+    try:
+        return outcome(entry.run, entry.config.metric)
+    except LaunchError as error:
+        return error
+
+
+def _job_of(entry: Entry) -> RunJob:
+    """Return the job of a run that was finished or under way before."""
+    submission = entry.run.read().get("submission") or {}
+    script = Path(submission["script"]) if submission else None
+    job_id = entry.job if entry.task else ""
+    return RunJob(entry.run, entry.config.metric, job_id, script, submission.get("user"))

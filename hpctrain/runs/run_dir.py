@@ -4,6 +4,7 @@
         config.yaml    the frozen config, which every rank reads
         run.json       signature, state, submission, attempts, result
         provenance/    commit, changes and package versions (see `hpctrain.runs.provenance`)
+        failed         why a rank has failed under Slurm (see `hpctrain.runs.failure`)
         progress.json  the last step and its metrics, while the run trains
         stop           a stop request (see `hpctrain.runs.stop_request`)
         logs/          output of the ranks under Slurm, one file per rank
@@ -81,6 +82,11 @@ class RunDir:
     @property
     def checkpoints(self) -> Path:  # noqa: D102
         return self.path / "checkpoints"
+
+    def last_checkpoint(self) -> int:
+        """Return the global step of the newest checkpoint; 0 without one."""
+        steps = (int(path.name[5:]) for path in self.checkpoints.glob("step-????????"))
+        return max(steps, default=0)
 
     @property
     def logs(self) -> Path:  # noqa: D102

@@ -4,6 +4,7 @@ import argparse
 import io
 import json
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -17,9 +18,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hpctrain.commands import gc
+from hpctrain.checkpoint.manifest import Manifest, digest
+from hpctrain.commands import checkpoints, gc
 from hpctrain.commands import status as status_module
-from hpctrain.commands.cancel import jobs_of
 from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.fault import find_fault, tail
 from hpctrain.commands.files import rank_logs
@@ -28,7 +29,7 @@ from hpctrain.commands.state import State, duration, eta_s, judge
 from hpctrain.commands.status import Row, _table
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.faults.stop import Stop
-from hpctrain.launch.queue import Ended, Job
+from hpctrain.launch.queue import Ended, Job, jobs_of
 from hpctrain.runs import stop_request, terminal_log
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.meta import Uploaded
@@ -643,6 +644,8 @@ def test_cancel_and_resume_here(digits: Path, tmp_path: Path, no_slurm: None) ->
         assert process.wait(30) == 143
     record = run_json(run)
     assert record["attempts"][-1]["reason"] == "cancel"
+    saved = record["attempts"][-1]["step"]
+    assert f"{run.name}: saved at step {saved}; it ends now" in done.stdout
     (row,) = status(tmp_path / "runs")
     assert row["state"] == "interrupted"
     assert row["step"] == record["attempts"][-1]["step"]
@@ -772,7 +775,9 @@ def make_checkpoint(run: Path, step: int, *, whole: bool = True) -> Path:
     folder.mkdir()
     (folder / "__0_0.distcp").write_text("12345")
     files = {"__0_0.distcp": {"bytes": 5 if whole else 6}}
-    (folder / "manifest.json").write_text(json.dumps({"files": files}))
+    # Version 1, of older releases, has no digest.
+    content = {"version": 1, "step": step, "world_size": 1, "progress": {}, "files": files}
+    (folder / "manifest.json").write_text(json.dumps(content))
     return folder
 
 
@@ -811,15 +816,15 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
         sweep = make_sweep(folder, stamp, [run])
         os.utime(sweep, (0, 0))
 
-    checkpoints = {("checkpoint", f"{done.name}/checkpoints/step-000000{s}") for s in (10, 20)}
-    safe = checkpoints | {
+    superfluous = {("checkpoint", f"{done.name}/checkpoints/step-000000{s}") for s in (10, 20)}
+    safe = superfluous | {
         ("temporary", f"{half.name}/.config.yaml.node1.123"),
         ("temporary", f"{half.name}/checkpoints/step-00000030.tmp"),
         ("sweep", "sweeps/gone"),
         ("code", "code/unused"),
     }
     assert found(folder) == safe
-    assert found(folder, keep_checkpoints=3) == safe - checkpoints
+    assert found(folder, keep_checkpoints=3) == safe - superfluous
     asked = {("archived", "digits-00000001.1"), ("debug", "debug-00000004")}
     asked |= {("code", "code/aaa"), ("code", "code/ccc")}
     assert found(folder, code=True, archived=True, debug=True) == safe | asked
@@ -858,3 +863,46 @@ def test_what_is_in_use_is_not_deleted(tmp_path: Path, no_slurm: None) -> None:
     done = run_module("hpctrain", "gc", "--delete", "--json", cwd=tmp_path)
     assert [row["deleted"] for row in json.loads(done.stdout)] == [True, True]
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000002"]
+
+
+# Tests of the list of checkpoints
+
+
+def test_checkpoints_are_listed_and_verified(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path, state="finished")
+    (run / "progress.json").write_text('{"metric": "val/loss"}')
+    metrics = {"val/loss": 0.25, "train/epoch": 3, "train/loss": math.nan}
+    for step in (10, 20):
+        folder = make_checkpoint(run, step)
+        files = {"__0_0.distcp": {"bytes": 5, "xxh3_128": digest(folder / "__0_0.distcp")}}
+        made = Manifest(step, 4, {"metrics": metrics}, files, NOW, {"dp_shard": 2, "tp": 2})
+        made.write(folder)
+    where = (run.name, "--dir", str(tmp_path))
+    assert checkpoints.main([*where, "--verify"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"{run.name}: 2 checkpoints, 10 bytes\n")
+    for said in ("4 (dp_shard 2, tp 2)", "latest", "spare", "val/loss 0.25", "intact"):
+        assert said in shown
+    newest, before = run / "checkpoints" / "step-00000020", run / "checkpoints" / "step-00000010"
+    (newest / "__0_0.distcp").write_text("12346")
+    old(before / "manifest.json", (before / "manifest.json").read_text().replace('"tp"', '"cp"'))
+    assert checkpoints.main([*where, "--verify"]) == 1
+    said = capsys.readouterr().err
+    assert f"{newest}: the content of __0_0.distcp has changed" in said
+    assert f"{before}: manifest.json: damaged (it does not fit its digest)" in said
+    assert checkpoints.main([*where, "--json"]) == 1
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["step"], row["epoch"], row["ranks"], row["kept"]) for row in rows] == [
+        (20, 3, 4, "latest"),
+        (10, None, None, "spare"),
+    ]
+    assert rows[0]["layout"] == {"dp_shard": 2, "tp": 2}
+    assert (rows[0]["metric"], rows[0]["metrics"]["train/loss"]) == ("val/loss", None)
+    assert (rows[0]["problem"], rows[0]["bytes"]) == (None, 5)
+    with pytest.raises(ConfigError, match="no run or sweep of that name"):
+        checkpoints.main(["nothing", "--dir", str(tmp_path)])
+    make_run(tmp_path / "empty")
+    assert checkpoints.main(["--dir", str(tmp_path / "empty")]) == 0
+    assert capsys.readouterr().out == "no checkpoints here\n"

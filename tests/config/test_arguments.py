@@ -13,7 +13,7 @@ MODULE = """
 from __future__ import annotations
 import dataclasses
 from functools import cache
-from typing import Any, Literal, Optional, Union
+from typing import Any, Literal, NamedTuple, Optional, Union
 from torch import nn
 raise RuntimeError("imported")
 
@@ -41,6 +41,13 @@ class Data:
 
 class Foreign(nn.Linear):
     pass
+
+class Row(NamedTuple):
+    width: int
+
+class Either(Base):
+    if cache:
+        def __init__(self, other): pass
 
 @cache
 def wrapped(width): pass
@@ -78,7 +85,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("argued.nets.Net", {"_args_": [3]}),
         *(
             (f"argued.nets.{name}", {"anything": 1})
-            for name in ("Metered", "Data", "Foreign", "wrapped", "several", "late")
+            for name in (
+                *("Metered", "Data", "Foreign", "Row", "Either", "wrapped", "several", "late"),
+            )
         ),
     ],
 )

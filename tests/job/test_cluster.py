@@ -154,6 +154,53 @@ def test_preempted_requeued_resumed(
     assert journal_metrics(run) == journal_metrics(undisturbed)
 
 
+KILLED = """\
+import os, signal
+import torch.distributed as dist
+from hpctrain.tasks import Classification
+
+class Killed(Classification):
+    calls = 0
+
+    def __call__(self, model, batch):
+        self.calls += 1
+        kill = os.path.dirname(__file__) + "/kill"
+        if self.calls == 50 and dist.get_rank() == 1 and os.path.exists(kill):
+            os.remove(kill)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(model, batch)
+"""
+
+
+def test_a_killed_rank_lets_its_job_come_back(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_sbatch: dict[str, str]
+) -> None:
+    (tmp_path / "killed.py").write_text(KILLED)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    common = (
+        *("train.max_epochs=4", "checkpoint.every_steps=20", "train.log_every=10"),
+        *("task._target_=killed.Killed", "tracking.upload=false"),
+    )
+    (tmp_path / "kill").touch()
+    train("-m", *common, "launch.nodes=2")
+    (run,) = runs(tmp_path / "runs")
+    (job,) = cluster.job_ids(tmp_path / "runs")
+    cluster.wait_for(lambda: run_json(run)["state"] == "interrupted", 180, "the kill")
+    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
+    assert cluster.tool("hurry", job).returncode == 0
+    assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
+    first, second = run_json(run)["attempts"]
+    assert (first["state"], first["step"]) == ("interrupted", 40)
+    assert first["reason"].startswith("a rank was killed (exit code 1")
+    assert (second["restart_count"], second["first_step"]) == (1, 40)
+    # The metrics are those of two ranks that nobody has killed, which need no cluster.
+    folder = tmp_path / "undisturbed"
+    train("-m", *common, "launch.tasks_per_node=2", f"output_dir={folder}", **no_sbatch)
+    (undisturbed,) = runs(folder)
+    assert run_json(undisturbed)["attempts"][-1]["world_size"] == 2
+    assert journal_metrics(run) == journal_metrics(undisturbed)
+
+
 def test_a_job_takes_the_nodes_that_are_free(
     train: Train, tmp_path: Path, paced: Paced, no_sbatch: dict[str, str]
 ) -> None:

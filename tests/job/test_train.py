@@ -129,6 +129,64 @@ def test_stopped_and_resumed_is_the_undisturbed_run_bit_by_bit(
     assert journal_metrics(run) == journal_metrics(reference(*common))
 
 
+SLOW_EVALUATION = """\
+import os, time
+import torch
+from hpctrain.tasks import Classification
+
+class Task(Classification):
+    def __call__(self, model, batch):
+        sums = super().__call__(model, batch)
+        if not model.training:
+            torch.rand(1)  # an evaluation may use random numbers
+            if os.path.exists(slow := os.path.dirname(__file__) + "/slow"):
+                open(slow + ".now", "a").write("batch\\n")
+                time.sleep(0.2)
+        return sums
+"""
+
+
+def test_evaluations_that_were_stopped_are_made_again_bit_by_bit(
+    train: Train,
+    reference: Reference,
+    digits: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow, batches = tmp_path / "slow", tmp_path / "slow.now"
+    (tmp_path / "slow_evaluation.py").write_text(SLOW_EVALUATION)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    common = (
+        *("train.max_steps=40", "train.eval_every=20", "train.log_every=1"),
+        *("train.global_batch_size=16", "model.dropout=0.1", "checkpoint.every_steps=1000"),
+        *("task._target_=slow_evaluation.Task", "tracking.upload=false"),
+    )
+    undisturbed = reference(*common)
+    slow.touch()
+    # An evaluation has 12 batches. The second attempt makes the first one again.
+    for reached, begun in ((20, 2), (40, 14)):
+        batches.write_text("")
+        process = start(digits, tmp_path, *common)
+        end = time.monotonic() + 60
+        while batches.read_text().count("batch") < begun:
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+        assert batches.read_text().count("batch") <= begun + 3
+        run = only_run(tmp_path)
+        attempt = run_json(run)["attempts"][-1]
+        assert (attempt["state"], attempt["step"]) == ("interrupted", reached)
+        assert ("val/loss", reached) not in journal_metrics(run)
+    slow.unlink()
+    train(*common)
+    assert run_json(run)["state"] == "finished"
+    assert journal_metrics(run) == journal_metrics(undisturbed)
+    logged = (run / "journal" / "events.jsonl").read_text().count('"val/loss"')
+    assert logged == 2
+
+
 def test_resumed_with_more_ranks_and_sharded_sees_the_same_samples(
     train: Train, reference: Reference, digits: Path, tmp_path: Path
 ) -> None:

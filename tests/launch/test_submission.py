@@ -324,8 +324,8 @@ def test_checking_asks_the_scheduler_and_shows_the_start(train: Train, tmp_path:
     assert done.stderr.count("would be submitted") == 2
     assert not cluster.queue()
     done = train("-m", "seed=1,2", "launch.nodes=9", "train.global_batch_size=72", code=4)
-    assert "launch.nodes=9" in done.stderr
-    assert "nodes with these CPUs and GPUs: partition batch has 4" in done.stderr
+    assert "launch.nodes=9: it needs 9 nodes with 1 CPU each" in done.stderr
+    assert "such nodes in the partition batch: 4 (sbatch: " in done.stderr
     assert not cluster.queue()
     assert not (tmp_path / "runs").exists()
 
@@ -334,7 +334,7 @@ def test_nodes_that_are_down_now_refuse_no_job(train: Train) -> None:
     cluster.slurm("scontrol", "update", "nodename=node1", "state=drain", "reason=test")
     try:
         done = train("-m", "tracking=off", "launch.nodes=4", HELD)
-        assert "when enough nodes are up again" in done.stderr
+        assert "not now, it will wait" in done.stderr
         assert len(cluster.queue()) == 1
     finally:
         cluster.slurm("scontrol", "update", "nodename=node1", "state=resume")
@@ -358,7 +358,7 @@ def test_changed_resources_of_queued_runs_are_named_and_replaced(
     train(*common, "site.partition=none", "launch.rerun=queued", code=4)
     assert cluster.queue() == before
     shown = train(*common, *other, "launch.rerun=queued", "launch.dry_run=true").stderr
-    assert f"would be submitted in place of {before[0]}" in shown
+    assert f"would replace {before[0]}" in shown
     assert train(*common, *other, "launch.rerun=queued").stderr.count(" queued ") == 2
     after = cluster.job_ids(tmp_path / "runs")
     assert not {*after} & {*before}

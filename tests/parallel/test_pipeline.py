@@ -21,6 +21,7 @@ from tests.parallel.parity import (
     MODELS,
     ROWS,
     STEPS,
+    TOLERANCE,
     Cell,
     Result,
     build,
@@ -103,7 +104,7 @@ def check(name: str, made: Cell) -> None:
     expected = reference(made.model)
     for result in trained(name)[made]:
         assert len(result.losses) == STEPS
-        assert max(difference(result, expected)) < 1e-5
+        assert max(difference(result, expected)) < TOLERANCE
 
 
 @pytest.mark.parametrize("made", OF_TWO, ids=str)

@@ -14,7 +14,16 @@ from hpctrain.models import MLP, Transformer
 from hpctrain.parallel.plan import find_plan
 from hpctrain.tasks import Classification, LanguageModel
 from tests.parallel import parity
-from tests.parallel.parity import Cell, Result, build, check_equal, difference, reference, results
+from tests.parallel.parity import (
+    TOLERANCE,
+    Cell,
+    Result,
+    build,
+    check_equal,
+    difference,
+    reference,
+    results,
+)
 from tests.ranks import run_ranks
 
 SHARD = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1, "train.accumulate": 2}
@@ -122,7 +131,7 @@ def test_dropout_gives_the_results_of_one_process() -> None:
     (alone,) = run_ranks(dropped, 1, 1)
     for seen in run_ranks(dropped, 2, 2):
         for result, expected in zip(seen, alone, strict=True):
-            assert max(difference(result, expected)) < 1e-5
+            assert max(difference(result, expected)) < TOLERANCE
     with_dropout, without = alone[1].losses, reference("untied").losses
     assert abs(with_dropout[0] - without[0]) > 1e-4
 

@@ -51,6 +51,7 @@ def kept(folder: Path, launcher: str, rank: int) -> Iterator[None]:
 
 class _File(logging.FileHandler):
     def write(self, text: str) -> None:
+        assert self.stream is not None  # it is not closed yet
         with suppress(OSError):
             self.stream.write(mask(text))
             self.flush()

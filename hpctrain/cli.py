@@ -17,6 +17,7 @@ import select
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,16 +84,16 @@ def main() -> None:
         code = _dispatch(sys.argv[1:])
     except HpctrainError as error:
         if debug:
-            _say(traceback.format_exc())
-        _say(f"error: {error}\n")
+            _print_traceback()
+        print(f"error: {mask(str(error))}", file=sys.stderr)
         code = error.exit_code
     except KeyboardInterrupt:
-        _say("interrupted: the same command goes on where it stopped\n")
+        print("interrupted: the same command goes on where it stopped", file=sys.stderr)
         code = 130
     except Exception as error:
         # submitit and Hydra would hide the exception: the log must show it and the job must fail.
         if not (isinstance(error, BrokenPipeError) and _nobody_reads()):
-            _say(traceback.format_exc())
+            _print_traceback()
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -295,14 +296,29 @@ def _train_frozen(
             print(f"{run.name} is finished already; change a value (seed=1) for another run")
             show(config, run, argv)
         return 0
-    from hpctrain.distributed.variables import export
-    from hpctrain.runs import terminal_log
+    from hpctrain.runs.terminal_log import kept
 
-    if ranks.is_main:
-        terminal_log.keep(run.logs, ranks.launcher, ranks.rank)
-    kept = export(config)
-    if kept and ranks.is_main:
-        log.info("exported variables are kept: %s", ", ".join(kept))
+    # The other ranks keep a log once rank 0 has certainly made the folder.
+    where = run.logs, ranks.launcher, ranks.rank
+    with kept(*where) if ranks.is_main else nullcontext():
+        code = _train_attempt(config, run, ranks)
+    if code == 0 and ranks.is_main:
+        from hpctrain.runs.summary import show
+
+        if config.train.sample_prompt:
+            from hpctrain.job.generate import print_sample
+
+            print_sample(run.path, config.train.sample_prompt)
+        show(config, run, argv)
+    return code
+
+
+def _train_attempt(config: Config, run: RunDir, ranks: RankInfo) -> int:
+    from hpctrain.distributed.variables import export
+
+    exported = export(config)
+    if exported and ranks.is_main:
+        log.info("exported variables are kept: %s", ", ".join(exported))
     if ranks.is_main and config.tracking.enabled and config.tracking.upload:
         from hpctrain.tracking.store import initialise
 
@@ -314,16 +330,7 @@ def _train_frozen(
 
     gc.freeze()
     gc.enable()
-    code = train(config, run, ranks)
-    if code == 0 and ranks.is_main:
-        from hpctrain.runs.summary import show
-
-        if config.train.sample_prompt:
-            from hpctrain.job.generate import print_sample
-
-            print_sample(run.path, config.train.sample_prompt)
-        show(config, run, argv)
-    return code
+    return train(config, run, ranks)
 
 
 def _check_world(config: Config, ranks: RankInfo) -> None:
@@ -357,15 +364,14 @@ def _log_to_stderr() -> None:
         datefmt="%H:%M:%S",
         stream=sys.stderr,
     )
-    # The progress bar shows these; they are for the log file of the run (see train.display).
-    logging.getLogger().handlers[0].addFilter(lambda record: not hasattr(record, "on_bar"))
+    logging.getLogger().handlers[0].addFilter(_is_not_on_bar)
     mask_logging()
 
 
-def _say(text: str) -> None:
-    """Print the text on standard error and, if there is one, into the log of the run."""
-    from hpctrain.runs.terminal_log import write
+def _is_not_on_bar(record: logging.LogRecord) -> bool:
+    """Return False for what the progress bar shows; such lines are for the log file of the run."""
+    return not hasattr(record, "on_bar")
 
-    masked = mask(text)
-    print(masked, end="", file=sys.stderr)
-    write(masked)
+
+def _print_traceback() -> None:
+    print(mask(traceback.format_exc()), end="", file=sys.stderr)

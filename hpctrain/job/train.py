@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import faulthandler
 import logging
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import torch
 
@@ -22,10 +22,10 @@ from hpctrain.job.attempt import Attempt, NoAttempt
 from hpctrain.job.build import build
 from hpctrain.job.requeue import requeue
 from hpctrain.parallel.micro_batches import MicroBatches
-from hpctrain.runs import terminal_log
 from hpctrain.runs.failure import recorded
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.stop_request import stop_file
+from hpctrain.runs.terminal_log import kept
 
 log = logging.getLogger(__name__)
 EXIT_INTERRUPTED = 130
@@ -57,9 +57,9 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
         process_group(ranks, config.parallel, config.launch.cpus_per_task) as device,
         # Before the process group ends: the end of this rank lets the others fail.
         recorded(run.path, ranks.job_id, ranks.restart_count),
+        # The log of rank 0 has begun earlier; the folder exists, because rank 0 is here.
+        nullcontext() if ranks.is_main else kept(run.logs, ranks.launcher, ranks.rank),
     ):
-        if not ranks.is_main:  # rank 0 has made the folder
-            terminal_log.keep(run.logs, ranks.launcher, ranks.rank)
         if ranks.is_main:
             count = torch.get_num_threads()
             log.info("%s on %s (torch threads: %d), %s", run.path, device, count, ranks)

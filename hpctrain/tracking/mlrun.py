@@ -185,11 +185,13 @@ class MlflowRun:
     def _find_or_create(
         self, uid: str, name: str, start_time: float, parent: str | None, condition: str = ""
     ) -> Any:
+        from mlflow.entities import ViewType
+
         query = f"tags.`{_UID}` = '{uid}'{condition}"
         # If two nodes have created the same parent at once, all nodes take the oldest.
         order = ["attributes.start_time ASC", "attributes.run_id ASC"]
         # A run that is deleted for a while must not get a twin; a parent that is deleted gets one.
-        view = 3 if condition else 1  # mlflow.entities.ViewType: all, or only active runs
+        view = ViewType.ALL if condition else ViewType.ACTIVE_ONLY
         found = self._client.search_runs([self.experiment_id], query, view, 10, order)
         if found:
             return next((run for run in found if run.info.lifecycle_stage == "active"), found[0])

@@ -305,7 +305,7 @@ def _noting_signals() -> Iterator[list[str]]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        signal.set_wakeup_fd(wakeup)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
 
 
 def _public(values: Mapping[str, Any]) -> dict[str, str]:

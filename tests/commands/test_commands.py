@@ -30,8 +30,9 @@ from hpctrain.commands.status import Row, _table
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.faults.stop import Stop
 from hpctrain.launch.queue import Ended, Job, jobs_of
-from hpctrain.runs import stop_request, terminal_log
+from hpctrain.runs import stop_request
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.terminal_log import kept
 from hpctrain.tracking.meta import Uploaded
 from hpctrain.train.display import NoDisplay
 from hpctrain.train.progress_file import ProgressFile
@@ -293,7 +294,7 @@ def test_status_of_runs_that_end_here(train: Train, tmp_path: Path, no_slurm: No
 def test_a_run_that_is_deleted_in_mlflow_says_so(tmp_path: Path) -> None:
     runs = [make_run(tmp_path, f"digits-0000000{n}", state="finished") for n in range(6)]
     for run in runs[1:]:
-        Uploaded("http://h:1", "u", "1", "2", 3, "the run is deleted").write(run)
+        Uploaded("http://h:1", "u", "1", "2", 3, problem="the run is deleted").write(run)
     rows = [Row(facts, State("finished"), NOW) for facts in map(Facts.read, runs)]
     console = Console(width=400, file=io.StringIO())
     console.print(_table(rows, " in runs", 400, everything=False))
@@ -308,23 +309,30 @@ def test_a_run_that_is_deleted_in_mlflow_says_so(tmp_path: Path) -> None:
 
 def test_attempts_and_ranks_in_a_terminal_have_logs_of_their_own(tmp_path: Path) -> None:
     run = make_run(tmp_path)
-    root, before = logging.getLogger(), list(logging.getLogger().handlers)
-    try:
-        for rank, text in ((0, "first"), (0, "second"), (1, "beside")):
-            terminal_log.keep(run / "logs", "torchrun", rank)
-            terminal_log.write(f"{text}\n")
-            root.handlers.pop().close()
-        terminal_log.keep(run / "logs", "slurm", 0)
-        terminal_log.keep(run / "absent", "single", 0)
-        assert root.handlers == before
-    finally:
-        root.handlers[:] = before
+    before = list(logging.getLogger().handlers)
+
+    def attempt(rank: int, error: Exception) -> None:
+        with kept(run / "logs", "torchrun", rank):
+            logging.getLogger("anywhere").warning("a line")
+            raise error
+
+    for rank, text in ((0, "first"), (0, "second"), (1, "beside")):
+        with pytest.raises(ValueError, match=text):
+            attempt(rank, ValueError(text))
+    with pytest.raises(ConfigError):
+        attempt(2, ConfigError("KEY=1: wrong"))
+    with kept(run / "logs", "slurm", 3), kept(run / "absent", "single", 3):
+        assert logging.getLogger().handlers == before
+    assert logging.getLogger().handlers == before
     logs = rank_logs(Facts.read(run))
     assert {rank: path.name for rank, path in logs.items()} == {
         0: "terminal_2.rank0.log",
         1: "terminal_1.rank1.log",
+        2: "terminal_1.rank2.log",
     }
-    assert [path.read_text() for path in logs.values()] == ["second\n", "beside\n"]
+    assert logs[2].read_text().endswith("a line\nerror: KEY=1: wrong\n")
+    assert "a line\nTraceback (most recent call last):\n" in logs[1].read_text()
+    assert logs[0].read_text().endswith("\nValueError: second\n")
 
 
 def test_names_and_errors_are_no_markup(tmp_path: Path, no_slurm: None) -> None:

@@ -172,12 +172,6 @@ def nodes_that_fit(config: Config) -> dict[str, int] | None:
     return fitting or None
 
 
-def cancel_waiting(jobs: Sequence[str]) -> None:
-    """Cancel jobs that wait in the queue; those that run by now go on."""
-    for first in range(0, len(jobs), 500):  # the length of a command line is limited
-        ask("scancel", "--state=PENDING", *jobs[first : first + 500])
-
-
 def _run_sbatch(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["sbatch", *arguments],

@@ -220,6 +220,8 @@ def test_provenance_names_commit_changes_and_packages(project: Path, tmp_path: P
     provenance.store(folder, content)
     assert provenance.changes(folder) == []
     assert provenance.commit(folder) == facts["commit"] + "-dirty"
+    assert provenance.source(folder) == "https://example.org/x.git"
+    assert provenance.source(tmp_path / "absent") == "hpctrain"
     (folder / "packages.txt").write_text(
         content["packages.txt"].replace("\nhydra_core==", "\nhydra_core==0.")
     )

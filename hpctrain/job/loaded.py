@@ -92,15 +92,11 @@ class LoadedRun:
             ConfigError: The model cannot be built.
             StorageError: The checkpoint is missing or damaged.
         """
-        from hpctrain.checkpoint.manifest import newest_intact
         from hpctrain.job.build import _make
         from hpctrain.job.generate import load_weights
 
         if step is None:
-            newest = newest_intact(self._run.checkpoints)
-            if newest is None:
-                raise StorageError(f"{self.path}: no checkpoint is intact")
-            checkpoint = newest
+            checkpoint = newest_intact(self._run.checkpoints)
         else:
             checkpoint = self._run.checkpoints / f"step-{step:08d}"
             if checkpoint.is_dir() and (problem := damage(checkpoint)):

@@ -145,7 +145,7 @@ def _dispatch(argv: list[str]) -> int:
         "from-accelerate": _command("translate.accelerate"),
     }
     first = argv[0] if argv else "--help"
-    without_help = ("freeze", "run")  # the other commands print their own help
+    without_help = ("freeze", "run", "call")  # the other commands print their own help
     if {"--help", "-h"} & {first, *argv} and (first not in commands or first in without_help):
         return _help()
     if first in commands:

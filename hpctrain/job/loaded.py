@@ -96,10 +96,7 @@ class LoadedRun:
         from hpctrain.job.generate import load_weights
 
         if step is None:
-            newest = newest_intact(self._run.checkpoints)
-            if newest is None:
-                raise StorageError(f"{self.path}: no checkpoint is intact")
-            checkpoint = newest
+            checkpoint = newest_intact(self._run.checkpoints)
         else:
             checkpoint = self._run.checkpoints / f"step-{step:08d}"
             if checkpoint.is_dir() and (problem := damage(checkpoint)):

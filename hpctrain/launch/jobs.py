@@ -249,6 +249,12 @@ class RunJob(_RunJob, SlurmJob):  # type: ignore[misc]
         state = self.watcher.get_state(self._job_id)
         return state or _STATES.get(recorded, "UNKNOWN")
 
+    def get_info(self, mode: str = "force") -> dict[str, str]:
+        """Return what the scheduler says: JobID, State, Reason, NodeList, and at last ExitCode."""
+        if not self._job_id:
+            return {"State": self.state}
+        return dict(self.watcher.get_info(self._job_id, mode=mode))
+
     def done(self, force_check: bool = False) -> bool:
         """Return whether the run has finished or its job has left the queue for good.
 

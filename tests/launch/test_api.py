@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import submitit
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -70,6 +71,8 @@ def test_runs_here_are_jobs_of_submitit_and_hydra_is_left_alone(
     (again,) = hpctrain.submit(*where, *size)
     assert isinstance(again, RunJob)
     assert (again.job_id, again.state, again.result()) == ("", "COMPLETED", good.result())
+    assert again.get_info() == {"State": "COMPLETED"}
+    assert list(submitit.helpers.as_completed([again, good])) == [again, good]
 
     run = hpctrain.load_run(good.run.path)
     assert run.config.train.max_steps == 3

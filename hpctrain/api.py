@@ -11,6 +11,7 @@ hpctrain.submit_function(f, 1, 2, nodes=2)                              any impo
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -76,7 +77,7 @@ def train(*overrides: str, config_dir: Folder | None = None) -> float | None:
         The last value of the config key `metric`; None if the run has not measured it.
 
     Raises:
-        ConfigError: An override is wrong, or they give several runs.
+        ConfigError: An override is wrong, they give several runs, or this is another thread.
         KeyboardInterrupt: The run was stopped by Ctrl-C and has saved.
         LaunchError: The run was stopped by another signal or a stop request, and has saved.
     """
@@ -84,6 +85,8 @@ def train(*overrides: str, config_dir: Folder | None = None) -> float | None:
     from hpctrain.config.compose_call import composed
     from hpctrain.launch.jobs import outcome
 
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigError("hpctrain.train must be called in the main thread, which gets signals")
     with composed(overrides, config_dir) as call:
         if len(call.runs) != 1:
             raise ConfigError(

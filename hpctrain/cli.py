@@ -83,16 +83,16 @@ def main() -> None:
         code = _dispatch(sys.argv[1:])
     except HpctrainError as error:
         if debug:
-            _print_traceback()
-        print(f"error: {mask(str(error))}", file=sys.stderr)
+            _say(traceback.format_exc())
+        _say(f"error: {error}\n")
         code = error.exit_code
     except KeyboardInterrupt:
-        print("interrupted: the same command goes on where it stopped", file=sys.stderr)
+        _say("interrupted: the same command goes on where it stopped\n")
         code = 130
     except Exception as error:
         # submitit and Hydra would hide the exception: the log must show it and the job must fail.
         if not (isinstance(error, BrokenPipeError) and _nobody_reads()):
-            _print_traceback()
+            _say(traceback.format_exc())
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -296,7 +296,10 @@ def _train_frozen(
             show(config, run, argv)
         return 0
     from hpctrain.distributed.variables import export
+    from hpctrain.runs import terminal_log
 
+    if ranks.is_main:
+        terminal_log.keep(run.logs, ranks.launcher, ranks.rank)
     kept = export(config)
     if kept and ranks.is_main:
         log.info("exported variables are kept: %s", ", ".join(kept))
@@ -354,8 +357,15 @@ def _log_to_stderr() -> None:
         datefmt="%H:%M:%S",
         stream=sys.stderr,
     )
+    # The progress bar shows these; they are for the log file of the run (see train.display).
+    logging.getLogger().handlers[0].addFilter(lambda record: not hasattr(record, "on_bar"))
     mask_logging()
 
 
-def _print_traceback() -> None:
-    print(mask(traceback.format_exc()), end="", file=sys.stderr)
+def _say(text: str) -> None:
+    """Print the text on standard error and, if there is one, into the log of the run."""
+    from hpctrain.runs.terminal_log import write
+
+    masked = mask(text)
+    print(masked, end="", file=sys.stderr)
+    write(masked)

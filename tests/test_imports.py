@@ -16,10 +16,14 @@ ALLOWED: dict[str, set[str]] = {
     "data": EVERYBODY,
     "tracking": EVERYBODY,
     "runs": EVERYBODY
-    | {"config", "tracking.store", *("data.index", "data.places.origin")}
+    | {"config", *("tracking.store", "tracking.journal"), "checkpoint.manifest"}
+    | {*("data.index", "data.places.origin")}
     | {"data.samplers.subset"},
-    "launch": EVERYBODY | {"config", "runs", "tracking.store"},
-    "commands": EVERYBODY | {"config", "runs", "launch", "checkpoint.manifest", "job.generate"},
+    "launch": EVERYBODY
+    | {"config", "runs"}
+    | {"tracking.store", "tracking.meta", "tracking.process"},
+    "commands": EVERYBODY
+    | {"config", "runs", "launch", "checkpoint.manifest", "job.generate", "tracking.meta"},
     "models": {"errors"},
     "tasks": EVERYBODY | {"data.types", "data.tokenizer"},
     "parallel": EVERYBODY | {"config", "data.types", "models.plan", "tasks"},

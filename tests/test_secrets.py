@@ -271,6 +271,12 @@ def test_a_training_leaves_no_trace_of_it(
     assert "RuntimeError: 401 for https://me:***@host/x" in failed.stderr
     errors = {run_json(run)["attempts"][-1].get("error") for run in runs(tmp_path / "runs")}
     assert errors == {None, "RuntimeError: 401 for https://me:***@host/x"}
+    logs = [path.read_text() for path in (tmp_path / "runs").glob("*/logs/terminal_1.rank0.log")]
+    assert sorted("RuntimeError: 401 for https://me:***@host/x\n" in text for text in logs) == [
+        False,
+        True,
+    ]
+    assert ["Traceback (most recent call last)" in text for text in logs] == [True, True]
     with closing(sqlite3.connect(store)) as uploaded:
         assert uploaded.execute("SELECT count(*) FROM runs").fetchone() == (2,)
     assert_nowhere(tmp_path / "runs", done.stdout, done.stderr, failed.stdout, failed.stderr)

@@ -26,7 +26,7 @@ from typing import Any, Self
 import numpy as np
 
 from data_prep.formats.image_files import (
-    check_end,
+    check_whole,
     grey16,
     has_alpha,
     is_deep,
@@ -208,6 +208,8 @@ class Pixels:
         if self.encoded:
             return np.frombuffer(self._file(content), np.uint8)
         with reasons(), opened(content, self.max_pixels) as image:
+            if image.format == "PNG":
+                check_whole(image, "PNG", content)
             pixels = self._array(self._resized(self._upright(image)), out)
         if field is not None and len(pixels) != field.shape[0]:
             raise Unusable(
@@ -249,10 +251,7 @@ class Pixels:
                 self.size == (image.height, image.width) and orientation(image) == 1
             )
             if kind in LOADED and fits and is_opaque(image, content, self.max_pixels):
-                if kind == "PNG":
-                    # `verify` checks all checksums; it needs an image that was not read yet.
-                    opened(content, self.max_pixels).verify()
-                check_end(image, kind, content)
+                check_whole(image, kind, content)
                 return content
         # Open the file again: reading the EXIF data may have moved the position in it.
         with reasons(), opened(content, self.max_pixels) as image:

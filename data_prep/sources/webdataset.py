@@ -135,7 +135,7 @@ def webdataset(
     for tar in tars:
         for key, parts in samples(str(tar), _extensions(members), problems):
             try:
-                chosen = members or _by_default(parts)
+                chosen = members or _by_default(str(tar), parts)
                 values = _values(parts, chosen, pixels, {})
                 fields = _fields(values, chosen, pixels, variable)
             except Unusable as error:
@@ -210,7 +210,7 @@ def _kind(extension: str) -> str:
     return "array" if last == "npy" else ""
 
 
-def _by_default(parts: Mapping[str, bytes]) -> dict[str, Member]:
+def _by_default(tar: str, parts: Mapping[str, bytes]) -> dict[str, Member]:
     """Return the fields for samples with these extensions.
 
     Raises:
@@ -223,15 +223,15 @@ def _by_default(parts: Mapping[str, bytes]) -> dict[str, Member]:
         if not kind:
             example = "NAME=json:KEY" if extension == "json" else f"NAME={extension}:bytes"
             raise ConfigError(
-                f"the first sample has members .{', .'.join(parts)}, and .{extension} has no "
-                f"field by default: give every field, such as --field {example}"
+                f"{tar}: the first sample has members .{', .'.join(parts)}, and .{extension} has "
+                f"no field by default: give every field, such as --field {example}"
             )
         name = extension.removesuffix(".npy").replace("npy", "array")
         name = names.get(kind, name)
         if name in members:
             raise ConfigError(
-                f"the members .{members[name].extensions[0]} and .{extension} would both be the "
-                f"field {name!r}: give every field, such as --field {name}={extension}"
+                f"{tar}: the members .{members[name].extensions[0]} and .{extension} would both be "
+                f"the field {name!r}: give every field, such as --field {name}={extension}"
             )
         members[name] = Member((extension,), kind)
         if kind == "image":  # other samples may have another image format
@@ -274,7 +274,7 @@ def _decoded(content: bytes, member: Member, pixels: Pixels, spec: Field | None)
     if member.kind == "array":
         try:
             return np.load(io.BytesIO(content), allow_pickle=False)
-        except (ValueError, EOFError, OSError, MemoryError) as error:
+        except Exception as error:  # NumPy evaluates the header as Python, which may raise anything
             raise Unusable(f"no readable .npy: {error}") from None
     if member.kind == "bytes":
         return content

@@ -135,7 +135,10 @@ def newest_intact(folder: Path) -> Path | None:
             return path
         log.warning("%s is not intact (%s); trying the one before", path, problem)
     if found:
-        raise StorageError(f"{folder}: no checkpoint is intact; see the warnings above")
+        raise StorageError(
+            f"{folder}: no checkpoint is intact; see the warnings above (if none can be brought "
+            "back, remove them: train.from_scratch=true then starts at step 0)"
+        )
     return None
 
 

@@ -18,8 +18,10 @@ from rich.text import Text
 from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import STATES, UNDER_WAY, State, duration, eta_s, judge, metric, step
+from hpctrain.tracking.meta import Uploaded
 
 _ROWS = 40
+_PROBLEMS = 3  # lines about uploads
 _COLUMNS = ("run", "state", "reason", "node", "restarts", "step", "ETA", "metric")
 _REASON_LEAST = 12  # the smallest width of the reason, which is folded
 _REASON = 100  # characters of the reason in the table; --json has all of it, logs even more
@@ -59,6 +61,16 @@ class Row:
         """The seconds that a running run still needs; None if unknown."""
         return eta_s(self.run, self.time) if self.state.name == "running" else None
 
+    @property
+    def upload_problem(self) -> str:
+        """Why the uploader cannot upload, with the cure; "" if nothing is known."""
+        note = Uploaded.read(self.run.path)
+        if note is None or not note.problem:
+            return ""
+        if self.state.name == "running":
+            return note.problem
+        return f"{note.problem}; then `python -m hpctrain sync {self.run.path}` uploads the rest"
+
     def cells(self, metric_name: str = "") -> list[Text]:
         """Return the cells, one for each of _COLUMNS; the metric without `metric_name`."""
         done, left, main_metric = step(self.run), self.eta_s, metric(self.run)
@@ -91,6 +103,7 @@ class Row:
             "step": step(self.run),
             "max_steps": self.run.progress.get("max_steps"),
             "eta_s": self.eta_s,
+            "upload_problem": self.upload_problem,
             "metric": None if main_metric is None else main_metric[0],
             # JSON has no NaN.
             "metrics": {k: v if math.isfinite(v) else None for k, v in values.items()},
@@ -195,7 +208,11 @@ def _table(rows: list[Row], where: str, width: int, *, everything: bool) -> Grou
     table = Table(*(Column(titles[n], no_wrap=n != reason, overflow="fold") for n in kept))
     for row in cells:
         table.add_row(*(row[n] for n in kept))
-    return Group(head, *([table] if shown else []), *([note] if note else []))
+    problems = [(row.run.name, text) for row in shown if (text := row.upload_problem)]
+    lines = [Text(f"{name}: {text}", style="yellow") for name, text in problems[:_PROBLEMS]]
+    if len(problems) > _PROBLEMS:
+        lines.append(Text(f"… {len(problems) - _PROBLEMS} more runs have such a problem (--json)"))
+    return Group(head, *([table] if shown else []), *([note] if note else []), *lines)
 
 
 def _where(options: argparse.Namespace) -> str:

@@ -20,7 +20,7 @@ from hpctrain.config.schema import Config
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.job.requeue import may_requeue, requeue
 from hpctrain.launch.container import leave_note, note_from_env
-from hpctrain.runs import provenance, stop_request
+from hpctrain.runs import lost_checkpoints, provenance, stop_request
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.secrets import mask
 from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
@@ -74,6 +74,10 @@ class Attempt(NoAttempt):
                 code=str(Path(__file__).parents[2]),
             )
             stack.push(self._failed)  # called for every exception from here on
+            lost_checkpoints.refuse(self._config, self._run)
+            if recorded := self._run.read().get("provenance"):
+                provenance.take_over(self._run.provenance, Path(recorded))
+                self._run.update(provenance=None)
             self.tracker = self._build_tracker()
             self.tracker.start(asdict(self._config), self._tags())
             self._say_what_changed()
@@ -151,6 +155,9 @@ class Attempt(NoAttempt):
 
     def _tags(self) -> dict[str, str]:
         return {
+            # MLflow shows the commit only beside a source.
+            "mlflow.source.name": provenance.source(self._run.provenance),
+            "mlflow.source.type": "JOB" if self._ranks.job_id else "LOCAL",
             "mlflow.source.git.commit": provenance.commit(self._run.provenance),
             "hpctrain.version": __version__,
             "hpctrain.launcher": self._ranks.launcher,

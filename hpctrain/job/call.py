@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
-from hpctrain.runs.call import Call, encode, result_file, write_result
+from hpctrain.runs.call import Call, encode, read_results, result_file, write_result
 from hpctrain.secrets import mask
 
 
@@ -19,7 +19,10 @@ def main(argv: list[str]) -> int:
         raise ConfigError("call takes one argument: python -m hpctrain call FOLDER")
     folder = Path(os.path.realpath(argv[0]))
     ranks = RankInfo.from_env()
-    result_file(folder, ranks.rank).unlink(missing_ok=True)  # of a start before a requeue
+    found = read_results(folder, ranks.world_size)
+    if len(found) == ranks.world_size and all("value" in content for _, content in found):
+        return 0  # Slurm has requeued the job although all ranks were done
+    result_file(folder, ranks.rank).unlink(missing_ok=True)
     os.environ.update(torch_variables(ranks))
     try:
         call = Call.read(folder)

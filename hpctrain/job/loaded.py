@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpctrain.checkpoint.manifest import checkpoints, damage, newest_intact
 from hpctrain.config.frozen import load
 from hpctrain.errors import StorageError
 from hpctrain.runs.run_dir import RunDir
@@ -76,7 +77,7 @@ class LoadedRun:
     @cached_property
     def checkpoints(self) -> list[int]:
         """The steps of the checkpoints, in order."""
-        return sorted(int(path.name[5:]) for path in self._run.checkpoints.glob("step-????????"))
+        return sorted(int(path.name[5:]) for path in checkpoints(self._run.checkpoints))
 
     def model(self, step: int | None = None) -> nn.Module:
         """Return the model with the weights of a checkpoint, in eval mode, on the CPU.
@@ -91,18 +92,23 @@ class LoadedRun:
             ConfigError: The model cannot be built.
             StorageError: The checkpoint is missing or damaged.
         """
+        from hpctrain.checkpoint.manifest import newest_intact
         from hpctrain.job.build import _make
-        from hpctrain.job.generate import load_weights, newest_intact
+        from hpctrain.job.generate import load_weights
 
         if step is None:
-            checkpoint = newest_intact(self._run.checkpoints)
+            newest = newest_intact(self._run.checkpoints)
+            if newest is None:
+                raise StorageError(f"{self.path}: no checkpoint is intact")
+            checkpoint = newest
         else:
             checkpoint = self._run.checkpoints / f"step-{step:08d}"
-            if not checkpoint.is_dir():
-                listed = ", ".join(map(str, self.checkpoints)) or "none"
-                raise StorageError(
-                    f"{self.path}: no checkpoint of step {step}; there are: {listed}"
-                )
+            if checkpoint.is_dir() and (problem := damage(checkpoint)):
+                raise StorageError(f"{checkpoint} is not intact: {problem}")
+        if checkpoint is None or not checkpoint.is_dir():
+            listed = ", ".join(map(str, self.checkpoints)) or "none"
+            which = "no checkpoint" + ("" if step is None else f" of step {step}")
+            raise StorageError(f"{self.path}: {which}; there are: {listed}")
         sys.path += [folder for folder in self._code() if folder not in sys.path]
         model: nn.Module = _make("model", self.config.model)
         load_weights(model, checkpoint)

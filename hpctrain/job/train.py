@@ -22,6 +22,7 @@ from hpctrain.job.attempt import Attempt, NoAttempt
 from hpctrain.job.build import build
 from hpctrain.job.requeue import requeue
 from hpctrain.parallel.micro_batches import MicroBatches
+from hpctrain.runs import terminal_log
 from hpctrain.runs.failure import recorded
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.stop_request import stop_file
@@ -57,6 +58,8 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
         # Before the process group ends: the end of this rank lets the others fail.
         recorded(run.path, ranks.job_id, ranks.restart_count),
     ):
+        if not ranks.is_main:  # rank 0 has made the folder
+            terminal_log.keep(run.logs, ranks.launcher, ranks.rank)
         if ranks.is_main:
             count = torch.get_num_threads()
             log.info("%s on %s (torch threads: %d), %s", run.path, device, count, ranks)

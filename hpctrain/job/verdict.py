@@ -67,8 +67,8 @@ def verdict(run: RunDir, code: int, job_id: str, restart_count: int) -> str:
         log.error("%s: the run goes on from its checkpoint of step %d", killed, last)
         return "cancel" if cancelled else "requeue"
     error = (
-        f"{killed}, and no checkpoint was saved since the last restart: not requeued. If the host had "
-        "no memory left, raise launch.mem_gb; `resume` starts the run again"
+        f"{killed}, and no checkpoint was saved since the last restart: not requeued. If the host "
+        "had no memory left, raise launch.mem_gb; `resume` starts the run again"
     )
     run.end_attempt("failed", error=error)
     log.error("%s", error)

@@ -2,7 +2,7 @@
 
     sweeps/2026-01-31_12-00-00/array-0/
         job.sh        the batch script
-        tasks/0 …     links to the run directories, by the number of the array task
+        tasks         the run directories, one on each line, in the order of the array tasks
         batch/        output of the batch script itself
         job_id        the array's job id, as soon as sbatch has printed it
 
@@ -13,6 +13,7 @@ process is killed after that, the next one finds the job in the queue by the scr
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections import deque
@@ -31,6 +32,7 @@ from hpctrain.launch.executor import Executor
 from hpctrain.launch.jobs import LocalRunJob, RunJob
 from hpctrain.launch.queue import Task, me
 from hpctrain.launch.script import sbatch_script
+from hpctrain.launch.site import check_folder
 from hpctrain.runs import provenance
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.snapshot import Snapshot
@@ -99,6 +101,8 @@ class Array:
     def text(self) -> str:
         """Return the text of the batch script."""
         first = self.entries[0]
+        for entry in self.entries:
+            check_folder(entry.config, entry.run.path)
         return sbatch_script(
             first.config,
             self.folder,
@@ -118,19 +122,19 @@ class Array:
             StorageError: There is no permission or no space.
         """
         try:
-            (self.folder / "tasks").mkdir(parents=True)
-            (self.folder / "batch").mkdir()
-            self.script.write_text(self.text())
+            (self.folder / "batch").mkdir(parents=True)
+            self._write_tasks()
             for number, entry in enumerate(self.entries):
                 entry.task = str(self.script), number
-                (self.folder / "tasks" / str(number)).symlink_to(entry.run.path)
             self.freeze(sweep)
         except OSError as error:
             raise StorageError(f"{self.folder}: cannot be written ({error.strerror})") from error
 
     def freeze(self, sweep: dict[str, str] | None) -> None:
         """Write the run directories; runs that have a task get the state "queued"."""
-        content, first = provenance.collect(), None
+        shared = self.folder.parent / "provenance"  # until a run starts and takes it over
+        if self.folder.exists() and not all(entry.keeps_code for entry in self.entries):
+            provenance.store(shared, provenance.collect())
         for entry in self.entries:
             state, submission = entry.before.get("state", "created"), None
             if entry.task:
@@ -143,12 +147,10 @@ class Array:
                 state=state,
                 submission=submission,
                 code=entry.code.digest if entry.code else None,
+                provenance=None if entry.keeps_code else str(shared),
                 # MLflow shows the runs of a sweep under one parent; a run keeps its first parent.
                 **({"sweep": sweep} if sweep and "sweep" not in entry.before else {}),
             )
-            if not entry.keeps_code:
-                provenance.store(entry.run.provenance, content, first)
-                first = first or entry.run.provenance
         sync_file_system(self.entries[0].run.path)
 
     def halve(self, folder: Path) -> Array:
@@ -157,10 +159,14 @@ class Array:
         rest = Array(folder, self.entries[middle:], self.max_running)
         rest.after = self if self.max_running else None
         self.entries = self.entries[:middle]
-        for number in range(middle, middle + len(rest.entries)):
-            (self.folder / "tasks" / str(number)).unlink()
-        self.script.write_text(self.text())
+        self._write_tasks()
         return rest
+
+    def _write_tasks(self) -> None:
+        """Write the script and the list of its run directories."""
+        self.script.write_text(self.text())
+        paths = "".join(f"{entry.run.path}\n" for entry in self.entries)
+        (self.folder / "tasks").write_bytes(os.fsencode(paths))
 
     def submit(self, inherit: list[int]) -> None:
         """Submit the script; store the jobs in the entries and the job id in the file `job_id`.

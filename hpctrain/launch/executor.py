@@ -12,6 +12,7 @@ import os
 import shlex
 import signal
 import subprocess
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,9 @@ class LocalExecutor(submitit.LocalExecutor):  # type: ignore[misc]
         # Ctrl-C reaches every process of the terminal, and submitit's controller would kill the
         # ranks at once. So the controller inherits that SIGINT is ignored, and we send it SIGTERM
         # instead, with which the ranks can save.
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Only the main thread can do that.
+        main = threading.current_thread() is threading.main_thread()
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
         environment = dict(os.environ)
         try:
             if self._code:
@@ -117,6 +120,7 @@ class LocalExecutor(submitit.LocalExecutor):  # type: ignore[misc]
                 os.environ |= {"PYTHONPATH": ":".join(paths), "PYTHONSAFEPATH": "1"}
             return super()._submit_command(command)
         finally:
-            signal.signal(signal.SIGINT, handler)
+            if main:
+                signal.signal(signal.SIGINT, handler)
             os.environ.clear()
             os.environ |= environment

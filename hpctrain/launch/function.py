@@ -85,7 +85,7 @@ def submit(
     )
     try:
         with submit_lock([Path(config.output_dir)]) as locks:
-            for name in ("logs", "results", "tasks", "batch"):
+            for name in ("logs", "results", "batch"):
                 (folder / name).mkdir(parents=True)
             if code:
                 code.write()
@@ -94,7 +94,7 @@ def submit(
                 command = [sys.executable, "-u", "-m", "hpctrain", "call", str(folder)]
                 job_id, process = LocalExecutor(config, folder / "logs", code).start(command)
                 return LocalFunctionJob(folder, job_id, ranks, process)
-            (folder / "tasks" / "0").symlink_to("..")
+            (folder / "tasks").write_bytes(os.fsencode(f"{folder}\n"))
             (folder / "job.sh").write_text(script)
             array = Executor(folder / "job.sh", config, locks).submit_script()
             write_atomically(folder / "job_id", array + "\n")

@@ -242,6 +242,8 @@ class RunJob(_RunJob, SlurmJob):  # type: ignore[misc]
     def state(self) -> str:
         """Slurm's word, such as PENDING or RUNNING; UNKNOWN if neither it nor run.json tells."""
         recorded = self._recorded()
+        if not self._job_id and self.run.is_locked():
+            return "RUNNING"
         if recorded == "finished" or not self._job_id:
             return _STATES.get(recorded, "UNKNOWN")
         state = self.watcher.get_state(self._job_id)

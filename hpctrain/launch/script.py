@@ -1,9 +1,8 @@
 """The text of the batch script of a job array. Nothing here reads or writes a file.
 
-Each array task finds its run directory through a link whose name is the task number. So the script
-contains no names that a shell could misread:
+Each array task finds its run directory in the list beside the script, by its number:
 
-    array-0/job.sh   array-0/tasks/0 -> runs/digits-3fa92c1b   array-0/tasks/1 -> …
+    array-0/job.sh   array-0/tasks: /home/me/runs/digits-3fa92c1b, /home/me/runs/digits-…
 """
 
 from __future__ import annotations
@@ -65,8 +64,8 @@ def sbatch_script(
     Args:
         config: The config of any of the runs; the sections `launch` and `site` and the paths are
             used.
-        folder: The absolute path of the array's folder. It contains the links `tasks/0` …
-            `tasks/COUNT-1` to the run directories, and `batch` for the output of the script itself.
+        folder: The absolute path of the array's folder. It contains the list `tasks` of COUNT run
+            directories, and the folder `batch` for the output of the script itself.
         count: The number of array tasks.
         pythonpath: Folders of a code snapshot; Python imports from these first.
         max_running: How many tasks may run at a time; None means no limit.
@@ -89,7 +88,8 @@ def sbatch_script(
         *_teardown(config),
         *_setup(config),
         *_snapshot(config, pythonpath),
-        f'\nrun={shlex.quote(str(folder / "tasks"))}/"$SLURM_ARRAY_TASK_ID"',
+        f'\nrun=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {shlex.quote(str(folder / "tasks"))})',
+        '[[ -d ${run:?is not in the list} && -d $run/logs ]] || mkdir "$run/logs"',
     ]
     return "\n".join([*parts, *_srun(config, folder, pythonpath, command)]) + "\n"
 

@@ -22,6 +22,7 @@ from hpctrain.config.schema import Config
 from hpctrain.disk import write_atomically
 from hpctrain.errors import HpctrainError, LaunchError, StorageError
 from hpctrain.launch import arrays, local, nodes, queue, slurm, wait
+from hpctrain.launch.adopt import adopt
 from hpctrain.launch.apart import name_apart
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.changes import say_changes
@@ -32,6 +33,7 @@ from hpctrain.launch.submit_lock import LOCK, submit_lock
 from hpctrain.launch.table import runs, say, show
 from hpctrain.runs import snapshot
 from hpctrain.runs.freeze import check, freeze
+from hpctrain.runs.lost_checkpoints import may_start_again
 from hpctrain.tracking import store
 
 _WHERE = {
@@ -107,6 +109,8 @@ class Sweep:
                 say(note, style="yellow")
         left = self._queue(self.entries, cluster)
         self._write_list()
+        if self._sweep:
+            self._adoption = adopt(self.entries, self._sweep, self.folder)
         if not cluster:
             for entry in self.entries:
                 if entry.state == "frozen":
@@ -138,6 +142,11 @@ class Sweep:
     def jobs(self) -> list[RunJob | LocalRunJob]:
         """Return the jobs of submitit for the runs, in the order of `add`."""
         return [entry.handle or _job_of(entry) for entry in self.entries]
+
+    @property
+    def _sweep(self) -> dict[str, str] | None:
+        """Uid and name of the parent run in MLflow; a single run has none."""
+        return self.parent or (self._fresh if len(self.entries) > 1 else None)
 
     def _any(self, key: str) -> bool:
         """Return whether `launch.KEY` is true for at least one run; then it holds for all."""
@@ -276,7 +285,6 @@ class Sweep:
             self._discard()
             raise
         _prepare_tracking(todo)
-        sweep = self.parent or (self._fresh if len(self.entries) > 1 else None)
         archived: dict[Path, Path] = {}
         try:
             todo = self._replace(todo)
@@ -284,17 +292,18 @@ class Sweep:
                 if code.write():
                     self._new_code.append(code.path)
             for entry in todo:
-                if entry.again:
+                if entry.again or may_start_again(entry.config, entry.run):
                     archived[entry.run.path] = entry.run.archive()
-                    entry.before, entry.again = {}, False
+                    # A new directory has no provenance yet, also if it keeps the code.
+                    entry.before, entry.again, entry.keeps_code = {}, False, False
             if cluster and todo:
                 planned = arrays.plan(todo, self.folder, slurm.max_array_size(), in_queue)
-                return arrays.submit(planned, sweep, self._locks, self._write_list)
+                return arrays.submit(planned, self._sweep, self._locks, self._write_list)
             for entry in todo:
                 freeze(entry.config, entry.run)
                 entry.state = "frozen"
-                if sweep and "sweep" not in entry.before:
-                    entry.run.update(sweep=sweep)
+                if self._sweep and "sweep" not in entry.before:
+                    entry.run.update(sweep=self._sweep)
             return []
         except UnreachableError:
             raise

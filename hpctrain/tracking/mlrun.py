@@ -103,6 +103,11 @@ class MlflowRun:
         self.position = int(run.data.tags.get(_POSITION, 0))
         self.params: dict[str, str] = dict(run.data.params)
         self.tags: dict[str, str] = dict(run.data.tags)
+        if self._parent_id and _PARENT not in self.tags:
+            # The run was made before its sweep. It may be the last of the sweep's runs.
+            self._call(self._client.set_tag, self.run_id, _PARENT, self._parent_id)
+            if run.info.status != "RUNNING":
+                self._end_parent(run.info.end_time or _milliseconds(start_time))
 
     def log_points(self, points: list[Point], position: int) -> None:
         """Log metrics, then store the position."""
@@ -161,11 +166,14 @@ class MlflowRun:
         """Set the final status; end the sweep too if no other run of it is RUNNING."""
         self._call(self._client.set_terminated, self.run_id, status, _milliseconds(end_time))
         if self._parent_id:
-            query = f"tags.`{_PARENT}` = '{self._parent_id}' and attributes.status = 'RUNNING'"
-            if not self._call(self._client.search_runs, [self.experiment_id], query, max_results=1):
-                ended = self._parent_id, "FINISHED", _milliseconds(end_time)
-                with suppress(DeletedError):
-                    self._call(self._client.set_terminated, *ended)
+            self._end_parent(_milliseconds(end_time))
+
+    def _end_parent(self, end_time: int) -> None:
+        """End the sweep, at `end_time` in milliseconds, unless a run of it is RUNNING."""
+        query = f"tags.`{_PARENT}` = '{self._parent_id}' and attributes.status = 'RUNNING'"
+        if not self._call(self._client.search_runs, [self.experiment_id], query, max_results=1):
+            with suppress(DeletedError):
+                self._call(self._client.set_terminated, self._parent_id, "FINISHED", end_time)
 
     def _open_parent(self, start_time: float) -> str:
         """Return the id of the MLflow run that stands for the sweep."""

@@ -102,7 +102,9 @@ def sync(
 def is_uploaded(run_dir: Path, meta: Meta) -> bool:
     """Return whether everything is in the store of `meta`, according to `uploaded.json`."""
     note = Uploaded.read(run_dir)
-    if note is None or note.problem or (note.uri, note.uid) != (meta.uri, meta.uid):
+    if note is None or note.problem:
+        return False
+    if (note.uri, note.uid, note.parent_uid) != (meta.uri, meta.uid, meta.parent_uid):
         return False
     return not read(journal_path(run_dir), note.offset, limit=1)[0]
 

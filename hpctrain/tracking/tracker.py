@@ -218,9 +218,9 @@ class JournalTracker:
                 if waited > _SILENT_S and not told:
                     told = True
                     log.info(
-                        "waiting up to %g s until the last %s points are in MLflow "
+                        "waiting up to %g s until %s in MLflow "
                         "(tracking.drain_s; Ctrl-C ends the wait)",
-                        *(self._drain, f"{self._points_left():,}"),
+                        *(self._drain, self._left()),
                     )
                 time.sleep(0.02)
         code = uploader.poll()
@@ -234,17 +234,18 @@ class JournalTracker:
         else:
             why = f"the uploader ended with {code}, see {self._log_path}"
         log.warning(
-            "%s points are not in MLflow yet (%s); nothing is lost: "
+            "%s not in MLflow yet (%s); nothing is lost: "
             "`python -m hpctrain sync %s` uploads the rest",
-            *(f"{self._points_left():,}", why, self._run_dir),
+            *(self._left(), why, self._run_dir),
         )
 
-    def _points_left(self) -> int:
-        """Return the number of metric values that are not in the store yet."""
+    def _left(self) -> str:
+        """Return what is not in the store yet, with a verb: `7 points are`, `the end is`."""
         note = Uploaded.read(self._run_dir)
         ours = note is not None and note.uri == self._uri
         records = read_all(self._journal.path, note.offset if note and ours else 0)
-        return sum(len(r.body["metrics"]) for r in records if r.body["kind"] == "metrics")
+        points = sum(len(r.body["metrics"]) for r in records if r.body["kind"] == "metrics")
+        return f"{points:,} points are" if points else "the end of the run is"
 
     @property
     def _log_path(self) -> Path:

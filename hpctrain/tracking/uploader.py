@@ -121,6 +121,9 @@ class Uploader:
         end = self.scan()
         if end == self.position and self._run:
             return 0
+        meta = Meta.read(self.run_dir)
+        if meta.parent_uid != self._meta.parent_uid:  # a sweep has adopted the run
+            self._meta, self._run = meta, None
         run = self._open()
         begin = self.position
         for record in read_all(self._path, begin, end):
@@ -263,9 +266,10 @@ class Uploader:
             self._write_uploaded(run.run_id)
 
     def _write_uploaded(self, run_id: str, problem: str = "") -> None:
-        uri, uid = self._meta.uri, self._meta.uid
+        uri, uid, parent = self._meta.uri, self._meta.uid, self._meta.parent_uid
         experiment_id = self._run.experiment_id if self._run else ""
-        Uploaded(uri, uid, experiment_id, run_id, self.position, problem).write(self.run_dir)
+        note = Uploaded(uri, uid, experiment_id, run_id, self.position, parent, problem)
+        note.write(self.run_dir)
         self._next_note = time.monotonic() + 1.0
 
 

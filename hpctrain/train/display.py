@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from typing import Protocol
+from collections.abc import Mapping
+from typing import ClassVar, Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -60,13 +61,16 @@ class NoDisplay:
 class Lines(NoDisplay):
     """One log line per report, with the time that is left."""
 
+    extra: ClassVar[Mapping[str, object]] = {}  # attributes of the log records
+
     def start(self, step: int, max_steps: int) -> None:  # noqa: D102
         self._first, self._max, self._started = step, max_steps, time.monotonic()
 
     def report(self, step: int, metrics: dict[str, float]) -> None:  # noqa: D102
         rate = (time.monotonic() - self._started) / max(1, step - self._first)
         left = time.strftime("%H:%M:%S", time.gmtime(rate * (self._max - step)))
-        log.info("step %d/%d  %s  ETA %s", step, self._max, describe(metrics), left)
+        values = step, self._max, describe(metrics), left
+        log.info("step %d/%d  %s  ETA %s", *values, extra=self.extra)
 
 
 class _NoteColumn(ProgressColumn):
@@ -76,10 +80,13 @@ class _NoteColumn(ProgressColumn):
         return Text(task.fields["note"], no_wrap=True, overflow="ellipsis")
 
 
-class Bar(NoDisplay):
-    """A rich progress bar on standard error."""
+class Bar(Lines):
+    """A rich progress bar on standard error; the lines go only to the log file of the run."""
+
+    extra: ClassVar[Mapping[str, object]] = {"on_bar": True}
 
     def start(self, step: int, max_steps: int) -> None:  # noqa: D102
+        super().start(step, max_steps)
         console = Console(stderr=True)
         fixed = Column(no_wrap=True)
         self._progress = Progress(
@@ -99,6 +106,7 @@ class Bar(NoDisplay):
         self._progress.update(self._task, completed=step)
 
     def report(self, step: int, metrics: dict[str, float]) -> None:  # noqa: D102
+        super().report(step, metrics)
         self._note |= metrics
         self._progress.update(self._task, note=describe(self._note))
 

@@ -3,6 +3,7 @@
 import argparse
 import io
 import json
+import logging
 import math
 import os
 import signal
@@ -22,14 +23,16 @@ from hpctrain.commands import checkpoints, gc
 from hpctrain.commands import status as status_module
 from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.fault import find_fault, tail
+from hpctrain.commands.files import rank_logs
 from hpctrain.commands.select import select
 from hpctrain.commands.state import State, duration, eta_s, judge
 from hpctrain.commands.status import Row, _table
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.faults.stop import Stop
 from hpctrain.launch.queue import Ended, Job, jobs_of
-from hpctrain.runs import stop_request
+from hpctrain.runs import stop_request, terminal_log
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.tracking.meta import Uploaded
 from hpctrain.train.display import NoDisplay
 from hpctrain.train.progress_file import ProgressFile
 from tests import forkserver
@@ -246,7 +249,11 @@ def test_a_sweep_whose_submission_was_cut_off_and_that_has_moved(tmp_path: Path)
     run = make_run(tmp_path)
     tasks = tmp_path / "sweeps" / "2026" / "array-0" / "tasks"
     tasks.mkdir(parents=True)
-    (tasks / "0").symlink_to(f"/before/it/moved/{run.name}")
+    (tasks / "0").symlink_to(f"/before/it/moved/{run.name}")  # as older releases did
+    assert select(tmp_path, ["2026"]) == [run]
+    (tasks / "0").unlink()
+    tasks.rmdir()
+    tasks.write_text(f"/before/it/moved/{run.name}\n")
     assert select(tmp_path, ["2026"]) == [run]
 
 
@@ -272,6 +279,52 @@ def test_status_of_runs_that_end_here(train: Train, tmp_path: Path, no_slurm: No
     shown = run_module("hpctrain", "status", cwd=tmp_path).stdout
     assert "3 runs in runs" in shown
     assert "1 failed, 1 damaged, 1 finished" in shown
+    # Their logs are kept, though they were started in a terminal.
+    name = Path(finished["run"]).name
+    log = run_module("hpctrain", "logs", name, cwd=tmp_path)
+    assert f"{name}/logs/terminal_1.rank0.log <==" in log.stderr
+    assert "step 3/3  loss" in log.stdout
+    log = run_module("hpctrain", "logs", Path(failed["run"]).name, cwd=tmp_path)
+    assert "rank 0 says:" in log.stdout
+    assert "terminal_1.rank0.log" in log.stdout
+    assert "error: model._target_" in log.stdout
+
+
+def test_a_run_that_is_deleted_in_mlflow_says_so(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, f"digits-0000000{n}", state="finished") for n in range(6)]
+    for run in runs[1:]:
+        Uploaded("http://h:1", "u", "1", "2", 3, "the run is deleted").write(run)
+    rows = [Row(facts, State("finished"), NOW) for facts in map(Facts.read, runs)]
+    console = Console(width=400, file=io.StringIO())
+    console.print(_table(rows, " in runs", 400, everything=False))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    cure = f"the run is deleted; then `python -m hpctrain sync {runs[1]}` uploads the rest"
+    assert f"{runs[1].name}: {cure}" in lines
+    assert lines[-1] == "… 2 more runs have such a problem (--json)"
+    assert [row.facts()["upload_problem"] for row in rows[:2]] == ["", cure]
+    assert Row(rows[1].run, State("running"), NOW).upload_problem == "the run is deleted"
+
+
+def test_attempts_and_ranks_in_a_terminal_have_logs_of_their_own(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    root, before = logging.getLogger(), list(logging.getLogger().handlers)
+    try:
+        for rank, text in ((0, "first"), (0, "second"), (1, "beside")):
+            terminal_log.keep(run / "logs", "torchrun", rank)
+            terminal_log.write(f"{text}\n")
+            root.handlers.pop().close()
+        terminal_log.keep(run / "logs", "slurm", 0)
+        terminal_log.keep(run / "absent", "single", 0)
+        assert root.handlers == before
+    finally:
+        root.handlers[:] = before
+    logs = rank_logs(Facts.read(run))
+    assert {rank: path.name for rank, path in logs.items()} == {
+        0: "terminal_2.rank0.log",
+        1: "terminal_1.rank1.log",
+    }
+    assert [path.read_text() for path in logs.values()] == ["second\n", "beside\n"]
 
 
 def test_names_and_errors_are_no_markup(tmp_path: Path, no_slurm: None) -> None:

@@ -177,6 +177,20 @@ def read_arrow() -> dict[str, Samples]:
     return of_table(found)
 
 
+def make_saved() -> None:
+    import datasets
+
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_dict({"i": list(range(40)), "s": TEXTS}).save_to_disk("saved")
+
+
+def read_saved() -> dict[str, Samples]:
+    import pyarrow as pa
+
+    with pa.ipc.open_stream("saved/data-00000-of-00001.arrow") as file:
+        return of_table(file.read_all())
+
+
 def of_table(found: Any) -> dict[str, Samples]:
     columns = {name: found[name].to_pylist() for name in found.column_names}
     return {
@@ -235,18 +249,19 @@ def make_tar() -> None:
 
 
 def read_tar() -> dict[str, Samples]:
-    found: dict[str, list[Any]] = {"array": [], "label": [], "text": []}
+    samples: dict[str, dict[str, Any]] = {}
     with tarfile.open("x.tar") as tar:
         for member in tar:
             content = tar.extractfile(member).read()  # type: ignore[union-attr]
-            kind = member.name.rpartition(".")[2].lower()
+            key, point, kind = member.name.partition(".")
             if kind == "npy":
-                found["array"].append(np.load(io.BytesIO(content)))
+                samples.setdefault(key, {})["array"] = np.load(io.BytesIO(content))
             elif kind == "cls":
-                found["label"].append(np.array(int(content)))
-            else:
-                found["text"].append(content)
-    return found
+                samples.setdefault(key, {})["label"] = np.array(int(content))
+            elif point:  # a member without a kind belongs to no sample
+                samples.setdefault(key, {})["text"] = content
+    first, *_ = samples.values()
+    return {name: [sample[name] for sample in samples.values()] for name in first}
 
 
 def image(suffix: str, **options: Any) -> Callable[[], None]:
@@ -358,6 +373,13 @@ CASES = {
     "parquet": Case(make_parquet, "x.parquet", ("table", "x.parquet"), read_parquet),
     "arrow": Case(arrow("file"), "x.arrow", ("table", "x.arrow"), read_arrow),
     "arrow stream": Case(arrow("stream"), "x.arrow", ("table", "x.arrow"), read_arrow),
+    "huggingface": Case(
+        make_saved, "saved/data-00000-of-00001.arrow", ("huggingface", "saved"), read_saved
+    ),
+    "huggingface state": Case(make_saved, "saved/state.json", ("huggingface", "saved"), read_saved),
+    "huggingface info": Case(
+        make_saved, "saved/dataset_info.json", ("huggingface", "saved"), read_saved
+    ),
     "mds": Case(mds(False), "mds/a.mds", ("mds", "mds")),
     "mds gz": Case(mds(True), "mds/a.mds.gz", ("mds", "mds")),
     "mds index": Case(mds(False), "mds/index.json", ("mds", "mds"), named=("mds",)),

@@ -178,6 +178,7 @@ def test_a_damaged_file(name):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
 def test_many_damaged_files(name):

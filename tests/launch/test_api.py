@@ -141,13 +141,14 @@ def test_a_call_expands_and_refuses_as_the_command_line(where: list[str], tmp_pa
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_function_runs_here_without_a_cluster(where: list[str], tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("import os\ndef rank(x): return x, os.environ['RANK']\n")
-    sys.path.insert(0, str(tmp_path))
-    try:
-        from mine import rank  # type: ignore[import-not-found]
-    finally:
-        sys.path.remove(str(tmp_path))
+def test_a_function_runs_here_without_a_cluster(
+    where: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "import os\ndef rank(x): return x, os.environ['RANK']\n"
+    (tmp_path / "function_of_a_user.py").write_text(program)
+    monkeypatch.syspath_prepend(tmp_path)
+    from function_of_a_user import rank  # type: ignore[import-not-found]
+
     place = [where[2], "launch.snapshot=off"]
     job = hpctrain.submit_function(rank, (1, 2), tasks_per_node=2, overrides=place)
     assert job.results() == [((1, 2), "0"), ((1, 2), "1")]

@@ -1,7 +1,6 @@
 """hpctrain from Python on a real Slurm: jobs of submitit, and functions as ranks."""
 
 import asyncio
-import sys
 from pathlib import Path
 
 import pytest
@@ -36,10 +35,10 @@ def test_runs_and_functions_are_jobs_of_submitit(
     digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All jobs are queued at once, so that they run side by side."""
-    (tmp_path / "my_functions.py").write_text(FUNCTIONS)
+    (tmp_path / "functions_of_a_user.py").write_text(FUNCTIONS)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    import my_functions  # type: ignore[import-not-found]
+    monkeypatch.syspath_prepend(tmp_path)
+    import functions_of_a_user as functions  # type: ignore[import-not-found]
 
     output = f"output_dir={tmp_path}/runs"
     where = ["experiment=digits", f"data.path={digits}", output, "tracking=off"]
@@ -47,9 +46,9 @@ def test_runs_and_functions_are_jobs_of_submitit(
     good, bad = hpctrain.submit(*where, *size, "model.in_features=64,3")
     (held,) = hpctrain.submit(*where, "seed=7", "+site.sbatch.hold=true")
     total = hpctrain.submit_function(
-        my_functions.total, 10, scale=2, nodes=2, tasks_per_node=2, overrides=[output]
+        functions.total, 10, scale=2, nodes=2, tasks_per_node=2, overrides=[output]
     )
-    broken = hpctrain.submit_function(my_functions.broken, 1, nodes=2, overrides=[output])
+    broken = hpctrain.submit_function(functions.broken, 1, nodes=2, overrides=[output])
 
     assert isinstance(good, submitit.SlurmJob)
     assert {good.job_id, bad.job_id, held.job_id, total.job_id} < set(cluster.queue())

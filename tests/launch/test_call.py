@@ -96,6 +96,8 @@ def test_a_rank_writes_its_result_or_its_traceback(
     assert (rank, content["value"]) == (0, 3)
     assert os.environ["WORLD_SIZE"] == "1"
     Call.of(fail, (), {}).write(tmp_path, None)
+    assert main([str(tmp_path)]) == 0  # a requeued job whose ranks were done runs nothing
+    (tmp_path / "results" / "0.json").unlink()
     assert main([str(tmp_path)]) == 1
     ((_, content),) = read_results(tmp_path, 1)
     assert "as asked" in content["error"]

@@ -49,7 +49,12 @@ def srun_words(text: str) -> list[str]:
 def run_in_bash(
     text: str, folder: Path, srun: str = "exit 0", **commands: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script in bash; `srun` and so on replace the real commands."""
+    """Run a script in bash; `srun` and so on replace the real commands.
+
+    The first line of the list of run directories is `a run` in the folder.
+    """
+    (folder / "a run" / "logs").mkdir(parents=True)
+    commands = {"sed": f"[[ $2 == 1p ]] && echo '{folder}/a run'"} | commands
     folder_of_commands = folder / "bin"
     folder_of_commands.mkdir()
     for name, line in {"srun": srun, **commands}.items():
@@ -111,7 +116,8 @@ def test_the_script_says_what_was_asked() -> None:
     words = srun_words(text)
     for word in ("--cpus-per-task=3", "--gpus-per-node=4", "--cpu-bind=cores", "--mpi=none"):
         assert word in words
-    assert "run='/runs/my sweep/array-0/tasks'/\"$SLURM_ARRAY_TASK_ID\"" in text.splitlines()
+    listed = "sed -n \"$((SLURM_ARRAY_TASK_ID + 1))p\" '/runs/my sweep/array-0/tasks'"
+    assert f"run=$({listed})" in text.splitlines()
     assert words[-6:] == [sys.executable, "-u", "-m", "hpctrain", "run", '"$run"']
 
 
@@ -277,7 +283,7 @@ def test_what_becomes_of_a_job_whose_ranks_have_ended(
 ) -> None:
     monkeypatch.setattr(sys, "executable", "my python")
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "9")
-    asked = f"-m hpctrain.job.verdict {FOLDER}/tasks/0 {code}"
+    asked = f"-m hpctrain.job.verdict {tmp_path}/a run {code}"
     commands = {
         "my python": f'[[ "$*" == "{asked}" ]] && echo {verdict}',
         "squeue": f"echo {state}",

@@ -220,6 +220,8 @@ def test_provenance_names_commit_changes_and_packages(project: Path, tmp_path: P
     provenance.store(folder, content)
     assert provenance.changes(folder) == []
     assert provenance.commit(folder) == facts["commit"] + "-dirty"
+    assert provenance.source(folder) == "https://example.org/x.git"
+    assert provenance.source(tmp_path / "absent") == "hpctrain"
     (folder / "packages.txt").write_text(
         content["packages.txt"].replace("\nhydra_core==", "\nhydra_core==0.")
     )
@@ -356,9 +358,10 @@ def test_repositories_inside_and_links_are_copied_as_they_are(
 
 
 def test_a_sweep_over_resources_has_an_array_and_a_name_for_each(
-    train: Train, tmp_path: Path
+    train: Train, tmp_path: Path, no_sbatch: dict[str, str]
 ) -> None:
-    done = train("-m", "seed=1,2", "launch.nodes=1,2,4", "launch.dry_run=true")
+    shape = ("launch.nodes=1,2,4", "launch.dry_run=true", "launch.snapshot=off")
+    done = train("-m", "seed=1,2", *shape, **no_sbatch)
     nodes = [line for line in done.stdout.splitlines() if line.startswith("#SBATCH --nodes")]
     assert nodes == [f"#SBATCH --nodes={count}" for count in (1, 2, 4)]
     assert done.stdout.count("#SBATCH --array=0-1\n") == 3

@@ -4,7 +4,7 @@ import gzip
 import io
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import PurePath
 from typing import Any, BinaryIO, cast
@@ -67,6 +67,24 @@ def open_parquet(path: str) -> Iterator[Any]:
             yield table
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {one_line(error)}") from None
+
+
+def parquet_batches(
+    table: Any, path: str, count: int, groups: Sequence[int], columns: Sequence[str]
+) -> Iterator[Any]:
+    """Yield the rows of some row groups as batches of at most `count` rows.
+
+    Raises:
+        DataError: There are fewer or more rows than the file says: Arrow skips damaged pages.
+    """
+    left = sum(table.metadata.row_group(group).num_rows for group in groups)
+    for batch in table.iter_batches(count, row_groups=list(groups), columns=list(columns)):
+        left -= batch.num_rows
+        yield batch
+    if left:
+        raise DataError(
+            f"{path} is damaged: {abs(left)} rows {'are missing' if left > 0 else 'are too many'}"
+        )
 
 
 def one_line(error: Exception) -> str:

@@ -10,6 +10,7 @@ list of any of these      variable-length
 dictionary-encoded        the field of the values
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import ConfigError, DataError
 
 CODES = "int32"  # dtype of the codes of categories
+WHOLE = re.compile(r"[+-]?\d{1,300}")
 SHOWN = 60  # characters of a value in a message
 
 
@@ -92,6 +94,9 @@ class Column:
                 value = pa.scalar(null).cast(kind)
             except (pa.ArrowException, ValueError):
                 raise ConfigError(f"--null {name}={null}: that is no {kind}") from None
+            floating = pa.types.is_floating(kind)
+            if floating and WHOLE.fullmatch(null) and value.as_py() != int(null):
+                raise ConfigError(f"--null {name}={null}: a {kind} would round it")
         return cls(name, kind, field, cast, value, categories)
 
     def problems(self, array: Any) -> dict[int, str]:
@@ -126,7 +131,7 @@ class Column:
         if values.dtype == np.uint64 and not self.cast:
             add(values > np.uint64(2**63 - 1), ": {} is beyond int64, the largest integer type")
         elif self.cast:
-            add(_lost(values, np.dtype(self.cast)), f": {{}} is not possible in {self.cast}")
+            add(lost(values, np.dtype(self.cast)), f": {{}} is not possible in {self.cast}")
         return found
 
     def values(self, array: Any) -> Array | Ragged:
@@ -280,10 +285,10 @@ def _numbers(array: Any) -> Array:
     return values.view(np.uint8) if values.dtype == bool else values
 
 
-def _lost(values: Array, to: np.dtype[Any]) -> Array:
+def lost(values: Array, to: np.dtype[Any]) -> Array:
     """Return a mask of the numbers that `to` cannot hold: too large, or it would round them."""
     if values.dtype == to:
-        return np.zeros(len(values), bool)
+        return np.zeros(values.shape, bool)
     bad: Array
     with np.errstate(all="ignore"):
         if to.kind == "f" and values.dtype.kind == "f":
@@ -303,7 +308,7 @@ def _lost(values: Array, to: np.dtype[Any]) -> Array:
             bad = ~fits | (np.floor(wide) != wide)
             return bad
     lowest = np.iinfo(values.dtype)
-    bad = np.zeros(len(values), bool)
+    bad = np.zeros(values.shape, bool)
     if info.min > lowest.min:
         bad |= values < info.min
     if info.max < lowest.max:

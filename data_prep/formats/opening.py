@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Any, BinaryIO, cast
 
 from data_prep.formats.files import LinesOf, Part
-from hpctrain.errors import DataError
+from hpctrain.errors import ConfigError, DataError
 
 BUFFER = 2**20
 # Size of text relative to its compressed file: an estimate, only used for the size of the shards.
@@ -85,6 +85,17 @@ def parquet_batches(
         raise DataError(
             f"{path} is damaged: {abs(left)} rows {'are missing' if left > 0 else 'are too many'}"
         )
+
+
+@contextmanager
+def naming(paths: Sequence[str]) -> Iterator[None]:
+    """Add the first of these files to the message of an error that names none of them."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        if any(path in str(error) for path in paths):
+            raise
+        raise type(error)(f"{paths[0]}: {error}") from None
 
 
 def one_line(error: Exception) -> str:

@@ -1,10 +1,13 @@
 """Tables in CSV, Parquet and Arrow files: their schema, their parts, and their rows.
 
-A CSV file with quotes is a single part, because a line may be only a part of a row.
+A CSV file with quotes is a single part, because a line may be only a part of a row; and so is one
+in UTF-16, where the byte 10 does not always end a line.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from operator import add
 from pathlib import PurePath
@@ -12,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats.csv_files import Csv, Rows, csv_rows, first_rows, has_quotes
+from data_prep.formats.csv_files import Csv, Rows, csv_rows, first_rows, may_be_cut
 from data_prep.formats.files import Part, ranges
 from data_prep.formats.opening import GROWTH, one_line, open_parquet, parquet_batches, pyarrow
 from data_prep.source import BLOCK_BYTES, SourceFile
@@ -28,6 +31,25 @@ SUFFIXES = {
     ".ipc": "arrow",
 }
 PATTERNS = ("*.csv", "*.csv.gz", "*.tsv", "*.tsv.gz", *(f"*{s}" for s in list(SUFFIXES)[2:]))
+
+
+@dataclass(frozen=True)
+class RowNames(Sequence[str]):
+    """The name of each sample of a block in messages: the number of its row in the file.
+
+    Attributes:
+        rows: The row of each sample in its batch.
+        number: Returns the number in the file of a row of the batch.
+    """
+
+    rows: Sequence[int]
+    number: Callable[[int], int]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, sample: Any) -> Any:
+        return f"row {self.number(int(self.rows[sample]))}"
 
 
 def format_of(path: str) -> str:
@@ -59,7 +81,7 @@ def schema_of(path: str, csv: Csv) -> tuple[Any, Any]:
             schema = reader.schema
     else:
         schema, first = first_rows(path, csv)
-    twice = {name for name in schema.names if schema.names.count(name) > 1}
+    twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
         raise DataError(f"{path} has {len(twice)} columns twice, such as {min(twice)!r}")
     return schema, first
@@ -82,7 +104,7 @@ def parts_of(file: SourceFile, nbytes: int, csv: Csv) -> Iterator[tuple[Part, in
             yield Part(path), file.size
     elif PurePath(path).suffix in GROWTH:
         yield Part(path), int(file.size * GROWTH[PurePath(path).suffix])
-    elif file.size <= nbytes or (csv.quotes and has_quotes(path)):
+    elif file.size <= nbytes or not may_be_cut(path, csv):
         yield Part(path), file.size
     else:
         for start, stop in ranges(file.size, nbytes):

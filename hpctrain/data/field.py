@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from hpctrain.errors import DataError
@@ -69,7 +69,7 @@ class Field:
 
     def as_json(self) -> dict[str, Any]:
         """Return what the index holds of the field."""
-        values = asdict(self)
+        values = {key: getattr(self, key) for key in self.__slots__}
         return {
             key: value
             for key, value in values.items()

@@ -3,6 +3,7 @@
 `CASES` has the cases by their names. Files are made once, and are the same in each run.
 """
 
+import csv
 import gzip
 import hashlib
 import io
@@ -134,6 +135,17 @@ def read_zarr() -> dict[str, Samples]:
 
 
 # Tables
+
+
+def make_csv() -> None:
+    rows = [f"{i},{i / 8},{text}" for i, text in enumerate(TEXTS)]
+    Path("x.csv").write_text("\n".join(["i,f,s", *rows, ""]))
+
+
+def read_csv() -> dict[str, Samples]:
+    with open("x.csv", encoding="utf-8", newline="") as file:
+        header, *rows = csv.reader(file)
+    return dict(zip(header, map(list, zip(*filter(None, rows), strict=True)), strict=True))
 
 
 def table() -> Any:
@@ -370,6 +382,7 @@ CASES = {
     "zarr 2 chunk": Case(zarr(2), "x.zarr/1.0", (*ARRAY, "x=x.zarr"), read_zarr),
     "zarr 3 metadata": Case(zarr(3), "x.zarr/zarr.json", (*ARRAY, "x=x.zarr"), read_zarr),
     "zarr 3 chunk": Case(zarr(3), "x.zarr/c/1/0", (*ARRAY, "x=x.zarr"), read_zarr),
+    "csv": Case(make_csv, "x.csv", ("table", "x.csv"), read_csv),
     "parquet": Case(make_parquet, "x.parquet", ("table", "x.parquet"), read_parquet),
     "arrow": Case(arrow("file"), "x.arrow", ("table", "x.arrow"), read_arrow),
     "arrow stream": Case(arrow("stream"), "x.arrow", ("table", "x.arrow"), read_arrow),

@@ -8,10 +8,12 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,23 +38,17 @@ class Case:
         args: The command line, without OUT.
         read: Returns what another library reads from the files, by field, or raises an error. None:
             the format has checksums, so that the samples are the original ones or refused.
-        named: What a refusal has to name, besides the target.
     """
 
     make: Callable[[], None]
     target: str
     args: tuple[str, ...]
     read: Callable[[], Mapping[str, Samples]] | None = None
-    named: tuple[str, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @cache
 def files(name: str) -> dict[str, bytes]:
     """Return the files of a case, by their paths."""
-    import os
-    import tempfile
-
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
@@ -395,7 +391,7 @@ CASES = {
     ),
     "mds": Case(mds(False), "mds/a.mds", ("mds", "mds")),
     "mds gz": Case(mds(True), "mds/a.mds.gz", ("mds", "mds")),
-    "mds index": Case(mds(False), "mds/index.json", ("mds", "mds"), named=("mds",)),
+    "mds index": Case(mds(False), "mds/index.json", ("mds", "mds")),
     "webdataset": Case(make_tar, "x.tar", ("webdataset", "x.tar"), read_tar),
     "png": Case(image("png"), "in/a/1.png", ("images", "in")),
     "jpeg": Case(image("jpg"), "in/a/1.jpg", ("images", "in"), read_images("jpg")),

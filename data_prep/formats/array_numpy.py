@@ -33,6 +33,7 @@ except Undecodable:
 
 STRIDE = 2**14  # bytes: runs closer together than this are read with the bytes between them
 STRIP_BYTES = 8 * 2**20  # size of such a read
+VERSIONS = ((1, 0), (2, 0), (3, 0))  # of a .npy file
 CHECKED_BYTES = 2**20  # bytes that are read at once for a checksum
 
 
@@ -252,6 +253,8 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         version = np.lib.format.read_magic(file)
     except ValueError:
         raise ValueError("it does not begin as a NumPy file does") from None
+    if version not in VERSIONS:
+        raise ValueError(f"its format is of version {version[0]}.{version[1]}, not 1.0 to 3.0")
     read = np.lib.format.read_array_header_1_0
     if version > (1, 0):
         read = np.lib.format.read_array_header_2_0

@@ -26,11 +26,12 @@ class Written:
     """
 
     def __init__(self, dataset: h5py.Dataset) -> None:
-        self._dataset = dataset
+        self._dataset, self._shape, self._chunks = dataset, dataset.shape, dataset.chunks
         properties = dataset.id.get_create_plist()
         self._filled = properties.get_fill_time() != h5py.h5d.FILL_TIME_NEVER
         user_defined = properties.fill_value_defined() == h5py.h5d.FILL_VALUE_USER_DEFINED
         elsewhere = dataset.is_virtual or dataset.external
+        self._sparse = False  # some chunk was not found
         self._empty = bool(
             dataset.size
             and not elsewhere
@@ -44,7 +45,7 @@ class Written:
         Raises:
             OSError, RuntimeError: HDF5 cannot read the list of chunks.
         """
-        shape, chunks = self._dataset.shape, self._dataset.chunks
+        shape, chunks = self._shape, self._chunks
         if self._empty:
             return f"was made for {list(shape)} values, none of which was ever written"
         if chunks is None:
@@ -53,8 +54,10 @@ class Written:
         step, stop = chunks[axis], shape[axis] if stop is None else stop
         grid[axis] = range(start // step * step, stop, step)
         for place in itertools.product(*grid):
-            if self._is_found(place):
+            # A failing search is slow. After the first one, only listed chunks are searched.
+            if (not self._sparse or self._is_listed(place)) and self._is_found(place):
                 continue
+            self._sparse = True
             try:
                 is_listed = self._is_listed(place)
             except Damaged as error:
@@ -78,10 +81,15 @@ class Written:
         return False
 
     def _is_listed(self, place: tuple[int, ...]) -> bool:
-        inside = np.floor_divide(place, self._dataset.chunks).tolist()
-        number = np.ravel_multi_index(inside, chunk_grid(self._dataset))
+        number = 0
+        for at, step, count in zip(place, self._chunks, self._grid, strict=True):
+            number = number * count + at // step
         at = int(np.searchsorted(self._listed, number))
         return at < len(self._listed) and bool(self._listed[at] == number)
+
+    @cached_property
+    def _grid(self) -> list[int]:
+        return chunk_grid(self._dataset)
 
     @cached_property
     def _listed(self) -> Int64s:

@@ -69,6 +69,24 @@ def open_parquet(path: str) -> Iterator[Any]:
         raise DataError(f"{path} cannot be read as Parquet: {one_line(error)}") from None
 
 
+def parquet_batches(
+    table: Any, path: str, count: int, groups: Sequence[int], columns: Sequence[str]
+) -> Iterator[Any]:
+    """Yield the rows of some row groups as batches of at most `count` rows.
+
+    Raises:
+        DataError: There are fewer or more rows than the file says: Arrow skips damaged pages.
+    """
+    left = sum(table.metadata.row_group(group).num_rows for group in groups)
+    for batch in table.iter_batches(count, row_groups=list(groups), columns=list(columns)):
+        left -= batch.num_rows
+        yield batch
+    if left:
+        raise DataError(
+            f"{path} is damaged: {abs(left)} rows {'are missing' if left > 0 else 'are too many'}"
+        )
+
+
 @contextmanager
 def naming(paths: Sequence[str]) -> Iterator[None]:
     """Add the first of these files to the message of an error that names none of them."""

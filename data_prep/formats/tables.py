@@ -17,7 +17,7 @@ import numpy as np
 
 from data_prep.formats.csv_files import Csv, Rows, csv_rows, first_rows, may_be_cut
 from data_prep.formats.files import Part, ranges
-from data_prep.formats.opening import GROWTH, one_line, open_parquet, pyarrow
+from data_prep.formats.opening import GROWTH, one_line, open_parquet, parquet_batches, pyarrow
 from data_prep.source import BLOCK_BYTES, SourceFile
 from hpctrain.errors import ConfigError, DataError
 
@@ -132,8 +132,8 @@ def _parquet_batches(part: Part, names: Sequence[str]) -> Iterator[tuple[Any, in
         first = sum(group.num_rows for group in groups[: part.start])
         size = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
         count = min(ROWS, max(1, BLOCK_BYTES // max(1, size)))
-        which = list(range(part.start, part.stop))
-        for batch in table.iter_batches(count, row_groups=which, columns=list(names)):
+        which = range(part.start, part.stop)
+        for batch in parquet_batches(table, part.path, count, which, names):
             yield _checked(batch, names), first
             first += batch.num_rows
 

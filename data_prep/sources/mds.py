@@ -6,7 +6,7 @@ FOLDER/train/index.json, …       each folder is a split, unless --split says s
 Numbers keep their dtype; int and str_int become int64, str_float becomes float64. str (UTF-8) and
 bytes become variable-length uint8. ndarray columns become arrays; jpeg, png and pil become images.
 --column COLUMN:KEY makes a key of a json column a field. pkl columns are never read, because
-pickles can run code.
+pickles can run code. The digests that index.json has are compared with the shards.
 """
 
 import argparse

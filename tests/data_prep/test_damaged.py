@@ -87,6 +87,17 @@ def test_index_refuses_chunks_that_nobody_wrote(unfilled, refused):
     refused(words, "index", "n.h5", "--field", "x=chunked")
 
 
+def test_chunks_that_nobody_wrote_hold_the_fill_value(tmp_path, data_prep):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        made = file.create_dataset("x", (300, 4), "i4", chunks=(2, 4), fillvalue=7)
+        made[10:21] = X[10:21]
+        expected = made[:]
+    assert data_prep("arrays", "OUT", "--field", "x=x.h5:x", "--workers", 1)[0] == 0
+    with h5py.File("OUT/train-00000.h5") as file:
+        assert (file["x"][:] == expected).all()
+    assert data_prep("index", "x.h5", "--field", "x=x", "--workers", 1)[0] == 0
+
+
 # HDF5's B-tree of chunks, which has no checksum
 
 
@@ -202,6 +213,20 @@ def test_page_checksums_of_parquet(tmp_path, refused):
     write(pa.table({"text": ["some words"] * 100}))
     flip(tmp_path / "x.parquet", 800)
     refused("x.parquet cannot be read as Parquet", "text", "x.parquet", "OUT", "--workers", 1)
+
+
+def test_a_page_of_parquet_that_arrow_skips(tmp_path, refused):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pa.table({"text": ["some words"] * 100})
+    parquet.write_table(table, "x.parquet", use_dictionary=False, row_group_size=50)
+    assert (tmp_path / "x.parquet").read_bytes()[4:6] == b"\x15\x00"  # the page's type, 0
+    flip(tmp_path / "x.parquet", 5)
+    assert len(parquet.read_table("x.parquet")) == 50
+    words = "x.parquet is damaged: 50 rows are missing"
+    refused(words, "table", "x.parquet", "OUT", "--workers", 1)
+    refused(words, "text", "x.parquet", "OUT", "--workers", 1)
 
 
 def mds(tmp_path, packed, kinds=("sha1", "xxh64")):

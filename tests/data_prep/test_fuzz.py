@@ -86,8 +86,7 @@ def check(name, damaged):
         assert code in ((2, 3, 6) if "are to be written" in err else (2, 3))
         assert err.startswith("data_prep: ")
         assert err.count("\n") == 1, err
-        names = (os.path.dirname(case.target).split("/")[0] or case.target, case.target)
-        assert code == 6 or any(word in err for word in names), err
+        assert code == 6 or case.target.split("/")[0] in err, err  # the file, or its folder
         assert set(Path().rglob("*")) == before
         return
     if index:
@@ -174,7 +173,7 @@ def fuzz(examples):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
 def test_a_damaged_file(name):
-    fuzz(20)(name)
+    fuzz(12)(name)
 
 
 @pytest.mark.slow

@@ -44,11 +44,13 @@ clean:
 
 # pip resolves all requirements in one call, so torch's upper bound also holds for the packages that
 # depend on torch. pip compiles the packages on one core, which takes as long as everything else;
-# compileall uses several. Some packages have templates that do not compile; pip ignores them, too.
+# compileall uses several. It leaves out what hardly anybody imports: tests of the packages, and the
+# models of transformers. Some packages have templates that do not compile; pip ignores them, too.
 $(VENV)/.%: pyproject.toml | $(VENV)/bin/python
 	@echo "installing hpctrain[$*] into $(VENV) (the first time takes minutes)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[$*]'
-	@$(BIN)/python -m compileall -qq -j 4 $(VENV)/lib || true
+	@$(BIN)/python -m compileall -qq -j 4 -x 'site-packages/.*/tests?/|/transformers/models/' \
+		$(VENV)/lib || true
 	@touch $@
 
 .PRECIOUS: $(VENV)/.%

@@ -162,6 +162,7 @@ def config(digits: Path, tmp_path: Path, environment: None) -> Config:
             "experiment=digits",
             f"data.path={digits}",
             f"output_dir={tmp_path}/runs",
+            "optimizer._target_=functools.partial",  # takes any options
             "+optimizer.options.a=${oc.env:MY_API_TOKEN}",
             "+optimizer.options.b='Bearer ${oc.env:DB_PASSWORD}!'",
             f"+site.env.OTHER_TOKEN={TOKEN}",
@@ -249,6 +250,7 @@ def model(token: str, end: str) -> tuple[str, ...]:
         f"+model.end={end}",
         "train.max_steps=2",
         "launch.snapshot=off",
+        "tracking.drain_s=60",
     )
 
 
@@ -269,6 +271,12 @@ def test_a_training_leaves_no_trace_of_it(
     assert "RuntimeError: 401 for https://me:***@host/x" in failed.stderr
     errors = {run_json(run)["attempts"][-1].get("error") for run in runs(tmp_path / "runs")}
     assert errors == {None, "RuntimeError: 401 for https://me:***@host/x"}
+    logs = [path.read_text() for path in (tmp_path / "runs").glob("*/logs/terminal_1.rank0.log")]
+    assert sorted("RuntimeError: 401 for https://me:***@host/x\n" in text for text in logs) == [
+        False,
+        True,
+    ]
+    assert ["Traceback (most recent call last)" in text for text in logs] == [True, True]
     with closing(sqlite3.connect(store)) as uploaded:
         assert uploaded.execute("SELECT count(*) FROM runs").fetchone() == (2,)
     assert_nowhere(tmp_path / "runs", done.stdout, done.stderr, failed.stdout, failed.stderr)

@@ -2,6 +2,7 @@
 
 import io
 import warnings
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -193,19 +194,34 @@ def grey16(image: Any) -> Any:
     return image
 
 
-def check_end(image: Any, kind: str, content: bytes) -> None:
-    """Check that a JPEG or WebP is not cut off, without decoding it.
+def check_whole(image: Any, kind: str, content: bytes) -> None:
+    """Check the checksums of a PNG, and that a JPEG or WebP is not cut off, without decoding it.
 
     Raises:
-        Unusable: It is cut off.
+        Unusable: It is damaged or cut off.
     """
-    if kind == "JPEG":
+    if kind == "PNG":
+        _check_chunks(memoryview(content))
+    elif kind == "JPEG":
         # Without a tile, the file ends before the pixels. Neither marker can occur in the pixels,
         # so the end marker has to be behind the last start-of-scan marker.
         if not image.tile or content.rfind(b"\xff\xd9") < content.rfind(b"\xff\xda"):
             raise Unusable("it is cut off: the end of the JPEG is missing")
     elif kind == "WEBP" and len(content) < int.from_bytes(content[4:8], "little") + 8:
         raise Unusable("it is cut off: the WebP is shorter than its header says")
+
+
+def _check_chunks(content: memoryview) -> None:
+    """Check all checksums of a PNG. Pillow does not check those of the pixels."""
+    at, kind = 8, b""
+    while kind != b"IEND":
+        end = at + 8 + int.from_bytes(content[at : at + 4], "big")
+        kind = bytes(content[at + 4 : at + 8])
+        if end + 4 > len(content):
+            raise Unusable("it is cut off: the end of the PNG is missing")
+        if zlib.crc32(content[at + 4 : end]) != int.from_bytes(content[end : end + 4], "big"):
+            raise Unusable(f"it is damaged: the checksum of its part {kind!r} is another one")
+        at = end + 4
 
 
 def has_alpha(image: Any) -> bool:

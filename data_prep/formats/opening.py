@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ def opened(part: Part) -> Iterator[BinaryIO]:
     """
     packing = PurePath(part.path).suffix
     try:
+        if packing in GROWTH and not os.path.getsize(part.path):
+            raise EOFError("it is empty, so it was cut off")  # gzip takes it for no text
         if packing == ".gz":
             with gzip.open(part.path) as stream:
                 yield cast(BinaryIO, stream)
@@ -58,7 +61,9 @@ def open_parquet(path: str) -> Iterator[Any]:
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as table:
+        with parquet.ParquetFile(
+            path, pre_buffer=False, buffer_size=BUFFER, page_checksum_verification=True
+        ) as table:
             yield table
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {one_line(error)}") from None

@@ -29,7 +29,7 @@ import numpy as np
 
 from data_prep.formats.image_files import (
     PAGES,
-    check_end,
+    check_whole,
     colours16,
     grey16,
     has_alpha,
@@ -238,6 +238,8 @@ class Pixels:
         if self.encoded:
             return np.frombuffer(self._file(content), np.uint8)
         with reasons(), opened(content, self.max_pixels, self.pages) as image:
+            if image.format == "PNG":
+                check_whole(image, "PNG", content)
             if self.pages == "all":
                 found = []
                 for page in range(page_count(image)):
@@ -307,10 +309,7 @@ class Pixels:
                 self.size == (image.height, image.width) and orientation(image) == 1
             )
             if kind in LOADED and fits and is_opaque(image, content, self.max_pixels):
-                if kind == "PNG":
-                    # `verify` checks all checksums; it needs an image that was not read yet.
-                    opened(content, self.max_pixels).verify()
-                check_end(image, kind, content)
+                check_whole(image, kind, content)
                 return content
         # Open the file again: reading the EXIF data may have moved the position in it.
         with reasons(), opened(content, self.max_pixels) as image:

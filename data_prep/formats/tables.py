@@ -147,10 +147,11 @@ def arrow_batches(part: Part, names: Sequence[str]) -> Iterator[tuple[Any, int]]
         DataError: The file cannot be read.
     """
     with _arrow(part.path) as reader:
-        first, batches = 0, iter(reader) if not part.stop else iter(())
-        if part.stop:
+        first, count = 0, getattr(reader, "num_record_batches", None)
+        batches = iter(reader) if count is None else iter(())  # a stream, or a file
+        if count:
             first = sum(reader.get_batch(i).num_rows for i in range(part.start))
-            batches = (reader.get_batch(i) for i in range(part.start, part.stop))
+            batches = (reader.get_batch(i) for i in range(part.start, part.stop or count))
         for batch in batches:
             batch = _checked(batch, names)
             count = max(1, min(ROWS, BLOCK_BYTES * batch.num_rows // max(1, batch.nbytes)))
@@ -160,10 +161,20 @@ def arrow_batches(part: Part, names: Sequence[str]) -> Iterator[tuple[Any, int]]
 
 
 def _checked(batch: Any, names: Sequence[str]) -> Any:
-    """Return some columns of a batch, validated: wrong lengths would crash the process later."""
+    """Return some columns of a batch, validated: wrong lengths would crash the process later.
+
+    Views become ordinary text and bytes: Arrow has no filter and no replacement of nulls for them.
+    """
+    import pyarrow as pa
+
     batch = batch.select(nested.roots(batch.schema, names))
     batch.validate(full=True)
-    return nested.select(batch, names)
+    batch = nested.select(batch, names)
+    plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    kinds = [plain.get(kind, kind) for kind in batch.schema.types]
+    if kinds == batch.schema.types:
+        return batch
+    return batch.cast(pa.schema(list(zip(batch.schema.names, kinds, strict=True))))
 
 
 @contextmanager

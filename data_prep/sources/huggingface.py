@@ -220,17 +220,14 @@ def load(folder: Path) -> Saved:
 
 def _members(name: str, feature: Any) -> dict[str, Any]:
     """Return a feature; those in a dict, or in a list of dicts, have the names DICT.KEY."""
-    if isinstance(feature, dict) and feature:
-        found = {}
+    found: dict[str, Any] = {}
+    if isinstance(feature, dict):
         for key, member in feature.items():
             found |= _members(f"{name}.{key}", member)
-        return found
-    if isinstance(inner := getattr(feature, "feature", None), dict) and inner:
-        found = {}
-        for key, member in inner.items():
+    elif isinstance(inside := getattr(feature, "feature", None), dict):  # a list of dicts
+        for key, member in inside.items():
             found |= _members(f"{name}.{key}", replace(feature, feature=member))
-        return found
-    return {name: feature}
+    return found or {name: feature}
 
 
 def huggingface(

@@ -144,7 +144,7 @@ def mds(
     shards = [shard for shard in shards if shard.samples]
     if not shards:
         raise DataError(f"{folder} has no samples")
-    chosen = _chosen(layout, named)
+    chosen = _chosen(folder, layout, named)
     fields = _first(shards, layout, chosen, pixels, Problems(options.on_error), variable)
     if unknown := sorted(set(variable) - set(fields)):
         raise ConfigError(f"--variable {unknown[0]}: the fields are {', '.join(fields)}")
@@ -166,7 +166,9 @@ def mds(
     )
 
 
-def _chosen(layout: Sequence[Column], named: Sequence[str]) -> dict[str, tuple[str, str]]:
+def _chosen(
+    folder: Path, layout: Sequence[Column], named: Sequence[str]
+) -> dict[str, tuple[str, str]]:
     """Return each field's column, and its key if it is a json column.
 
     Raises:
@@ -181,15 +183,17 @@ def _chosen(layout: Sequence[Column], named: Sequence[str]) -> dict[str, tuple[s
         kind, name = kinds[column], key or column
         others = "; --column takes only others"
         if kind == "pkl":
-            raise ConfigError(f"column {column!r} holds pickles, which run code{others}")
+            raise ConfigError(f"{folder}: column {column!r} holds pickles, which run code{others}")
         if (kind == "json") != bool(key):
             raise ConfigError(
-                f"column {column!r} holds JSON: --column {column}:KEY takes a key{others}"
+                f"{folder}: column {column!r} holds JSON: --column {column}:KEY takes a key{others}"
                 if kind == "json"
                 else f"--column {text}: the column is {kind}, which has no keys"
             )
         if kind == "uint64" or kind not in SCALARS | set(TAKEN):
-            raise ConfigError(f"column {column!r} is {kind}, which no field can hold{others}")
+            raise ConfigError(
+                f"{folder}: column {column!r} is {kind}, which no field can hold{others}"
+            )
         if name in chosen:
             raise ConfigError(f"--column: the field {name!r} is there twice")
         chosen[name] = column, key

@@ -137,7 +137,7 @@ def webdataset(
     for tar in tars:
         for key, parts in samples(str(tar), _extensions(members), problems):
             try:
-                chosen = members or _by_default(parts)
+                chosen = members or _by_default(str(tar), parts)
                 values = _values(parts, chosen, pixels, {})
                 fields = _fields(values, chosen, pixels, variable)
             except Unusable as error:
@@ -194,7 +194,7 @@ def _members(named: Sequence[str]) -> dict[str, Member]:
             members[name] = Member(("json",), "json", extensions[5:])
             continue
         parts = [part.partition(":") for part in extensions.lower().split(",")]
-        _check_no_code(ext for ext, _, how in parts if how != "bytes")
+        _check_no_code(f"--field {text}", (ext for ext, _, how in parts if how != "bytes"))
         kinds = {"bytes" if how == "bytes" else "" if how else _kind(ext) for ext, _, how in parts}
         if not name or not all(ext for ext, _, _ in parts) or len(kinds) > 1 or "" in kinds:
             raise ConfigError(
@@ -213,8 +213,8 @@ def _kind(extension: str) -> str:
     return "array" if last == "npy" else ""
 
 
-def _check_no_code(extensions: Iterable[str]) -> None:
-    """Check that no member is one that runs code when it is decoded.
+def _check_no_code(where: str, extensions: Iterable[str]) -> None:
+    """Check that no member runs code when it is decoded; `where` begins the message.
 
     Raises:
         ConfigError: One is.
@@ -222,12 +222,12 @@ def _check_no_code(extensions: Iterable[str]) -> None:
     for extension in extensions:
         if extension.rpartition(".")[2] in CODE:
             raise ConfigError(
-                f"members .{extension} hold pickles, which run code when they are decoded: they "
-                "are never read; --field NAME=EXT takes the other members"
+                f"{where}: members .{extension} hold pickles, which run code when they are decoded, "
+                "and are never read; --field NAME=EXT takes the other members"
             )
 
 
-def _by_default(parts: Mapping[str, bytes]) -> dict[str, Member]:
+def _by_default(tar: str, parts: Mapping[str, bytes]) -> dict[str, Member]:
     """Return the fields for samples with these extensions.
 
     Raises:
@@ -235,21 +235,21 @@ def _by_default(parts: Mapping[str, bytes]) -> dict[str, Member]:
     """
     names = {"image": "image", "number": "label", "text": "text"}
     members: dict[str, Member] = {}
-    _check_no_code(parts)
+    _check_no_code(tar, parts)
     for extension in parts:
         kind = _kind(extension)
         if not kind:
             example = "NAME=json:KEY" if extension == "json" else f"NAME={extension}:bytes"
             raise ConfigError(
-                f"the first sample has members .{', .'.join(parts)}, and .{extension} has no "
-                f"field by default: give every field, such as --field {example}"
+                f"{tar}: the first sample has members .{', .'.join(parts)}, and .{extension} has "
+                f"no field by default: give every field, such as --field {example}"
             )
         name = extension.removesuffix(".npy").replace("npy", "array")
         name = names.get(kind, name)
         if name in members:
             raise ConfigError(
-                f"the members .{members[name].extensions[0]} and .{extension} would both be the "
-                f"field {name!r}: give every field, such as --field {name}={extension}"
+                f"{tar}: the members .{members[name].extensions[0]} and .{extension} would both be "
+                f"the field {name!r}: give every field, such as --field {name}={extension}"
             )
         members[name] = Member((extension,), kind)
         if kind == "image":  # other samples may have another image format
@@ -292,7 +292,7 @@ def _decoded(content: bytes, member: Member, pixels: Pixels, spec: Field | None)
     if member.kind == "array":
         try:
             return np.load(io.BytesIO(content), allow_pickle=False)
-        except (ValueError, EOFError, OSError, MemoryError) as error:
+        except Exception as error:  # NumPy evaluates the header as Python, which may raise anything
             raise Unusable(f"no readable .npy: {error}") from None
     if member.kind == "bytes":
         return content

@@ -12,6 +12,7 @@ import yaml
 from hpctrain.commands.translate import accelerate, deepspeed
 from hpctrain.commands.translate.translation import Translation
 from hpctrain.config.compose import compose
+from hpctrain.config.compose_sweep import Composer
 from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
@@ -22,7 +23,7 @@ Composed = Callable[..., Config]
 
 
 @pytest.fixture
-def composed(tmp_path: Path) -> Composed:
+def composed(tmp_path: Path, composer: Composer) -> Composed:
     """Compose a translation in both of its forms, which must give the same valid config."""
 
     def call(made: Translation, *more: str, ranks: int | None = None) -> Config:
@@ -30,11 +31,10 @@ def composed(tmp_path: Path) -> Composed:
         (tmp_path / "experiment" / "translated.yaml").write_text(made.yaml("Translated"))
         where = ["data.path=/data", "output_dir=/runs"]
         line = shlex.split(shlex.join(made.overrides()))
-        first = compose(["experiment=digits", *where, *line, *more])
+        first = composer.typed(["experiment=digits", *where, *line, *more])
         second = compose(
             [*where, "--config-dir", str(tmp_path), "experiment=[digits,translated]", *more]
         )
-        assert first is not None
         assert second is not None
         assert plain(first) == plain(second)
         validate(first, ranks)

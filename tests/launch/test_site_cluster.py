@@ -2,8 +2,11 @@
 
 import json
 import shlex
+import shutil
+import sqlite3
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -188,10 +191,14 @@ def test_submitting_from_inside_an_allocation(
         assert not [name for name in env if name.startswith(foreign)]
 
 
-def test_an_ugly_output_dir_trains_to_the_end(digits: Path, tmp_path: Path) -> None:
+def test_an_ugly_output_dir_trains_to_the_end(
+    digits: Path, empty_store: Path, tmp_path: Path
+) -> None:
     ugly = 'it\'s "my" $(touch x) `touch x`; touch x & ünï😀 #1 * ~ {a,b} | <y> ' + "long " * 27
     assert len(ugly) > 200
     folder = tmp_path / ugly / "runs"
+    folder.mkdir(parents=True, mode=0o700)
+    store = Path(shutil.copy(empty_store, folder / "mlflow.db"))
     quoted = str(folder).replace("'", "\\'")
     run_module(
         "hpctrain", "-m", "experiment=digits", "train.max_steps=2", "launch.wait=true",
@@ -206,7 +213,10 @@ def test_an_ugly_output_dir_trains_to_the_end(digits: Path, tmp_path: Path) -> N
         f"{cluster.job_id(run)}.log"
     ]
     assert [path.name for path in tmp_path.iterdir()] == [ugly]
-    assert (folder / "mlflow.db").exists()
+    with closing(sqlite3.connect(store)) as uploaded:
+        assert uploaded.execute("SELECT name, status FROM runs").fetchall() == [
+            (run.name, "FINISHED")
+        ]
 
 
 def test_paths_that_slurm_cannot_write_to_are_refused(train: Train, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Short trainings on a few ranks, whose results must equal those of one process."""
 
 import functools
+import os
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -9,9 +10,9 @@ from torch import distributed
 from torch.distributed.tensor import DTensor
 
 from hpctrain.config import shares
+from hpctrain.config.combinations import parallel_problems
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.schema import Config
-from hpctrain.config.validate import parallel_problems
 from hpctrain.data.types import Batch
 from hpctrain.faults.stop import Stop
 from hpctrain.models import ConvNet, Transformer
@@ -23,7 +24,11 @@ from hpctrain.tasks import Classification, LanguageModel, on_part
 from hpctrain.train.step import TrainStep
 from tests.ranks import run_ranks
 
-STEPS, ROWS = 10, 16
+# `make test-all` makes 10 steps. In 5 steps every step clips, momentum adds up, and each number of
+# padding rows (see `batch`) has its turn. A difference grows with the steps, as does the tolerance.
+STEPS = 10 if os.environ.get("HPCTRAIN_TESTS") == "all" else 5
+TOLERANCE = 1e-6 * STEPS
+ROWS = 16
 EXPERTS: dict[str, Any] = {"experts": 4, "expert_hidden": 24, "dense_layers": 1}
 MODELS: dict[str, Any] = {
     "transformer": functools.partial(Transformer, 61, 32, 3, 4, 2, tied=True),
@@ -220,5 +225,5 @@ def check_equal(cell: Cell, by_rank: list[Result]) -> None:
     expected = reference(cell.model)
     for result in by_rank:
         assert len(result.losses) == STEPS
-        assert max(difference(result, expected)) < 1e-5
+        assert max(difference(result, expected)) < TOLERANCE
     assert min(expected.norms) > 0.2, "clipping must bite"

@@ -12,11 +12,11 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
+from hpctrain.config.combinations import parallel_problems
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.division import division_problems
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.config.schema.parallel import PipelineConfig
-from hpctrain.config.validate import parallel_problems
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
 from hpctrain.models import Transformer
@@ -24,7 +24,18 @@ from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.plan import find_plan
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
-from tests.parallel.parity import MODELS, Cell, Result, Training, build, config, difference, whole
+from tests.parallel.parity import (
+    MODELS,
+    STEPS,
+    TOLERANCE,
+    Cell,
+    Result,
+    Training,
+    build,
+    config,
+    difference,
+    whole,
+)
 from tests.ranks import run_ranks
 
 ZERO3: dict[str, Any] = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1}
@@ -35,6 +46,7 @@ TP = {"parallel.tp": 2}
 CP = {"parallel.cp": 2}
 PP = {"parallel.pp": 2}
 AGAIN = {"train.activation_checkpointing": "full"}
+BEFORE = 2  # steps before the checkpoint
 
 
 def cell(ranks: int, *keys: dict[str, Any], model: str = "moe") -> Cell:
@@ -126,7 +138,7 @@ def trained(ranks: int, slow: bool) -> dict[Cell, list[Seen]]:
 def check(cell: Cell, by_rank: list[Seen]) -> None:
     expected = alone(cell.model)
     for rank in by_rank:
-        assert max(difference(rank.result, expected.result)) < 1e-5
+        assert max(difference(rank.result, expected.result)) < TOLERANCE
         check_balance(rank, expected)
         for name in ("expert_load_max", "expert_dropped"):
             assert rank.means[name] == expected.means[name]
@@ -184,8 +196,8 @@ def test_exchanges_are_those_of_the_textbook(keys: dict[str, Any], passes: int) 
 
 def save(cell: Cell, folder: Path) -> None:
     training = build(cell)
-    training.run(cell, 4)
-    checkpointer(training, folder).save(4, {})
+    training.run(cell, BEFORE)
+    checkpointer(training, folder).save(BEFORE, {})
 
 
 def resume(cell: Cell, folders: list[Path]) -> list[Seen]:
@@ -195,8 +207,8 @@ def resume(cell: Cell, folders: list[Path]) -> list[Seen]:
 def resume_one(cell: Cell, folder: Path) -> Seen:
     training = build(cell)
     assert checkpointer(training, folder).load_latest() == {}
-    training.seen = 4
-    training.run(cell, 6)
+    training.seen = BEFORE
+    training.run(cell, STEPS - BEFORE)
     return seen(training)
 
 
@@ -222,11 +234,11 @@ def test_checkpoints_load_with_any_number_of_expert_ranks(
         run_ranks(save, made.ranks, made, folder)
     undisturbed = alone("moe")
     losses, norms, parameters = undisturbed.result
-    expected = Result(losses[4:], norms[4:], parameters)
+    expected = Result(losses[BEFORE:], norms[BEFORE:], parameters)
     for made in cells:
         for rank in run_ranks(resume, made.ranks, made, folders):
             for found in rank:
-                assert max(difference(found.result, expected)) < 1e-5
+                assert max(difference(found.result, expected)) < TOLERANCE
                 check_balance(found, undisturbed)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import size_problems
 from hpctrain.data.steps import Steps
-from tests.parallel.parity import Cell, Result, difference, reference, results
+from tests.parallel.parity import TOLERANCE, Cell, Result, difference, reference, results
 
 ZERO1 = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1, "parallel.zero": 1}
 
@@ -40,7 +40,7 @@ def trained(ranks: int, slow: bool) -> dict[Cell, list[Result]]:
 
 def check(cell: Cell, by_rank: list[Result]) -> None:
     for result in by_rank:
-        assert max(difference(result, reference(cell.model))) < 1e-5
+        assert max(difference(result, reference(cell.model))) < TOLERANCE
 
 
 @pytest.mark.parametrize("cell", COVERING, ids=str)

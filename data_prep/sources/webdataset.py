@@ -222,8 +222,8 @@ def _check_no_code(where: str, extensions: Iterable[str]) -> None:
     for extension in extensions:
         if extension.rpartition(".")[2] in CODE:
             raise ConfigError(
-                f"{where}: members .{extension} hold pickles, which run code when they are decoded, "
-                "and are never read; --field NAME=EXT takes the other members"
+                f"{where}: members .{extension} hold pickles, which run code when they are "
+                "decoded, and are never read; --field NAME=EXT takes the other members"
             )
 
 

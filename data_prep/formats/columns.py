@@ -8,6 +8,7 @@ string, binary            variable-length uint8; strings as UTF-8
 fixed-size list, tensor   shape (k, …)
 list of any of these      variable-length
 dictionary-encoded        the field of the values
+decimal                   what --cast says; floats are then rounded, integers are exact
 """
 
 import re
@@ -82,8 +83,9 @@ class Column:
         elif _is_text(kind):
             field = Field("uint8", variable=True)
         else:
+            dtype = cast or _dtype(name, inner)
             try:
-                field = Field(cast or _dtype(name, inner), shape, variable)
+                field = Field(dtype, shape, variable)
             except DataError as error:
                 raise DataError(f"the column {name!r} of {kind}: {error}") from None
         value = None
@@ -127,7 +129,10 @@ class Column:
 
         if leaves.null_count:
             add(np.asarray(leaves.is_null().to_numpy(zero_copy_only=False)), " has a null inside")
-        values = _numbers(leaves)
+        whole = self._of_decimals(leaves.type)
+        if whole:
+            add(_fractions(leaves), f": {{}} is not possible in {self.cast}")
+        values = _numbers(leaves, whole)
         if values.dtype == np.uint64 and not self.cast:
             add(values > np.uint64(2**63 - 1), ": {} is beyond int64, the largest integer type")
         elif self.cast:
@@ -142,9 +147,17 @@ class Column:
         if _is_text(array.type):
             return _text(array)
         lengths = np.diff(_ends(array, outer=True), prepend=0)
-        values = _numbers(_flat(array)).astype(self.field.dtype, copy=False)
+        leaves = _flat(array)
+        values = _numbers(leaves, self._of_decimals(leaves.type))
+        values = values.astype(self.field.dtype, copy=False)
         values = values.reshape(-1, *self.field.shape)
         return Ragged(values, offsets_of(lengths)) if self.field.variable else values
+
+    def _of_decimals(self, kind: Any) -> bool:
+        """Return whether decimals are cast to integers, which must not go through floats."""
+        import pyarrow as pa
+
+        return pa.types.is_decimal(kind) and "int" in self.cast
 
     def _plain(self, array: Any) -> Any:
         """Return the array without dictionaries and extensions; replace nulls if `null` is set."""
@@ -226,7 +239,8 @@ def _dtype(name: str, kind: Any) -> str:
         return str(np.dtype(kind.to_pandas_dtype()).name)
     if types.is_decimal(kind):
         raise DataError(
-            f"the column {name!r} is {kind}: no field holds such numbers; --cast {name}=float64"
+            f"the column {name!r} is {kind}: no field holds such numbers; --cast {name}=float64 "
+            f"(or int64, if all are whole) converts them"
         )
     raise DataError(
         f"the column {name!r} is {kind}, which no field can hold; --columns or --drop leave it out"
@@ -269,13 +283,29 @@ def _flat(array: Any) -> Any:
         array = array.flatten()
 
 
-def _numbers(array: Any) -> Array:
-    """Return a flat array as NumPy. Nulls become zeros; `problems` reports them."""
+def _fractions(decimals: Any) -> Array:
+    """Return a mask of the decimals that int64 cannot hold."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    wide = pa.decimal256(76, decimals.type.scale)
+    integers = decimals.cast(pa.int64(), safe=False)
+    same = compute.equal(integers.cast(wide), decimals.cast(wide)).fill_null(True)
+    return ~np.asarray(same.to_numpy(zero_copy_only=False))
+
+
+def _numbers(array: Any, whole: bool = False) -> Array:
+    """Return a flat array as NumPy. Nulls become zeros; `problems` reports them.
+
+    Args:
+        array: The array.
+        whole: Whether decimals become int64, not float64.
+    """
     import pyarrow as pa
 
     kind = array.type
     if pa.types.is_decimal(kind):
-        array = array.cast(pa.float64(), safe=False)
+        array = array.cast(pa.int64() if whole else pa.float64(), safe=False)
     elif pa.types.is_temporal(kind):
         width = pa.int32() if kind.bit_width == 32 else pa.int64()
         array = array.cast(width).cast(pa.int64())

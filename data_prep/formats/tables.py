@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from data_prep.formats import nested
 from data_prep.formats.csv_files import Csv, Rows, csv_rows, first_rows, may_be_cut
 from data_prep.formats.files import Part, ranges
 from data_prep.formats.opening import GROWTH, one_line, open_parquet, parquet_batches, pyarrow
@@ -75,10 +76,10 @@ def schema_of(path: str, csv: Csv) -> tuple[Any, Any]:
     kind, first = format_of(path), None
     if kind == "parquet":
         with open_parquet(path) as table:
-            schema = table.schema_arrow
+            schema = nested.flat_schema(table.schema_arrow)
     elif kind == "arrow":
         with _arrow(path) as reader:
-            schema = reader.schema
+            schema = nested.flat_schema(reader.schema)
     else:
         schema, first = first_rows(path, csv)
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
@@ -133,7 +134,8 @@ def _parquet_batches(part: Part, names: Sequence[str]) -> Iterator[tuple[Any, in
         size = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
         count = min(ROWS, max(1, BLOCK_BYTES // max(1, size)))
         which = range(part.start, part.stop)
-        for batch in parquet_batches(table, part.path, count, which, names):
+        columns = nested.roots(table.schema_arrow, names)
+        for batch in parquet_batches(table, part.path, count, which, columns):
             yield _checked(batch, names), first
             first += batch.num_rows
 
@@ -165,8 +167,9 @@ def _checked(batch: Any, names: Sequence[str]) -> Any:
     """
     import pyarrow as pa
 
-    batch = batch.select(list(names))
+    batch = batch.select(nested.roots(batch.schema, names))
     batch.validate(full=True)
+    batch = nested.select(batch, names)
     plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
     kinds = [plain.get(kind, kind) for kind in batch.schema.types]
     if kinds == batch.schema.types:

@@ -219,7 +219,7 @@ def _first(
             except Unusable as error:
                 problems.bad(shard.file.path, f"sample {number}", str(error))
                 continue
-            return fields | {name: pixels.field for name in images if pixels.field}
+            return fields | {name: pixels.field_of(values[name]) for name in images}
     raise DataError(f"{shards[0].file.path}: no sample can be used, as {problems.found[0]}")
 
 

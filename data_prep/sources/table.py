@@ -299,10 +299,10 @@ def _schema(path: str, choice: ColumnChoice, csv: Csv) -> tuple[Any, Csv]:
             why = (
                 f"is not UTF-8; {csv_text.CURE}, --cast {name}=text reports each such row"
                 if pa.types.is_binary(kind)
-                else f"has no value in its first rows; --cast {name}=DTYPE gives it a type"
+                else "has no value in its first rows; --cast gives it a type"
             )
             if name in chosen:
-                raise DataError(f"{path}: column {name!r} {why}, --drop {name} leaves it out")
+                raise DataError(f"{path}: column {name!r} {why}, --drop leaves it out")
             kind = pa.string()
         if pa.types.is_floating(kind) and not cast.startswith("float"):
             exact.add(name)

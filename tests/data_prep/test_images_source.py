@@ -315,9 +315,12 @@ ANIMATION = [Image.fromarray(noise(8, 12)) for _ in range(3)]
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "it is no JPEG, PNG, TIFF, WebP or BMP, but an empty file"),
+        (b"", "it is no JPEG, PNG, TIFF, WebP, BMP, GIF, JPEG 2000 or AVIF, but an empty file"),
         (b"hello", "but 5 bytes"),
-        (encoded(noise(8, 12), "GIF"), "it is no JPEG, PNG, TIFF, WebP or BMP"),
+        (
+            encoded(noise(8, 12), "PPM"),
+            "it is no JPEG, PNG, TIFF, WebP, BMP, GIF, JPEG 2000 or AVIF",
+        ),
         (CUT[:-200], "it cannot be decoded: image file is truncated"),
         (CUT[:100], "cannot be"),
         (encoded(noise(8, 12))[:-30], "it is cut off: the end of the PNG is missing"),

@@ -23,6 +23,7 @@ from tests.hooks import (  # noqa: F401  conftest.py is where pytest looks for t
     pytest_runtest_setup,
     pytest_terminal_summary,
     pytest_testnodedown,
+    pytest_xdist_make_scheduler,
 )
 
 if TYPE_CHECKING:

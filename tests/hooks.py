@@ -41,6 +41,9 @@ LONGEST = (
     *("commands/test_commands.py", "job/test_environment.py", "data/test_reader.py"),
     *("parallel/test_compile.py", "parallel/test_compression.py", "launch/test_launch.py"),
 )
+# The tests of these folders use warm ranks (tests/ranks.py). One worker process gets all of them:
+# each other one would have to warm ranks of its own.
+RANKS = ("tests/parallel/", "tests/checkpoint/", "tests/faults/")
 left_out = pytest.StashKey[int]()
 # The imports of the tests make many objects and drop few; see pytest_collection_finish.
 gc.disable()
@@ -75,6 +78,21 @@ def _order(item: pytest.Item) -> int:
     test = test.partition("[")[0]
     places = (i for i, name in enumerate(LONGEST) if test == name or path.endswith(name))
     return next(places, len(LONGEST))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`, hand out whole files, and all files of `RANKS` to one process."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            scope: str = super()._split_scope(nodeid)
+            return "ranks" if scope.startswith(RANKS) else scope
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_finish() -> None:

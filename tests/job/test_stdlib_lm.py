@@ -208,7 +208,7 @@ def test_runs_that_cannot_generate(
     from hpctrain.commands.generate import main
 
     with pytest.raises(ConfigError, match=r"is no language model: .*Classification"):
-        Generator.of(reference())
+        Generator.of(reference("train.max_steps=2", "tracking=off"))
     with pytest.raises(DataError, match="nothing_here"):
         Generator.of(trained[0], str(tmp_path / "nothing_here"))
     bare = tmp_path / "runs" / "bare-00000000"

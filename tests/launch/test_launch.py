@@ -43,7 +43,7 @@ def test_more_nodes_than_this_one_need_a_cluster(
 def test_without_sbatch_the_sweep_runs_here(
     train: Train, tmp_path: Path, no_sbatch: dict[str, str]
 ) -> None:
-    common = ("-m", "train.max_epochs=2", "tracking=off", "launch.tasks_per_node=2")
+    common = ("-m", "train.max_steps=3", "tracking=off", "launch.tasks_per_node=2")
     done = train(*common, "optimizer.lr=1e-3,3e-3", **no_sbatch)
     assert "sbatch is not on the PATH" in done.stderr
     assert "submitit's local executor" in done.stderr

@@ -1,5 +1,6 @@
 """Unmodified models of transformers and timm, given by `_target_`, train alike when sharded."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -92,6 +93,14 @@ def train(name: str, parallel: ParallelConfig, accumulate: int = 1) -> Result:
     return Result(losses, norms, whole(model))
 
 
+@functools.cache
+def alone(name: str) -> Result:
+    """Return the result of the training on one process, made once per test process."""
+    (answer,) = run_ranks(train, 1, name, ParallelConfig())
+    result: Result = answer
+    return result
+
+
 @pytest.fixture(params=MODELS)
 def name(request: pytest.FixtureRequest) -> str:
     """The name of a model; the test is skipped where the model's package cannot be imported."""
@@ -104,21 +113,21 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 def test_equal_to_one_process(name: str) -> None:
-    (expected,) = run_ranks(train, 1, name, ParallelConfig())
+    expected = alone(name)
     for parallel in (ParallelConfig(), ParallelConfig(dp_replicate=1, dp_shard=-1)):
         for result in run_ranks(train, 2, name, parallel):
             assert max(difference(result, expected)) < 1e-5
 
 
 def test_a_pipeline_follows_the_plan_of_transformers() -> None:
-    (expected,) = run_ranks(train, 1, "llama", ParallelConfig())
+    expected = alone("llama")
     parallel = ParallelConfig(dp_replicate=1, pp=2)
     for result in run_ranks(train, 2, "llama", parallel, 2):
         assert max(difference(result, expected)) < 1e-5
 
 
 def test_the_tensor_plan_of_transformers() -> None:
-    (expected,) = run_ranks(train, 1, "llama", ParallelConfig())
+    expected = alone("llama")
     for ranks, parallel in {
         2: ParallelConfig(tp=2),
         4: ParallelConfig(tp=2, dp_replicate=1, dp_shard=2),

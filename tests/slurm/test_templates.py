@@ -250,8 +250,11 @@ def test_one_task_of_an_array_is_preempted_and_resumes(
         assert (attempts[0]["reason"], attempts[1]["state"]) == (reason, "finished")
 
 
-def test_mlflow_server_serves_other_nodes(digits: Path, here: Path) -> None:
+def test_mlflow_server_serves_other_nodes(digits: Path, empty_store: Path, here: Path) -> None:
     address = here / "my store" / "server.uri"
+    address.parent.mkdir()
+    # The server would take seconds to create its store, as the other tests see mlflow do it.
+    shutil.copy(empty_store, address.with_name("mlflow.db"))
 
     def start() -> tuple[str, str]:
         job = submit(here, "--nodelist=node1", "mlflow-server.sbatch", "my store")

@@ -92,7 +92,6 @@ class LoadedRun:
             ConfigError: The model cannot be built.
             StorageError: The checkpoint is missing or damaged.
         """
-        from hpctrain.checkpoint.manifest import newest_intact
         from hpctrain.job.build import _make
         from hpctrain.job.generate import load_weights
 

@@ -215,6 +215,7 @@ def test_every_command_of_the_readme_is_accepted(folder: Path) -> None:
     config = checked(["experiment=digits"], 1)
     directory = check(config)
     freeze(config, directory)
+    directory.logs.mkdir(exist_ok=True)
     (directory.logs / "1_0.rank0.log").write_text("a line\n")
     found = [words for text in commands() if (words := shlex.split(text))]
     assert len(found) > 40

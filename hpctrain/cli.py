@@ -234,7 +234,13 @@ def _run(argv: list[str]) -> int:
         validate(config, ranks.world_size)
         # The check opens every shard, so only one rank does it; if it fails, the others end too.
         if ranks.is_main:
-            digest = check(config, ranks.world_size).data_digest
+            try:
+                digest = check(config, ranks.world_size).data_digest
+            except ConfigError as error:  # it fitted when the run was submitted
+                raise DataError(
+                    f"data.path={config.data.path}: another data set than when this run was asked "
+                    f"for ({error})"
+                ) from error
             if digest != run.read()["data_digest"]:
                 raise DataError(
                     f"data.path={config.data.path}: another data set ({digest}) than when this "

@@ -71,8 +71,8 @@ class QueueWatcher(InfoWatcher):  # type: ignore[misc]
             found = {task: end for job_id, end in (ended or {}).items() for task in _tasks(job_id)}
             for job_id in gone:
                 end = found.get(job_id, queue.Ended("", "", "", ""))
-                # The accounting may be late: ask again for the state of the job.
-                if ended is None or end.state not in ("", "PENDING", "RUNNING", "REQUEUED"):
+                # The accounting may be late or not answer: ask again for the state of the job.
+                if end.state not in ("", "PENDING", "RUNNING", "REQUEUED"):
                     self._finished.add(job_id)
                 self._info_dict[job_id] = {
                     "JobID": job_id,

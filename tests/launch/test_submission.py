@@ -280,12 +280,11 @@ def test_failed_runs_are_done_again_and_resume(train: Train, tmp_path: Path, pac
     train("-m", *common)
     (run,) = runs(tmp_path / "runs")
     cluster.wait_for(lambda: list(run.glob("checkpoints/step-*")), 180, "a checkpoint")
-    # The kernel kills a rank like this when the memory of the node is used up.
-    pid, node = run_json(run)["attempts"][-1]["pid"], run_json(run)["attempts"][-1]["host"]
-    cluster.tool("exec", "--node", node, "--", "kill", "-9", str(pid))
+    paced.fail()
     (job,) = cluster.job_ids(tmp_path / "runs")
     assert cluster.wait_for_end([job]) == {job: "FAILED"}
-    assert "running before" in train("-m", *common, "launch.rerun=none").stderr
+    paced.fail(False)
+    assert "failed before" in train("-m", *common, "launch.rerun=none").stderr
     assert not cluster.queue()
     paced.go()
     train("-m", *common, "launch.wait=true")

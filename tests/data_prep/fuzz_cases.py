@@ -79,13 +79,11 @@ def npz(method: int) -> Callable[[], None]:
 # HDF5, NetCDF, Zarr
 
 
-def hdf5(name: str = "x.h5", **options: Any) -> Callable[[], None]:
+def hdf5(libver: str | None = None, **options: Any) -> Callable[[], None]:
     def make() -> None:
-        libver = options.pop("libver", None)
-        with h5py.File(name, "w", libver=libver) as file:
+        with h5py.File("x.h5", "w", libver=libver) as file:
             file.create_dataset("x", data=X, **options)
 
-    options = dict(options)
     return make
 
 

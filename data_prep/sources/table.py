@@ -307,7 +307,8 @@ def _schema(path: str, choice: ColumnChoice, csv: Csv) -> tuple[Any, Csv]:
         if pa.types.is_floating(kind) and not cast.startswith("float"):
             exact.add(name)
         types[name] = kind
-    columns = [name for name in schema.names if name in exact & chosen]
+    checked = exact & chosen
+    columns = [name for name in schema.names if name in checked]
     if first is not None and may_be_rounded(first.select(columns)):
         for name in columns:
             if not choice.cast_of(name, outputs[name]):

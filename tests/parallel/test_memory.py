@@ -88,14 +88,14 @@ def formula(sizes: ModelSizes, degrees: Degrees, keys: Keys) -> Memory:
     )
 
 
-def measure(outside: int, keys: Keys) -> Measured:
+def measure(outside: int, blocks: int, keys: Keys) -> Measured:
     # A CPU makes no temporary copy of all parameters, and neither does a fused optimizer on a GPU.
     keys = {"train.accumulate": 2, "optimizer.options": {"fused": True}} | keys
     config, cpu = config_of(keys), torch.device("cpu")
     ranks = distributed.get_world_size()
     degrees = Degrees.of(config.parallel, ranks)
     mesh = Mesh(degrees, distributed.get_rank(), cpu)
-    build = functools.partial(Net, outside)
+    build = functools.partial(Net, outside, blocks=blocks)
     with torch.device("meta"):
         net = build()
     sizes = ModelSizes.of(net, [block for _, block in find_blocks(net, [])])
@@ -120,8 +120,8 @@ def measure(outside: int, keys: Keys) -> Measured:
     return Measured(built, live.now(), live.peak, predicted)
 
 
-def measure_all(outside: int, cells: list[Keys]) -> list[Measured]:
-    return [measure(outside, keys) for keys in cells]
+def measure_all(outside: int, blocks: int, cells: list[Keys]) -> list[Measured]:
+    return [measure(outside, blocks, keys) for keys in cells]
 
 
 ZERO: dict[str, Keys] = {
@@ -174,8 +174,12 @@ LARGE: dict[str, Keys] = {
 @functools.cache
 def measured(kind: str) -> dict[str, list[Measured]]:
     """Measure the cells in one call, which saves start-up time; return them by name and rank."""
-    outside, cells = {"some": (256, CELLS), "large": (6_000, LARGE), "more": (256, MORE)}[kind]
-    answers = run_ranks(measure_all, RANKS, outside, list(cells.values()), timeout=270)
+    outside, blocks, cells = {
+        "some": (256, 4, CELLS),
+        "large": (6_000, 4, LARGE),
+        "more": (256, 8, MORE),
+    }[kind]
+    answers = run_ranks(measure_all, RANKS, outside, blocks, list(cells.values()), timeout=270)
     return {name: [answer[i] for answer in answers] for i, name in enumerate(cells)}
 
 

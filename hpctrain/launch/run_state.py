@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from hpctrain.launch import queue
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.queue import Job, Task, me, queued
 
@@ -63,3 +64,19 @@ def set_states(entries: list[Entry], jobs: dict[Task, Job]) -> None:
         elif rerun == "none" and record.get("attempts"):
             entry.state = f"{state} before"
         seen.add(path)
+
+
+def replace_waiting(todo: list[Entry]) -> list[Entry]:
+    """Cancel the waiting jobs of `launch.rerun=queued`; return what can be submitted now."""
+    replaced = [entry for entry in todo if entry.replaces]
+    if not replaced:
+        return todo
+    # A job that has begun meanwhile goes on.
+    queue.cancel([entry.replaces for entry in replaced], "--state=PENDING")
+    still = {job.id: job for job in query_queue(replaced).values()}
+    for entry in replaced:
+        if (job := still.get(entry.replaces)) is not None:
+            entry.state, entry.job = f"{job.state.lower()} already", job.id
+        elif entry.before["state"] == "queued":
+            entry.before["state"] = "created"
+    return [entry for entry in todo if not entry.state]

@@ -21,17 +21,18 @@ from hpctrain import secrets
 from hpctrain.config.schema import Config
 from hpctrain.disk import write_atomically
 from hpctrain.errors import HpctrainError, LaunchError, StorageError
-from hpctrain.launch import arrays, local, nodes, queue, slurm, wait
+from hpctrain.launch import arrays, local, nodes, slurm, wait
 from hpctrain.launch.adopt import adopt
 from hpctrain.launch.apart import name_apart
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.changes import say_changes
+from hpctrain.launch.copies import Copies
 from hpctrain.launch.jobs import LocalRunJob, RunJob, outcome
 from hpctrain.launch.queue import UnreachableError
-from hpctrain.launch.run_state import query_queue, set_states
+from hpctrain.launch.room import Room
+from hpctrain.launch.run_state import query_queue, replace_waiting, set_states
 from hpctrain.launch.submit_lock import LOCK, submit_lock
 from hpctrain.launch.table import runs, say, show
-from hpctrain.runs import snapshot
 from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.lost_checkpoints import may_start_again
 from hpctrain.tracking import store
@@ -64,8 +65,7 @@ class Sweep:
         self.entries: list[Entry] = []
         self._wrong: list[tuple[list[str], HpctrainError]] = []
         self._locks: list[int] = []
-        self._new_code: list[Path] = []
-        self._checked: set[str] = set()
+        self._copies, self._room = Copies(), Room(self.folder)
 
     def add(self, overrides: list[str], compose: Callable[[list[str]], Config]) -> None:
         """Compose and check one run. An error is kept, and raised by `submit`."""
@@ -91,7 +91,7 @@ class Sweep:
         try:
             self._refuse_wrong()
             name_apart(self.entries)
-            self._take_code()
+            self._copies.take(self.entries)
             scripts = self._scripts(cluster)
             if self._any("dry_run"):
                 self._look(cluster)
@@ -120,7 +120,7 @@ class Sweep:
             self._write_list()
         show(self.entries)
         say_changes(self.entries)
-        self._say_code()
+        self._copies.say(self.entries)
         if cluster and self._any("wait"):
             try:
                 wait.wait(self.entries, functools.partial(self._queue, cluster=True), left)
@@ -174,19 +174,6 @@ class Sweep:
             lines.append(f"  {problem}  [{runs(len(affected))}, first: {affected[0]}]")
         raise type(self._wrong[0][1])("\n".join(lines))
 
-    def _take_code(self) -> None:
-        """Take one code snapshot for all runs with the same settings."""
-        taken: dict[tuple[object, ...], snapshot.Snapshot | None] = {}
-        for entry in self.entries:
-            if entry.keeps_code and entry.code:
-                continue
-            launch = entry.config.launch
-            where = entry.config.output_dir, entry.config.data.path
-            key = *where, launch.snapshot, launch.snapshot_max_mb
-            if key not in taken:
-                taken[key] = snapshot.take(entry.config)
-            entry.code, entry.keeps_code = taken[key], False
-
     def _scripts(self, cluster: bool) -> list[str]:
         """Return the batch scripts, so that errors are raised before anything is written."""
         size = slurm.max_array_size() if cluster else 1000
@@ -204,50 +191,11 @@ class Sweep:
         set_states(self.entries, query_queue(self.entries) if cluster else {})
         todo = [entry for entry in self.entries if not entry.state]
         if cluster:
-            self._check(todo)
+            self._room.check(todo)
         for entry in todo:
             entry.state = "would be submitted" if cluster else "would run here"
             if entry.replaces:
                 entry.state = f"would replace {entry.replaces}"
-
-    def _check(self, todo: list[Entry]) -> None:
-        """Ask the scheduler when it would run the jobs: once for each set of resources.
-
-        Raises:
-            LaunchError: It would not run one of them.
-        """
-        requests: dict[str, list[Entry]] = {}
-        for entry in todo:
-            if entry.config.launch.check:
-                request = repr((entry.config.launch, entry.config.site))
-                requests.setdefault(request, []).append(entry)
-        for request, group in requests.items():
-            if request in self._checked:
-                continue
-            self._checked.add(request)
-            (array, *_) = arrays.plan(group, self.folder, slurm.max_array_size())
-            try:
-                start = slurm.expected_start(array.text(), group[0].config)
-            except UnreachableError as error:
-                say(f"not checked whether the jobs can start: {error}", style="yellow")
-                self._checked.update(requests)  # the other requests would take as long
-                return
-            say(f"{runs(len(group))} like {group[0].run.name}: {start}")
-
-    def _replace(self, todo: list[Entry]) -> list[Entry]:
-        """Cancel the waiting jobs of `launch.rerun=queued`; return what can be submitted now."""
-        replaced = [entry for entry in todo if entry.replaces]
-        if not replaced:
-            return todo
-        # A job that has begun meanwhile goes on.
-        queue.cancel([entry.replaces for entry in replaced], "--state=PENDING")
-        still = {job.id: job for job in query_queue(replaced).values()}
-        for entry in replaced:
-            if (job := still.get(entry.replaces)) is not None:
-                entry.state, entry.job = f"{job.state.lower()} already", job.id
-            elif entry.before["state"] == "queued":
-                entry.before["state"] = "created"
-        return [entry for entry in todo if not entry.state]
 
     def _queue(self, entries: list[Entry], cluster: bool) -> list[Entry]:
         """Submit those of the runs that need it; return the ones over the submit limit."""
@@ -280,17 +228,15 @@ class Sweep:
             return []
         try:
             if cluster:
-                self._check(todo)
+                self._room.check(todo)
         except LaunchError:
             self._discard()
             raise
         _prepare_tracking(todo)
         archived: dict[Path, Path] = {}
         try:
-            todo = self._replace(todo)
-            for code in {entry.code.path: entry.code for entry in todo if entry.code}.values():
-                if code.write():
-                    self._new_code.append(code.path)
+            todo = replace_waiting(todo)
+            self._copies.write(todo)
             for entry in todo:
                 if entry.again or may_start_again(entry.config, entry.run):
                     archived[entry.run.path] = entry.run.archive()
@@ -332,20 +278,12 @@ class Sweep:
         if archived is not None:
             archived.rename(entry.run.path)
 
-    def _say_code(self) -> None:
-        submitted = (e for e in self.entries if e.job and not e.state.endswith("already"))
-        codes = {entry.code.path: entry.code for entry in submitted if entry.code}
-        for code in codes.values():
-            say(f"code: a copy, {code.path}")
-            for folder in code.unfrozen:
-                say(f"  not copied, because it is in no git repository: {folder}", style="yellow")
-
     def _discard(self) -> None:
         """If nothing was queued, delete the new code snapshots and all empty folders."""
         if any(entry.job for entry in self.entries):
             return
-        for path in (self.folder, *self._new_code):
-            shutil.rmtree(path, ignore_errors=True)
+        self._copies.discard()
+        shutil.rmtree(self.folder, ignore_errors=True)
         folders = {entry.run.path.parent for entry in self.entries}
         empty = [self.folder.parent, *(folder / "code" for folder in folders), *folders]
         for folder in dict.fromkeys([*empty, self.folder.parent.parent]):

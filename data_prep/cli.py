@@ -14,7 +14,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
 
-from hpctrain.errors import HpctrainError
+from hpctrain.errors import DataError, HpctrainError
 
 # Each is a module with `arguments(parser)` and `run(args)`, which may return an exit code.
 COMMANDS = {
@@ -52,6 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"data_prep: {error}", file=sys.stderr)
         return error.exit_code
+    except MemoryError as error:
+        print(f"data_prep: there is too little memory: {error}".rstrip(": "), file=sys.stderr)
+        return DataError.exit_code
     except KeyboardInterrupt:
         print("data_prep: interrupted; the same command goes on", file=sys.stderr)
         return 130

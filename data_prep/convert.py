@@ -14,7 +14,8 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -58,11 +59,7 @@ def convert(source: Source, out: Path, options: Options) -> Index | None:
         return found
     if options.auto:
         options, plan = _with_codec(source, out, options, plan)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise commit.storage_error(out, error) from None
-    with Job(out, shared=parts) as job:
+    with _folder(out), Job(out, shared=parts) as job:
         if (found := _finished(out, plan, options)) is not None:
             return found  # another process has finished it before this one got the lock
         job.begin(plan, overwrite=options.overwrite)
@@ -74,6 +71,26 @@ def convert(source: Source, out: Path, options: Options) -> Index | None:
     if not options.quiet:
         print(f"{out}: {summary(index)}")
     return index
+
+
+@contextmanager
+def _folder(out: Path) -> Iterator[None]:
+    """Make the folder `out`; at the end, remove what was made for it and is still empty.
+
+    Raises:
+        StorageError: The folder cannot be made.
+    """
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    try:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise commit.storage_error(out, error) from None
+        yield
+    finally:
+        with suppress(OSError):
+            for folder in made:
+                folder.rmdir()
 
 
 def _do(converter: Converter, job: Job) -> None:

@@ -46,6 +46,9 @@ def finalize(job: Job) -> Index:
         if not shards:
             discard(out)
             why = f": {_listed(out, problems)}" if problems else ""
+            source = plan.provenance.get("source", {}).get("from", ())
+            named = [source] if isinstance(source, str) else [*source][:SHOWN]
+            why = "".join(f": {name}" for name in [", ".join(named)] if name) + why
             raise DataError(f"nothing to write into {out}: the source has no samples{why}")
         beside = _beside(job)
     except OSError as error:

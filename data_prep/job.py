@@ -145,7 +145,12 @@ class JobFolder:
 
     def note_result(self, folder: Path, result: Result) -> None:
         """Write the result of a piece into the piece's unfinished folder."""
-        (folder / PIECE).write_text(json.dumps(asdict(result)), encoding="utf-8")
+        content = {  # `asdict` would copy the statistics of each field
+            **vars(result),
+            "shards": [asdict(shard) for shard in result.shards],
+            "problems": [asdict(problem) for problem in result.problems],
+        }
+        (folder / PIECE).write_text(json.dumps(content), encoding="utf-8")
 
     def finish(self, number: int, folder: Path) -> None:
         """Give the piece in `folder` its name once all its files are on the disk."""
@@ -263,7 +268,8 @@ class Job:
                 self._make_room(found, overwrite)
             (self.folder / PIECES).mkdir(exist_ok=True)
             (self.folder / LOOKS).mkdir(exist_ok=True)
-            write_atomically(self.folder / JOB, json.dumps(asdict(plan)))
+            fields = {name: field.as_json() for name, field in plan.fields.items()}
+            write_atomically(self.folder / JOB, json.dumps({**vars(plan), "fields": fields}))
             if not self._shared:
                 self._remove_unfinished()
         except OSError as error:

@@ -24,6 +24,8 @@ from hpctrain.data.ragged import Ragged
 from hpctrain.data.types import Array
 from hpctrain.errors import DataError, StorageError
 
+SHOWN = 3  # files that a message lists
+
 
 @dataclass(frozen=True)
 class Converter:
@@ -54,6 +56,8 @@ class Converter:
                 for file in self.source.pieces[number].files:
                     file.check()
                 raise
+            except MemoryError as error:
+                raise self._too_large(number, error) from None
             job.note_result(folder, result)
         return folder
 
@@ -148,6 +152,16 @@ class Converter:
                 strata=np.concatenate(strata),
             )
 
+    def _too_large(self, number: int, error: MemoryError) -> DataError:
+        """Return the error for a piece that does not fit into memory."""
+        files = [file.path for file in self.source.pieces[number].files]
+        more = f" and {len(files) - SHOWN} more" if len(files) > SHOWN else ""
+        which = f"{', '.join(files[:SHOWN])}{more}" if files else self.source.name
+        why = f" ({error})" if str(error) else ""
+        return DataError(
+            f"{which}: there is too little memory to convert it{why}; fewer --workers need less"
+        )
+
     def _samples(self, number: int, problems: "Problems") -> Iterator[BlockSamples]:
         """Yield the samples of a piece that can be used."""
         piece, split = self.source.pieces[number], self.options.split
@@ -162,6 +176,8 @@ class Converter:
                     samples = samples.named(split, problems)
                 if len(samples):
                     yield samples
+        except MemoryError as error:
+            raise self._too_large(number, error) from None
         except OSError as error:  # reading failed: what is written raises a StorageError
             raise DataError(
                 f"{error.filename or self.source.name} cannot be read: {error.strerror or error}"

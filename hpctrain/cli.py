@@ -17,6 +17,7 @@ import select
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,7 @@ hpctrain: from a config to finished, trustworthy training runs on a SLURM cluste
 
   python -m hpctrain experiment=digits                            train here in this process
   torchrun --nproc-per-node 2 -m hpctrain experiment=digits       train here with 2 ranks
-  python -m hpctrain -m experiment=digits optimizer.lr=1e-3,3e-3  submit one job per value
+  python -m hpctrain -m experiment=digits optimizer.lr=1e-3,1e-2  submit one job per value
   sbatch slurm/train.sbatch experiment=digits                     submit one job, without submitit
 
 If a run was stopped (Ctrl-C, preemption, kill -9), the same command resumes it from its last
@@ -50,6 +51,7 @@ Commands
   logs RUN             show the output of a run, or why it failed; -f follows it
   cancel RUN|SWEEP     stop runs for good; --save: after a checkpoint
   resume [RUN|SWEEP]   submit runs again that failed or were preempted
+  checkpoints [RUN]    list the checkpoints of runs; --verify reads all their files
   gc                   list what can be deleted; only --delete deletes it
   generate RUN PROMPT  let a trained language model continue a text
   keys [SECTION|KEY]   print the type, default, unit, allowed values and meaning of config keys
@@ -78,7 +80,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     code = 1
     try:
-        os.umask(_umask())
+        os.umask(umask())
         code = _dispatch(sys.argv[1:])
     except HpctrainError as error:
         if debug:
@@ -109,7 +111,7 @@ def _nobody_reads() -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def _umask() -> int:
+def umask() -> int:
     """Return the umask of HPCTRAIN_UMASK; by default only the user can read what is written.
 
     Raises:
@@ -129,11 +131,13 @@ def _dispatch(argv: list[str]) -> int:
         "env": _env,
         "freeze": _freeze,
         "run": _run,
+        "call": _call,  # a rank of hpctrain.submit_function
         "sync": _sync,
         "status": _command("status"),
         "logs": _command("logs"),
         "cancel": _command("cancel"),
         "resume": _command("resume"),
+        "checkpoints": _command("checkpoints"),
         "gc": _command("gc"),
         "generate": _command("generate"),
         "keys": _keys,
@@ -141,7 +145,7 @@ def _dispatch(argv: list[str]) -> int:
         "from-accelerate": _command("translate.accelerate"),
     }
     first = argv[0] if argv else "--help"
-    without_help = ("freeze", "run")  # the other commands print their own help
+    without_help = ("freeze", "run", "call")  # the other commands print their own help
     if {"--help", "-h"} & {first, *argv} and (first not in commands or first in without_help):
         return _help()
     if first in commands:
@@ -215,6 +219,7 @@ def _run(argv: list[str]) -> int:
     from hpctrain.config.frozen import load
     from hpctrain.config.validate import validate
     from hpctrain.distributed.ranks import RankInfo
+    from hpctrain.runs.failure import recorded
     from hpctrain.runs.freeze import check
     from hpctrain.runs.run_dir import RunDir
 
@@ -222,31 +227,59 @@ def _run(argv: list[str]) -> int:
         raise ConfigError("run takes one argument: python -m hpctrain run RUN_DIR")
     run = RunDir.open(Path(argv[0]))
     _log_to_stderr()
-    config, ranks = load(run.config_file), RankInfo.from_env()
-    _check_world(config, ranks)
-    validate(config, ranks.world_size)
-    # The check opens every shard, so only one rank does it; if it fails, the others end too.
-    if ranks.is_main:
-        digest = check(config, ranks.world_size).data_digest
-        if digest != run.read()["data_digest"]:
-            raise DataError(
-                f"data.path={config.data.path}: another data set ({digest}) than when this run "
-                "was asked for; ask for it again, and it will be another run"
-            )
-    return _train_frozen(config, run, ranks, [])
+    ranks = RankInfo.from_env()
+    with recorded(run.path, ranks.job_id, ranks.restart_count):
+        config = load(run.config_file)
+        _check_world(config, ranks)
+        validate(config, ranks.world_size)
+        # The check opens every shard, so only one rank does it; if it fails, the others end too.
+        if ranks.is_main:
+            try:
+                digest = check(config, ranks.world_size).data_digest
+            except ConfigError as error:  # it fitted when the run was submitted
+                raise DataError(
+                    f"data.path={config.data.path}: another data set than when this run was asked "
+                    f"for ({error})"
+                ) from error
+            if digest != run.read()["data_digest"]:
+                raise DataError(
+                    f"data.path={config.data.path}: another data set ({digest}) than when this "
+                    "run was asked for; ask for it again, and it will be another run"
+                )
+        return _train_frozen(config, run, ranks, [])
+
+
+def _call(argv: list[str]) -> int:
+    from hpctrain.job.call import main as call
+
+    return call(argv)
 
 
 def _train(argv: list[str]) -> int:
     """Compose, freeze and train here, or let the launcher submit (`-m`)."""
     from hpctrain.config.compose import compose
-    from hpctrain.distributed.ranks import RankInfo
-    from hpctrain.runs.freeze import check, freeze
 
     config = compose(argv)
     if config is None:
         return 0
     if config.launch.dry_run:
         raise ConfigError("launch.dry_run=true shows what -m would submit: add -m")
+    return train_here(config, argv)[1]
+
+
+def train_here(config: Config, argv: list[str]) -> tuple[RunDir, int]:
+    """Train a composed config with the ranks that were started.
+
+    Args:
+        config: The typed config.
+        argv: The arguments of the command, which are shown at the end of the training.
+
+    Returns:
+        The run directory and the exit code.
+    """
+    from hpctrain.distributed.ranks import RankInfo
+    from hpctrain.runs.freeze import check, freeze
+
     _log_to_stderr()
     ranks = RankInfo.from_env()
     _check_world(config, ranks)
@@ -256,7 +289,7 @@ def _train(argv: list[str]) -> int:
         freeze(config, run)
     # The other ranks may still see the finished run before rank 0 has archived it.
     again = config.launch.rerun == "all"
-    return _train_frozen(config, run, ranks, argv, again)
+    return run, _train_frozen(config, run, ranks, argv, again)
 
 
 def _train_frozen(
@@ -269,11 +302,29 @@ def _train_frozen(
             print(f"{run.name} is finished already; change a value (seed=1) for another run")
             show(config, run, argv)
         return 0
+    from hpctrain.runs.terminal_log import kept
+
+    # The other ranks keep a log once rank 0 has certainly made the folder.
+    where = run.logs, ranks.launcher, ranks.rank
+    with kept(*where) if ranks.is_main else nullcontext():
+        code = _train_attempt(config, run, ranks)
+    if code == 0 and ranks.is_main:
+        from hpctrain.runs.summary import show
+
+        if config.train.sample_prompt:
+            from hpctrain.job.generate import print_sample
+
+            print_sample(run.path, config.train.sample_prompt)
+        show(config, run, argv)
+    return code
+
+
+def _train_attempt(config: Config, run: RunDir, ranks: RankInfo) -> int:
     from hpctrain.distributed.variables import export
 
-    kept = export(config)
-    if kept and ranks.is_main:
-        log.info("exported variables are kept: %s", ", ".join(kept))
+    exported = export(config)
+    if exported and ranks.is_main:
+        log.info("exported variables are kept: %s", ", ".join(exported))
     if ranks.is_main and config.tracking.enabled and config.tracking.upload:
         from hpctrain.tracking.store import initialise
 
@@ -285,16 +336,7 @@ def _train_frozen(
 
     gc.freeze()
     gc.enable()
-    code = train(config, run, ranks)
-    if code == 0 and ranks.is_main:
-        from hpctrain.runs.summary import show
-
-        if config.train.sample_prompt:
-            from hpctrain.job.generate import print_sample
-
-            print_sample(run.path, config.train.sample_prompt)
-        show(config, run, argv)
-    return code
+    return train(config, run, ranks)
 
 
 def _check_world(config: Config, ranks: RankInfo) -> None:
@@ -328,7 +370,13 @@ def _log_to_stderr() -> None:
         datefmt="%H:%M:%S",
         stream=sys.stderr,
     )
+    logging.getLogger().handlers[0].addFilter(_is_not_on_bar)
     mask_logging()
+
+
+def _is_not_on_bar(record: logging.LogRecord) -> bool:
+    """Return False for what the progress bar shows; such lines are for the log file of the run."""
+    return not hasattr(record, "on_bar")
 
 
 def _print_traceback() -> None:

@@ -29,6 +29,23 @@ def write_atomically(path: Path, text: str, sync: bool = True) -> None:
     unfinished.replace(path)
 
 
+def create(path: Path, text: str, sync: bool = True) -> bool:
+    """Create a file with its whole content, as `write_atomically` does, unless it exists.
+
+    Returns:
+        False if it exists, or if this file system has no hard links; nothing was written then.
+    """
+    unfinished = temporary(path)
+    write_atomically(unfinished, text, sync)
+    try:
+        os.link(unfinished, path)
+    except OSError:
+        return False
+    finally:
+        unfinished.unlink()
+    return True
+
+
 def sync(path: Path) -> None:
     """Force a file, or the renames in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -206,6 +206,8 @@ class Paced(Classification):
     def __call__(self, model, batch):
         if os.path.exists(os.path.dirname(__file__) + "/slow"):
             time.sleep(0.05)
+        if os.path.exists(os.path.dirname(__file__) + "/fail"):
+            raise RuntimeError("as the test asked")
         return super().__call__(model, batch)
 """
 
@@ -225,10 +227,17 @@ class Paced:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         folder.mkdir()
         (folder / "paced_task.py").write_text(PACED)
-        self._slow = folder / "slow"
+        self._slow, self._fail = folder / "slow", folder / "fail"
         self._slow.touch()
         monkeypatch.setenv("PYTHONPATH", str(folder), prepend=":")
 
     def go(self) -> None:
         """Let all further steps run without sleeping."""
         self._slow.unlink()
+
+    def fail(self, on: bool = True) -> None:
+        """Let all further steps raise an exception, or no longer."""
+        if on:
+            self._fail.touch()
+        else:
+            self._fail.unlink()

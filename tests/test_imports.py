@@ -16,10 +16,14 @@ ALLOWED: dict[str, set[str]] = {
     "data": EVERYBODY,
     "tracking": EVERYBODY,
     "runs": EVERYBODY
-    | {"config", "tracking.store", *("data.index", "data.places.origin")}
+    | {"config", *("tracking.store", "tracking.journal"), "checkpoint.manifest"}
+    | {*("data.index", "data.places.origin")}
     | {"data.samplers.subset"},
-    "launch": EVERYBODY | {"config", "runs", "tracking.store"},
-    "commands": EVERYBODY | {"config", "runs", "launch", "job.generate"},
+    "launch": EVERYBODY
+    | {"config", "runs"}
+    | {"tracking.store", "tracking.meta", "tracking.process"},
+    "commands": EVERYBODY
+    | {"config", "runs", "launch", "checkpoint.manifest", "job.generate", "tracking.meta"},
     "models": {"errors"},
     "tasks": EVERYBODY | {"data.types", "data.tokenizer"},
     "parallel": EVERYBODY | {"config", "data.types", "models.plan", "tasks"},
@@ -32,6 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"checkpoint", "config", "data", "distributed", "faults", "parallel", "runs", "tasks"}
     | {"tracking", "train", "launch.container", "launch.queue"},
     "cli": {""},  # it may import everything
+    "api": {""},
     "__main__": {"cli"},
     "errors": set(),
     "secrets": set(),
@@ -41,8 +46,10 @@ ALLOWED: dict[str, set[str]] = {
 }
 # These are imported on login nodes, where importing torch would cost each command seconds.
 NO_TORCH = (
-    *("errors", "secrets", "disk", "lock", "cli", "config", "runs", "launch", "commands"),
+    *("errors", "secrets", "disk", "lock", "cli", "api", "config", "runs", "launch", "commands"),
     *("tracking", "distributed.ranks", "distributed.report", "distributed.port"),
+    *("distributed.cores", "job.requeue", "job.verdict"),
+    "checkpoint.manifest",
     *(
         "distributed.hostlist",
         "distributed.variables",
@@ -62,7 +69,10 @@ FORMAT = {
     *("data.commit", "data.field", "data.format", "data.index", "data.moments", "data.ragged"),
     *("data.sample_schema", "data.shard", "data.compression", "data.types"),
     # The loader reads with these, so `index` and `repack` read in the same way.
-    *(f"data.storage.{name}" for name in ("cache", "chunks", "codecs", "layout", "plain", "table")),
+    *(
+        f"data.storage.{name}"
+        for name in ("cache", "chunks", "codecs", "layout", "plain", "scratch", "table")
+    ),
     *("data.samplers", "data.samplers.order", "data.samplers.permutation", "data.images"),
     "data.places.filesystem",
 }

@@ -162,6 +162,7 @@ def config(digits: Path, tmp_path: Path, environment: None) -> Config:
             "experiment=digits",
             f"data.path={digits}",
             f"output_dir={tmp_path}/runs",
+            "optimizer._target_=functools.partial",  # takes any options
             "+optimizer.options.a=${oc.env:MY_API_TOKEN}",
             "+optimizer.options.b='Bearer ${oc.env:DB_PASSWORD}!'",
             f"+site.env.OTHER_TOKEN={TOKEN}",
@@ -249,6 +250,7 @@ def model(token: str, end: str) -> tuple[str, ...]:
         f"+model.end={end}",
         "train.max_steps=2",
         "launch.snapshot=off",
+        "tracking.drain_s=60",
     )
 
 
@@ -265,13 +267,25 @@ def test_a_training_leaves_no_trace_of_it(
     done = train(*model(token, "finish"), **told)
     assert "logging in with ***" in done.stderr
     assert "KeyError: '***'" in done.stderr
-    failed = train(*model(token, "raise"), code=1, **told)
-    assert "RuntimeError: 401 for https://me:***@host/x" in failed.stderr
-    errors = {run_json(run)["attempts"][-1].get("error") for run in runs(tmp_path / "runs")}
-    assert errors == {None, "RuntimeError: 401 for https://me:***@host/x"}
     with closing(sqlite3.connect(store)) as uploaded:
-        assert uploaded.execute("SELECT count(*) FROM runs").fetchone() == (2,)
-    assert_nowhere(tmp_path / "runs", done.stdout, done.stderr, failed.stdout, failed.stderr)
+        assert uploaded.execute("SELECT count(*) FROM runs").fetchone() == (1,)
+    assert_nowhere(tmp_path / "runs", done.stdout, done.stderr)
+
+
+def test_a_training_that_fails_leaves_no_trace_of_it(
+    train: Train, tmp_path: Path, told: dict[str, str], store: Path
+) -> None:
+    failed = train(*model(TOKEN, "raise"), code=1, **told)
+    assert "RuntimeError: 401 for https://me:***@host/x" in failed.stderr
+    (run,) = runs(tmp_path / "runs")
+    error = run_json(run)["attempts"][-1]["error"]
+    assert error == "RuntimeError: 401 for https://me:***@host/x"
+    log = (run / "logs" / "terminal_1.rank0.log").read_text()
+    assert "RuntimeError: 401 for https://me:***@host/x\n" in log
+    assert "Traceback (most recent call last)" in log
+    with closing(sqlite3.connect(store)) as uploaded:
+        assert uploaded.execute("SELECT count(*) FROM runs").fetchone() == (1,)
+    assert_nowhere(tmp_path / "runs", failed.stdout, failed.stderr)
 
 
 @pytest.mark.usefixtures("store")

@@ -8,13 +8,17 @@ those for HDF5, NetCDF and Zarr. `array_files` chooses the reader.
 import math
 import os
 import re
+import zipfile
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from lzma import LZMAError
 from typing import Any
 
 import numpy as np
 
+from hpctrain.data.field import MAX_AXES
 from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
 
@@ -24,6 +28,11 @@ ZARR = (".zarr", ".zarr.zip")
 FORMS = (
     "FILE.npy, FILE.npz:KEY, FILE.h5:/PATH, FILE.nc:VARIABLE, FILE.zarr:PATH, or for raw numbers "
     "FILE:DTYPE:SHAPE such as u.bin:float32:3x64x64"
+)
+# What the libraries raise for damaged files.
+READING = (
+    *(OSError, EOFError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError),
+    *(RuntimeError, zipfile.BadZipFile, zlib.error, LZMAError),
 )
 SLAB_BYTES = 128 * 2**20  # rows that are stored together are read together, up to this size
 
@@ -81,6 +90,8 @@ class ArrayFile(ABC):
             raise DataError(f"{where} is a single number; an axis has to be the sample")
         if not -len(shape) <= axis < len(shape):
             raise ConfigError(f"--axis {axis}: {where} has {len(shape)} axes, {tuple(shape)}")
+        if len(shape) > MAX_AXES:
+            raise DataError(f"{where} has {len(shape)} axes; HDF5 allows {MAX_AXES}")
         axis %= len(shape)
         self.where, self.dtype, self.axis = where, np.dtype(dtype), axis
         self.shape = (shape[axis], *shape[:axis], *shape[axis + 1 :])
@@ -105,6 +116,13 @@ class ArrayFile(ABC):
         slab = self._rows(first, min(self.shape[0], -(-stop // self._chunk) * self._chunk))
         self._slab = first, slab
         return slab[start - first : stop - first]
+
+    def check(self) -> None:  # noqa: B027
+        """Compare the content with the checksum that the file has of all of it, if it has one.
+
+        Raises:
+            DataError: The content is damaged.
+        """
 
     @abstractmethod
     def _rows(self, start: int, stop: int) -> Array: ...

@@ -127,7 +127,7 @@ def _note(problems: dict[int, str], bad: Array, why: Any) -> None:
 def open_parts(
     name: str, wheres: list[Where], axis: int, to: str, *, unpack: bool, external: bool
 ) -> tuple[Column, Field]:
-    """Open each of a field's arrays once, and return the column and its field.
+    """Open and check each of a field's arrays once, and return the column and its field.
 
     Args:
         name: Name of the field.
@@ -145,6 +145,7 @@ def open_parts(
     schema: Field | None = None
     for where in wheres:
         with open_array(where, axis, external=external) as array:
+            array.check()
             attributes = array.attributes if unpack else {}
             packing = Packing.of(str(where), array.dtype, attributes)
             dtype = np.dtype(packing.dtype)

@@ -2,12 +2,15 @@
 
 import importlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
+import h5py
 import numpy as np
 
-from data_prep.formats.array_base import ArrayFile, Where, choose, unreadable
+from data_prep.formats.array_base import READING, ArrayFile, Where, choose, unreadable
+from data_prep.formats.hdf5_storage import Written
 from data_prep.formats.netcdf_classic import check_whole
 from data_prep.formats.packing import ATTRIBUTES
 from hpctrain.data.compression import plugins
@@ -40,8 +43,6 @@ def _library(name: str, where: Where) -> Any:
 
 class _HDF5(ArrayFile):
     def __init__(self, where: Where, axis: int, external: bool) -> None:
-        import h5py
-
         self._hint = ""
         try:
             plugins()  # Blosc, Zstd, LZ4, …
@@ -56,12 +57,15 @@ class _HDF5(ArrayFile):
                 key = choose(where, _hdf5_names(self._file))
                 found = links.find(self._file, key)
             self._dataset = links.dataset(found)
+            self._written = Written(self._dataset)
             self._others = links.files
             chunks, shape = self._dataset.chunks, self._dataset.shape
             if shape is None:
                 raise DataError(f"{where} has no shape and no values (a null dataspace)")
+            if (dtype := _hdf5_type(self._dataset)) is None:
+                raise DataError(f"{where} has a type that NumPy does not have; store numbers")
             chunk = chunks[axis] if chunks and -len(chunks) <= axis < len(chunks) else 1
-            super().__init__(where, self._dataset.dtype, shape, axis, chunk)
+            super().__init__(where, dtype, shape, axis, chunk)
             self.attributes = {
                 name: self._dataset.attrs[name] for name in ATTRIBUTES if name in found.attrs
             }
@@ -72,8 +76,11 @@ class _HDF5(ArrayFile):
     def _rows(self, start: int, stop: int) -> Array:
         try:
             array = self._dataset[(slice(None),) * self.axis + (slice(start, stop),)]
-        except (OSError, RuntimeError) as error:
+            problem = self._written.problem(start, stop, self.axis)
+        except READING as error:
             raise unreadable(self.where, OSError(f"{error}{self._hint}")) from None
+        if problem:
+            raise DataError(f"{self.where} {problem}")
         return np.moveaxis(array, self.axis, 0)
 
     def files(self, start: int, stop: int) -> Iterable[str]:
@@ -98,8 +105,6 @@ class _Links:
 
     def find(self, root: Any, key: str, hops: int = 0) -> Any:
         """Return the object at a path, or None if there is none."""
-        import h5py
-
         here, names = root, [name for name in key.split("/") if name not in ("", ".")]
         while names:
             name = names.pop(0).encode()
@@ -128,8 +133,6 @@ class _Links:
 
     def dataset(self, found: Any) -> Any:
         """Check that an object is a dataset whose values are in files that may be read."""
-        import h5py
-
         if not isinstance(found, h5py.Dataset):
             raise DataError(f"{self._where} is a group; name one of the arrays in it")
         if found.external:
@@ -137,39 +140,66 @@ class _Links:
                 f"{self._where} keeps its values in another file, {found.external[0][0]!r}; "
                 "--field NAME=FILE:DTYPE:SHAPE reads raw files"
             )
-        for source in found.virtual_sources() if found.is_virtual else ():
-            if source.file_name == ".":
-                inner = self.find(found.file, source.dset_name, 1)
-                if inner is None:
-                    raise DataError(
-                        f"{self._where} is virtual, and {source.dset_name} of it is missing"
-                    )
-                self.dataset(inner)
-            else:
-                self._outside(
-                    found.file.filename,
-                    source.file_name,
-                    f"virtual, of values in {source.file_name}:{source.dset_name}",
-                )
+        if found.is_virtual:
+            self._check_sources(found.file, found.file.filename, found.name, ())
         return found
 
-    def _outside(self, base: str, file: str, what: str) -> None:
+    def _check_sources(
+        self, root: h5py.File, path: str, name: str, above: tuple[tuple[str, str], ...]
+    ) -> None:
+        """Check that the datasets exist that a virtual dataset is made of, and that none is it."""
+        here = os.path.realpath(path), name.strip("/")
+        if here in above:  # HDF5 would follow the circle until the process crashes
+            raise DataError(f"{self._where}: its virtual datasets lead in a circle")
+        for file, source in _sources(path, name, os.stat(path).st_mtime_ns) or ():
+            of, target = ("it", path) if file == "." else (file, "")
+            what = f"virtual, of values in {file}:{source}"
+            target = target or self._outside(path, file, what)
+            # In this file, a link could lead to another one.
+            missing = target == root.filename and self.find(root, source, 1) is None
+            if missing or _sources(target, source, os.stat(target).st_mtime_ns) is None:
+                raise DataError(f"{self._where} is virtual, and {source} of {of} is missing")
+            self._check_sources(root, target, source, (*above, here))
+
+    def _outside(self, base: str, file: str, what: str) -> str:
+        """Return the path of another file that is read, if that is allowed."""
         if not self._external:
             raise DataError(f"{self._where} is {what}; --external allows other files")
         path = os.path.join(os.path.dirname(base), file)
         if not os.path.isfile(path):  # HDF5 would return fill values
             raise DataError(f"{self._where} is {what}, and {path} is not there")
         self.files.append(path)
+        return path
+
+
+@lru_cache(maxsize=4096)
+def _sources(path: str, name: str, _: int) -> tuple[tuple[str, str], ...] | None:
+    """Return the files and datasets that a virtual dataset is made of; None without a dataset.
+
+    The third argument is the file's time, for the cache.
+    """
+    with h5py.File(path, "r", locking=False) as file:
+        found = file.get(name)
+        if not isinstance(found, h5py.Dataset):
+            return None
+        sources = found.virtual_sources() if found.is_virtual else ()
+        return tuple((source.file_name, source.dset_name) for source in sources)
+
+
+def _hdf5_type(dataset: h5py.Dataset) -> Any:
+    """Return a dataset's dtype, or None if NumPy has no such type, such as for H5T_TIME."""
+    try:
+        return dataset.dtype
+    except TypeError:
+        return None
 
 
 def _hdf5_names(file: Any) -> dict[str, str]:
-    import h5py
-
     names = {}
 
     def note(name: str, found: Any) -> None:
         if isinstance(found, h5py.Dataset):
-            names[f"/{name}"] = f"{found.dtype} {found.shape}"
+            names[f"/{name}"] = f"{_hdf5_type(found) or 'of another type'} {found.shape}"
 
     file.visititems(note)
     return names
@@ -179,19 +209,24 @@ class _NetCDF(ArrayFile):
     def __init__(self, where: Where, axis: int, external: bool) -> None:
         netcdf = _library("netCDF4", where)
         check_whole(where.path)
+        self._hdf5: h5py.File | None = None
         self._file = netcdf.Dataset(where.path, "r")
         try:
             names = dict(_netcdf_variables(self._file))
             key = where.key.lstrip("/")
-            texts = {name: f"{v.dtype} {v.shape}" for name, v in names.items()}
+            texts = {name: f"{_type_of(v)} {v.shape}" for name, v in names.items()}
             key = choose(Where(where.path, key), texts)
-            self._others = _links_of_netcdf(where, key, external)
+            self._others: Sequence[str] = ()
+            if h5py.is_hdf5(where.path):
+                self._hdf5 = h5py.File(where.path, "r", locking=False)
+                stored, self._others = _stored(self._hdf5, where, key, external)
+                self._written, self._stored_shape = Written(stored), stored.shape
             self._variable = names[key]
             self._variable.set_auto_maskandscale(False)  # our `packing` does this
             self._variable.set_auto_chartostring(False)
             chunks = self._variable.chunking()
             known = isinstance(chunks, list) and -len(chunks) <= axis < len(chunks)
-            dtype = self._variable.dtype
+            dtype = _type_of(self._variable)
             super().__init__(where, dtype, self._variable.shape, axis, chunks[axis] if known else 1)
             found = self._variable.ncattrs()
             self.attributes = {
@@ -201,14 +236,21 @@ class _NetCDF(ArrayFile):
             if "_FillValue" not in found and dtype.itemsize > 1:
                 self.attributes["_FillValue"] = netcdf.default_fillvals[dtype.str[1:]]
         except BaseException:
-            self._file.close()
+            self.close()
             raise
 
     def _rows(self, start: int, stop: int) -> Array:
+        problem = ""
         try:
             array = self._variable[(slice(None),) * self.axis + (slice(start, stop),)]
-        except (OSError, RuntimeError, IndexError) as error:
+            if self._hdf5 is not None:
+                # Records behind the stored ones are read as the fill value.
+                stop = min(stop, self._stored_shape[self.axis])
+                problem = self._written.problem(min(start, stop), stop, self.axis)
+        except READING as error:
             raise unreadable(self.where, error) from None
+        if problem:
+            raise DataError(f"{self.where} {problem}")
         return np.moveaxis(np.asarray(array), self.axis, 0)
 
     def files(self, start: int, stop: int) -> Iterable[str]:
@@ -217,26 +259,30 @@ class _NetCDF(ArrayFile):
 
     def close(self) -> None:
         """See `ArrayFile`."""
+        if self._hdf5 is not None:
+            self._hdf5.close()
         self._file.close()
 
 
-def _links_of_netcdf(where: Where, key: str, external: bool) -> list[str]:
-    """Return the other files that hold a variable's values.
+def _type_of(variable: Any) -> Any:
+    """Return the dtype of a variable's values: object for text and variable-length arrays."""
+    dtype = variable.dtype
+    varies = type(variable.datatype).__name__ == "VLType"  # its dtype is that of the elements
+    return np.dtype(object) if varies or not isinstance(dtype, np.dtype) else dtype
+
+
+def _stored(file: h5py.File, where: Where, key: str, external: bool) -> tuple[Any, list[str]]:
+    """Return the dataset that holds a variable's values, and the other files that hold some.
 
     A NetCDF4 file is an HDF5 file, and its library follows every link.
     """
-    import h5py
-
-    if not h5py.is_hdf5(where.path):
-        return []
     group, _, name = key.rpartition("/")
-    with h5py.File(where.path, "r", locking=False) as file:
-        links = _Links(Where(where.path, key), external)
-        # A variable named like a dimension that is not its own is stored under another name.
-        for stored in (key, f"{group}/_nc4_non_coord_{name}"):
-            if (found := links.find(file, stored)) is not None:
-                links.dataset(found)
-                return links.files
+    links = _Links(Where(where.path, key), external)
+    # A variable named like a dimension that is not its own is stored under another name: the
+    # dimension has the name.
+    for stored in (f"{group}/_nc4_non_coord_{name}", key):
+        if (found := links.find(file, stored)) is not None:
+            return links.dataset(found), links.files
     raise DataError(f"{where} is not where NetCDF4 would have it")
 
 
@@ -251,14 +297,13 @@ class _Zarr(ArrayFile):
     def __init__(self, where: Where, axis: int) -> None:
         zarr = _library("zarr", where)
         self._zip = None
-        errors = (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError)
         try:
             store: Any = where.path
             if where.path.lower().endswith(".zip"):
                 self._zip = store = zarr.storage.ZipStore(where.path, mode="r")
             try:
                 found = zarr.open(store, mode="r")
-            except errors as error:
+            except READING as error:
                 raise unreadable(where, error) from None
             self._key = ""
             if not isinstance(found, zarr.Array):
@@ -268,7 +313,7 @@ class _Zarr(ArrayFile):
                         for name, array in sorted(found.members(max_depth=None))
                         if isinstance(array, zarr.Array)
                     }
-                except errors as error:
+                except READING as error:
                     raise unreadable(where, error) from None
                 texts = {name: f"{array.dtype} {array.shape}" for name, array in arrays.items()}
                 self._key = choose(Where(where.path, where.key.strip("/")), texts)

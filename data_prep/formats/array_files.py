@@ -4,13 +4,12 @@ import glob
 import os
 import re
 import stat
-import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from data_prep.formats import array_containers, array_numpy
-from data_prep.formats.array_base import FORMS, ArrayFile, Where, unreadable
+from data_prep.formats.array_base import FORMS, READING, ArrayFile, Where, unreadable
 from hpctrain.errors import ConfigError, DataError
 
 
@@ -58,7 +57,7 @@ def open_array(where: Where, axis: int = 0, *, external: bool = False) -> ArrayF
                 return array_numpy.open_numpy(where, axis)
             case kind:
                 return array_containers.open_container(kind, where, axis, external)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except READING as error:
         raise unreadable(where, error) from None
 
 

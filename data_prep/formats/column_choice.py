@@ -33,16 +33,18 @@ class ColumnChoice:
             "--categorical": self.categorical,
             "--null": self.null,
         }
+        there = frozenset(names)
         for option, given in options.items():
             for name in given:
-                if name not in names:
+                if name not in there:
                     raise ConfigError(f"{option} {name}: there is no such column; {_has(names)}")
         for name in self.cast:
-            if name not in names and name not in self.stack:
+            if name not in there and name not in self.stack:
                 raise ConfigError(f"--cast {name}: there is no such column; {_has(names)}")
         if self.columns and self.drop:
             raise ConfigError("--columns and --drop: give one of them")
-        chosen = list(dict.fromkeys(self.columns)) or [n for n in names if n not in self.drop]
+        dropped = frozenset(self.drop)
+        chosen = list(dict.fromkeys(self.columns)) or [n for n in names if n not in dropped]
         if not chosen:
             raise ConfigError("--drop leaves no column")
         return chosen
@@ -54,16 +56,19 @@ class ColumnChoice:
             ConfigError: Two fields have the same name, or a pattern of --stack matches no column.
         """
         stacked: dict[str, str] = {}
+        there = frozenset(names)
         for target, patterns in self.stack.items():
             for pattern in patterns:
-                found = [name for name in names if name == pattern or fnmatchcase(name, pattern)]
+                single = pattern in there and not set(pattern) & set("*?[")
+                matching = (n for n in names if n == pattern or fnmatchcase(n, pattern))
+                found = [pattern] if single else list(matching)
                 if not found:
                     raise ConfigError(f"--stack {target}: no column is {pattern!r}; {_has(names)}")
                 stacked |= dict.fromkeys(found, target)
         outputs: dict[str, list[str]] = {}
         for name in names:
             target = stacked.get(name) or self.rename.get(name, name)
-            if target in outputs and name not in stacked:
+            if target in outputs and not {name, outputs[target][0]} <= stacked.keys():
                 raise ConfigError(f"{outputs[target][0]!r} and {name!r} would both be {target!r}")
             outputs.setdefault(target, []).append(name)
         return outputs

@@ -8,8 +8,10 @@ string, binary            variable-length uint8; strings as UTF-8
 fixed-size list, tensor   shape (k, …)
 list of any of these      variable-length
 dictionary-encoded        the field of the values
+decimal                   what --cast says; floats are then rounded, integers are exact
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +25,7 @@ from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import ConfigError, DataError
 
 CODES = "int32"  # dtype of the codes of categories
+WHOLE = re.compile(r"[+-]?\d{1,300}")
 SHOWN = 60  # characters of a value in a message
 
 
@@ -80,8 +83,9 @@ class Column:
         elif _is_text(kind):
             field = Field("uint8", variable=True)
         else:
+            dtype = cast or _dtype(name, inner)
             try:
-                field = Field(cast or _dtype(name, inner), shape, variable)
+                field = Field(dtype, shape, variable)
             except DataError as error:
                 raise DataError(f"the column {name!r} of {kind}: {error}") from None
         value = None
@@ -92,6 +96,9 @@ class Column:
                 value = pa.scalar(null).cast(kind)
             except (pa.ArrowException, ValueError):
                 raise ConfigError(f"--null {name}={null}: that is no {kind}") from None
+            floating = pa.types.is_floating(kind)
+            if floating and WHOLE.fullmatch(null) and value.as_py() != int(null):
+                raise ConfigError(f"--null {name}={null}: a {kind} would round it")
         return cls(name, kind, field, cast, value, categories)
 
     def problems(self, array: Any) -> dict[int, str]:
@@ -122,11 +129,14 @@ class Column:
 
         if leaves.null_count:
             add(np.asarray(leaves.is_null().to_numpy(zero_copy_only=False)), " has a null inside")
-        values = _numbers(leaves)
+        whole = self._of_decimals(leaves.type)
+        if whole:
+            add(_fractions(leaves), f": {{}} is not possible in {self.cast}")
+        values = _numbers(leaves, whole)
         if values.dtype == np.uint64 and not self.cast:
             add(values > np.uint64(2**63 - 1), ": {} is beyond int64, the largest integer type")
         elif self.cast:
-            add(_lost(values, np.dtype(self.cast)), f": {{}} is not possible in {self.cast}")
+            add(lost(values, np.dtype(self.cast)), f": {{}} is not possible in {self.cast}")
         return found
 
     def values(self, array: Any) -> Array | Ragged:
@@ -137,9 +147,17 @@ class Column:
         if _is_text(array.type):
             return _text(array)
         lengths = np.diff(_ends(array, outer=True), prepend=0)
-        values = _numbers(_flat(array)).astype(self.field.dtype, copy=False)
+        leaves = _flat(array)
+        values = _numbers(leaves, self._of_decimals(leaves.type))
+        values = values.astype(self.field.dtype, copy=False)
         values = values.reshape(-1, *self.field.shape)
         return Ragged(values, offsets_of(lengths)) if self.field.variable else values
+
+    def _of_decimals(self, kind: Any) -> bool:
+        """Return whether decimals are cast to integers, which must not go through floats."""
+        import pyarrow as pa
+
+        return pa.types.is_decimal(kind) and "int" in self.cast
 
     def _plain(self, array: Any) -> Any:
         """Return the array without dictionaries and extensions; replace nulls if `null` is set."""
@@ -221,7 +239,8 @@ def _dtype(name: str, kind: Any) -> str:
         return str(np.dtype(kind.to_pandas_dtype()).name)
     if types.is_decimal(kind):
         raise DataError(
-            f"the column {name!r} is {kind}: no field holds such numbers; --cast {name}=float64"
+            f"the column {name!r} is {kind}: no field holds such numbers; --cast {name}=float64 "
+            f"(or int64, if all are whole) converts them"
         )
     raise DataError(
         f"the column {name!r} is {kind}, which no field can hold; --columns or --drop leave it out"
@@ -264,13 +283,29 @@ def _flat(array: Any) -> Any:
         array = array.flatten()
 
 
-def _numbers(array: Any) -> Array:
-    """Return a flat array as NumPy. Nulls become zeros; `problems` reports them."""
+def _fractions(decimals: Any) -> Array:
+    """Return a mask of the decimals that int64 cannot hold."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    wide = pa.decimal256(76, decimals.type.scale)
+    integers = decimals.cast(pa.int64(), safe=False)
+    same = compute.equal(integers.cast(wide), decimals.cast(wide)).fill_null(True)
+    return ~np.asarray(same.to_numpy(zero_copy_only=False))
+
+
+def _numbers(array: Any, whole: bool = False) -> Array:
+    """Return a flat array as NumPy. Nulls become zeros; `problems` reports them.
+
+    Args:
+        array: The array.
+        whole: Whether decimals become int64, not float64.
+    """
     import pyarrow as pa
 
     kind = array.type
     if pa.types.is_decimal(kind):
-        array = array.cast(pa.float64(), safe=False)
+        array = array.cast(pa.int64() if whole else pa.float64(), safe=False)
     elif pa.types.is_temporal(kind):
         width = pa.int32() if kind.bit_width == 32 else pa.int64()
         array = array.cast(width).cast(pa.int64())
@@ -280,10 +315,10 @@ def _numbers(array: Any) -> Array:
     return values.view(np.uint8) if values.dtype == bool else values
 
 
-def _lost(values: Array, to: np.dtype[Any]) -> Array:
+def lost(values: Array, to: np.dtype[Any]) -> Array:
     """Return a mask of the numbers that `to` cannot hold: too large, or it would round them."""
     if values.dtype == to:
-        return np.zeros(len(values), bool)
+        return np.zeros(values.shape, bool)
     bad: Array
     with np.errstate(all="ignore"):
         if to.kind == "f" and values.dtype.kind == "f":
@@ -303,7 +338,7 @@ def _lost(values: Array, to: np.dtype[Any]) -> Array:
             bad = ~fits | (np.floor(wide) != wide)
             return bad
     lowest = np.iinfo(values.dtype)
-    bad = np.zeros(len(values), bool)
+    bad = np.zeros(values.shape, bool)
     if info.min > lowest.min:
         bad |= values < info.min
     if info.max < lowest.max:

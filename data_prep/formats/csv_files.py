@@ -1,23 +1,36 @@
 """The rows of CSV files, and the numbers of those that cannot be used.
 
 The first rows of a CSV file decide the types of its columns. A row with a later value of another
-type cannot be used and is reported.
+type cannot be used and is reported, and so is a row with an integer that its column of floats would
+round, and a row that is not valid UTF-8.
 """
 
 import io
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
+import numpy as np
+
+from data_prep.formats import csv_text
 from data_prep.formats.columns import shown
+from data_prep.formats.csv_text import NotTextError, Utf8, as_bytes, encoding_of, from_bytes
 from data_prep.formats.files import LinesOf, Part
 from data_prep.formats.opening import one_line, opened, pyarrow
+from data_prep.show.console import size
 from hpctrain.errors import DataError
 
 BLOCK = 4 * 2**20
 FIRST = 2**20  # bytes at the beginning of a file; their values decide the types
+# A file whose first line is long has many columns. Its blocks have about LINES lines, so that the
+# time that each column of a block costs does not dominate; but at least FEW lines, whatever fits.
+LONG, LINES, FEW, LARGE = 2**14, 64, 8, 2**26
+LONGEST = 2**24  # bytes of the first line that are looked at
+EXACT = 2.0**53  # floats below this are exact if they are whole numbers
+WHOLE = re.compile(rb"\s*[+-]?\d+\s*")
 
 
 class Rows(NamedTuple):
@@ -44,23 +57,73 @@ class Csv:
         delimiter: The character between values; "" is a comma, or a tab in .tsv files.
         names: Names of the columns, if the first row does not have them.
         quotes: Whether a value may be in quotes; otherwise quotes are ordinary characters.
+        encoding: The encoding of files without a byte order mark; "" is UTF-8.
+        block: Bytes of text that are parsed at once; 0 is BLOCK, and FIRST for the first rows.
         types: Types of the columns, once they are known.
+        exact: Columns of floats that must not round integers.
     """
 
     delimiter: str = ""
     names: tuple[str, ...] = ()
     quotes: bool = True
+    encoding: str = ""
+    block: int = 0
     types: Mapping[str, Any] = field(default_factory=dict)
+    exact: frozenset[str] = frozenset()
+
+    def for_width(self, path: str) -> "Csv":
+        """Return the same with larger blocks if the file has many columns and `block` is 0.
+
+        Raises:
+            DataError: The file cannot be read, or is UTF-16 without a byte order mark.
+        """
+        line = len(csv_text.first_line(path, self.encoding, LONGEST))
+        if self.block or line <= LONG:
+            return self
+        return replace(self, block=max(BLOCK, min(LINES * line, LARGE), FEW * line))
 
 
 def first_rows(path: str, csv: Csv) -> tuple[Any, Any]:
     """Return the schema of the first rows, and these rows, or None if there are no rows.
 
+    A column of text that is not UTF-8 has the type binary.
+
     Raises:
-        DataError: The file cannot be read as CSV.
+        DataError: The file cannot be read as CSV, or the first row is not UTF-8.
     """
-    with _csv(Part(path), csv, {}, None, FIRST) as reader:
-        return reader.schema, next(iter(reader), None)
+    block = max(FIRST, csv.block)
+    try:
+        with _csv(Part(path), csv, {}, None, block) as reader:
+            return reader.schema, next(iter(reader), None)
+    except NotTextError:
+        with _csv(Part(path), csv, {}, None, block, as_is=True) as reader:
+            return _restored(path, reader.schema, next(iter(reader), None))
+
+
+def _restored(path: str, schema: Any, first: Any) -> tuple[Any, Any]:
+    """Return the schema and first rows of a file that was read as bytes."""
+    pa = pyarrow()
+    fields, columns = [], []
+    for i, name in enumerate(schema.names):
+        try:
+            name, kind = as_bytes(name).decode(), schema.types[i]
+        except UnicodeDecodeError:
+            text = as_bytes(name).decode(errors="backslashreplace")
+            raise DataError(
+                f"{path}: the column name {text!r} is not UTF-8; {csv_text.CURE}"
+            ) from None
+        if first is not None:
+            column = first.column(i)
+            if pa.types.is_string(kind):
+                column = pa.array(map(as_bytes, column.to_pylist()), pa.binary())
+                try:
+                    column = column.cast(pa.string())
+                except pa.ArrowInvalid:
+                    kind = pa.binary()
+            columns.append(column)
+        fields.append((name, kind))
+    schema = pa.schema(fields)
+    return schema, None if first is None else pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def csv_rows(part: Part, names: Sequence[str], csv: Csv) -> Iterator[Rows]:
@@ -71,30 +134,34 @@ def csv_rows(part: Part, names: Sequence[str], csv: Csv) -> Iterator[Rows]:
     """
     # Convert whole batches. From the first one that fails, read bytes and convert them by value.
     types = {name: csv.types[name] for name in names}
+    exact = [i for i, name in enumerate(names) if name in csv.exact]
     invalid = _Invalid(part, csv)
     done = 0
     try:
         with _csv(part, csv, types, invalid) as reader:
             for batch in reader:
+                if exact and may_be_rounded(batch.select(exact)):
+                    raise _ByValueError
                 yield from invalid.rows(batch, {}, done)
                 done += batch.num_rows
-    except _OtherType:
+    except (_ByValueError, NotTextError):
         pa = pyarrow()
-        again = _Invalid(part, csv, invalid.told)
+        as_is = encoding_of(part.path, csv.encoding) == "utf-8"
+        again = _Invalid(part, csv, invalid.told, as_is=as_is)
         seen = 0
-        with _csv(part, csv, dict.fromkeys(names, pa.binary()), again) as reader:
+        with _csv(part, csv, dict.fromkeys(names, pa.binary()), again, as_is=as_is) as reader:
             for batch in reader:
                 fresh = batch.slice(max(0, done - seen))
                 if fresh.num_rows:
-                    converted, bad = _converted(fresh, types)
+                    converted, bad = _converted(fresh, types, frozenset(exact), as_is)
                     yield from again.rows(converted, bad, seen + batch.num_rows - fresh.num_rows)
                 seen += batch.num_rows
         invalid = again
     yield from invalid.rest()
 
 
-class _OtherType(Exception):
-    """A value does not have the type of its column."""
+class _ByValueError(Exception):
+    """A value does not have the type of its column, or may be rounded: look at each value."""
 
 
 class _Invalid:
@@ -103,14 +170,18 @@ class _Invalid:
     It is pyarrow's handler for invalid rows. `told` counts those that were reported already.
     """
 
-    def __init__(self, part: Part, csv: Csv, told: int = 0) -> None:
+    def __init__(self, part: Part, csv: Csv, told: int = 0, *, as_is: bool = False) -> None:
         # pyarrow counts the header as a row if it reads the header.
         self._header = 0 if csv.names or part.start else 1
         self._skipped = 0 if csv.names else 1
         self._part, self._reasons, self.told = part, dict[int, str](), told
+        self._as_is = as_is
 
     def __call__(self, row: Any) -> str:
-        text = shown(row.text)
+        text = row.text
+        if self._as_is:
+            text = as_bytes(text).decode(errors="backslashreplace")
+        text = shown(text)
         self._reasons[row.number] = (
             f"it has {row.actual_columns} values, not {row.expected_columns}: {text}"
         )
@@ -156,21 +227,57 @@ def _rows_before(part: Part, headers: int) -> int:
         return sum(1 for line in file if line.strip(b"\r\n")) - headers
 
 
-def _converted(batch: Any, types: Mapping[str, Any]) -> tuple[Any, dict[int, str]]:
-    """Convert a batch of bytes to types; also return the rows with a value of another type."""
+def may_be_rounded(batch: Any) -> bool:
+    """Return whether columns of floats have values that are not exact if they were integers."""
+    if not batch.num_rows or not batch.num_columns:
+        return False
+    matrix = batch.to_tensor(null_to_nan=True, row_major=False).to_numpy()
+    return bool((np.abs(matrix) >= EXACT).any())
+
+
+def _converted(
+    batch: Any, types: Mapping[str, Any], exact: frozenset[int], as_is: bool
+) -> tuple[Any, dict[int, str]]:
+    """Convert a batch of bytes to types; also return the rows with a value that is impossible.
+
+    Args:
+        batch: Columns of bytes, in the order of `types`.
+        types: Types of the columns.
+        exact: The columns of floats that must not round integers.
+        as_is: Whether the text was read in the encoding BYTES.
+    """
     pa = pyarrow()
     columns, bad = [], dict[int, str]()
-    for name, kind in types.items():
-        values = batch.column(name).to_pylist()
-        wrong = list(_wrong(values, 0, kind))
-        for row in wrong:
-            why = "no UTF-8" if pa.types.is_string(kind) else f"no {kind}, as the first rows have"
+    for i, (name, kind) in enumerate(types.items()):
+        values = batch.column(i).to_pylist()
+        if as_is:
+            values = [v if v.isascii() else as_bytes(v.decode()) for v in values]
+        for row in list(_wrong(values, 0, kind)):
+            is_text = pa.types.is_string(kind)
+            why = "no UTF-8" if is_text else f"no {kind}, as the first rows have"
             text = shown(values[row].decode(errors="backslashreplace"))
-            hint = "" if pa.types.is_string(kind) else f"; --cast {name}=text takes all as text"
-            bad.setdefault(row, f"column {name!r}: {text} is {why}{hint}")
+            hint = csv_text.CURE if is_text else f"--cast {name}=text takes all as text"
+            bad.setdefault(row, f"column {name!r}: {text} is {why}; {hint}")
             values[row] = b""
         columns.append(_parsed(values, kind))
+        for row in _rounded(values, columns[-1]) if i in exact else ():
+            bad.setdefault(
+                row,
+                f"column {name!r}: the other values are floats, which would round "
+                f"{shown(values[row].decode())}; --cast {name}=float64 allows that, "
+                f"--cast {name}=text keeps all as text",
+            )
     return pa.RecordBatch.from_arrays(columns, names=list(types)), bad
+
+
+def _rounded(values: Sequence[bytes], floats: Any) -> Iterator[int]:
+    """Yield the places of the values that are integers, and differ from their floats."""
+    numbers = floats.to_numpy(zero_copy_only=False)
+    for i in np.flatnonzero(np.abs(numbers) >= EXACT).tolist():
+        if WHOLE.fullmatch(values[i]):
+            digits, number = values[i].strip(), float(numbers[i])
+            if len(digits) > 310 or not np.isfinite(number) or int(digits) != int(number):
+                yield i
 
 
 def _wrong(values: Sequence[bytes], first: int, kind: Any) -> Iterator[int]:
@@ -202,43 +309,51 @@ def _parsed(values: Sequence[bytes], kind: Any) -> Any:
     return array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
 
 
-class _Quotes(io.RawIOBase):
-    """A stream that counts quotes: Arrow accepts a quote that is still open at the end."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream, self.count = stream, 0
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill `buffer` and return the number of bytes read."""
-        content = self._stream.read(len(buffer))
-        self.count += content.count(b'"')
-        buffer[: len(content)] = content
-        return len(content)
-
-
 @contextmanager
 def _csv(
-    part: Part, csv: Csv, types: Mapping[str, Any], invalid: Any, block: int = 0
+    part: Part,
+    csv: Csv,
+    types: Mapping[str, Any],
+    invalid: "_Invalid | None",
+    block: int = 0,
+    *,
+    as_is: bool = False,
 ) -> Iterator[Any]:
+    """Open a part, and yield Arrow's reader.
+
+    Args:
+        part: The part.
+        csv: How the file is read.
+        types: Types of the columns to read; empty: all columns, and the values decide the types.
+        invalid: Takes the rows with too few or too many values; None leaves them out.
+        block: Bytes of text that are parsed at once; 0: those of `csv`, or BLOCK.
+        as_is: Whether the text is read in the encoding BYTES. Names are then mapped, too.
+
+    Raises:
+        DataError: The file cannot be read.
+        NotTextError: It is not UTF-8.
+        _ByValueError: A value does not have the type of its column.
+    """
     pa = pyarrow()
     from pyarrow import csv as library
 
-    names = list(csv.names) or (list(csv.types) if part.start else None)
+    encoding = csv_text.BYTES if as_is else encoding_of(part.path, csv.encoding)
+    block = block or csv.block or BLOCK
+    names = list(csv.names) or (list(csv.types) if part.start else [])
+    if as_is:
+        names = list(map(from_bytes, names))
+        types = {from_bytes(name): kind for name, kind in types.items()}
     tabs = ".tsv" in PurePath(part.path).suffixes
     with opened(part) as stream:
         if part.start and not cast(io.BufferedReader, stream).peek(1):
             yield ()  # no row begins in this part
             return
-        counted = _Quotes(stream)
+        text = Utf8(stream, encoding)
         try:
             reader = library.open_csv(
-                counted,
+                text,
                 library.ReadOptions(
-                    use_threads=False, column_names=names, block_size=block or BLOCK
+                    use_threads=False, column_names=names or None, block_size=block
                 ),
                 library.ParseOptions(
                     delimiter=csv.delimiter or ("\t" if tabs else ","),
@@ -251,18 +366,32 @@ def _csv(
             )
             with reader:
                 yield reader
-        except (pa.ArrowException, UnicodeDecodeError) as error:
+        except NotTextError as error:
+            if encoding == "utf-8":
+                raise
+            raise DataError(f"{part.path} is not {encoding}: {error}; {csv_text.CURE}") from None
+        except pa.ArrowException as error:
             if "conversion error" in str(error) and invalid is not None:
-                raise _OtherType from None
+                raise _ByValueError from None
+            if "straddling" in str(error):
+                quotes = "; --no-quotes if a quote in it is not closed" if csv.quotes else ""
+                raise DataError(
+                    f"{part.path} cannot be read as CSV: a row has more than {size(block)} of "
+                    f"text; --block {8 * block // 2**20}MiB reads longer rows{quotes}"
+                ) from None
             raise DataError(f"{part.path} cannot be read as CSV: {one_line(error)}") from None
-        if csv.quotes and invalid is not None and counted.count % 2:
+        if csv.quotes and invalid is not None and text.quotes % 2:
             raise DataError(
                 f"{part.path} has an odd number of quotes: one is not closed, and what follows it "
                 "would be taken for one value; --no-quotes takes quotes as they are"
             )
 
 
-def has_quotes(path: str) -> bool:
-    """Return whether a file has quotes: then a line may be only a part of a row."""
+def may_be_cut(path: str, csv: Csv) -> bool:
+    """Return whether each line of a file is a row, so that parts can be read on their own."""
+    if not csv_text.ends_lines_with_one_byte(encoding_of(path, csv.encoding)):
+        return False
+    if not csv.quotes:
+        return True
     with open(path, "rb") as file:
-        return any(b'"' in block for block in iter(lambda: file.read(BLOCK), b""))
+        return not any(b'"' in block for block in iter(lambda: file.read(BLOCK), b""))

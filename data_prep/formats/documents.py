@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Any, BinaryIO, NamedTuple
 
 from data_prep.formats.files import LinesOf, Part, line_at, ranges
-from data_prep.formats.opening import BUFFER, GROWTH, open_parquet, opened
+from data_prep.formats.opening import BUFFER, GROWTH, open_parquet, opened, parquet_batches
 from data_prep.show import console
 from data_prep.source import BadRecords, SourceFile
 from hpctrain.errors import ConfigError, DataError
@@ -171,8 +171,8 @@ class Reader:
             counts = [table.metadata.row_group(i).num_rows for i in range(part.start)]
             number = sum(counts)
             keys = list(dict.fromkeys([self.key, *([self.column] if self.column else [])]))
-            groups = list(range(part.start, part.stop))
-            for batch in table.iter_batches(ROWS, row_groups=groups, columns=keys):
+            groups = range(part.start, part.stop)
+            for batch in parquet_batches(table, part.path, ROWS, groups, keys):
                 columns = [_values(batch.column(key)) for key in keys]
                 for values in zip(*columns, strict=True):
                     number += 1

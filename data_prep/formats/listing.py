@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, overload
 
+from data_prep.formats.opening import open_parquet, parquet_batches
 from data_prep.show import console
 from data_prep.source import SourceFile
 from hpctrain.errors import ConfigError, DataError
@@ -185,24 +186,14 @@ def _jsonl(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]
 
 
 def _parquet(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise DataError(
-            "Parquet needs pyarrow, which is not installed: pip install 'hpctrain[prep]'"
-        ) from None
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            _check_columns(path, columns, file.schema_arrow.names)
-            number = 0
-            for batch in file.iter_batches(columns=list(dict.fromkeys(columns))):
-                values = [batch.column(name).to_pylist() for name in columns]
-                for row in zip(*values, strict=True):
-                    number += 1
-                    yield f"row {number}", list(row)
-    except pyarrow.ArrowException as error:
-        raise DataError(f"{path} is no readable Parquet file: {error}") from None
+    with open_parquet(str(path)) as file:
+        _check_columns(path, columns, file.schema_arrow.names)
+        number, groups = 0, range(file.num_row_groups)
+        for batch in parquet_batches(file, str(path), 2**16, groups, list(dict.fromkeys(columns))):
+            values = [batch.column(name).to_pylist() for name in columns]
+            for row in zip(*values, strict=True):
+                number += 1
+                yield f"row {number}", list(row)
 
 
 def _check_columns(path: Path, columns: Sequence[str], found: Sequence[str]) -> None:

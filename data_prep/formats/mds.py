@@ -14,15 +14,17 @@ compressed, is:
 """
 
 import bz2
+import hashlib
 import json
 import mmap
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from data_prep.formats.samples import Unusable
 from data_prep.source import SourceFile
@@ -70,6 +72,8 @@ class Shard:
         samples: Number of samples.
         bytes: Size of the raw file.
         folder: Name of its folder if each folder is a split, otherwise "".
+        digests: The digests that the index has, as hexadecimal text by the algorithm's name, of
+            the content of `file`, and then of the raw file.
     """
 
     file: SourceFile
@@ -77,6 +81,7 @@ class Shard:
     samples: int
     bytes: int
     folder: str
+    digests: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
 
 
 def shards_of(folder: Path, name: str) -> Iterator[tuple[Shard, tuple[Column, ...]]]:
@@ -108,8 +113,12 @@ def shards_of(folder: Path, name: str) -> Iterator[tuple[Shard, tuple[Column, ..
             there = (folder / names[0]).exists() or not packed
             file = SourceFile.of(folder / names[0 if there else 1])
             compression = "" if there else str(entry["compression"])
+            digests = [dict((info or {}).get("hashes") or {}) for info in (packed, raw)]
             yield (
-                Shard(file, compression, int(entry["samples"]), int(raw["bytes"]), name),
+                Shard(
+                    *(file, compression, int(entry["samples"]), int(raw["bytes"]), name),
+                    digests=({} if there else digests[0], digests[1]),
+                ),
                 tuple(
                     Column(str(n), str(encoding), int(size or 0)) for n, encoding, size in columns
                 ),
@@ -132,7 +141,9 @@ def samples(shard: Shard) -> Iterator[bytes]:
         with open(path, "rb") as file:
             content: Any = b""
             if shard.compression:
-                content = _decompressed(file.read(), shard)
+                content = file.read()
+                _check_digests(path, content, shard.digests[0])
+                content = _decompressed(content, shard)
             elif shard.file.size:
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
@@ -151,8 +162,27 @@ def samples(shard: Shard) -> Iterator[bytes]:
             f"{path} is damaged: {INDEX} lists {shard.samples} samples, {shard.bytes} bytes; it "
             f"has {len(content)} bytes, and its header says {ends[0] if len(ends) else 'nothing'}"
         )
+    _check_digests(path, content, shard.digests[1])
     for start, stop in zip(ends[1:-1].tolist(), ends[2:].tolist(), strict=True):
         yield content[start:stop]
+
+
+def _check_digests(path: str, content: Any, digests: Mapping[str, str]) -> None:
+    """Check the digests that the index has; mosaicml-streaming knows those of two libraries.
+
+    Raises:
+        DataError: A digest is another one, or its algorithm is unknown.
+    """
+    for name, listed in digests.items():
+        try:
+            known = name in xxhash.algorithms_available
+            found = getattr(xxhash, name)() if known else hashlib.new(name)
+            found.update(content)
+            digest = found.hexdigest()
+        except (ValueError, TypeError):
+            raise DataError(f"{path}: {INDEX} has a digest of unknown kind, {name!r}") from None
+        if digest != listed:
+            raise DataError(f"{path} is damaged: its {name} is {digest}, {INDEX} lists {listed}")
 
 
 def _decompressed(content: bytes, shard: Shard) -> bytes:

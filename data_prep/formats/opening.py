@@ -2,14 +2,15 @@
 
 import gzip
 import io
+import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import PurePath
 from typing import Any, BinaryIO, cast
 
 from data_prep.formats.files import LinesOf, Part
-from hpctrain.errors import DataError
+from hpctrain.errors import ConfigError, DataError
 
 BUFFER = 2**20
 # Size of text relative to its compressed file: an estimate, only used for the size of the shards.
@@ -25,6 +26,8 @@ def opened(part: Part) -> Iterator[BinaryIO]:
     """
     packing = PurePath(part.path).suffix
     try:
+        if packing in GROWTH and not os.path.getsize(part.path):
+            raise EOFError("it is empty, so it was cut off")  # gzip takes it for no text
         if packing == ".gz":
             with gzip.open(part.path) as stream:
                 yield cast(BinaryIO, stream)
@@ -58,10 +61,41 @@ def open_parquet(path: str) -> Iterator[Any]:
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as table:
+        with parquet.ParquetFile(
+            path, pre_buffer=False, buffer_size=BUFFER, page_checksum_verification=True
+        ) as table:
             yield table
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {one_line(error)}") from None
+
+
+def parquet_batches(
+    table: Any, path: str, count: int, groups: Sequence[int], columns: Sequence[str]
+) -> Iterator[Any]:
+    """Yield the rows of some row groups as batches of at most `count` rows.
+
+    Raises:
+        DataError: There are fewer or more rows than the file says: Arrow skips damaged pages.
+    """
+    left = sum(table.metadata.row_group(group).num_rows for group in groups)
+    for batch in table.iter_batches(count, row_groups=list(groups), columns=list(columns)):
+        left -= batch.num_rows
+        yield batch
+    if left:
+        raise DataError(
+            f"{path} is damaged: {abs(left)} rows {'are missing' if left > 0 else 'are too many'}"
+        )
+
+
+@contextmanager
+def naming(paths: Sequence[str]) -> Iterator[None]:
+    """Add the first of these files to the message of an error that names none of them."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        if any(path in str(error) for path in paths):
+            raise
+        raise type(error)(f"{paths[0]}: {error}") from None
 
 
 def one_line(error: Exception) -> str:

@@ -3,12 +3,14 @@
 Pillow decodes the images into uint8 (channels, height, width). With --encoded their bytes are kept,
 and the loader decodes them.
 
-- Formats: JPEG, PNG, TIFF, WebP and BMP, recognised by their content. Animations and files with
-  several pages cannot be used; of an MPO file from a phone, the first image is taken.
+- Formats: JPEG, PNG, TIFF, WebP, BMP, GIF, JPEG 2000 and AVIF, recognised by their content. For
+  animations and files with several pages, --pages first takes the first page, and --pages all makes
+  a variable-length field of the pages (pages, channels, height, width). Of an MPO file from a
+  phone, the first image is taken.
 - The EXIF orientation is applied. ICC profiles are ignored. Grey, palette and CMYK images are
   converted by Pillow's formulas; colour is converted to grey by ITU-R 601.
-- Images with more than 8 bits per channel need --mode L16 (uint16, grey). They are never cut to 8
-  bits.
+- Images with more than 8 bits per channel need --mode L16 (uint16, grey) or --mode RGB16 (uint16,
+  TIFF and PNG). They are never cut to 8 bits.
 - Transparent pixels are kept by --mode RGBA, or laid over the colour of --background. Otherwise the
   image cannot be used. An alpha channel that is opaque everywhere is dropped.
 - --encoded keeps each file's bytes, with their orientation, which the loader applies when it
@@ -26,13 +28,16 @@ from typing import Any, Self
 import numpy as np
 
 from data_prep.formats.image_files import (
-    check_end,
+    PAGES,
+    check_whole,
+    colours16,
     grey16,
     has_alpha,
     is_deep,
     is_opaque,
     least_alpha,
     opened,
+    page_count,
     pillow,
     reasons,
 )
@@ -43,7 +48,8 @@ from hpctrain.data.images import MAX_PIXELS, orientation, planes, upright
 from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError
 
-MODES = {"RGB": 3, "L": 1, "RGBA": 4, "L16": 1}
+MODES = {"RGB": 3, "L": 1, "RGBA": 4, "L16": 1, "RGB16": 3}
+DEEP = ("L16", "RGB16")
 RESIZE = ("crop", "pad", "stretch", "none")
 FILTERS = ("bilinear", "bicubic", "lanczos", "box", "nearest")
 DRAFT = 2  # a JPEG decoded with --draft has at least this many times the target size
@@ -73,6 +79,13 @@ def add_arguments(parser: argparse.ArgumentParser, mode: str = "RGB") -> None:
         "--mode",
         choices=MODES,
         help=f"mode of the pixels (default: {mode or 'that of the first image'})",
+    )
+    group.add_argument(
+        "--pages",
+        choices=PAGES,
+        default="refuse",
+        help="images with several pages. first: take the first page; all: the pages of an image "
+        "are one sample of any length; refuse: they cannot be used (default: %(default)s)",
     )
     group.add_argument(
         "--background",
@@ -122,6 +135,7 @@ class Pixels:
         quality: Quality of JPEGs that are encoded again, 1 to 95.
         max_pixels: Images with more pixels cannot be used.
         draft: Whether JPEGs may be decoded at a fraction of their size.
+        pages: One of PAGES: what is read of an animation, or of a file with several pages.
     """
 
     size: tuple[int, int] | None = None
@@ -133,6 +147,7 @@ class Pixels:
     quality: int = 95
     max_pixels: int = MAX_PIXELS
     draft: bool = False
+    pages: str = "refuse"
 
     @classmethod
     def of(cls, args: argparse.Namespace, mode: str = "RGB") -> Self:
@@ -145,8 +160,12 @@ class Pixels:
         size = _size(args.size) if args.size else None
         if args.encoded and args.mode and (size is None or MODES[args.mode] == 4):
             raise ConfigError(f"--mode {args.mode}: with --encoded the loader decides it")
-        if args.encoded and args.mode == "L16":
-            raise ConfigError("--mode L16: the loader decodes 8 bits; leave out --encoded")
+        if args.encoded and args.mode in DEEP:
+            raise ConfigError(f"--mode {args.mode}: the loader decodes 8 bits; leave out --encoded")
+        if args.encoded and args.pages != "refuse":
+            raise ConfigError(
+                f"--pages {args.pages}: the loader decodes one page; leave out --encoded"
+            )
         if args.draft and size is None:
             raise ConfigError("--draft is for --size: JPEGs that are far larger")
         if not 1 <= args.quality <= 95:
@@ -162,7 +181,7 @@ class Pixels:
                 raise ConfigError(
                     f"--background {args.background!r}: a colour such as white or #ff8800"
                 ) from None
-            if args.mode == "L16":
+            if args.mode in DEEP:
                 raise ConfigError("--background: images of 16 bits have no transparent pixels")
         return cls(
             size=size,
@@ -174,11 +193,15 @@ class Pixels:
             quality=args.quality,
             max_pixels=args.max_pixels,
             draft=args.draft,
+            pages=args.pages,
         )
 
     def identity(self) -> dict[str, Any]:
         """Return all options that the result depends on, as JSON."""
-        return asdict(self)
+        options = asdict(self)
+        if self.pages == "refuse":  # as it was before there was this option
+            del options["pages"]
+        return options
 
     @property
     def field(self) -> Field | None:
@@ -187,8 +210,15 @@ class Pixels:
             return Field("uint8", variable=True)
         if self.size is None or not self.mode:
             return None
-        dtype = "uint16" if self.mode == "L16" else "uint8"
-        return Field(dtype, (MODES[self.mode], *self.size))
+        dtype = "uint16" if self.mode in DEEP else "uint8"
+        return Field(dtype, (MODES[self.mode], *self.size), self.pages == "all")
+
+    def field_of(self, first: Array) -> Field:
+        """Return the field of the samples, whose first one is `first`."""
+        if self.field is not None:
+            return self.field
+        pages = self.pages == "all"
+        return Field(first.dtype.name, first.shape[1:] if pages else first.shape, pages)
 
     def sample(self, content: bytes, field: Field | None = None, out: Array | None = None) -> Array:
         """Return the sample of an image file.
@@ -199,27 +229,56 @@ class Pixels:
             out: An array that may be used for the result; not used if encoded.
 
         Returns:
-            uint8 or uint16 (channels, height, width), perhaps `out` itself; if encoded, uint8
-            (bytes,).
+            uint8 or uint16 (channels, height, width), perhaps `out` itself; with all pages
+            (pages, channels, height, width); if encoded, uint8 (bytes,).
 
         Raises:
             Unusable: The image is damaged, too large, or its format or size is not accepted.
         """
         if self.encoded:
             return np.frombuffer(self._file(content), np.uint8)
-        with reasons(), opened(content, self.max_pixels) as image:
-            pixels = self._array(self._resized(self._upright(image)), out)
-        if field is not None and len(pixels) != field.shape[0]:
+        with reasons(), opened(content, self.max_pixels, self.pages) as image:
+            if image.format == "PNG":
+                check_whole(image, "PNG", content)
+            if self.pages == "all":
+                found = []
+                for page in range(page_count(image)):
+                    image.seek(page)
+                    found.append(self._page(image, content))
+                    self._check(found[-1], Field(found[0].dtype.name, found[0].shape), "page")
+                pixels = np.stack(found)
+                if field is not None:
+                    self._check(found[0], field, "image")
+                return pixels
+            pixels = self._page(image, content, out)
+        if field is not None:
+            self._check(pixels, field, "image")
+        return pixels
+
+    def _page(self, image: Any, content: bytes, out: Array | None = None) -> Array:
+        """Return the pixels of the page that an open image is at."""
+        if self.mode == "RGB16" and is_deep(image):
+            colours = colours16(image, content, self.max_pixels)
+            turn = orientation(image)
+            return np.concatenate([self._array(self._resized(upright(c, turn))) for c in colours])
+        return self._array(self._resized(self._upright(image)), out)
+
+    def _check(self, pixels: Array, field: Field, what: str) -> None:
+        """Check that an image or page is like the first one.
+
+        Raises:
+            Unusable: It has other channels or another size.
+        """
+        if len(pixels) != field.shape[0]:
             raise Unusable(
-                f"it has {_channels(len(pixels))}, the first image {_channels(field.shape[0])}; "
+                f"it has {_channels(len(pixels))}, the first {what} {_channels(field.shape[0])}; "
                 "--mode makes them equal"
             )
-        if field is not None and pixels.shape != field.shape:
+        if pixels.shape != field.shape:
             raise Unusable(
-                f"it has {pixels.shape[1]} x {pixels.shape[2]} pixels, the first image "
+                f"it has {pixels.shape[1]} x {pixels.shape[2]} pixels, the first {what} "
                 f"{field.shape[1]} x {field.shape[2]} (height x width); --size HxW makes them equal"
             )
-        return pixels
 
     def convert(self, image: Any) -> Array:
         """Return the sample of an open Pillow image; see `sample`.
@@ -232,7 +291,8 @@ class Pixels:
                 file = io.BytesIO()
                 image.save(file, "PNG")
                 return self.sample(file.getvalue())
-            return self._array(self._resized(self._upright(image)))
+            pixels = self._array(self._resized(self._upright(image)))
+            return pixels[None] if self.pages == "all" else pixels
 
     def _file(self, content: bytes) -> bytes:
         """Return the bytes for the loader: those of the file, or the image encoded again."""
@@ -249,10 +309,7 @@ class Pixels:
                 self.size == (image.height, image.width) and orientation(image) == 1
             )
             if kind in LOADED and fits and is_opaque(image, content, self.max_pixels):
-                if kind == "PNG":
-                    # `verify` checks all checksums; it needs an image that was not read yet.
-                    opened(content, self.max_pixels).verify()
-                check_end(image, kind, content)
+                check_whole(image, kind, content)
                 return content
         # Open the file again: reading the EXIF data may have moved the position in it.
         with reasons(), opened(content, self.max_pixels) as image:
@@ -273,12 +330,12 @@ class Pixels:
                 height, width = _inside((height, width), (image.height, image.width))
             image.draft(None, (DRAFT * width, DRAFT * height))
         image.load()
-        if deep != (self.mode == "L16"):
+        if deep != (self.mode in DEEP):
             raise Unusable(
                 f"it has more than 8 bits a channel (Pillow's mode {image.mode}): --mode L16 "
-                "takes grey of 16 bits; store others as arrays"
+                "takes grey of 16 bits, --mode RGB16 colours; store others as arrays"
                 if deep
-                else "it has 8 bits a channel, --mode L16 takes 16"
+                else f"it has 8 bits a channel, --mode {self.mode} takes 16"
             )
         image = upright(image, orientation(image))
         if self.mode == "L16":
@@ -326,7 +383,7 @@ class Pixels:
         return padded
 
     def _array(self, image: Any, out: Array | None = None) -> Array:
-        if self.mode == "L16":
+        if self.mode in DEEP:
             deep = np.asarray(image).clip(0, 2**16 - 1)  # a sharp filter may exceed the range
             return deep.astype(np.uint16)[None]
         shape = (len(image.getbands()), image.height, image.width)

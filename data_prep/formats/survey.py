@@ -13,6 +13,7 @@ import numpy as np
 import xxhash
 
 from data_prep.datasets.rows import blocks
+from data_prep.formats.hdf5_storage import Written
 from data_prep.processes import Progress
 from data_prep.source import BLOCK_BYTES, SourceFile
 from hpctrain.data.field import Field
@@ -80,6 +81,7 @@ class Survey:
         )
         with _quiet():
             layout = Layout(path, shard, self.schema, mapped=False)  # a loader uses the same class
+        _check_storage(layout, self.schema, decode=self.statistics)
         elements, moments = {}, {}
         try:
             for name, field in self.schema.items():
@@ -118,6 +120,41 @@ def _digest(path: Path, progress: Progress) -> str:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     return f"xxh3_128:{digest.hexdigest()}"
+
+
+def _check_storage(layout: Layout, fields: Mapping[str, Field], *, decode: bool) -> None:
+    """Check that HDF5 finds the chunks that a loader finds, and decodes the first and last alike.
+
+    Args:
+        layout: The file as a loader reads it.
+        fields: The schema.
+        decode: Whether chunks may be decoded.
+
+    Raises:
+        DataError: HDF5 reads something else.
+    """
+    with h5py.File(layout.path, "r", locking=False) as file:
+        for name, field in fields.items():
+            parts = ("/values", "/offsets") if field.variable else ("",)
+            for dataset, part in zip(field.datasets(name), parts, strict=False):
+                try:
+                    problem = Written(file[dataset]).problem(axis=field.axis)
+                    stored = layout.rows.get(name + part)
+                    if not problem and decode and isinstance(stored, Chunked) and stored.direct:
+                        problem = _read_otherwise(file[dataset], stored, field.axis)
+                except (OSError, RuntimeError, ValueError, KeyError) as error:
+                    problem = f"cannot be read by HDF5: {error}"
+                if problem:
+                    raise DataError(f"{layout.path}: {dataset} {problem}")
+
+
+def _read_otherwise(dataset: h5py.Dataset, stored: Chunked, axis: int) -> str:
+    """Return what is wrong if HDF5 reads the first or last sample otherwise than a loader."""
+    for row in {0, stored.shape[0] - 1}:
+        theirs = dataset[(slice(None),) * axis + (row,)]
+        if stored.rows(np.array([row]))[0].tobytes() != theirs.tobytes():
+            return f"is damaged: HDF5 reads other values at {row} than the ones that are stored"
+    return ""
 
 
 def _check_offsets(layout: Layout, name: str, count: int) -> None:

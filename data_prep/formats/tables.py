@@ -1,10 +1,13 @@
 """Tables in CSV, Parquet and Arrow files: their schema, their parts, and their rows.
 
-A CSV file with quotes is a single part, because a line may be only a part of a row.
+A CSV file with quotes is a single part, because a line may be only a part of a row; and so is one
+in UTF-16, where the byte 10 does not always end a line.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from operator import add
 from pathlib import PurePath
@@ -12,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats.csv_files import Csv, Rows, csv_rows, first_rows, has_quotes
+from data_prep.formats import nested
+from data_prep.formats.csv_files import Csv, Rows, csv_rows, first_rows, may_be_cut
 from data_prep.formats.files import Part, ranges
-from data_prep.formats.opening import GROWTH, one_line, open_parquet, pyarrow
+from data_prep.formats.opening import GROWTH, one_line, open_parquet, parquet_batches, pyarrow
 from data_prep.source import BLOCK_BYTES, SourceFile
 from hpctrain.errors import ConfigError, DataError
 
@@ -28,6 +32,25 @@ SUFFIXES = {
     ".ipc": "arrow",
 }
 PATTERNS = ("*.csv", "*.csv.gz", "*.tsv", "*.tsv.gz", *(f"*{s}" for s in list(SUFFIXES)[2:]))
+
+
+@dataclass(frozen=True)
+class RowNames(Sequence[str]):
+    """The name of each sample of a block in messages: the number of its row in the file.
+
+    Attributes:
+        rows: The row of each sample in its batch.
+        number: Returns the number in the file of a row of the batch.
+    """
+
+    rows: Sequence[int]
+    number: Callable[[int], int]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, sample: Any) -> Any:
+        return f"row {self.number(int(self.rows[sample]))}"
 
 
 def format_of(path: str) -> str:
@@ -53,13 +76,13 @@ def schema_of(path: str, csv: Csv) -> tuple[Any, Any]:
     kind, first = format_of(path), None
     if kind == "parquet":
         with open_parquet(path) as table:
-            schema = table.schema_arrow
+            schema = nested.flat_schema(table.schema_arrow)
     elif kind == "arrow":
         with _arrow(path) as reader:
-            schema = reader.schema
+            schema = nested.flat_schema(reader.schema)
     else:
         schema, first = first_rows(path, csv)
-    twice = {name for name in schema.names if schema.names.count(name) > 1}
+    twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
         raise DataError(f"{path} has {len(twice)} columns twice, such as {min(twice)!r}")
     return schema, first
@@ -82,7 +105,7 @@ def parts_of(file: SourceFile, nbytes: int, csv: Csv) -> Iterator[tuple[Part, in
             yield Part(path), file.size
     elif PurePath(path).suffix in GROWTH:
         yield Part(path), int(file.size * GROWTH[PurePath(path).suffix])
-    elif file.size <= nbytes or (csv.quotes and has_quotes(path)):
+    elif file.size <= nbytes or not may_be_cut(path, csv):
         yield Part(path), file.size
     else:
         for start, stop in ranges(file.size, nbytes):
@@ -110,8 +133,9 @@ def _parquet_batches(part: Part, names: Sequence[str]) -> Iterator[tuple[Any, in
         first = sum(group.num_rows for group in groups[: part.start])
         size = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
         count = min(ROWS, max(1, BLOCK_BYTES // max(1, size)))
-        which = list(range(part.start, part.stop))
-        for batch in table.iter_batches(count, row_groups=which, columns=list(names)):
+        which = range(part.start, part.stop)
+        columns = nested.roots(table.schema_arrow, names)
+        for batch in parquet_batches(table, part.path, count, which, columns):
             yield _checked(batch, names), first
             first += batch.num_rows
 
@@ -123,10 +147,11 @@ def arrow_batches(part: Part, names: Sequence[str]) -> Iterator[tuple[Any, int]]
         DataError: The file cannot be read.
     """
     with _arrow(part.path) as reader:
-        first, batches = 0, iter(reader) if not part.stop else iter(())
-        if part.stop:
+        first, count = 0, getattr(reader, "num_record_batches", None)
+        batches = iter(reader) if count is None else iter(())  # a stream, or a file
+        if count:
             first = sum(reader.get_batch(i).num_rows for i in range(part.start))
-            batches = (reader.get_batch(i) for i in range(part.start, part.stop))
+            batches = (reader.get_batch(i) for i in range(part.start, part.stop or count))
         for batch in batches:
             batch = _checked(batch, names)
             count = max(1, min(ROWS, BLOCK_BYTES * batch.num_rows // max(1, batch.nbytes)))
@@ -136,10 +161,20 @@ def arrow_batches(part: Part, names: Sequence[str]) -> Iterator[tuple[Any, int]]
 
 
 def _checked(batch: Any, names: Sequence[str]) -> Any:
-    """Return some columns of a batch, validated: wrong lengths would crash the process later."""
-    batch = batch.select(list(names))
+    """Return some columns of a batch, validated: wrong lengths would crash the process later.
+
+    Views become ordinary text and bytes: Arrow has no filter and no replacement of nulls for them.
+    """
+    import pyarrow as pa
+
+    batch = batch.select(nested.roots(batch.schema, names))
     batch.validate(full=True)
-    return batch
+    batch = nested.select(batch, names)
+    plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    kinds = [plain.get(kind, kind) for kind in batch.schema.types]
+    if kinds == batch.schema.types:
+        return batch
+    return batch.cast(pa.schema(list(zip(batch.schema.names, kinds, strict=True))))
 
 
 @contextmanager

@@ -21,6 +21,9 @@ Values do not change, with these exceptions:
   Zarr) are unpacked. Missing values (_FillValue, missing_value) become NaN; in an integer field, a
   sample with a missing value cannot be used. --packed NAME stores the numbers of the file instead.
 
+Values that were never written are refused, if no fill value stands for them. So is content that
+does not have the checksum of its .npz.
+
 Files may be larger than memory: about 8 MB of each field are in memory at a time, or up to 128 MB
 if the array is compressed or transposed. In an .npz from savez_compressed, everything before a
 sample has to be read too; an array in Fortran order is read whole. HDF5 and NetCDF4 files may lead

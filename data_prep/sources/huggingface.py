@@ -11,22 +11,27 @@ Array2D … Array5D       the same shape; variable-length if the first axis has 
 Image                   as in `images`: decoded, or kept with --encoded. Without --mode and --size,
                         the first image decides them; the mode is then L or RGB
 
-Other features, such as Audio, Video and dicts, are an error that names them: use --drop.
+dict, list of dicts     each key as a feature of its own, DICT.KEY
+decimals                what --cast DICT.KEY=DTYPE says
+
+Other features, such as Audio and Video, are an error that names them: use --drop.
 """
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import add
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data_prep.formats import pixels, tables
-from data_prep.formats.column_choice import listed
+from data_prep.formats import nested, pixels, tables
+from data_prep.formats.column_choice import listed, pairs
 from data_prep.formats.columns import Column
 from data_prep.formats.files import Part
-from data_prep.formats.opening import one_line
+from data_prep.formats.opening import naming, one_line
 from data_prep.formats.pixels import Pixels
 from data_prep.formats.samples import Unusable
 from data_prep.options import Options, add_arguments
@@ -60,6 +65,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME,…",
         help="take all columns except these",
     )
+    group.add_argument(
+        "--cast",
+        action="append",
+        default=[],
+        metavar="NAME=DTYPE",
+        help="the dtype to store, such as price=float64",
+    )
     pixels.add_arguments(parser, mode="")
     add_arguments(parser, split="")
 
@@ -72,7 +84,8 @@ def run(args: argparse.Namespace) -> None:
     args.split = args.split or ("train=1" if "" in saved.splits else f"column:{SPLIT}")
     options = Options.of(args)
     images = Pixels.of(args, mode="")
-    source = huggingface(saved, listed(args.columns), listed(args.drop), images, options)
+    names = listed(args.columns), listed(args.drop)
+    source = huggingface(saved, *names, images, options, cast=pairs("--cast", args.cast))
     convert(source, args.out, options)
 
 
@@ -82,8 +95,8 @@ class Saved:
 
     Attributes:
         folder: Absolute path.
-        features: The library's features, by name.
-        schema: The Arrow schema of the files.
+        features: The library's features, by name. Those in a dict have the names DICT.KEY.
+        schema: The Arrow schema of the files, and of the members of structs.
         splits: The files of each split; a Dataset has only the split "".
     """
 
@@ -131,16 +144,21 @@ class HuggingFace(Source):
             for name, column in self.by_name.items() if kept else ():
                 if column is None:
                     chosen = [images[name][row] for row in kept]
-                    values[name] = chosen if self.images.encoded else np.stack(chosen)
+                    values[name] = chosen if self.fields[name].variable else np.stack(chosen)
                 else:
                     values[name] = column.values(arrays[name].take(kept) if bad else arrays[name])
             if kept:
-                yield Block(values, column=self._column(split, batch, kept), file=path)
+                yield Block(
+                    values,
+                    column=self._column(split, batch, kept),
+                    file=path,
+                    records=tables.RowNames(kept, partial(add, first + 1)),
+                )
 
     def _image(self, name: str, item: Mapping[str, Any] | None) -> Array | str:
         spec = self.fields[name]
         try:
-            return _sample(self.images, item, None if spec.variable else spec)
+            return _sample(self.images, item, None if self.images.encoded else spec)
         except Unusable as error:
             return f"column {name!r}: the image cannot be used: {error}"
 
@@ -184,18 +202,42 @@ def load(folder: Path) -> Saved:
                 f"{folder} has an order beside its rows, as old versions of datasets wrote it; "
                 "load and save it again"
             )
+    features: dict[str, Any] = {}
+    for name, feature in first.features.items():
+        members = _members(name, feature)
+        if twice := sorted(features.keys() & members.keys()):
+            raise DataError(f"{folder} has the feature {twice[0]!r} twice; rename one of them")
+        features |= members
     return Saved(
         folder=str(folder.absolute()),
-        features=dict(first.features),
-        schema=first.features.arrow_schema,
+        features=features,
+        schema=nested.with_nodes(first.features.arrow_schema),
         splits={
             name: [file["filename"] for file in split.cache_files] for name, split in splits.items()
         },
     )
 
 
+def _members(name: str, feature: Any) -> dict[str, Any]:
+    """Return a feature; those in a dict, or in a list of dicts, have the names DICT.KEY."""
+    found: dict[str, Any] = {}
+    if isinstance(feature, dict):
+        for key, member in feature.items():
+            found |= _members(f"{name}.{key}", member)
+    elif isinstance(inside := getattr(feature, "feature", None), dict):  # a list of dicts
+        for key, member in inside.items():
+            found |= _members(f"{name}.{key}", replace(feature, feature=member))
+    return found or {name: feature}
+
+
 def huggingface(
-    saved: Saved, columns: Sequence[str], drop: Sequence[str], images: Pixels, options: Options
+    saved: Saved,
+    columns: Sequence[str],
+    drop: Sequence[str],
+    images: Pixels,
+    options: Options,
+    *,
+    cast: Mapping[str, str] | None = None,
 ) -> Source:
     """Make a source of the rows of a saved data set.
 
@@ -205,12 +247,14 @@ def huggingface(
         drop: The features to leave out, if `columns` is empty.
         images: How images become samples.
         options: The options of the conversion; a split by column is used.
+        cast: The dtypes to store, by feature.
 
     Raises:
         ConfigError: There is no such feature.
         DataError: No field can hold a feature, or files cannot be read.
     """
-    for name in (*columns, *drop):
+    cast = cast or {}
+    for name in (*columns, *drop, *cast):
         if name not in saved.features:
             raise ConfigError(
                 f"there is no feature {name!r}; there are {console.listed(saved.features)}"
@@ -220,7 +264,8 @@ def huggingface(
     chosen = list(dict.fromkeys(columns)) or [n for n in saved.features if n not in drop]
     if not chosen:
         raise ConfigError("--drop leaves no feature")
-    by_name = {name: _column_of(name, saved) for name in chosen}
+    with naming([saved.folder]):
+        by_name = {name: _column_of(name, saved, cast.get(name, "")) for name in chosen}
     fields = {
         name: column.field if column is not None else _image_field(name, saved, images)
         for name, column in by_name.items()
@@ -246,6 +291,7 @@ def huggingface(
             "categories": categories,
             "splits": {split: len(paths) for split, paths in saved.splits.items()},
             "images": images.identity(),
+            **({"cast": dict(cast)} if cast else {}),
         },
         about={
             "from": saved.folder,
@@ -264,7 +310,7 @@ def huggingface(
     )
 
 
-def _column_of(name: str, saved: Saved) -> Column | None:
+def _column_of(name: str, saved: Saved, cast: str) -> Column | None:
     """Return the column of a feature, or None if it holds images."""
     import pyarrow as pa
 
@@ -275,7 +321,7 @@ def _column_of(name: str, saved: Saved) -> Column | None:
         kind = pa.from_numpy_dtype(feature.dtype)
         for size in reversed(feature.shape):
             kind = pa.list_(kind, -1 if size is None else size)
-    return Column.of(name, kind)
+    return Column.of(name, kind, cast)
 
 
 def _typed(
@@ -348,7 +394,7 @@ def _image_field(name: str, saved: Saved, images: Pixels) -> Field:
                 for item in batch[name].to_pylist():
                     try:
                         image = _sample(images, item)
-                        return Field(image.dtype.name, image.shape)
+                        return images.field_of(image)
                     except Unusable as error:
                         why = str(error)
                 break

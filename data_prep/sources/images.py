@@ -98,9 +98,10 @@ class ImageSource(Source):
             reading.bad(*problem)
         samples = Samples(self.fields, self.root, columned=bool(what.column))
         shape = None if self.pixels.encoded else self.fields["image"]
+        fixed = not self.fields["image"].variable
         for i, file in enumerate(what.files):
             record = what.records[i] if what.records else ""
-            room = None if shape is None else samples.room("image")
+            room = samples.room("image") if fixed else None
             try:
                 image = self.pixels.sample(_content(file), shape, room)
             except Unusable as error:
@@ -202,7 +203,7 @@ def _first(pixels: Pixels, found: Labelled, problems: Problems, path: Path) -> F
     for i, file in enumerate(found.files):
         try:
             image = pixels.sample(_content(file))
-            return Field(image.dtype.name, image.shape)
+            return pixels.field_of(image)
         except Unusable as error:
             problems.bad(file.path, found.records[i] if found.records else "", str(error))
     raise DataError(f"{path}: none of its images can be used, as {problems.found[0]}")

@@ -6,7 +6,7 @@ FOLDER/train/index.json, …       each folder is a split, unless --split says s
 Numbers keep their dtype; int and str_int become int64, str_float becomes float64. str (UTF-8) and
 bytes become variable-length uint8. ndarray columns become arrays; jpeg, png and pil become images.
 --column COLUMN:KEY makes a key of a json column a field. pkl columns are never read, because
-pickles can run code.
+pickles can run code. The digests that index.json has are compared with the shards.
 """
 
 import argparse
@@ -144,7 +144,7 @@ def mds(
     shards = [shard for shard in shards if shard.samples]
     if not shards:
         raise DataError(f"{folder} has no samples")
-    chosen = _chosen(layout, named)
+    chosen = _chosen(folder, layout, named)
     fields = _first(shards, layout, chosen, pixels, Problems(options.on_error), variable)
     if unknown := sorted(set(variable) - set(fields)):
         raise ConfigError(f"--variable {unknown[0]}: the fields are {', '.join(fields)}")
@@ -166,7 +166,9 @@ def mds(
     )
 
 
-def _chosen(layout: Sequence[Column], named: Sequence[str]) -> dict[str, tuple[str, str]]:
+def _chosen(
+    folder: Path, layout: Sequence[Column], named: Sequence[str]
+) -> dict[str, tuple[str, str]]:
     """Return each field's column, and its key if it is a json column.
 
     Raises:
@@ -181,15 +183,17 @@ def _chosen(layout: Sequence[Column], named: Sequence[str]) -> dict[str, tuple[s
         kind, name = kinds[column], key or column
         others = "; --column takes only others"
         if kind == "pkl":
-            raise ConfigError(f"column {column!r} holds pickles, which run code{others}")
+            raise ConfigError(f"{folder}: column {column!r} holds pickles, which run code{others}")
         if (kind == "json") != bool(key):
             raise ConfigError(
-                f"column {column!r} holds JSON: --column {column}:KEY takes a key{others}"
+                f"{folder}: column {column!r} holds JSON: --column {column}:KEY takes a key{others}"
                 if kind == "json"
                 else f"--column {text}: the column is {kind}, which has no keys"
             )
         if kind == "uint64" or kind not in SCALARS | set(TAKEN):
-            raise ConfigError(f"column {column!r} is {kind}, which no field can hold{others}")
+            raise ConfigError(
+                f"{folder}: column {column!r} is {kind}, which no field can hold{others}"
+            )
         if name in chosen:
             raise ConfigError(f"--column: the field {name!r} is there twice")
         chosen[name] = column, key
@@ -215,7 +219,7 @@ def _first(
             except Unusable as error:
                 problems.bad(shard.file.path, f"sample {number}", str(error))
                 continue
-            return fields | {name: pixels.field for name in images if pixels.field}
+            return fields | {name: pixels.field_of(values[name]) for name in images}
     raise DataError(f"{shards[0].file.path}: no sample can be used, as {problems.found[0]}")
 
 

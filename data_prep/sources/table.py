@@ -21,29 +21,34 @@ fit or that a float would round (--cast may round floats to a smaller float). Me
 number of such a row, from 1, without the header. --on-error says what happens then.
 
 CSV has no types: the values in the first MiB decide the types for all rows. In a column of numbers,
-007 is 7, and an empty value (or NA, nan, null) is null. --cast COLUMN=text keeps the text.
+007 is 7, and an empty value (or NA, nan, null) is null. --cast COLUMN=text keeps the text, and
+--cast COLUMN=float64 allows that integers are rounded. CSV is UTF-8, or what its byte order mark
+says (Excel writes one for UTF-16), or what --encoding says. A row must fit in --block.
 """
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data_prep.formats import files, tables
+from data_prep.formats import csv_text, files, tables
 from data_prep.formats.categories import categorical, names_of
 from data_prep.formats.column_choice import ColumnChoice, listed, pairs
 from data_prep.formats.columns import Column, plain, shown
-from data_prep.formats.csv_files import Csv, Rows
+from data_prep.formats.csv_files import Csv, Rows, may_be_rounded
 from data_prep.formats.files import Part
+from data_prep.formats.matrices import numbers_of
+from data_prep.formats.opening import naming
 from data_prep.formats.tables import without
-from data_prep.options import Options, add_arguments
+from data_prep.options import Options, add_arguments, parse_size
 from data_prep.source import BadRecords, Block, Source
 from data_prep.split import ByColumn
 from hpctrain.data.field import Field
-from hpctrain.data.sample_schema import ArrayBatch, check_fields
+from hpctrain.data.sample_schema import check_fields
+from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
 
 
@@ -69,6 +74,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--header", metavar="NAME,…", help="CSV: the column names, if the first line has none"
     )
     group.add_argument(
+        "--encoding",
+        default="",
+        metavar="NAME",
+        help="CSV: encoding of files without a byte order mark, such as cp1252 (default: utf-8)",
+    )
+    group.add_argument(
+        "--block",
+        metavar="SIZE",
+        help="CSV: how much text is read at once; a row must fit in it, and the first such block "
+        "decides the types (default: 4MiB, 1MiB for the types; more if there are many columns)",
+    )
+    group.add_argument(
         "--no-quotes", action="store_true", help='CSV: treat " as an ordinary character'
     )
     add_arguments(parser)
@@ -91,8 +108,21 @@ def run(args: argparse.Namespace) -> None:
         stack={name: listed([text]) for name, text in pairs("--stack", args.stack).items()},
     )
     names = tuple(listed([args.header] if args.header else []))
-    csv = Csv(args.delimiter, names, not args.no_quotes)
+    csv = Csv(
+        delimiter=args.delimiter,
+        names=names,
+        quotes=not args.no_quotes,
+        encoding=csv_text.check_encoding(args.encoding),
+        block=_block_size(args.block) if args.block else 0,
+    )
     convert(table(args.sources, choice, options, csv), args.out, options)
+
+
+def _block_size(text: str) -> int:
+    found = parse_size(text, "--block")
+    if not 2**20 <= found <= 2**30:
+        raise ConfigError(f"--block {text}: from 1MiB to 1GiB")
+    return found
 
 
 @dataclass(frozen=True)
@@ -111,12 +141,16 @@ class Table(Source):
             names.append(self.column)
         for part in what:
             for rows in tables.rows_of(part, names, self.csv):
-                batch = self._usable(rows, columns, part.path, reading)
-                if batch.num_rows:
-                    yield self._block(batch, part.path)
+                numbers = numbers_of(rows.batch, columns)
+                others = [column for column in columns if column.name not in numbers]
+                bad = self._bad(rows, others, part.path, reading)
+                if len(bad) < rows.batch.num_rows:
+                    yield self._block(rows, numbers, bad, part.path)
 
-    def _usable(self, rows: Rows, columns: Sequence[Column], path: str, reading: BadRecords) -> Any:
-        """Return the rows that can be used; report the others in their order."""
+    def _bad(
+        self, rows: Rows, columns: Sequence[Column], path: str, reading: BadRecords
+    ) -> Collection[int]:
+        """Return the rows of a batch that cannot be used; report them in their order."""
         batch, bad = rows.batch, dict(rows.bad)
         if batch.num_rows:
             for column in columns:
@@ -129,16 +163,27 @@ class Table(Source):
         problems = [*rows.missing, *((rows.number(row), why) for row, why in bad.items())]
         for number, why in sorted(problems):
             reading.bad(path, f"row {number}", why)
-        return without(batch, bad)
+        return bad
 
-    def _block(self, batch: Any, path: str) -> Block:
+    def _block(
+        self, rows: Rows, numbers: Mapping[str, Array], bad: Collection[int], path: str
+    ) -> Block:
+        batch = rows.batch
+        kept = np.delete(np.arange(batch.num_rows), list(bad))
         values: dict[str, Any] = {}
         for name, group in self.fields_of.items():
-            arrays: list[Any] = [column.values(batch.column(column.name)) for column in group]
+            arrays: list[Any] = [
+                (numbers[column.name][kept] if bad else numbers[column.name])
+                if column.name in numbers
+                else column.values(without(batch.column(column.name), bad))
+                for column in group
+            ]
             values[name] = np.stack(arrays, axis=1) if self._stacked(name) else arrays[0]
-        column = batch.column(self.column).to_pylist() if self.column else None
-        rows: ArrayBatch = values
-        return Block(rows, column=None if column is None else list(map(str, column)), file=path)
+        texts: list[str] | None = None
+        if self.column:
+            texts = list(map(str, without(batch.column(self.column), bad).to_pylist()))
+        names = tables.RowNames(kept.tolist(), rows.number)
+        return Block(values, column=texts, file=path, records=names)
 
     def _stacked(self, name: str) -> bool:
         return self.fields[name].shape != self.fields_of[name][0].field.shape
@@ -161,30 +206,34 @@ def table(
             a column.
     """
     found = files.find(sources, tables.PATTERNS)
-    first, *others = (file.path for file in found.files)
-    schema, csv = _schema(first, choice, csv or Csv())
-    column = options.split.column if isinstance(options.split, ByColumn) else ""
-    chosen = choice.choose(schema.names)
-    outputs = choice.outputs(chosen)
-    needed = [*chosen, *([column] if column in schema.names else [])]
-    for path in others:
-        _check_same(first, schema, path, csv, needed if choice.columns or choice.drop else None)
-    categories = categorical(found.files, choice, csv, schema)
-    fields_of = {
-        target: [
-            Column.of(
-                name,
-                schema.field(name).type,
-                _cast(choice.cast_of(name, target)),
-                choice.null.get(name),
-                categories.get(name),
-            )
-            for name in names
-        ]
-        for target, names in outputs.items()
-    }
-    fields = {name: _field(name, group, name in choice.stack) for name, group in fields_of.items()}
-    _check_names(fields)
+    first, *others = paths = [file.path for file in found.files]
+    with naming(paths):
+        schema, csv = _schema(first, choice, csv or Csv())
+        column = options.split.column if isinstance(options.split, ByColumn) else ""
+        chosen = choice.choose(schema.names)
+        outputs = choice.outputs(chosen)
+        needed = [*chosen, *([column] if column in schema.names else [])]
+        for path in others:
+            some = needed if choice.columns or choice.drop else None
+            _check_same(first, schema, path, csv, some)
+        categories = categorical(found.files, choice, csv, schema)
+        fields_of = {
+            target: [
+                Column.of(
+                    name,
+                    schema.field(name).type,
+                    _cast(choice.cast_of(name, target)),
+                    choice.null.get(name),
+                    categories.get(name),
+                )
+                for name in names
+            ]
+            for target, names in outputs.items()
+        }
+        fields = {
+            name: _field(name, group, name in choice.stack) for name, group in fields_of.items()
+        }
+        _check_names(fields)
     parts = (
         (part, file, size)
         for file in found.files
@@ -200,7 +249,12 @@ def table(
             "cast": dict(choice.cast),
             "null": dict(choice.null),
             "categorical": {name: list(map(str, values)) for name, values in categories.items()},
-            "csv": [csv.delimiter, csv.names, csv.quotes],
+            "csv": [
+                csv.delimiter,
+                csv.names,
+                csv.quotes,
+                *([csv.encoding] if csv.encoding else []),
+            ],
         },
         folders=[str(source) for source in sources],
         about={
@@ -224,26 +278,42 @@ def _schema(path: str, choice: ColumnChoice, csv: Csv) -> tuple[Any, Csv]:
     """Return the schema of the first file, which is used for all files."""
     import pyarrow as pa
 
+    if tables.format_of(path) == "csv":
+        csv = csv.for_width(path)
     schema, first = tables.schema_of(path, csv)
     if tables.format_of(path) != "csv":
         if "text" in choice.cast.values():
             raise ConfigError(f"--cast …=text is for CSV; {path} has types of its own")
         return schema, csv
-    chosen = choice.choose(schema.names)
-    outputs = {name: target for target, names in choice.outputs(chosen).items() for name in names}
-    types = {}
+    chosen = frozenset(choice.choose(schema.names))
+    outputs = {
+        name: target
+        for target, names in choice.outputs([n for n in schema.names if n in chosen]).items()
+        for name in names
+    }
+    types, exact = {}, set()
     for name, kind in zip(schema.names, schema.types, strict=True):
         cast = choice.cast_of(name, outputs.get(name, ""))
         kind = _csv_type(cast, kind)
         if pa.types.is_null(kind) or pa.types.is_binary(kind):
-            why = "is not UTF-8" if pa.types.is_binary(kind) else "has no value in its first rows"
+            why = (
+                f"is not UTF-8; {csv_text.CURE}, --cast {name}=text reports each such row"
+                if pa.types.is_binary(kind)
+                else "has no value in its first rows; --cast gives it a type"
+            )
             if name in chosen:
-                raise DataError(f"{path}: column {name!r} {why}; --cast gives it a type, --drop …")
+                raise DataError(f"{path}: column {name!r} {why}, --drop leaves it out")
             kind = pa.string()
-        if pa.types.is_floating(kind) and not cast and name in chosen and first is not None:
-            _check_large(path, name, first.column(name))
+        if pa.types.is_floating(kind) and not cast.startswith("float"):
+            exact.add(name)
         types[name] = kind
-    return pa.schema(list(types.items())), replace(csv, types=types)
+    checked = exact & chosen
+    columns = [name for name in schema.names if name in checked]
+    if first is not None and may_be_rounded(first.select(columns)):
+        for name in columns:
+            if not choice.cast_of(name, outputs[name]):
+                _check_large(path, name, first.column(name))
+    return pa.schema(list(types.items())), replace(csv, types=types, exact=frozenset(exact))
 
 
 def _csv_type(cast: str, kind: Any) -> Any:
@@ -289,12 +359,10 @@ def _check_same(first: str, schema: Any, path: str, csv: Csv, needed: Sequence[s
             f"{path} has the columns {', '.join(other.names)}; {first} has "
             f"{', '.join(schema.names)}"
         )
-    for name in needed or dict.fromkeys([*schema.names, *other.names]):
-        kinds = [
-            "no such column" if name not in s.names else str(plain(s.field(name).type))
-            for s in (schema, other)
-        ]
-        if kinds[0] != kinds[1] and not is_csv:
+    types = [dict(zip(s.names, s.types, strict=True)) for s in (schema, other)]
+    for name in () if is_csv else needed or types[0] | types[1]:
+        kinds = [str(plain(t[name])) if name in t else "no such column" for t in types]
+        if kinds[0] != kinds[1]:
             raise DataError(
                 f"the files have different columns: {name!r} is {kinds[0]} in {first}, "
                 f"{kinds[1]} in {path}"

@@ -16,7 +16,7 @@ import argparse
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +35,8 @@ from hpctrain.data.field import Field
 from hpctrain.errors import ConfigError, DataError
 
 IMAGES = frozenset(suffix[1:] for suffix in SUFFIXES)
+# Members that hold pickles or other code, which webdataset and torch run when they decode them.
+CODE = frozenset(("pyd", "pkl", "pickle", "pth", "pt", "ckpt", "joblib", "dill", "cloudpickle"))
 NUMBERS, TEXTS = ("cls", "index"), ("txt", "text", "transcript")
 KINDS = ", ".join([*sorted(IMAGES), *NUMBERS, *TEXTS, "npy", "json:KEY", "or any as EXT:bytes"])
 
@@ -135,7 +137,7 @@ def webdataset(
     for tar in tars:
         for key, parts in samples(str(tar), _extensions(members), problems):
             try:
-                chosen = members or _by_default(parts)
+                chosen = members or _by_default(str(tar), parts)
                 values = _values(parts, chosen, pixels, {})
                 fields = _fields(values, chosen, pixels, variable)
             except Unusable as error:
@@ -192,6 +194,7 @@ def _members(named: Sequence[str]) -> dict[str, Member]:
             members[name] = Member(("json",), "json", extensions[5:])
             continue
         parts = [part.partition(":") for part in extensions.lower().split(",")]
+        _check_no_code(f"--field {text}", (ext for ext, _, how in parts if how != "bytes"))
         kinds = {"bytes" if how == "bytes" else "" if how else _kind(ext) for ext, _, how in parts}
         if not name or not all(ext for ext, _, _ in parts) or len(kinds) > 1 or "" in kinds:
             raise ConfigError(
@@ -210,7 +213,21 @@ def _kind(extension: str) -> str:
     return "array" if last == "npy" else ""
 
 
-def _by_default(parts: Mapping[str, bytes]) -> dict[str, Member]:
+def _check_no_code(where: str, extensions: Iterable[str]) -> None:
+    """Check that no member runs code when it is decoded; `where` begins the message.
+
+    Raises:
+        ConfigError: One is.
+    """
+    for extension in extensions:
+        if extension.rpartition(".")[2] in CODE:
+            raise ConfigError(
+                f"{where}: members .{extension} hold pickles, which run code when they are "
+                "decoded, and are never read; --field NAME=EXT takes the other members"
+            )
+
+
+def _by_default(tar: str, parts: Mapping[str, bytes]) -> dict[str, Member]:
     """Return the fields for samples with these extensions.
 
     Raises:
@@ -218,20 +235,21 @@ def _by_default(parts: Mapping[str, bytes]) -> dict[str, Member]:
     """
     names = {"image": "image", "number": "label", "text": "text"}
     members: dict[str, Member] = {}
+    _check_no_code(tar, parts)
     for extension in parts:
         kind = _kind(extension)
         if not kind:
             example = "NAME=json:KEY" if extension == "json" else f"NAME={extension}:bytes"
             raise ConfigError(
-                f"the first sample has members .{', .'.join(parts)}, and .{extension} has no "
-                f"field by default: give every field, such as --field {example}"
+                f"{tar}: the first sample has members .{', .'.join(parts)}, and .{extension} has "
+                f"no field by default: give every field, such as --field {example}"
             )
         name = extension.removesuffix(".npy").replace("npy", "array")
         name = names.get(kind, name)
         if name in members:
             raise ConfigError(
-                f"the members .{members[name].extensions[0]} and .{extension} would both be the "
-                f"field {name!r}: give every field, such as --field {name}={extension}"
+                f"{tar}: the members .{members[name].extensions[0]} and .{extension} would both be "
+                f"the field {name!r}: give every field, such as --field {name}={extension}"
             )
         members[name] = Member((extension,), kind)
         if kind == "image":  # other samples may have another image format
@@ -274,7 +292,7 @@ def _decoded(content: bytes, member: Member, pixels: Pixels, spec: Field | None)
     if member.kind == "array":
         try:
             return np.load(io.BytesIO(content), allow_pickle=False)
-        except (ValueError, EOFError, OSError, MemoryError) as error:
+        except Exception as error:  # NumPy evaluates the header as Python, which may raise anything
             raise Unusable(f"no readable .npy: {error}") from None
     if member.kind == "bytes":
         return content
@@ -303,5 +321,5 @@ def _fields(
     variable: Sequence[str],
 ) -> dict[str, Field]:
     fields = fields_of(values, variable)
-    images = {name: pixels.field for name in values if members[name].kind == "image"}
-    return fields | {name: spec for name, spec in images.items() if spec is not None}
+    images = [name for name in values if members[name].kind == "image"]
+    return fields | {name: pixels.field_of(values[name]) for name in images}

@@ -12,7 +12,8 @@ The samples are in the order of the files. After a change of a file the index is
 A FILE that is a symbolic link stands for its target. The target must lie in the folder of the
 index, because copies of that folder must contain it. Links, virtual datasets and external storage
 inside HDF5 must not lead to another file, because the digest of the file would not cover the
-samples.
+samples. A file is refused if values of it were never written, and if HDF5 would read other values
+than the loader, because its list of chunks is damaged.
 """
 
 import argparse

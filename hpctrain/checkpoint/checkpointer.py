@@ -11,17 +11,16 @@ back to an older one.
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import xxhash
 from torch import nn
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -31,13 +30,15 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
+from hpctrain.checkpoint import manifest
+from hpctrain.checkpoint.manifest import Manifest, Progress
+from hpctrain.checkpoint.reader import Reader
 from hpctrain.disk import sync
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import StorageError
 
 log = logging.getLogger(__name__)
-Progress = dict[str, Any]
 
 
 class SpreadModel(Protocol):
@@ -48,6 +49,10 @@ class SpreadModel(Protocol):
     """
 
     module: nn.Module
+
+    @property
+    def layout(self) -> Mapping[str, int]:
+        """The degrees of parallelism, without those that are 1."""
 
     @property
     def replicas_differ(self) -> bool:
@@ -112,14 +117,15 @@ class Checkpointer:
             dist.all_gather_object(digests, dict(self._own_files(temporary)))
             if self.ranks.is_main:
                 files = {name: facts for part in digests if part for name, facts in part.items()}
-                manifest = {
-                    "version": 1,
-                    "step": step,
-                    "world_size": self.ranks.world_size,
-                    "progress": progress,
-                    "files": files,
-                }
-                _write(temporary / "manifest.json", json.dumps(manifest, indent=1))
+                made = Manifest(
+                    step,
+                    self.ranks.world_size,
+                    progress,
+                    files,
+                    time.time(),
+                    dict(self.model.layout),
+                )
+                made.write(temporary)
                 sync(temporary)
                 if final.exists():  # it is damaged, or the run would have resumed from it
                     shutil.rmtree(final)
@@ -136,19 +142,22 @@ class Checkpointer:
         Raises:
             StorageError: There are checkpoints, but none is intact.
         """
-        chosen: list[str | None] = [None]
+        chosen: list[Path | StorageError | None] = [None]
         with long_work("verifying the checkpoints"):
             if self.ranks.is_main:
-                chosen = [self._newest_intact()]
+                try:
+                    chosen = [manifest.newest_intact(self.folder)]
+                except StorageError as error:
+                    chosen = [error]
         dist.broadcast_object_list(chosen, src=0)
-        if chosen[0] is None:
+        path = chosen[0]
+        if isinstance(path, StorageError):
+            raise path
+        if path is None:
             return None
-        if chosen[0] == "":
-            raise StorageError(f"{self.folder}: no checkpoint is intact; see the warnings above")
-        path = Path(chosen[0])
-        manifest = json.loads((path / "manifest.json").read_text())
+        found, reader = Manifest.read(path), Reader(path)
+        saved = reader.saved
         state = self._state()
-        saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
         # Releases before pipelines saved the groups of the optimizer by number.
         groups = [key for key in state["optimizer"] if key.startswith("param_groups.")]
         flat = any(f"optimizer.{key}" in saved for key in groups)
@@ -156,7 +165,7 @@ class Checkpointer:
             state = self._state(flat=False)
         # A rank that did not exist when the checkpoint was saved keeps the state of its seed.
         random = {key: value for key, value in state.items() if key in saved and _is_random(key)}
-        parts = self._own_parts(saved, manifest["world_size"])
+        parts = self._own_parts(saved, found.world_size)
         own = {
             key: torch.empty(entry.size, dtype=entry.properties.dtype)
             for key in parts
@@ -165,7 +174,7 @@ class Checkpointer:
         replica = self._replica if any(key.startswith(self._replica) for key in parts) else ""
         model, optimizer = f"{replica}model", f"{replica}optimizer"
         to_load = {model: state["model"], optimizer: state["optimizer"]} | random | own
-        dcp.load(to_load, checkpoint_id=path)
+        reader.load(to_load)
         set_state_dict(
             self.model.module,
             self.optimizer,
@@ -178,8 +187,7 @@ class Checkpointer:
             torch.set_rng_state(to_load[f"random.cpu.{self.ranks.rank}"])
         if f"random.cuda.{self.ranks.rank}" in to_load:
             torch.cuda.set_rng_state(to_load[f"random.cuda.{self.ranks.rank}"])
-        progress: Progress = manifest["progress"]
-        return progress
+        return found.progress
 
     def _write_state(self, folder: Path) -> None:
         """Write the files of this rank."""
@@ -228,51 +236,15 @@ class Checkpointer:
         patterns = [f"__{self.ranks.rank}_*"] + ([".metadata"] if self.ranks.is_main else [])
         for path in (p for pattern in patterns for p in folder.glob(pattern)):
             sync(path)
-            yield path.name, {"bytes": path.stat().st_size, "xxh3_128": _digest(path)}
-
-    def _newest_intact(self) -> str | None:
-        candidates = sorted(self.folder.glob("step-????????"), reverse=True)
-        for path in candidates:
-            problem = verify(path)
-            if not problem:
-                return str(path)
-            log.warning("%s is not intact (%s); trying the one before", path, problem)
-        return "" if candidates else None
+            yield path.name, {"bytes": path.stat().st_size, "xxh3_128": manifest.digest(path)}
 
     def _remove_old(self) -> None:
-        for path in sorted(self.folder.glob("step-????????"))[: -self.keep]:
+        for path in manifest.checkpoints(self.folder)[self.keep :]:
             # Renamed first, since a half-removed folder must not look like a checkpoint.
             doomed = path.with_suffix(".tmp")
             path.rename(doomed)
             shutil.rmtree(doomed)
 
 
-def verify(path: Path) -> str:
-    """Return what is wrong with the files of a checkpoint; "" when they fit the manifest."""
-    try:
-        files = json.loads((path / "manifest.json").read_text())["files"]
-        for name, facts in files.items():
-            if (size := (path / name).stat().st_size) != facts["bytes"]:
-                return f"{name} has {size} bytes instead of {facts['bytes']}"
-            if _digest(path / name) != facts["xxh3_128"]:
-                return f"the content of {name} has changed"
-    except (OSError, ValueError, KeyError) as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
 def _is_random(key: str) -> bool:
     return key.startswith("random.")
-
-
-def _digest(path: Path) -> str:
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text)
-    sync(path)

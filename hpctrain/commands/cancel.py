@@ -1,4 +1,9 @@
-"""`python -m hpctrain cancel RUN|SWEEP...`: stop runs for good; with --save they save first."""
+"""`python -m hpctrain cancel RUN|SWEEP...`: stop runs for good; with --save they save first.
+
+With --save the command waits a while and then tells which runs have saved. Their jobs end soon: the
+batch script cancels its own job (`hpctrain.job.verdict`), so that Slurm shows it as CANCELLED.
+FAILED would be wrong, and COMPLETED would start the jobs that depend on it with `afterok`.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +14,20 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import time
-from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import UNDER_WAY, State, judge
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.launch.environment import clean_environment
+from hpctrain.launch import queue
 from hpctrain.launch.queue import me
 from hpctrain.runs import stop_request
+from hpctrain.runs.run_dir import RunDir
 
-# Messages of `scancel` about a job that has ended meanwhile. This is no error.
-_GONE = ("Invalid job id specified", "already completing or completed")
+_SAVE_S = 60.0  # how long to wait for the runs to save
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,12 @@ class Step:
     action: str
     message: str
 
+    @property
+    def label(self) -> str:
+        """The name of the run, with its job if Slurm is told."""
+        job = f" ({self.run.job_id})" if self.action in ("cancel", "signal") else ""
+        return f"{self.run.name}{job}"
+
 
 def main(argv: list[str]) -> int:
     """Cancel runs and print one line for each; return the exit code."""
@@ -51,7 +60,8 @@ def main(argv: list[str]) -> int:
         prog="python -m hpctrain cancel",
         description="Stop runs for good: they leave the queue and are not requeued. A running run "
         "has Slurm's KillWait (usually 30 s) to save a checkpoint; with --save it has as long as "
-        "it needs. To continue a run, use resume or the command that started it.",
+        "it needs, and the command waits a minute for the save. To continue a run, use resume or "
+        "the command that started it.",
     )
     add_arguments(parser, "or --all")
     parser.add_argument("--all", action="store_true", help="every run that is queued or running")
@@ -72,22 +82,58 @@ def main(argv: list[str]) -> int:
     if options.all:
         plan = [step for step in plan if step.state.name in UNDER_WAY]
     carry_out(plan)
+    if not options.json:
+        for step in plan:
+            print(f"{step.label}: {step.message}", flush=True)
+        if not plan:
+            print("nothing is queued or running")
+    saving = [step for step in plan if options.save and step.action in ("signal", "file")]
+    results = wait_for_saves(saving)
     if options.json:
-        print(
-            json.dumps(
-                [
-                    {"run": str(step.run.path), "job_id": step.run.job_id, "action": step.action}
-                    for step in plan
-                ]
-            )
-        )
+        steps = [
+            {"run": str(step.run.path), "job_id": step.run.job_id, "action": step.action}
+            | ({"result": results[step.run.path]} if step.run.path in results else {})
+            for step in plan
+        ]
+        print(json.dumps(steps))
         return 0
-    for step in plan:
-        job = f" ({step.run.job_id})" if step.action in ("cancel", "signal") else ""
-        print(f"{step.run.name}{job}: {step.message}")
-    if not plan:
-        print("nothing is queued or running")
+    for step in saving:
+        print(f"{step.label}: {results[step.run.path]}")
     return 0
+
+
+def wait_for_saves(steps: list[Step], seconds: float = _SAVE_S) -> dict[Path, str]:
+    """Wait until the runs have saved, at most so many seconds; return the results in words.
+
+    The run directories tell it: Slurm is not asked.
+    """
+    end, pause = time.monotonic() + seconds, 0.1
+    results: dict[Path, str] = {}
+    while True:
+        for step in steps:
+            if step.run.path not in results and (result := _result(step)):
+                results[step.run.path] = result
+        if len(results) == len(steps) or time.monotonic() > end:
+            break
+        time.sleep(pause)
+        pause = min(2.0, 1.5 * pause)
+    late = f"has not saved after {seconds:g} s; status shows when it has"
+    return {step.run.path: results.get(step.run.path, late) for step in steps}
+
+
+def _result(step: Step) -> str:
+    """Return how the run has ended; "" while it runs."""
+    record = RunDir(step.run.path).read()
+    state = record.get("state")
+    if state == "running":
+        return ""
+    attempt = (record.get("attempts") or [{}])[-1]
+    if state == "interrupted":
+        what = "its job" if step.action == "signal" else "it"
+        tracked = (step.run.path / "journal").is_dir()
+        when = "when MLflow has the last points, or after tracking.drain_s" if tracked else "now"
+        return f"saved at step {attempt.get('step', '?')}; {what} ends {when}"
+    return " ".join(f"{state} meanwhile {attempt.get('error', '')}".split())
 
 
 def carry_out(plan: list[Step]) -> None:
@@ -106,30 +152,8 @@ def carry_out(plan: list[Step]) -> None:
                 os.kill(int(step.run.attempt["pid"]), signal.SIGTERM)
     signalled = [step.run.job_id for step in plan if step.action == "signal"]
     cancelled = [step.run.job_id for step in plan if step.action == "cancel"]
-    _scancel("--signal=USR2", *jobs_of(signalled))
-    _scancel(*jobs_of(cancelled))
-
-
-def jobs_of(ids: Iterable[str]) -> list[str]:
-    """Return the job ids as arguments of `scancel`, one per array: `123_[0-3,7]`."""
-    arrays: dict[str, list[int]] = defaultdict(list)
-    plain = []
-    for job in ids:
-        array, _, task = job.partition("_")
-        if task:
-            arrays[array].append(int(task))
-        else:
-            plain.append(job)
-    for array, numbers in arrays.items():
-        ranges: list[list[int]] = []
-        for number in sorted(numbers):
-            if ranges and number == ranges[-1][1] + 1:
-                ranges[-1][1] = number
-            else:
-                ranges.append([number, number])
-        inside = ",".join(f"{a}-{b}" if a < b else str(a) for a, b in ranges)
-        plain.append(f"{array}_[{inside}]")
-    return plain
+    queue.cancel(signalled, "--signal=USR2")
+    queue.cancel(cancelled)
 
 
 def _step(run: Facts, state: State, *, save: bool) -> Step:
@@ -152,20 +176,3 @@ def _step(run: Facts, state: State, *, save: bool) -> Step:
         message = f"process {attempt['pid']} asked to save and stop"
         return Step(run, state, "terminate", message)
     return Step(run, state, "file", f"asked to save and stop, on {attempt['host']}, within seconds")
-
-
-def _scancel(*arguments: str) -> None:
-    jobs = [word for word in arguments if not word.startswith("-")]
-    if not jobs:
-        return
-    done = subprocess.run(
-        ["scancel", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=clean_environment(),
-    )
-    errors = [line for line in done.stderr.splitlines() if not any(word in line for word in _GONE)]
-    if errors:
-        raise LaunchError(f"scancel {' '.join(jobs)}: {'; '.join(errors)}")

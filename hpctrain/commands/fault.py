@@ -18,6 +18,7 @@ from pathlib import Path
 
 from hpctrain.commands.facts import Facts
 from hpctrain.commands.files import batch_log, rank_logs
+from hpctrain.runs.failure import is_of_another_rank
 
 _BEFORE, _AFTER = 25, 5  # lines shown around an error
 _READ = 4 << 20  # bytes read from the end of a log
@@ -27,14 +28,6 @@ _OWN = re.compile(r"error: \S")  # hpctrain's message for an error that the user
 _CRASH = re.compile(
     r"Fatal Python error|terminate called|.*(Segmentation fault|Bus error)"
     r"|rank: (line )?\d+: exec: "  # the shell that starts python has not found it
-)
-# Errors that follow from the death of another rank. A collective that has timed out is no such
-# error: then a rank hangs, and none has died.
-_NOISE = re.compile(
-    r"Connection (closed|reset|refused)|Broken ?pipe|(remote|peer).* (closed|exited|disconnected)"
-    r"|gloo/transport(?!.*Timed out)|NCCL communicator was aborted|ncclRemoteError|ncclSystemError"
-    r"|ChildFailedError|KeyboardInterrupt|SystemExit",
-    re.IGNORECASE,
 )
 _SLURM = re.compile(r"(srun|slurmstepd\S*|slurmd\S*): (error: )?(?P<message>.*)")
 _RESTART = re.compile(r".*DUE TO (JOB REQUEUE|PREEMPTION|NODE FAILURE)|.*Requeued")
@@ -80,8 +73,10 @@ class Log:
 
     def fault(self, index: int, summary: str = "") -> Fault:
         """Return the error on line `index` of `lines`."""
-        begin = max(0, index - _BEFORE)
-        text = self.lines[begin : index + 1 + _AFTER]
+        begin, end = max(0, index - _BEFORE), index + 1
+        while end < len(self.lines) and self.lines[end].startswith("  "):
+            end += 1  # an error of a user's constructor has its frames below it
+        text = self.lines[begin : max(end, index + 1 + _AFTER)]
         summary = " ".join((summary or self.lines[index]).split())
         return Fault(summary, self.path, self.first + index, text, self.first + begin, self.rank)
 
@@ -103,11 +98,6 @@ def find_fault(run: Facts) -> Fault | None:
         return min(messages, key=lambda message: message[0])[1]
     last_lines = [log.fault(len(log.lines) - 1) for log in logs if log.lines]
     return next(iter([*noise, *last_lines]), None)
-
-
-def is_of_another_rank(error: str) -> bool:
-    """Return whether an error only says that another rank has died."""
-    return _NOISE.search(error) is not None
 
 
 def tail(path: Path, rank: int | None) -> Log:

@@ -2,7 +2,7 @@
 
     Slurm             RUN/logs/123_4.rank0.log, and array-N/batch/123_4.log of its sweep
     submitit's local  RUN/logs/JOB_0_log.out
-    in a terminal     nowhere
+    in a terminal     RUN/logs/terminal_N.rank0.log, for the Nth attempt there
 
 A job that Slurm restarts appends to its files.
 """
@@ -21,9 +21,11 @@ _LOCAL = re.compile(r"(?P<job>.+)_(?P<rank>\d+)_log\.out$")
 def rank_logs(run: Facts) -> dict[int, Path]:
     """Return the log of each rank of the newest job, by rank."""
     jobs: dict[str, dict[int, Path]] = {}
-    for path in sorted((run.path / "logs").glob("*")):
+    for path in sorted((run.path / "logs").glob("*"), key=_mtime):
         if match := _SLURM.match(path.name) or _LOCAL.match(path.name):
-            jobs.setdefault(match["job"], {})[int(match["rank"])] = path
+            # Each rank counts its own attempts in a terminal, so the numbers may differ.
+            job = "terminal" if match["job"].startswith("terminal_") else match["job"]
+            jobs.setdefault(job, {})[int(match["rank"])] = path
     if run.job_id in jobs:
         return jobs[run.job_id]
     # The job has printed nothing yet, or the run has no job: take the logs written last.

@@ -30,11 +30,13 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
+from hpctrain.checkpoint.manifest import Manifest
 from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.select import all_runs, is_archived, runs_of
 from hpctrain.commands.state import UNDER_WAY, State, judge
 from hpctrain.disk import TEMPORARY
 from hpctrain.errors import StorageError
+from hpctrain.runs.call import code_of
 from hpctrain.runs.run_dir import RunDir
 
 # Younger files may belong to a submission in progress, or to a sweep that runs on this machine.
@@ -183,6 +185,9 @@ def _code(
         records = [run.record, *run.record.get("attempts", [])]
         for snapshot in {str(record["code"]) for record in records if record.get("code")}:
             used[snapshot].add(finished)
+    for entry in _entries(folder / "functions"):
+        if code := code_of(Path(entry.path)):
+            used[code].add(any(_entries(Path(entry.path) / "results")))
     for entry in _entries(folder / "code"):
         if entry.name.startswith(".") or _age(entry, now) < _YOUNG_S:
             continue
@@ -209,9 +214,9 @@ def _checkpoints(run: Path, keep: int) -> Iterator[Item]:
 def _is_complete(checkpoint: Path) -> bool:
     """Return whether every file of the manifest exists and has the right size."""
     try:
-        files = json.loads((checkpoint / "manifest.json").read_text())["files"]
+        files = Manifest.read(checkpoint).files
         return all((checkpoint / f).stat().st_size == facts["bytes"] for f, facts in files.items())
-    except (OSError, ValueError, KeyError):
+    except (StorageError, OSError, KeyError):
         return False
 
 

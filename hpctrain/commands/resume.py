@@ -27,6 +27,7 @@ from hpctrain.runs.snapshot import Snapshot
 
 _BY_DEFAULT = ("failed", "interrupted", "lost")  # states that are resumed if no run is named
 _BY_NAME = (*_BY_DEFAULT, "cancelled", "created")
+_SHOWN = 10  # lines for runs that were left
 _FIXED = ("name", "output_dir")
 
 
@@ -73,13 +74,25 @@ def main(argv: list[str]) -> int:
         done = [{"run": str(e.run.path), "state": e.state, "job_id": e.job} for e in entries]
         left = [{"run": str(r.path), "state": s.name, "job_id": r.job_id} for r, s in rest]
         print(json.dumps(done + left))
-    elif names or not entries:
-        for run, state in rest:
-            reason = f", {state.reason}" if state.reason else ""
-            print(f"{run.name}: {state.name}{reason}; not resumed")
+    else:
+        _say_rest(rest, everything=bool(names) or not entries)
         if not found:
             print("no runs here")
     return 0
+
+
+def _say_rest(rest: list[tuple[Facts, State]], *, everything: bool) -> None:
+    """Print the runs that were not resumed; those that only their names bring back come first."""
+    left = [(run, state) for run, state in rest if state.name in _BY_NAME]
+    for run, state in left[:_SHOWN]:
+        reason = f", {state.reason}" if state.reason else ""
+        print(f"{run.name}: {state.name}{reason}; left. `resume {run.name}` brings it back")
+    if len(left) > _SHOWN:
+        print(f"… and {len(left) - _SHOWN} more that only their names bring back (see status)")
+    for run, state in rest if everything else ():
+        if state.name not in _BY_NAME:
+            reason = f", {state.reason}" if state.reason else ""
+            print(f"{run.name}: {state.name}{reason}; not resumed")
 
 
 def _is_chosen(run: Facts, state: State, *, named: bool) -> bool:

@@ -95,9 +95,12 @@ def runs_of(sweep: Path) -> list[Path]:
         entries = json.loads((sweep / "sweep.json").read_text())
         return [Path(entry["run"]) for entry in entries]
     except FileNotFoundError:
-        # The submission was interrupted or is in progress; the links are created before the file.
+        # The submission was interrupted or is in progress; the lists are written before the file.
+        lists = sorted(path for path in sweep.glob("array-*/tasks") if path.is_file())
+        # Older releases had a link for each run.
         links = sorted(sweep.glob("array-*/tasks/*"), key=lambda p: (p.parent, int(p.name)))
-        return [Path(os.readlink(link)) for link in links]
+        listed = (os.fsdecode(line) for path in lists for line in path.read_bytes().split(b"\n"))
+        return [*map(Path, filter(None, listed)), *(Path(os.readlink(link)) for link in links)]
     except (ValueError, TypeError, KeyError) as error:
         raise StorageError(f"{sweep}/sweep.json is damaged ({error!r})") from error
 
@@ -123,7 +126,7 @@ def _find(folder: Path, name: str) -> Iterable[Path]:
 
 
 def _is_sweep(path: Path) -> bool:
-    return (path / "sweep.json").is_file() or (path / "array-0" / "tasks").is_dir()
+    return (path / "sweep.json").is_file() or (path / "array-0" / "tasks").exists()
 
 
 def _present(sweep: Path, folder: Path) -> Iterator[Path]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from hpctrain.commands.facts import Facts
-from hpctrain.commands.fault import is_of_another_rank
+from hpctrain.runs.failure import is_of_another_rank
 
 # In the order of a long table: states that need the user's attention come first.
 STATES = (

@@ -18,10 +18,12 @@ from rich.text import Text
 from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import STATES, UNDER_WAY, State, duration, eta_s, judge, metric, step
+from hpctrain.tracking.meta import Uploaded
 
 _ROWS = 40
+_PROBLEMS = 3  # lines about uploads
 _COLUMNS = ("run", "state", "reason", "node", "restarts", "step", "ETA", "metric")
-_REASON_LEAST = 20  # the smallest width of the reason, which is folded
+_REASON_LEAST = 12  # the smallest width of the reason, which is folded
 _REASON = 100  # characters of the reason in the table; --json has all of it, logs even more
 _COLOURS = {
     "finished": "green",
@@ -59,8 +61,18 @@ class Row:
         """The seconds that a running run still needs; None if unknown."""
         return eta_s(self.run, self.time) if self.state.name == "running" else None
 
-    def cells(self) -> list[Text]:
-        """Return the cells, one for each of _COLUMNS."""
+    @property
+    def upload_problem(self) -> str:
+        """Why the uploader cannot upload, with the cure; "" if nothing is known."""
+        note = Uploaded.read(self.run.path)
+        if note is None or not note.problem:
+            return ""
+        if self.state.name == "running":
+            return note.problem
+        return f"{note.problem}; then `python -m hpctrain sync {self.run.path}` uploads the rest"
+
+    def cells(self, metric_name: str = "") -> list[Text]:
+        """Return the cells, one for each of _COLUMNS; the metric without `metric_name`."""
         done, left, main_metric = step(self.run), self.eta_s, metric(self.run)
         total, reason = self.run.progress.get("max_steps"), self.state.reason
         steps = "" if done is None else f"{done}" if total is None else f"{done}/{total}"
@@ -73,7 +85,7 @@ class Row:
             Text(str(self.run.restarts or "")),
             Text(steps, no_wrap=True),
             Text("" if left is None else duration(left), no_wrap=True),
-            Text("" if main_metric is None else "{} {:.4g}".format(*main_metric), no_wrap=True),
+            Text(_metric(main_metric, metric_name), no_wrap=True),
         ]
 
     def facts(self) -> dict[str, Any]:
@@ -91,10 +103,18 @@ class Row:
             "step": step(self.run),
             "max_steps": self.run.progress.get("max_steps"),
             "eta_s": self.eta_s,
+            "upload_problem": self.upload_problem,
             "metric": None if main_metric is None else main_metric[0],
             # JSON has no NaN.
             "metrics": {k: v if math.isfinite(v) else None for k, v in values.items()},
         }
+
+
+def _metric(found: tuple[str, float] | None, title: str) -> str:
+    if found is None:
+        return ""
+    name, value = found
+    return f"{value:.4g}" if name == title else f"{name} {value:.4g}"
 
 
 def main(argv: list[str]) -> int:
@@ -116,7 +136,8 @@ def main(argv: list[str]) -> int:
         type=_seconds,
         const=10.0,
         metavar="SECONDS",
-        help="repeat every SECONDS (default: 10) until no run is queued or running; Ctrl-C ends it",
+        help="repeat every SECONDS (default: 10) until no run is queued or running any more; if "
+        "none is yet, wait for the first one (on a terminal); Ctrl-C ends it",
     )
     options = parser.parse_args(argv)
     try:
@@ -146,12 +167,16 @@ def _watch(options: argparse.Namespace) -> None:
             if not any(row.state.name in UNDER_WAY for row in rows):
                 return
             time.sleep(options.watch)
+    begun = False
     with Live(console=console, auto_refresh=False) as live:
         while True:
             rows = look(options)
             table = _table(rows, _where(options), console.width, everything=options.all)
-            live.update(table, refresh=True)
-            if not any(row.state.name in UNDER_WAY for row in rows):
+            under_way = any(row.state.name in UNDER_WAY for row in rows)
+            begun |= under_way or bool(options.runs)
+            note = [] if begun else [Text("nothing is queued or running yet; Ctrl-C ends this")]
+            live.update(Group(table, *note), refresh=True)
+            if begun and not under_way:
                 return
             time.sleep(options.watch)
 
@@ -175,12 +200,19 @@ def _table(rows: list[Row], where: str, width: int, *, everything: bool) -> Grou
         order = {name: place for place, name in enumerate(STATES)}
         shown = sorted(rows, key=lambda row: order[row.state.name])[:_ROWS]
         note = Text(f"… {len(rows) - _ROWS} more (--all, --json)")
-    cells = [row.cells() for row in shown]
-    kept, reason = _fitting(cells, width), _COLUMNS.index("reason")
-    table = Table(*(Column(_COLUMNS[n], no_wrap=n != reason, overflow="fold") for n in kept))
+    # A metric that all runs share is named once, in the title.
+    names = {found[0] for row in shown if (found := metric(row.run)) is not None}
+    titles = [*_COLUMNS[:-1], names.pop() if len(names) == 1 else _COLUMNS[-1]]
+    cells = [row.cells(titles[-1]) for row in shown]
+    kept, reason = _fitting(titles, cells, width), _COLUMNS.index("reason")
+    table = Table(*(Column(titles[n], no_wrap=n != reason, overflow="fold") for n in kept))
     for row in cells:
         table.add_row(*(row[n] for n in kept))
-    return Group(head, *([table] if shown else []), *([note] if note else []))
+    problems = [(row.run.name, text) for row in shown if (text := row.upload_problem)]
+    lines = [Text(f"{name}: {text}", style="yellow") for name, text in problems[:_PROBLEMS]]
+    if len(problems) > _PROBLEMS:
+        lines.append(Text(f"… {len(problems) - _PROBLEMS} more runs have such a problem (--json)"))
+    return Group(head, *([table] if shown else []), *([note] if note else []), *lines)
 
 
 def _where(options: argparse.Namespace) -> str:
@@ -188,18 +220,20 @@ def _where(options: argparse.Namespace) -> str:
     return "" if options.runs else f" in {options.dir}"
 
 
-def _fitting(rows: list[list[Text]], width: int) -> list[int]:
+def _fitting(titles: list[str], rows: list[list[Text]], width: int) -> list[int]:
     """Return the columns that fit into the terminal. Names are never cut, so they can be copied."""
     widths = [
-        max([len(title), *(row[n].cell_len for row in rows)]) for n, title in enumerate(_COLUMNS)
+        max([len(title), *(row[n].cell_len for row in rows)]) for n, title in enumerate(titles)
     ]
     reason = _COLUMNS.index("reason")
     widths[reason] = min(widths[reason], _REASON_LEAST)
-    kept = list(range(len(_COLUMNS)))
-    # Columns are left out in this order; --json has all of them.
-    for title in ("restarts", "node", "metric", "ETA", "step"):
+    kept = list(range(len(titles)))
+    # Columns are left out in this order, empty ones first; --json has all of them.
+    order = [_COLUMNS.index(name) for name in ("restarts", "node", "ETA", "step", "metric")]
+    empty = [n for n in (*order, reason) if not any(row[n].plain for row in rows)]
+    for n in [*empty, *(n for n in order if n not in empty)]:
         if 1 + sum(widths[n] + 3 for n in kept) > width:
-            kept.remove(_COLUMNS.index(title))
+            kept.remove(n)
     return kept
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -33,9 +36,7 @@ def compose(argv: list[str]) -> Config | None:
         ConfigError: A key, a value or a choice is wrong.
         StorageError: The folder of a sweep cannot be written.
     """
-    store = ConfigStore.instance()
-    if "schema.yaml" not in store.repo:  # Hydra 1.4 warns if it is stored twice
-        store.store(name="schema", node=Config)
+    store_schema()
     # Hydra 1.4 warns if the parameter is given, Hydra 1.3 if it is not.
     base = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
     composed: list[DictConfig] = []
@@ -46,7 +47,8 @@ def compose(argv: list[str]) -> Config | None:
     # Hydra 1.3 wants all overrides side by side; `experiment=digits -m seed=1,2` works here.
     sys.argv = [own_argv[0], *(text for text in argv if text not in overrides), *overrides]
     try:
-        hydra.main(config_path=str(conf_dir()), config_name="config", **base)(composed.append)()
+        with our_launchers():
+            hydra.main(config_path=str(conf_dir()), config_name="config", **base)(composed.append)()
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error, known_keys())) from error
     except OSError as error:
@@ -61,6 +63,38 @@ def compose(argv: list[str]) -> Config | None:
     return from_omegaconf(composed[0]) if composed else None
 
 
+def store_schema() -> None:
+    """Make the schema known to Hydra."""
+    store = ConfigStore.instance()
+    if "schema.yaml" not in store.repo:  # Hydra 1.4 warns if it is stored twice
+        store.store(name="schema", node=Config)
+
+
+@contextmanager
+def our_launchers() -> Iterator[None]:
+    """Let `hydra/launcher=submitit_slurm` and `submitit_local` name our launcher.
+
+    Other programs that use Hydra in this process find those of hydra-submitit-launcher afterwards.
+    """
+    Plugins.instance()  # imports the plugins, which store their launchers
+    store = ConfigStore.instance()
+    stored = store.repo["hydra"]["launcher"]
+    before = dict(stored)
+    try:
+        for name, node in _SUBMITIT.items():
+            stored.pop(f"{name}.yaml", None)  # Hydra 1.4 warns if it is stored twice
+            store.store(group="hydra/launcher", name=name, node=node, provider="hpctrain")
+        yield
+    finally:
+        stored.update(before)
+
+
+_SUBMITIT = {
+    "submitit_slurm": {"defaults": ["hpctrain"]},
+    "submitit_local": {"defaults": ["hpctrain", "_self_"], "local": True},
+}
+
+
 def _overrides(argv: list[str]) -> list[str]:
     """Return the arguments that are neither flags of Hydra nor their values.
 
@@ -69,9 +103,23 @@ def _overrides(argv: list[str]) -> list[str]:
     """
 
     def refuse(message: str) -> NoReturn:
-        raise ConfigError(f"{message}; --help shows what there is, --hydra-help Hydra's own")
+        hint = _as_override(argv, message)
+        raise ConfigError(f"{message}; {hint}--help shows what there is, --hydra-help Hydra's own")
 
     parser = get_args_parser()
     parser.error = refuse  # type: ignore[method-assign]
     overrides: list[str] = parser.parse_intermixed_args(argv).overrides
     return overrides
+
+
+def _as_override(argv: list[str], message: str) -> str:
+    """Return how to write `--seed 1` as an override; "" if there is no such key."""
+    known = known_keys()
+    for place, text in enumerate(argv):
+        name, equals, value = text.lstrip("-").partition("=")
+        key = next((k for k in (name, name.replace("-", "_")) if k in known), None)
+        if text.startswith("--") and text.partition("=")[0] in message and key is not None:
+            following = argv[place + 1] if place + 1 < len(argv) else "VALUE"
+            is_value = not following.startswith("-") and "=" not in following
+            return f"write {key}={value if equals else following if is_value else 'VALUE'}; "
+    return ""

@@ -20,6 +20,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from hpctrain.config import launcher_keys
 from hpctrain.config.explain import explain
 from hpctrain.config.frozen import from_omegaconf, known_keys
 from hpctrain.config.schema import Config
@@ -37,6 +38,7 @@ class Composer:
     def __init__(self, loader: ConfigLoaderImpl, master: DictConfig) -> None:
         self._loader, self._master = loader, master
         self._bases: dict[tuple[str, ...], DictConfig] = {}
+        self.notes: dict[str, None] = {}  # lines for the user, in their order
         self._undo: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         self._parse = functools.cache(self._parse_one)
 
@@ -71,8 +73,18 @@ class Composer:
 
     def _compose(self, choices: list[str]) -> DictConfig:
         config = self._loader.load_sweep_config(self._master, choices)
+        launcher: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
         own = [str(key) for key in config if key != "hydra"]
         config = OmegaConf.masked_copy(config, own)
+        for key, value, note in launcher_keys.read(launcher):
+            self.notes[note] = None
+            if key:
+                OmegaConf.update(config, key, value, force_add=True)
+        if launcher.get("local", False) != self._master.hydra.launcher.get("local", False):
+            raise ConfigError(
+                f"{' '.join(choices)}: this run has another hydra/launcher than the sweep; give "
+                "hydra/launcher=submitit_local or submitit_slurm on the command line"
+            )
         OmegaConf.set_struct(config, True)
         return config
 

@@ -6,6 +6,8 @@ import difflib
 import re
 from collections.abc import Iterable
 
+from hpctrain.config.launcher_keys import unknown as unknown_launcher_key
+
 
 def explain(error: BaseException, known_keys: Iterable[str]) -> str:
     """Return a text with the key, the value and what is allowed.
@@ -50,11 +52,21 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
 def unknown_key(key: str, keys: list[str]) -> str:
     """Return a text with the most similar key and with the keys of the section."""
     section, _, _ = key.rpartition(".")
-    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.7)
+    others = [known for known in keys if not key.startswith(f"{known}.")]
+    near = difflib.get_close_matches(key, others, n=1, cutoff=0.7)
     hint = f"did you mean {near[0]}? " if near else ""
     siblings = [k.rpartition(".")[2] for k in keys if k.rpartition(".")[0] == section]
+    if section == "hydra.launcher":
+        return unknown_launcher_key(key.rpartition(".")[2])
+    if section.startswith("hydra.launcher."):
+        return f"unknown key {key}: +{key}=VALUE adds it"
     if section.startswith("hydra"):
         return f"unknown key {key}: `--cfg hydra` shows those of Hydra"
     if siblings:
         return f"unknown key {key}: {hint}{section or 'the top level'} has {', '.join(siblings)}"
+    if section in ("model", "task"):
+        return (
+            f"unknown key {key}: {section} has the arguments of {section}._target_ "
+            f"(`--cfg job --package {section}` prints them); +{key}=VALUE adds one"
+        )
     return f"unknown key {key}: {hint}+{key}=VALUE adds it"

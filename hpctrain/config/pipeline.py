@@ -104,10 +104,14 @@ def _micro_batches(config: Config, degrees: Degrees) -> Iterator[str]:
 
 
 def _reason(schedule: str, pp: int, parts: int) -> str:
-    """Return why torch refuses this number of micro-batches; "" if it does not."""
+    """Return why a schedule cannot have this number of micro-batches; "" if it can.
+
+    With fewer micro-batches than ranks, some ranks would always wait. torch refuses it for 1f1b,
+    and takes it for the others.
+    """
     rounds = max(1, parts // pp)
-    if schedule == "1f1b" and parts < pp:
-        return f"{parts} micro-batches are fewer than the {pp} stages"
+    if parts < pp:
+        return f"{parts} micro-batches are fewer than the {pp} ranks of the pipeline"
     if schedule.startswith("interleaved") and parts % rounds:
         return f"{parts} micro-batches cannot be divided into {rounds} rounds"
     return ""

@@ -20,15 +20,12 @@ def problem(target: str) -> str:
     >>> problem("torch.optim.Adamw")
     "torch.optim has no 'Adamw'; it has 'AdamW'"
     """
-    package, *rest = target.split(".")
     try:
-        spec = importlib.util.find_spec(package)
+        spec, rest = _located(target)
     except ValueError:  # the module has no spec, such as __main__
         return ""
     if spec is None:
-        return f"no package {package!r} here"
-    while rest and (inner := _submodule(spec, rest[0])) is not None:
-        spec, rest = inner, rest[1:]
+        return f"no package {target.partition('.')[0]!r} here"
     if not rest:
         return f"{target} is a module; name a class or function in it"
     names = _names(spec.origin or "")
@@ -36,6 +33,58 @@ def problem(target: str) -> str:
         return ""
     close = difflib.get_close_matches(rest[0], names, 1)
     return f"{spec.name} has no {rest[0]!r}" + (f"; it has {close[0]!r}" if close else "")
+
+
+def definition(target: str, hops: int = 8) -> tuple[str, ast.stmt] | None:
+    """Return the module and the statement that define a target, or None if no source shows them.
+
+    Args:
+        target: `package.module.Name`. If the module imports the name, its import is followed.
+        hops: How many imports to follow.
+    """
+    try:
+        spec, rest = _located(target)
+    except ValueError:
+        return None
+    if spec is None or len(rest) != 1:
+        return None
+    found = _bindings(spec.origin or "").get(rest[0], [])
+    if len(found) != 1:  # it depends on what happens at run time
+        return None
+    statement = found[0]
+    if not isinstance(statement, ast.ImportFrom):
+        return spec.name, statement
+    source = next(a.name for a in statement.names if rest[0] in (a.asname, a.name))
+    package = spec.name if spec.submodule_search_locations else spec.name.rpartition(".")[0]
+    for _ in range(statement.level - 1):
+        package = package.rpartition(".")[0]
+    module = ".".join(filter(None, (package if statement.level else "", statement.module)))
+    return definition(f"{module}.{source}", hops - 1) if hops else None
+
+
+def _located(target: str) -> tuple[ModuleSpec | None, list[str]]:
+    """Return the innermost module of a target, and the names that are left."""
+    package, *rest = target.split(".")
+    spec = importlib.util.find_spec(package)
+    while spec and rest and (inner := _submodule(spec, rest[0])) is not None:
+        spec, rest = inner, rest[1:]
+    return spec, rest
+
+
+@lru_cache(maxsize=64)
+def _bindings(file: str) -> dict[str, list[ast.stmt]]:
+    """Return the statements outside of classes and functions that bind each name of a module."""
+    if not file.endswith(".py"):
+        return {}
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return {}
+    found: dict[str, list[ast.stmt]] = {}
+    for statement in tree.body:
+        for name in bound(ast.Module([statement], [])):
+            found.setdefault(name, []).append(statement)
+    return found
 
 
 def _submodule(spec: ModuleSpec, name: str) -> ModuleSpec | None:
@@ -49,13 +98,13 @@ def _names(file: str) -> frozenset[str] | None:
     if not file.endswith(".py"):
         return None
     try:
-        found = {*_bound(ast.parse(Path(file).read_bytes()))}
+        found = {*bound(ast.parse(Path(file).read_bytes()))}
     except (OSError, SyntaxError, ValueError):  # importing it will show what is wrong
         return None
     return None if found & {"*", "__getattr__"} else frozenset(found)
 
 
-def _bound(tree: ast.AST) -> Iterator[str]:
+def bound(tree: ast.AST) -> Iterator[str]:
     """Yield the names that a module defines; "*" means that there may be others."""
     for node in ast.iter_child_nodes(tree):
         match node:
@@ -72,7 +121,7 @@ def _bound(tree: ast.AST) -> Iterator[str]:
             case _ if _hides(node):
                 yield "*"
             case _:
-                yield from _bound(node)
+                yield from bound(node)
 
 
 def _hides(node: ast.AST) -> bool:

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hpctrain import secrets
-from hpctrain.config import micro_batches, pipeline, shares, targets
+from hpctrain.config import arguments, metrics, micro_batches, shares, targets
+from hpctrain.config.combinations import parallel_problems
 from hpctrain.config.degrees import Degrees
-from hpctrain.config.division import division_problems, ep_problems
+from hpctrain.config.division import division_problems
 from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config, DataConfig
 from hpctrain.config.schema.key import keys
@@ -40,6 +41,26 @@ def validate(config: Config, world_size: int | None = None) -> None:
         raise ConfigError("\n".join(problems))
 
 
+def validate_job(config: Config, sections: Sequence[str]) -> None:
+    """Check the resources of a job that is no training.
+
+    Args:
+        config: The typed config.
+        sections: The sections and keys at the top that count.
+
+    Raises:
+        ConfigError: One line for each problem, with the key, its value and what is allowed.
+    """
+    problems = [
+        problem
+        for key in keys(Config)
+        if key.name.partition(".")[0] in sections
+        and (problem := key.rule.problem(key.name, key.value(config)))
+    ]
+    if problems := problems or [*_secrets(config), *_resources(config)]:
+        raise ConfigError("\n".join(problems))
+
+
 def _values(config: Config) -> Iterator[str]:
     for key in keys(type(config)):
         if problem := key.rule.problem(key.name, key.value(config)):
@@ -54,13 +75,26 @@ def _targets(config: Config) -> Iterator[str]:
     }
     for section, target in targets_of.items():
         advice = f"choose one with {section}=NAME or {section}._target_=package.module.Class"
-        yield from _target(f"{section}._target_", target, advice)
+        if wrong := list(_target(f"{section}._target_", target, advice)):
+            yield from wrong
+        elif section == "optimizer":
+            own = config.optimizer
+            given = {"lr": own.lr, "weight_decay": own.weight_decay, **own.options}
+            inner = {name: f"optimizer.options.{name}" for name in own.options}
+            node = {"_target_": target, **given}
+            yield from arguments.problems("optimizer", node, positional=1, inner=inner)
+        else:
+            yield from arguments.problems(section, getattr(config, section))
     for key in ("transforms", "batch_transforms", "val_transforms", "val_batch_transforms"):
         for i, node in enumerate(getattr(config.data, key) or []):
             advice = (
                 "it must be package.module.Class, or package.module.function and _partial_: true"
             )
-            yield from _target(f"data.{key}[{i}]._target_", node.get("_target_"), advice)
+            where, target = f"data.{key}[{i}]", node.get("_target_")
+            if wrong := list(_target(f"{where}._target_", target, advice)):
+                yield from wrong
+            else:
+                yield from arguments.problems(where, node)
 
 
 def _target(key: str, target: Any, advice: str) -> Iterator[str]:
@@ -132,15 +166,23 @@ def _texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _between(config: Config, sizes: Sequence[int]) -> Iterator[str]:
-    train, launch = config.train, config.launch
+    train = config.train
     if train.max_epochs is None and train.max_steps is None:
         yield "train.max_epochs and train.max_steps are both null: give one of them"
+    yield from _resources(config)
+    yield from _learning_rate(config)
+    yield from metrics.problems(config)
+    yield from _sizes(config, sizes)
+
+
+def _resources(config: Config) -> Iterator[str]:
+    """Yield what is wrong between the keys that describe a job."""
+    launch = config.launch
     if launch.gpus_per_node % launch.tasks_per_node:
         yield (
             f"launch.gpus_per_node={launch.gpus_per_node} cannot be divided evenly over "
             f"launch.tasks_per_node={launch.tasks_per_node}"
         )
-    yield from _learning_rate(config)
     for name, (_, key) in variables(config).items():
         if name in config.site.env:
             yield f"{key} and site.env.{name} set the same variable: give one of them"
@@ -152,7 +194,6 @@ def _between(config: Config, sizes: Sequence[int]) -> Iterator[str]:
             f"launch.warn_s={launch.warn_s} seconds is not below "
             f"launch.time_min={launch.time_min} minutes"
         )
-    yield from _sizes(config, sizes)
 
 
 def _sizes(config: Config, sizes: Sequence[int]) -> Iterator[str]:
@@ -241,109 +282,6 @@ def _job(config: Config, ranks: int) -> str:
         return f"{ranks} rank{'s' if ranks > 1 else ''}"
     nodes = ranks // launch.tasks_per_node
     return f"{nodes} nodes x {launch.tasks_per_node} tasks = {ranks}"
-
-
-def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:
-    """Yield what does not fit together in `parallel`, `precision` and `train`.
-
-    Args:
-        config: Every value by itself is valid.
-        degrees: The degrees for the number of ranks.
-    """
-    parallel, train, precision = config.parallel, config.train, config.precision
-    sharded = degrees.dp_shard > 1 or parallel.fsdp.offload
-    parts = micro_batches.accumulate(train, degrees.dp)
-    if parallel.ddp.static_graph and (parts > 1 or train.micro_batch_size == "auto"):
-        yield "parallel.ddp.static_graph=true with several micro-batches: torch cannot have both"
-    kept = parallel.fsdp.reshard_after_forward
-    if kept is not None:
-        if parallel.zero != 3:
-            yield (
-                f"parallel.fsdp.reshard_after_forward={kept} divides parameters, which "
-                f"parallel.zero={parallel.zero} does not"
-            )
-        elif degrees.dp_shard % kept:
-            factors = [n for n in range(2, degrees.dp_shard + 1) if degrees.dp_shard % n == 0]
-            yield (
-                f"parallel.fsdp.reshard_after_forward={kept}: it must be a factor of dp_shard "
-                f"{degrees.dp_shard}: null" + "".join(f", {n}" for n in factors)
-            )
-    if sharded and parallel.zero == 1 and parallel.sync == "every":
-        yield "parallel.sync=every with parallel.zero=1 is parallel.zero=2"
-    yield from _replicas(config, degrees)
-    yield from _tensor(config, degrees)
-    yield from ep_problems(degrees, parallel.ep)
-    yield from pipeline.problems(config, degrees)
-    yield from _context(config, degrees)
-    if precision.params == "bf16" and precision.compute in ("fp16", "fp8"):
-        yield (
-            f"precision.params=bf16 with precision.compute={precision.compute}: use bf16, or "
-            "precision.params=fp32"
-        )
-    if parallel.device == "cpu" and precision.compute in ("tf32", "fp8"):
-        yield f"precision.compute={precision.compute} with parallel.device=cpu: it needs a GPU"
-    if parallel.device == "cpu" and parallel.backend == "nccl":
-        yield "parallel.backend=nccl with parallel.device=cpu: use gloo or auto"
-
-
-def _tensor(config: Config, degrees: Degrees) -> Iterator[str]:
-    """Yield what does not fit tensor parallel."""
-    parallel, compiled = config.parallel, config.train.compile
-    if parallel.async_tp and degrees.tp == 1:
-        yield "parallel.async_tp=true with tp 1: there is no communication that could overlap"
-    elif parallel.async_tp and compiled == "off":
-        yield "parallel.async_tp=true with train.compile=off: the compiler does it; use blocks"
-    if degrees.tp > 1 and parallel.device == "cpu" and compiled != "off":
-        yield f"train.compile={compiled} with tp {degrees.tp} on CPUs: torch fails; use off"
-    if degrees.tp > 1 and config.precision.compute == "fp8":
-        yield f"precision.compute=fp8 with tp {degrees.tp}: use bf16, or tp 1"
-    if parallel.ddp.static_graph and degrees.ranks != degrees.dp_replicate:
-        yield f"parallel.ddp.static_graph=true with {degrees}: it is an option of DDP"
-    if parallel.ep > 1 and config.train.activation_checkpointing == "selective":
-        yield (
-            f"train.activation_checkpointing=selective with parallel.ep={parallel.ep}: torch fails "
-            "where experts are sharded apart from their block; use full or none"
-        )
-    if parallel.ddp.static_graph and parallel.ep > 1:
-        yield f"parallel.ddp.static_graph=true with parallel.ep={parallel.ep}: it is one of DDP"
-
-
-def _context(config: Config, degrees: Degrees) -> Iterator[str]:
-    """Yield what does not fit context parallel, of our own classes: others are built first."""
-    able = {"model": "hpctrain.models.Transformer", "task": "hpctrain.tasks.LanguageModel"}
-    for section, needed in able.items() if degrees.cp > 1 else ():
-        target = str(getattr(config, section).get("_target_"))
-        package, _, kind = needed.rpartition(".")
-        if target.startswith(f"{package}.") and not target.endswith(f".{kind}"):
-            yield (
-                f"{section}._target_={target} with parallel.cp={degrees.cp}: it needs whole "
-                f"samples; context parallel divides the sequences of {needed}"
-            )
-
-
-def _replicas(config: Config, degrees: Degrees) -> Iterator[str]:
-    """Yield what does not fit gradient compression and local SGD."""
-    parallel, precision = config.parallel, config.precision
-    kind, local = config.train.compression.kind, config.train.local_sgd
-    chosen = [f"train.compression.kind={kind}"] if kind != "none" else []
-    chosen += [f"train.local_sgd.every={local.every}"] if local.every is not None else []
-    if len(chosen) == 2:
-        yield f"{chosen[0]} and {chosen[1]}: give one of them, replicas send no gradients"
-    for key in chosen:
-        if degrees.ranks != degrees.dp_replicate:
-            yield f"{key} with {degrees}: it needs whole replicas (DDP), so only dp_replicate"
-        if parallel.fsdp.offload:
-            yield f"{key} with parallel.fsdp.offload=true: it needs whole replicas (DDP)"
-        if parallel.ep > 1:
-            yield f"{key} with parallel.ep={parallel.ep}: it needs whole replicas (DDP)"
-        if parallel.sync == "every":
-            yield f"{key} with parallel.sync=every: use last or auto"
-        if precision.reduce is not None:
-            yield f"{key} with precision.reduce={precision.reduce}: use null"
-        if precision.compute == "fp16":
-            yield f"{key} with precision.compute=fp16: ranks would not agree on overflows; use bf16"
-    if local.every is not None and parallel.ddp.static_graph:
-        yield f"parallel.ddp.static_graph=true with {chosen[-1]}: torch cannot have both"
 
 
 def _sampling(config: Config, dp: int) -> Iterator[str]:

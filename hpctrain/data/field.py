@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from hpctrain.errors import DataError
@@ -22,6 +22,7 @@ DTYPES = {
     "float64": 8,
 }
 """The dtypes that a field may have, and the bytes of a value."""
+MAX_AXES = 32  # of a dataset in HDF5, with the one that counts the samples
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -51,19 +52,24 @@ class Field:
         """Check that a shard can hold the field.
 
         Raises:
-            DataError: The dtype is unknown, the shape has no elements, or the axis is impossible.
+            DataError: The dtype is unknown, the shape has no elements or too many axes, or the axis
+                is impossible.
         """
         if self.dtype not in DTYPES:
             raise DataError(f"dtype {self.dtype} is not supported; allowed: {', '.join(DTYPES)}")
         if any(size < 1 for size in self.shape):
             raise DataError(f"shape {list(self.shape)} has no elements; every size must be >= 1")
+        if len(self.shape) >= MAX_AXES:
+            raise DataError(
+                f"{len(self.shape)} axes are too many for a sample; HDF5 allows {MAX_AXES - 1}"
+            )
         if not 0 <= self.axis <= (0 if self.variable else len(self.shape)):
             kind = "variable-length samples" if self.variable else f"samples {list(self.shape)}"
             raise DataError(f"axis {self.axis} cannot count {kind}")
 
     def as_json(self) -> dict[str, Any]:
         """Return what the index holds of the field."""
-        values = asdict(self)
+        values = {key: getattr(self, key) for key in self.__slots__}
         return {
             key: value
             for key, value in values.items()

@@ -8,7 +8,8 @@
 
 - The first axis of every dataset is the sample (of `values`: the element).
 - Datasets are contiguous and not compressed, little-endian, and begin at a multiple of 4096
-  bytes, so that a reader may map them; the dtypes are those of `field.DTYPES`.
+  bytes, so that a reader may map them; the dtypes are those of `field.DTYPES`. In a file with more
+  than 1024 datasets, those smaller than 4096 bytes begin at any byte.
 - Or they are compressed (`hpctrain.data.compression`) in chunks of whole samples, which begin at
   such multiples too; `offsets` stay contiguous.
 - A file is named SPLIT-00000.h5. It holds as many samples as fit in `max_bytes` of data, and at
@@ -62,6 +63,7 @@ from hpctrain.errors import DataError
 MAX_BYTES = 256 * 2**20
 KEPT = 2**20  # bytes of an array; smaller ones are copied, so that they can be joined
 LOOK_BYTES = 2**20  # bytes of samples, at least, that go into the statistics together
+LOOK_FIELD = 2**12  # bytes of each field, at least
 
 
 class ShardFiles:
@@ -302,7 +304,7 @@ class _Split:
             self.parts.setdefault(name, []).append(value)
         self.count += len(next(iter(rows.values())))
         self.bytes += nbytes
-        if self.bytes - self._seen_bytes >= LOOK_BYTES:
+        if self.bytes - self._seen_bytes >= max(LOOK_BYTES, LOOK_FIELD * len(rows)):
             self.look()
 
     def look(self) -> None:

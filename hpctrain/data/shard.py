@@ -27,7 +27,7 @@ ALIGNMENT = 4096  # bytes: a page
 STEP = 2**20  # bytes that are written, and then digested while the cache has them
 AHEAD = 2**24  # bytes, at least, that are written before the disk is told to begin
 IMAGE_STEP = 2**24  # bytes by which a file in memory grows
-LAYOUT = {"libver": "earliest", "alignment_threshold": 1, "alignment_interval": ALIGNMENT}
+MANY = 1024  # more datasets than these are aligned only if they are as large as a page
 
 NONE = Compression()
 _libc = ctypes.CDLL(None)
@@ -160,7 +160,7 @@ def _write_frame(
 ) -> dict[str, int]:
     """Write everything but the data; return the byte offset of each dataset that is not empty."""
     offsets = {}
-    with h5py.File(path, "w", locking=False, **LAYOUT) as file:
+    with h5py.File(path, "w", locking=False, **_layout(len(datasets))) as file:
         _write_attributes(file, split, count)
         for name, arrays in datasets.items():
             room = _properties()
@@ -179,7 +179,10 @@ def _image(
     """Return a file of compressed datasets, made in memory."""
     memory = {"driver": "core", "backing_store": False, "block_size": IMAGE_STEP}
     # Each chunk is written as a whole, so no cache of chunks is needed.
-    with as_asked(), h5py.File("shard", "w", rdcc_nbytes=0, **memory, **LAYOUT) as file:
+    with (
+        as_asked(),
+        h5py.File("shard", "w", rdcc_nbytes=0, **memory, **_layout(len(datasets))) as file,
+    ):
         _write_attributes(file, split, count)
         for name, arrays in datasets.items():
             shape, dtype = _shape(arrays), _little(arrays[0])
@@ -202,6 +205,17 @@ def _image(
                 start += len(chunk)
         file.flush()
         return memoryview(file.id.get_file_image())
+
+
+def _layout(datasets: int) -> dict[str, Any]:
+    """Return how HDF5 lays out a file with this number of datasets.
+
+    With many small datasets, alignment would cost pages of padding for each, and HDF5 would search
+    a list of all gaps each time it needs room.
+    """
+    threshold = 1 if datasets <= MANY else ALIGNMENT
+    sizes = {"alignment_threshold": threshold, "alignment_interval": ALIGNMENT}
+    return {"libver": "earliest", **sizes}
 
 
 def _chunks(arrays: Sequence[Array], rows: int) -> Iterator[Array]:

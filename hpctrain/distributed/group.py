@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.distributed import long_work
+from hpctrain.distributed.cores import threads
 from hpctrain.distributed.port import check_port
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, DistributedError
@@ -64,7 +65,7 @@ def process_group(
     Args:
         ranks: This process's place in the job.
         config: Device, backend and timeout of collectives.
-        cpus_per_task: Number of torch threads of this rank, unless OMP_NUM_THREADS is set.
+        cpus_per_task: The cores of this rank, for torch's threads (`hpctrain.distributed.cores`).
 
     Yields:
         The device of this rank.
@@ -73,8 +74,8 @@ def process_group(
         DistributedError: The port is taken, or other ranks do not join.
     """
     device = choose_device(config.device, ranks)
-    if ranks.launcher != "single" and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(cpus_per_task)
+    if (count := threads(ranks, cpus_per_task)) is not None:
+        torch.set_num_threads(count)
     backend = config.backend
     if backend == "auto":
         # gloo handles tensors on the CPU, also on ranks that use NCCL for the GPU.

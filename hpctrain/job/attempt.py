@@ -18,9 +18,9 @@ from typing import Any, Self
 from hpctrain import __version__
 from hpctrain.config.schema import Config
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.job.requeue import requeue
+from hpctrain.job.requeue import may_requeue, requeue
 from hpctrain.launch.container import leave_note, note_from_env
-from hpctrain.runs import provenance, stop_request
+from hpctrain.runs import lost_checkpoints, provenance, stop_request
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.secrets import mask
 from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
@@ -70,9 +70,14 @@ class Attempt(NoAttempt):
                 hosts=list(ranks.hosts),
                 job_id=ranks.job_id,
                 restart_count=ranks.restart_count,
+                first_step=self._run.last_checkpoint(),
                 code=str(Path(__file__).parents[2]),
             )
             stack.push(self._failed)  # called for every exception from here on
+            lost_checkpoints.refuse(self._config, self._run)
+            if recorded := self._run.read().get("provenance"):
+                provenance.take_over(self._run.provenance, Path(recorded))
+                self._run.update(provenance=None)
             self.tracker = self._build_tracker()
             self.tracker.start(asdict(self._config), self._tags())
             self._say_what_changed()
@@ -102,11 +107,10 @@ class Attempt(NoAttempt):
         if request is not None:
             log.info("cancelled by %s: not requeued", request["by"])
         elif self._ranks.launcher == "slurm" and reason != "SIGINT":
-            # A run that makes no step between two restarts would be requeued for ever.
-            if outcome.step == outcome.first_step and self._ranks.restart_count > 0:
-                log.error("no step since the last restart: not requeued")
-            else:
+            if may_requeue(self._ranks.restart_count, outcome.first_step, outcome.step):
                 self._requeue()
+            else:
+                log.error("no step since the last restart: not requeued")
         self.tracker.finish("KILLED", reason=f"stopped by {reason} at step {outcome.step}, saved")
 
     def _requeue(self) -> None:
@@ -137,6 +141,7 @@ class Attempt(NoAttempt):
             parent_uid=sweep.get("uid"),
             parent_name=sweep.get("name"),
             upload=tracking.upload,
+            drain=tracking.drain_s,
         )
 
     def _say_what_changed(self) -> None:
@@ -150,6 +155,9 @@ class Attempt(NoAttempt):
 
     def _tags(self) -> dict[str, str]:
         return {
+            # MLflow shows the commit only beside a source.
+            "mlflow.source.name": provenance.source(self._run.provenance),
+            "mlflow.source.type": "JOB" if self._ranks.job_id else "LOCAL",
             "mlflow.source.git.commit": provenance.commit(self._run.provenance),
             "hpctrain.version": __version__,
             "hpctrain.launcher": self._ranks.launcher,

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
+import traceback
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import hydra
 import torch
 import torch.distributed as dist
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
+import hpctrain
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.schema import Config
@@ -173,5 +177,24 @@ def _make(key: str, node: Mapping[str, Any], *args: Any) -> Any:
             warnings.filterwarnings("ignore", r"(?s).*_execution_whitelist_", UserWarning)
             return instantiate(dict(node), *args, _convert_="all")
     except InstantiationException as error:
-        reason = " ".join(str(error.__cause__ or error).split())
-        raise ConfigError(f"{key}._target_={node.get('_target_')}: {reason}") from error
+        cause: BaseException = error.__cause__ or error
+        while isinstance(cause, ImportError) and cause.__cause__ is not None:
+            cause = cause.__cause__  # Hydra's own text about the import says less
+        reason = " ".join(f"{type(cause).__name__}: {cause}".split())
+        raise ConfigError(
+            f"{key}._target_={node.get('_target_')}: {reason}{_frames_of_user(cause)}"
+        ) from error
+
+
+def _frames_of_user(error: BaseException) -> str:
+    """Return where the error was raised, without the frames of hpctrain, Hydra and the importer."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    ours = tuple(f"{Path(file).parent}{os.sep}" for file in (hpctrain.__file__, hydra.__file__))
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((*ours, "<frozen "))
+        and Path(frame.filename).parent.name != "importlib"
+    ]
+    return "".join(f"\n{line.rstrip()}" for line in traceback.format_list(frames))

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import logging
 import math
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from hpctrain.checkpoint.checkpointer import verify
+from hpctrain.checkpoint.manifest import newest_intact
+from hpctrain.checkpoint.reader import Reader
 from hpctrain.config.frozen import load
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, StorageError
@@ -71,7 +70,9 @@ class Generator:
                 f"{run.name} is no language model: task._target_={config.task.get('_target_')}"
             )
         tokenizer = DatasetTokenizer.of(data or config.data.path, task.tokens)
-        checkpoint = _newest_intact(run.checkpoints)
+        checkpoint = newest_intact(run.checkpoints)
+        if checkpoint is None:
+            raise StorageError(f"{run.checkpoints}: there is no checkpoint")
         model: nn.Module = _make("model", config.model)
         load_weights(model, checkpoint)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -155,9 +156,10 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
             SGD), rank 0's is taken.
 
     Raises:
-        StorageError: The checkpoint lacks weights of the model.
+        StorageError: The checkpoint lacks weights of the model, or cannot be read.
     """
-    saved = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    reader = Reader(checkpoint)
+    saved = reader.saved
     weights = model.state_dict()
     alone = any(name.startswith("replica.0.model.") for name in saved)
     part = "replica.0.model" if alone else "model"
@@ -168,10 +170,7 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
         raise StorageError(
             f"{checkpoint} has no {lacking[0]}: it is the checkpoint of another model"
         )
-    with warnings.catch_warnings():
-        # torch says that there is no process group, even with no_dist.
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        dcp.load({part: found}, checkpoint_id=checkpoint, no_dist=True)
+    reader.load({part: found}, no_dist=True)
 
 
 def _draw(
@@ -185,12 +184,3 @@ def _draw(
     # The largest becomes 0, so that a small temperature gives no infinities.
     weights = ((logits - logits.max()) / temperature).softmax(0)
     return int(torch.multinomial(weights, 1, generator=random))
-
-
-def _newest_intact(folder: Path) -> Path:
-    for path in sorted(folder.glob("step-????????"), reverse=True):
-        problem = verify(path)
-        if not problem:
-            return path
-        log.warning("%s is not intact (%s); trying the one before", path, problem)
-    raise StorageError(f"{folder}: no checkpoint is intact; see the warnings above")

@@ -11,6 +11,19 @@ log = logging.getLogger(__name__)
 _PAUSE_S, _PAUSES = 0.2, 25
 
 
+def may_requeue(restart_count: int, first_step: int, step: int) -> bool:
+    """Return whether the budget allows another restart: one without progress, then none.
+
+    A run that makes no step between two restarts would be requeued for ever.
+
+    Args:
+        restart_count: How often Slurm has restarted the job.
+        first_step: The global step of the checkpoint that the attempt began with.
+        step: That of the checkpoint that the next attempt would begin with.
+    """
+    return restart_count == 0 or step > first_step
+
+
 def requeue(job_id: str) -> bool:
     """Requeue this running job; return False, with the reason in the log, when that fails.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import faulthandler
 import logging
+from contextlib import nullcontext, suppress
 
 import torch
 
@@ -21,8 +22,10 @@ from hpctrain.job.attempt import Attempt, NoAttempt
 from hpctrain.job.build import build
 from hpctrain.job.requeue import requeue
 from hpctrain.parallel.micro_batches import MicroBatches
+from hpctrain.runs.failure import recorded
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.stop_request import stop_file
+from hpctrain.runs.terminal_log import kept
 
 log = logging.getLogger(__name__)
 EXIT_INTERRUPTED = 130
@@ -43,7 +46,8 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
     Raises:
         HpctrainError: An error that the user can correct; it is recorded in the run directory.
     """
-    faulthandler.enable()  # says where the process died when a mapped shard was truncated
+    with suppress(OSError, AttributeError):  # a notebook's stderr may be no file
+        faulthandler.enable()  # says where the process died when a mapped shard was truncated
     if ranks.launcher in ("torchrun", "submitit-local"):
         stop_with_launcher()
     # From here on a signal is a stop request and no longer ends the process.
@@ -51,9 +55,14 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
         Stop() as stop,
         Attempt(config, run, ranks) if ranks.is_main else NoAttempt() as attempt,
         process_group(ranks, config.parallel, config.launch.cpus_per_task) as device,
+        # Before the process group ends: the end of this rank lets the others fail.
+        recorded(run.path, ranks.job_id, ranks.restart_count),
+        # The log of rank 0 has begun earlier; the folder exists, because rank 0 is here.
+        nullcontext() if ranks.is_main else kept(run.logs, ranks.launcher, ranks.rank),
     ):
         if ranks.is_main:
-            log.info("%s on %s, %s", run.path, device, ranks)
+            count = torch.get_num_threads()
+            log.info("%s on %s (torch threads: %d), %s", run.path, device, count, ranks)
             stop.watch(stop_file(run.path))
         trainer = build(config, run, ranks, device, attempt.tracker, stop)
         try:

@@ -2,9 +2,10 @@
 
     sweeps/2026-01-31_12-00-00/array-0/
         job.sh        the batch script
-        tasks/0 …     links to the run directories, by the number of the array task
+        tasks         the run directories, one on each line, in the order of the array tasks
         batch/        output of the batch script itself
         job_id        the array's job id, as soon as sbatch has printed it
+    sweeps/2026-01-31_12-00-00/provenance/   each run takes a copy of it over when it starts
 
 Before `sbatch` is called, run.json says that the run is queued, and names the script. If this
 process is killed after that, the next one finds the job in the queue by the script's path.
@@ -13,6 +14,7 @@ process is killed after that, the next one finds the job in the queue by the scr
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections import deque
@@ -27,8 +29,11 @@ from hpctrain.config.validate import fitting_nodes
 from hpctrain.disk import sync_file_system, write_atomically
 from hpctrain.errors import StorageError
 from hpctrain.launch import slurm
+from hpctrain.launch.executor import Executor
+from hpctrain.launch.jobs import LocalRunJob, RunJob
 from hpctrain.launch.queue import Task, me
 from hpctrain.launch.script import sbatch_script
+from hpctrain.launch.site import check_folder
 from hpctrain.runs import provenance
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.snapshot import Snapshot
@@ -46,9 +51,11 @@ class Entry:
         keeps_code: Whether `code` is the snapshot of an earlier submission of the same run.
         before: The content of run.json when the sweep began; empty for a new run.
         again: Whether the run is finished and shall be repeated.
+        replaces: The waiting job of the run that shall be cancelled first (launch.rerun=queued).
         state: The state, in words for the user.
         job: `ARRAYJOB_TASK`, as soon as the run is queued.
         task: The path of its script and its task number, as soon as these are written.
+        handle: The job of submitit, if this process has submitted it.
     """
 
     overrides: list[str]
@@ -58,9 +65,11 @@ class Entry:
     keeps_code: bool = False
     before: dict[str, Any] = field(default_factory=dict)
     again: bool = False
+    replaces: str = ""
     state: str = ""
     job: str = ""
     task: Task | None = None
+    handle: RunJob | LocalRunJob | None = None
 
     def metric(self) -> float | None:
         """Return the value of the metric `config.metric`; None while there is no result."""
@@ -93,6 +102,8 @@ class Array:
     def text(self) -> str:
         """Return the text of the batch script."""
         first = self.entries[0]
+        for entry in self.entries:
+            check_folder(entry.config, entry.run.path)
         return sbatch_script(
             first.config,
             self.folder,
@@ -112,19 +123,19 @@ class Array:
             StorageError: There is no permission or no space.
         """
         try:
-            (self.folder / "tasks").mkdir(parents=True)
-            (self.folder / "batch").mkdir()
-            self.script.write_text(self.text())
+            (self.folder / "batch").mkdir(parents=True)
+            self._write_tasks()
             for number, entry in enumerate(self.entries):
                 entry.task = str(self.script), number
-                (self.folder / "tasks" / str(number)).symlink_to(entry.run.path)
             self.freeze(sweep)
         except OSError as error:
             raise StorageError(f"{self.folder}: cannot be written ({error.strerror})") from error
 
     def freeze(self, sweep: dict[str, str] | None) -> None:
         """Write the run directories; runs that have a task get the state "queued"."""
-        content, first = provenance.collect(), None
+        shared = self.folder.parent / "provenance"  # until a run starts and takes it over
+        if self.folder.exists() and not all(entry.keeps_code for entry in self.entries):
+            provenance.store(shared, provenance.collect())
         for entry in self.entries:
             state, submission = entry.before.get("state", "created"), None
             if entry.task:
@@ -137,12 +148,10 @@ class Array:
                 state=state,
                 submission=submission,
                 code=entry.code.digest if entry.code else None,
+                provenance=entry.before.get("provenance") if entry.keeps_code else str(shared),
                 # MLflow shows the runs of a sweep under one parent; a run keeps its first parent.
                 **({"sweep": sweep} if sweep and "sweep" not in entry.before else {}),
             )
-            if not entry.keeps_code:
-                provenance.store(entry.run.provenance, content, first)
-                first = first or entry.run.provenance
         sync_file_system(self.entries[0].run.path)
 
     def halve(self, folder: Path) -> Array:
@@ -151,17 +160,27 @@ class Array:
         rest = Array(folder, self.entries[middle:], self.max_running)
         rest.after = self if self.max_running else None
         self.entries = self.entries[:middle]
-        for number in range(middle, middle + len(rest.entries)):
-            (self.folder / "tasks" / str(number)).unlink()
-        self.script.write_text(self.text())
+        self._write_tasks()
         return rest
 
-    def queued(self, job: str) -> None:
-        """Store the job id in this object, in its entries and in the file `job_id`."""
-        self.job = job
-        for number, entry in enumerate(self.entries):
-            entry.state, entry.job = "queued", f"{job}_{number}"
-        write_atomically(self.folder / "job_id", job + "\n")
+    def _write_tasks(self) -> None:
+        """Write the script and the list of its run directories."""
+        self.script.write_text(self.text())
+        paths = "".join(f"{entry.run.path}\n" for entry in self.entries)
+        (self.folder / "tasks").write_bytes(os.fsencode(paths))
+
+    def submit(self, inherit: list[int]) -> None:
+        """Submit the script; store the jobs in the entries and the job id in the file `job_id`.
+
+        Args:
+            inherit: File descriptors that `sbatch` inherits.
+        """
+        executor = Executor(self.script, self.entries[0].config, inherit)
+        jobs = executor.submit_runs([(entry.run, entry.config.metric) for entry in self.entries])
+        for entry, job in zip(self.entries, jobs, strict=True):
+            entry.state, entry.job, entry.handle = "queued", job.job_id, job
+        self.job = jobs[0].job_id.partition("_")[0]
+        write_atomically(self.folder / "job_id", self.job + "\n")
 
 
 def plan(
@@ -245,7 +264,7 @@ def submit(
             array.write(sweep)
             on_written()
         try:
-            array.queued(slurm.sbatch(array.script, array.entries[0].config, inherit))
+            array.submit(inherit)
         except slurm.SubmitLimitError:
             if len(array.entries) > 1:
                 # The limit depends on user, account and QOS: try with half of the runs.

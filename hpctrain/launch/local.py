@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import signal
 import sys
-
-from submitit import LocalExecutor
 
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import fitting_nodes
 from hpctrain.errors import ConfigError
+from hpctrain.launch.executor import LocalExecutor
+from hpctrain.launch.jobs import LocalRunJob
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.snapshot import Snapshot
 
 
-def run(config: Config, run: RunDir, code: Snapshot | None) -> tuple[str, str]:
+def run(config: Config, run: RunDir, code: Snapshot | None) -> LocalRunJob:
     """Run on this machine and wait for the end.
 
     Args:
@@ -25,42 +22,20 @@ def run(config: Config, run: RunDir, code: Snapshot | None) -> tuple[str, str]:
         code: The code snapshot to run from; None means the code as it is.
 
     Returns:
-        The final state of the run and the id of submitit's local job.
+        The job of submitit, which has ended.
 
     Raises:
         KeyboardInterrupt: The user has pressed Ctrl-C, and the ranks have saved.
     """
-    launch = config.launch
-    executor = LocalExecutor(folder=run.logs)
-    executor.update_parameters(
-        tasks_per_node=launch.tasks_per_node,
-        gpus_per_node=launch.gpus_per_node,
-        timeout_min=launch.time_min,
-        signal_delay_s=launch.warn_s,
-        stderr_to_stdout=True,
-    )
-    command = shlex.join([sys.executable, "-u", "-m", "hpctrain", "run", str(run.path)])
-    # Ctrl-C reaches every process of the terminal, and submitit's controller would kill the ranks
-    # at once. So the controller inherits that SIGINT is ignored, and we send it SIGTERM instead,
-    # with which the ranks can save.
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    environment = dict(os.environ)
-    try:
-        if code:
-            paths = [*map(str, code.pythonpath), *filter(None, [environment.get("PYTHONPATH")])]
-            os.environ |= {"PYTHONPATH": ":".join(paths), "PYTHONSAFEPATH": "1"}
-        job = executor._submit_command(command)
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        os.environ.clear()
-        os.environ |= environment
+    command = [sys.executable, "-u", "-m", "hpctrain", "run", str(run.path)]
+    job = LocalRunJob(run, config.metric, *LocalExecutor(config, run.logs, code).start(command))
     try:
         job._process.wait()
     except KeyboardInterrupt:
-        job._process.terminate()
+        job.cancel()
         job._process.wait()
         raise
-    return str(run.read().get("state", "lost")), job.job_id
+    return job
 
 
 def check(config: Config) -> None:

@@ -1,4 +1,4 @@
-"""Queries to the scheduler: `squeue` for jobs in the queue, `sacct` for jobs that have left it.
+"""The scheduler: `squeue` for jobs in the queue, `sacct` for jobs that have left it, `scancel`.
 
 A job is recognized by the path of its script (the field Command of `squeue`), not by its job id.
 The path is known before `sbatch` answers, so a job is found even if its submission was interrupted.
@@ -11,6 +11,7 @@ import logging
 import os
 import pwd
 import subprocess
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -28,6 +29,8 @@ Task = tuple[str, int]
 """The path of the script and the number of the array task."""
 
 _SQUEUE = "%K|%i|%T|%r|%N|%S|%o"  # the path comes last because it may contain a `|`
+# Messages of `scancel` about a job that has ended meanwhile. This is no error.
+_GONE = ("Invalid job id specified", "already completing or completed")
 _SACCT = ("JobID", "State", "ExitCode", "Reason", "NodeList")
 
 
@@ -121,6 +124,53 @@ def ended(arrays: Iterable[str]) -> dict[str, Ended] | None:
         job, state, code, *reason, nodes = line.split("|")
         tasks[job] = Ended(state, code, "|".join(reason), nodes)
     return tasks
+
+
+def cancel(ids: Iterable[str], *options: str) -> None:
+    """Call `scancel` once for all jobs; jobs that have ended are no error.
+
+    Args:
+        ids: Job ids. With none, nothing is called.
+        *options: Options of `scancel`, such as `--signal=USR2`.
+
+    Raises:
+        LaunchError: Slurm refuses, or the controller does not answer.
+    """
+    if not (jobs := jobs_of(ids)):
+        return
+    done = subprocess.run(
+        ["scancel", *options, *jobs],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=clean_environment(),
+    )
+    errors = [line for line in done.stderr.splitlines() if not any(word in line for word in _GONE)]
+    if errors:
+        raise LaunchError(f"scancel {' '.join(jobs)}: {'; '.join(errors)}")
+
+
+def jobs_of(ids: Iterable[str]) -> list[str]:
+    """Return the job ids as arguments of `scancel`, one per array: `123_[0-3,7]`."""
+    arrays: dict[str, list[int]] = defaultdict(list)
+    plain = []
+    for job in ids:
+        array, _, task = job.partition("_")
+        if task:
+            arrays[array].append(int(task))
+        else:
+            plain.append(job)
+    for array, numbers in arrays.items():
+        ranges: list[list[int]] = []
+        for number in sorted(numbers):
+            if ranges and number == ranges[-1][1] + 1:
+                ranges[-1][1] = number
+            else:
+                ranges.append([number, number])
+        inside = ",".join(f"{a}-{b}" if a < b else str(a) for a, b in ranges)
+        plain.append(f"{array}_[{inside}]")
+    return plain
 
 
 def ask(*command: str, quiet: bool = False, tries: int = 5) -> str | None:

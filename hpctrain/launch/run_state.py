@@ -26,7 +26,8 @@ def query_queue(entries: list[Entry]) -> dict[Task, Job]:
 def set_states(entries: list[Entry], jobs: dict[Task, Job]) -> None:
     """Set `state` of the runs that need not be submitted: finished, under way, or given twice.
 
-    The state of the others becomes empty. A finished run that shall be repeated gets `again`.
+    The state of the others becomes empty. A finished run that shall be repeated gets `again`, and a
+    waiting run that shall be replaced gets `replaces`.
 
     Args:
         entries: The runs. `before` must have been read after the queue.
@@ -35,7 +36,7 @@ def set_states(entries: list[Entry], jobs: dict[Task, Job]) -> None:
     seen: set[str] = set()
     by_id = {job.id: task for task, job in jobs.items()}
     for entry in entries:
-        entry.state = ""
+        entry.state = entry.replaces = ""
         path = os.path.realpath(entry.run.path)
         record = entry.before
         submission = record.get("submission") or {}
@@ -50,6 +51,8 @@ def set_states(entries: list[Entry], jobs: dict[Task, Job]) -> None:
         elif state == "finished" and rerun != "all":
             entry.state = "finished before"
         # A job that Slurm requeues is COMPLETING, like one that has ended, until it is PENDING.
+        elif job and rerun == "queued" and job.state == "PENDING":
+            entry.replaces = job.id
         elif job and not (job.is_ending and state in ("failed", "finished")):
             entry.state, entry.job = f"{job.state.lower()} already", job.id
             entry.task = task

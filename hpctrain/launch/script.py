@@ -1,9 +1,8 @@
 """The text of the batch script of a job array. Nothing here reads or writes a file.
 
-Each array task finds its run directory through a link whose name is the task number. So the script
-contains no names that a shell could misread:
+Each array task finds its run directory in the list beside the script, by its number:
 
-    array-0/job.sh   array-0/tasks/0 -> runs/digits-3fa92c1b   array-0/tasks/1 -> …
+    array-0/job.sh   array-0/tasks: /home/me/runs/digits-3fa92c1b, /home/me/runs/digits-…
 """
 
 from __future__ import annotations
@@ -37,6 +36,19 @@ checked() {
 _IGNORE_SIGNALS = """/bin/sh -c 'trap "" TERM USR2; exec "$@"' rank"""
 
 
+_AFTER_THE_RANKS = """
+code=$?
+# A rank that was killed cannot requeue the job. A job that scancel ends is no longer RUNNING.
+job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
+if ((code)) && [[ $(squeue --noheader --jobs="$job" --format=%T) == RUNNING ]]; then
+    case $({verdict} "$run" "$code") in
+        requeue) scontrol requeue "$job" ;;
+        cancel) scancel "$job" ;;
+    esac
+fi
+exit "$code\""""
+
+
 def sbatch_script(
     config: Config,
     folder: Path,
@@ -45,18 +57,20 @@ def sbatch_script(
     pythonpath: Sequence[Path] = (),
     max_running: int | None = None,
     dependency: str | None = None,
+    command: str = "run",
 ) -> str:
     """Return the batch script for `count` runs that need the same resources.
 
     Args:
         config: The config of any of the runs; the sections `launch` and `site` and the paths are
             used.
-        folder: The absolute path of the array's folder. It contains the links `tasks/0` …
-            `tasks/COUNT-1` to the run directories, and `batch` for the output of the script itself.
+        folder: The absolute path of the array's folder. It contains the list `tasks` of COUNT run
+            directories, and the folder `batch` for the output of the script itself.
         count: The number of array tasks.
         pythonpath: Folders of a code snapshot; Python imports from these first.
         max_running: How many tasks may run at a time; None means no limit.
         dependency: The value of sbatch's option, such as `afterany:123`.
+        command: What the ranks call with the folder of the array task: `run` or `call`.
 
     Raises:
         ConfigError: Slurm cannot accept a value of `site` or a path.
@@ -74,9 +88,10 @@ def sbatch_script(
         *_teardown(config),
         *_setup(config),
         *_snapshot(config, pythonpath),
-        f'\nrun={shlex.quote(str(folder / "tasks"))}/"$SLURM_ARRAY_TASK_ID"',
+        f'\nrun=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {shlex.quote(str(folder / "tasks"))})',
+        '[[ -d ${run:?is not in the list} && -d $run/logs ]] || mkdir "$run/logs"',
     ]
-    return "\n".join([*parts, *_srun(config, folder, pythonpath)]) + "\n"
+    return "\n".join([*parts, *_srun(config, folder, pythonpath, command)]) + "\n"
 
 
 def _directives(options: Options) -> Iterator[str]:
@@ -132,7 +147,7 @@ def _snapshot(config: Config, pythonpath: Sequence[Path]) -> Iterator[str]:
     yield f'export PYTHONPATH={snapshot}"${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONSAFEPATH=1'
 
 
-def _srun(config: Config, folder: Path, pythonpath: Sequence[Path]) -> Iterator[str]:
+def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str) -> Iterator[str]:
     launch, site = config.launch, config.site
     folders = [Path(config.output_dir), folder, Path(config.data.path), *pythonpath]
     container_arguments, container = in_container(config, folders)
@@ -153,7 +168,7 @@ def _srun(config: Config, folder: Path, pythonpath: Sequence[Path]) -> Iterator[
         '--output="$run"/logs/%A_%a.rank%t.log',
         shlex.join(arguments),
         *([shlex.join(container)] if container else []),
-        f'{_IGNORE_SIGNALS} {shlex.quote(python)} -u -m hpctrain run "$run"',
+        f'{_IGNORE_SIGNALS} {shlex.quote(python)} -u -m hpctrain {command} "$run"',
     ]
     if site.container.runtime is not None:
         yield f"\n{REQUEUE_ON_NOTE}"
@@ -161,3 +176,9 @@ def _srun(config: Config, folder: Path, pythonpath: Sequence[Path]) -> Iterator[
     yield "\n# At Slurm's SIGTERM the ranks save and end; this shell must wait for them."
     yield "trap : TERM"
     yield " \\\n    ".join(lines)
+    if command != "run":  # the ranks of a function have no checkpoint to go on from
+        return
+    # In a container the decision is made in it, too, as the host may have no Python for it.
+    words = ["srun", "--nodes=1", "--ntasks=1", *container_arguments] if container_arguments else []
+    words += [*container, python, "-m", "hpctrain.job.verdict"]
+    yield _AFTER_THE_RANKS.format(verdict=shlex.join(words))

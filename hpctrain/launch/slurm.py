@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.config.schema import Config
+from hpctrain.config.validate import fitting_nodes
 from hpctrain.errors import LaunchError
 from hpctrain.launch.environment import clean_environment
 from hpctrain.launch.queue import UnreachableError, ask, me, queued
@@ -103,15 +104,72 @@ def expected_start(script: str, config: Config) -> str:
         config: The config of a run, to explain why a job is refused.
 
     Raises:
-        LaunchError: Slurm would refuse the job.
+        LaunchError: Slurm would refuse the job, or no nodes fit it, so that it could never start.
+        UnreachableError: The controller does not answer within 10 s.
     """
-    done = _run_sbatch("--test-only", input=script)
+    try:
+        done = _run_sbatch("--test-only", input=script, timeout=_ANSWER_S)
+    except subprocess.TimeoutExpired:
+        raise UnreachableError(f"no answer in {_ANSWER_S} s") from None
     words = " ".join(done.stderr.split())
-    if done.returncode and _LIMIT.search(words):
+    if not done.returncode:
+        return re.sub(r"^sbatch: Job \d+ ", "", words)
+    if _UNREACHABLE.search(words):
+        raise UnreachableError(words)
+    if _LIMIT.search(words):
         return f"when there is room for more jobs ({words})"
-    if done.returncode:
+    if _WRONG.search(words):
         raise LaunchError(_refusal(words, config))
-    return re.sub(r"^sbatch: Job \d+ ", "", words)
+    asked, fitting = fitting_nodes(config)[0], nodes_that_fit(config)
+    if fitting is not None and asked > max(fitting.values()):
+        raise LaunchError(_too_few(asked, fitting, config, words))
+    # Nodes that are down now, or a closed partition: sbatch accepts the job, which waits.
+    return f"not now, it will wait ({words})"
+
+
+def _too_few(asked: int, fitting: dict[str, int], config: Config, words: str) -> str:
+    launch = config.launch
+    counts = {"CPU": launch.tasks_per_node * launch.cpus_per_task, "GPU": launch.gpus_per_node}
+    each = [f"{count} {what}{'s' * (count > 1)}" for what, count in counts.items() if count]
+    each += [f"{launch.mem_gb:g} GB"] if launch.mem_gb else []
+    there = ", ".join(f"{name}: {count}" for name, count in fitting.items())
+    nodes = "1 node" if asked == 1 else f"{asked} nodes"
+    return (
+        f"launch.nodes={launch.nodes}: it needs {nodes} with {', '.join(each)} each "
+        f"(launch.tasks_per_node={launch.tasks_per_node}, cpus_per_task={launch.cpus_per_task}, "
+        f"gpus_per_node={launch.gpus_per_node}, mem_gb={launch.mem_gb}); such nodes in the "
+        f"partition {there} (sbatch: {words})"
+    )
+
+
+_ANSWER_S = 10
+_WRONG = re.compile(r"\binvalid\b|can ?not be satisfied|unrecognized|illegal", re.I)
+
+
+def nodes_that_fit(config: Config) -> dict[str, int] | None:
+    """Return how many nodes of each partition have the CPUs, memory and GPUs that a run needs.
+
+    Nodes that are down or drained count, too. Partitions are those of `site.partition`, or if it is
+    null, the default one.
+
+    Returns:
+        Partition to number of nodes; None if `sinfo` does not answer.
+    """
+    answer = ask("sinfo", "--noheader", "--Node", "--format=%P|%c|%m|%G", quiet=True)
+    if answer is None:
+        return None
+    launch, named = config.launch, config.site.partition
+    cpus = 0 if "overcommit" in config.site.sbatch else launch.tasks_per_node * launch.cpus_per_task
+    fitting: dict[str, int] = {}
+    for line in answer.splitlines():
+        name, has_cpus, has_mb, devices = line.split("|", 3)
+        if name.rstrip("*") in named.split(",") if named else name.endswith("*"):
+            gpus = sum(map(int, re.findall(r"\bgpu(?::[^:,(]+)?:(\d+)", devices)))
+            fits = int(has_cpus) >= cpus and gpus >= launch.gpus_per_node
+            fits &= int(has_mb) >= 1000 * (launch.mem_gb or 0)  # sbatch is exact
+            partition = name.rstrip("*")
+            fitting[partition] = fitting.get(partition, 0) + fits
+    return fitting or None
 
 
 def _run_sbatch(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -21,14 +21,19 @@ from hpctrain import secrets
 from hpctrain.config.schema import Config
 from hpctrain.disk import write_atomically
 from hpctrain.errors import HpctrainError, LaunchError, StorageError
-from hpctrain.launch import arrays, local, nodes, slurm, wait
+from hpctrain.launch import arrays, local, nodes, queue, slurm, wait
+from hpctrain.launch.adopt import adopt
+from hpctrain.launch.apart import name_apart
 from hpctrain.launch.arrays import Entry
+from hpctrain.launch.changes import say_changes
+from hpctrain.launch.jobs import LocalRunJob, RunJob, outcome
 from hpctrain.launch.queue import UnreachableError
 from hpctrain.launch.run_state import query_queue, set_states
 from hpctrain.launch.submit_lock import LOCK, submit_lock
 from hpctrain.launch.table import runs, say, show
 from hpctrain.runs import snapshot
 from hpctrain.runs.freeze import check, freeze
+from hpctrain.runs.lost_checkpoints import may_start_again
 from hpctrain.tracking import store
 
 _WHERE = {
@@ -36,6 +41,7 @@ _WHERE = {
     False: "sbatch is not on the PATH, running here, one after the other, with submitit's local "
     "executor",
 }
+_HERE = "hydra/launcher=submitit_local, running here, one after the other"
 
 
 class Sweep:
@@ -46,16 +52,20 @@ class Sweep:
             multirun.yaml in it.
         parent: Uid and name of the parent run in MLflow. None means that a new parent is made if
             there are several runs.
+        local: Whether the runs run on this machine, even if sbatch is on the PATH.
     """
 
-    def __init__(self, folder: Path, parent: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, parent: dict[str, str] | None = None, local: bool = False
+    ) -> None:
         self.folder = folder.absolute()
         self._fresh = {"uid": uuid.uuid4().hex, "name": f"sweep {folder.name}"}
-        self.parent = parent
+        self.parent, self._local = parent, local
         self.entries: list[Entry] = []
         self._wrong: list[tuple[list[str], HpctrainError]] = []
         self._locks: list[int] = []
         self._new_code: list[Path] = []
+        self._checked: set[str] = set()
 
     def add(self, overrides: list[str], compose: Callable[[list[str]], Config]) -> None:
         """Compose and check one run. An error is kept, and raised by `submit`."""
@@ -77,11 +87,14 @@ class Sweep:
             LaunchError: The scheduler refuses a job, or there are more runs than the submit limit
                 allows.
         """
-        cluster = slurm.available()
+        cluster = slurm.available() and not self._local
         try:
             self._refuse_wrong()
+            name_apart(self.entries)
             self._take_code()
             scripts = self._scripts(cluster)
+            if self._any("dry_run"):
+                self._look(cluster)
         except HpctrainError:
             self._discard()
             raise
@@ -90,18 +103,23 @@ class Sweep:
             print("\n".join(scripts), end="")
             self._discard()
             return [None] * len(self.entries)
-        say(f"{runs(len(self.entries))}: {_WHERE[cluster]}")
+        say(f"{runs(len(self.entries))}: {_HERE if self._local else _WHERE[cluster]}")
         for note in dict.fromkeys(nodes.note(entry.config) for entry in self.entries):
             if note:
                 say(note, style="yellow")
         left = self._queue(self.entries, cluster)
         self._write_list()
+        if self._sweep:
+            self._adoption = adopt(self.entries, self._sweep, self.folder)
         if not cluster:
             for entry in self.entries:
                 if entry.state == "frozen":
-                    entry.state, entry.job = local.run(entry.config, entry.run, entry.code)
+                    entry.handle = local.run(entry.config, entry.run, entry.code)
+                    entry.state = str(entry.run.read().get("state", "lost"))
+                    entry.job = entry.handle.job_id
             self._write_list()
         show(self.entries)
+        say_changes(self.entries)
         self._say_code()
         if cluster and self._any("wait"):
             try:
@@ -120,6 +138,15 @@ class Sweep:
             self._say_they_run()
         waited = self._any("wait") or not cluster
         return [_outcome(entry) if waited else None for entry in self.entries]
+
+    def jobs(self) -> list[RunJob | LocalRunJob]:
+        """Return the jobs of submitit for the runs, in the order of `add`."""
+        return [entry.handle or _job_of(entry) for entry in self.entries]
+
+    @property
+    def _sweep(self) -> dict[str, str] | None:
+        """Uid and name of the parent run in MLflow; a single run has none."""
+        return self.parent or (self._fresh if len(self.entries) > 1 else None)
 
     def _any(self, key: str) -> bool:
         """Return whether `launch.KEY` is true for at least one run; then it holds for all."""
@@ -168,12 +195,59 @@ class Sweep:
         if not (cluster or self._any("dry_run")):
             for entry in self.entries:
                 local.check(entry.config)
-        if cluster and self._any("check"):
-            for text, array in zip(texts, planned, strict=True):
-                first = array.entries[0]
-                start = slurm.expected_start(text, first.config)
-                say(f"{runs(len(array.entries))} like {first.run.name}: {start}")
         return texts
+
+    def _look(self, cluster: bool) -> None:
+        """Set the states for `launch.dry_run`, and check what would be submitted."""
+        for entry in self.entries:
+            entry.before = entry.run.read()
+        set_states(self.entries, query_queue(self.entries) if cluster else {})
+        todo = [entry for entry in self.entries if not entry.state]
+        if cluster:
+            self._check(todo)
+        for entry in todo:
+            entry.state = "would be submitted" if cluster else "would run here"
+            if entry.replaces:
+                entry.state = f"would replace {entry.replaces}"
+
+    def _check(self, todo: list[Entry]) -> None:
+        """Ask the scheduler when it would run the jobs: once for each set of resources.
+
+        Raises:
+            LaunchError: It would not run one of them.
+        """
+        requests: dict[str, list[Entry]] = {}
+        for entry in todo:
+            if entry.config.launch.check:
+                request = repr((entry.config.launch, entry.config.site))
+                requests.setdefault(request, []).append(entry)
+        for request, group in requests.items():
+            if request in self._checked:
+                continue
+            self._checked.add(request)
+            (array, *_) = arrays.plan(group, self.folder, slurm.max_array_size())
+            try:
+                start = slurm.expected_start(array.text(), group[0].config)
+            except UnreachableError as error:
+                say(f"not checked whether the jobs can start: {error}", style="yellow")
+                self._checked.update(requests)  # the other requests would take as long
+                return
+            say(f"{runs(len(group))} like {group[0].run.name}: {start}")
+
+    def _replace(self, todo: list[Entry]) -> list[Entry]:
+        """Cancel the waiting jobs of `launch.rerun=queued`; return what can be submitted now."""
+        replaced = [entry for entry in todo if entry.replaces]
+        if not replaced:
+            return todo
+        # A job that has begun meanwhile goes on.
+        queue.cancel([entry.replaces for entry in replaced], "--state=PENDING")
+        still = {job.id: job for job in query_queue(replaced).values()}
+        for entry in replaced:
+            if (job := still.get(entry.replaces)) is not None:
+                entry.state, entry.job = f"{job.state.lower()} already", job.id
+            elif entry.before["state"] == "queued":
+                entry.before["state"] = "created"
+        return [entry for entry in todo if not entry.state]
 
     def _queue(self, entries: list[Entry], cluster: bool) -> list[Entry]:
         """Submit those of the runs that need it; return the ones over the submit limit."""
@@ -204,25 +278,32 @@ class Sweep:
         """
         if not todo:
             return []
+        try:
+            if cluster:
+                self._check(todo)
+        except LaunchError:
+            self._discard()
+            raise
         _prepare_tracking(todo)
-        sweep = self.parent or (self._fresh if len(self.entries) > 1 else None)
         archived: dict[Path, Path] = {}
         try:
+            todo = self._replace(todo)
             for code in {entry.code.path: entry.code for entry in todo if entry.code}.values():
                 if code.write():
                     self._new_code.append(code.path)
             for entry in todo:
-                if entry.again:
+                if entry.again or may_start_again(entry.config, entry.run):
                     archived[entry.run.path] = entry.run.archive()
-                    entry.before, entry.again = {}, False
-            if cluster:
+                    # A new directory has no provenance yet, also if it keeps the code.
+                    entry.before, entry.again, entry.keeps_code = {}, False, False
+            if cluster and todo:
                 planned = arrays.plan(todo, self.folder, slurm.max_array_size(), in_queue)
-                return arrays.submit(planned, sweep, self._locks, self._write_list)
+                return arrays.submit(planned, self._sweep, self._locks, self._write_list)
             for entry in todo:
                 freeze(entry.config, entry.run)
                 entry.state = "frozen"
-                if sweep and "sweep" not in entry.before:
-                    entry.run.update(sweep=sweep)
+                if self._sweep and "sweep" not in entry.before:
+                    entry.run.update(sweep=self._sweep)
             return []
         except UnreachableError:
             raise
@@ -306,7 +387,15 @@ def _prepare_tracking(todo: list[Entry]) -> None:
 
 def _outcome(entry: Entry) -> float | Exception | None:
     """Return the metric of a run that has ended, or an error if it has not finished."""
-    state = entry.run.read().get("state", "lost")
-    if state != "finished":
-        return LaunchError(f"{entry.run.name} is {state}, not finished: see {entry.run.logs}")
-    return entry.metric()
+    try:
+        return outcome(entry.run, entry.config.metric)
+    except LaunchError as error:
+        return error
+
+
+def _job_of(entry: Entry) -> RunJob:
+    """Return the job of a run that was finished or under way before."""
+    submission = entry.run.read().get("submission") or {}
+    script = Path(submission["script"]) if submission else None
+    job_id = entry.job if entry.task else ""
+    return RunJob(entry.run, entry.config.metric, job_id, script, submission.get("user"))

@@ -16,9 +16,10 @@ class Plan:
         tensor: The name of a module and its style under tensor parallel, as in Hugging Face's
             transformers: "colwise" divides the outputs of a linear layer, "rowwise" its inputs,
             "embedding_rowwise" the rows of a table, "colwise_gather_output" the head by the
-            vocabulary. "sequence_parallel" works on a part of the sequence, and the first input of
-            a "gather_sequence" module is put together from these parts. The parameters that an
-            "experts" module itself holds are whole on every rank, and see a part of the sequence.
+            vocabulary. "sequence_parallel" works on a part of the sequence (name dropouts too, so
+            that their masks are those of one process), and the first input of a "gather_sequence"
+            module is put together from these parts. The parameters that an "experts" module itself
+            holds are whole on every rank, and see a part of the sequence.
         numbers: What tp has to divide: the name of a number, such as "kv_heads", and its value.
         first: The modules that the first stage of a pipeline has.
         blocks: The list of modules that the stages of a pipeline divide among themselves.

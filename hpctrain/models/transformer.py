@@ -35,6 +35,7 @@ from hpctrain.models.plan import Plan
 _TENSOR = {
     "embed": "embedding_rowwise",
     "positions": "embedding_rowwise",
+    "dropout": "sequence_parallel",
     "layers.*.attention_norm": "sequence_parallel",
     "layers.*.attention": "gather_sequence",
     "layers.*.attention.query": "colwise",
@@ -46,6 +47,7 @@ _TENSOR = {
     "layers.*.mlp.gate": "colwise",
     "layers.*.mlp.up": "colwise",
     "layers.*.mlp.down": "rowwise",
+    "layers.*.dropout": "sequence_parallel",
     "norm": "sequence_parallel",
     "head": "colwise_gather_output",
 }
@@ -82,6 +84,8 @@ class Transformer(Model):
         eps: Added to the variance in the norms.
         bias: Whether linear layers (but not the head) and LayerNorms have a bias.
         tied: Whether the head uses the weight of the embedding (Press and Wolf 2017).
+        dropout: Probability of zeroing an element of the embedded tokens, and of what attention and
+            MLP add to the residual stream, in training (Vaswani et al. 2017); 0 <= dropout < 1.
         experts: Number of experts in each layer, which replace the MLP and are "swiglu" without
             biases; `Experts` explains them. None means no experts.
         experts_per_token: Number of experts that each token uses.
@@ -121,6 +125,7 @@ class Transformer(Model):
         eps: float = 1e-5,
         bias: bool = False,
         tied: bool = False,
+        dropout: float = 0.0,
         experts: int | None = None,
         experts_per_token: int = 2,
         expert_hidden: int | None = None,
@@ -141,6 +146,7 @@ class Transformer(Model):
         self._numbers = {"heads": heads, "kv_heads": kv_heads, "hidden": hidden}
         self.embed = Embedding(vocab_size, dim)
         self.positions = None if learned_positions is None else Embedding(learned_positions, dim)
+        self.dropout = nn.Dropout(dropout)
         std = STD / math.sqrt(2 * layers)
         width = expert_hidden or hidden
 
@@ -164,6 +170,7 @@ class Transformer(Model):
                 attention=Attention(dim, heads, kv_heads, bias, std),
                 mlp_norm=make_norm(norm, dim, eps, bias),
                 mlp=make_mlp(layer),
+                dropout=dropout,
             )
             for layer in range(layers)
         )
@@ -218,6 +225,7 @@ class Transformer(Model):
                     f"{length} tokens; shorten data.windows.length"
                 )
             x = x + self.positions(positions)
+        x = self.dropout(x)
         for layer in self.layers:
             x = layer(x, rotation, masks, self.context)
         logits: torch.Tensor = self.head(self.norm(x))
@@ -226,7 +234,11 @@ class Transformer(Model):
     @property
     def plan(self) -> Plan:
         """How the model may be divided."""
-        own = {n for n in ("embed", "positions", "norm", "head") if getattr(self, n) is not None}
+        own = {
+            n
+            for n in ("embed", "positions", "dropout", "norm", "head")
+            if getattr(self, n) is not None
+        }
         tensor = {pattern: style for pattern, style in _TENSOR.items() if pattern in own}
         inner = {p.removeprefix("layers.*."): s for p, s in _TENSOR.items() if p not in own}
         for i, layer in enumerate(self.layers if self._experts else self.layers[:1]):
@@ -237,7 +249,7 @@ class Transformer(Model):
         return Plan(
             tensor=tensor,
             numbers=self._numbers,
-            first=("embed",) if self.positions is None else ("embed", "positions"),
+            first=tuple(n for n in ("embed", "positions", "dropout") if n in own),
             blocks="layers",
             last=("norm", "head"),
             experts="layers.*.mlp.bank" if self._experts else "",
@@ -278,14 +290,20 @@ class Layer(nn.Module):
         attention: The attention.
         mlp_norm: Applied to the input of the MLP.
         mlp: The MLP.
+        dropout: Applied to what both add, in training.
     """
 
     def __init__(
-        self, attention_norm: nn.Module, attention: Attention, mlp_norm: nn.Module, mlp: nn.Module
+        self,
+        attention_norm: nn.Module,
+        attention: Attention,
+        mlp_norm: nn.Module,
+        mlp: nn.Module,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.attention_norm, self.attention = attention_norm, attention
-        self.mlp_norm, self.mlp = mlp_norm, mlp
+        self.mlp_norm, self.mlp, self.dropout = mlp_norm, mlp, nn.Dropout(dropout)
 
     def forward(
         self,
@@ -295,8 +313,8 @@ class Layer(nn.Module):
         context: Context | None = None,
     ) -> torch.Tensor:
         """Map (batch, length, dim) to the same shape; `Attention` has the other arguments."""
-        x = x + self.attention(self.attention_norm(x), rotation, masks, context)
-        out: torch.Tensor = x + self.mlp(self.mlp_norm(x))
+        x = x + self.dropout(self.attention(self.attention_norm(x), rotation, masks, context))
+        out: torch.Tensor = x + self.dropout(self.mlp(self.mlp_norm(x)))
         return out
 
 

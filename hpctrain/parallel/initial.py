@@ -48,7 +48,8 @@ def skeleton(build: Build, seed: int) -> nn.Module | None:
             return build()
     except Exception as error:  # what is wrong with the model itself is raised by the next build
         # The constructor reads a value, for example, which a tensor without memory does not have.
-        log.info("the model cannot be built on the meta device, so all ranks build it: %s", error)
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        log.info("the model cannot be built on the meta device, so all ranks build it: %s", reason)
         return None
 
 

@@ -132,6 +132,11 @@ class ParallelModel:
                 dist.broadcast(buffer, group=group, group_src=0)
 
     @property
+    def layout(self) -> dict[str, int]:
+        """The degrees of parallelism, without those that are 1."""
+        return {name: size for name, size in vars(self.mesh.degrees).items() if size > 1}
+
+    @property
     def replicas_differ(self) -> bool:
         """Whether every rank has parameters and an optimizer state of its own."""
         return False

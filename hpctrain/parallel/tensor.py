@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
@@ -71,7 +72,7 @@ def divide_layers(
         styles["sequence_parallel"] = SequenceParallel(use_local_output=True)
         styles["experts"] = _OwnTokens()
     chosen = {
-        name: styles[style]
+        name: _OwnDropout() if divided and isinstance(module, nn.Dropout) else styles[style]
         for pattern, style in plan.tensor.items()
         for name, module in matching(model, pattern)
         if style in styles and not isinstance(module, Absent)
@@ -114,6 +115,28 @@ class _OwnTokens(ParallelStyle):
         for key, parameter in list(module.named_parameters(recurse=False)):
             same = distribute_tensor(parameter.data, device_mesh, [Replicate()], src_data_rank=None)
             setattr(module, key, nn.Parameter(same, parameter.requires_grad))
+        return module
+
+
+class _OwnDropout(ParallelStyle):
+    """The ranks draw one mask for the whole sequence, and each drops in its part of it.
+
+    Their random streams are equal, so the masks of their parts would otherwise be equal, too.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        assert isinstance(module, nn.Dropout)
+        parts, number = device_mesh.size(), device_mesh.get_local_rank()
+        probability = module.p
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            if not module.training or not probability:
+                return x
+            whole = x.new_ones(x.shape[0], x.shape[1] * parts, *x.shape[2:])
+            mask = F.dropout(whole, probability).chunk(parts, 1)[number]
+            return x * mask.clone()  # the view of a part would keep the whole until the backward
+
+        setattr(module, "forward", forward)  # noqa: B010 (mypy)
         return module
 
 

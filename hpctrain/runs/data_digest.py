@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,10 +29,10 @@ def data_digest(config: Config) -> str:
     data = config.data
     index = _checked("data.path", data.path)
     if data.val_split is not None:
-        _split("data.path", index, data.val_split)
+        _split("data.path", index, data.val_split, is_evaluation=True)
     digests = [index.digest]
     if not data.mixture:
-        count = _training("data.path", index, data, data.train_split)
+        count = _training("data.path", index, config, data.train_split)
         what = f"the split {data.train_split!r} of {data.path}"
         if data.subset is not None:
             count = _subset(digests, data, count)
@@ -39,7 +41,7 @@ def data_digest(config: Config) -> str:
     for i, part in enumerate(data.mixture):
         key = f"data.mixture[{i}]"
         index = _checked(f"{key}.path", part["path"])
-        count = _training(key, index, data, part.get("split", data.train_split))
+        count = _training(key, index, config, part.get("split", data.train_split))
         digests.append(index.digest)
         if data.subset is not None:
             _subset(digests, data, count)
@@ -80,8 +82,16 @@ def _checked(key: str, path: str) -> Index:
         raise DataError(f"{key}: {error}{hint}") from error
 
 
-def _training(key: str, index: Index, data: DataConfig, split: str) -> int:
+def _training(key: str, index: Index, config: Config, split: str) -> int:
     """Check the fields that the config names; return the number of samples in the split."""
+    data = config.data
+    for name, field in _of_task(config):
+        # Batches may also have FIELD_length, FIELD_offsets and FIELD_document.
+        base = re.sub(r"_(length|offsets|document)$", "", field)
+        if not {field, base} & {*(available := _available(index, data))}:
+            near = difflib.get_close_matches(field, available, 1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ConfigError(f"{name}={field}: {hint}the samples have {', '.join(available)}")
     for name, field, kind in _fields(data):
         if field not in index.fields:
             existing = ", ".join(f"{each} {spec}" for each, spec in index.fields.items())
@@ -96,6 +106,25 @@ def _training(key: str, index: Index, data: DataConfig, split: str) -> int:
         if data.fields is not None and field not in data.fields and kind == "variable-length":
             raise ConfigError(f"{name}={field}: data.fields must list it")
     return _split(key, index, split)
+
+
+def _of_task(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield the keys of our tasks that name a field; transforms may make any field."""
+    package, _, kind = str(config.task.get("_target_")).rpartition(".")
+    names = {"Classification": ("input", "target"), "LanguageModel": ("tokens",)}
+    if package.startswith("hpctrain.tasks") and not (
+        config.data.transforms or config.data.batch_transforms
+    ):
+        for name in names.get(kind, ()):
+            if name in config.task:
+                yield f"task.{name}", str(config.task[name])
+
+
+def _available(index: Index, data: DataConfig) -> list[str]:
+    """Return the fields of a batch, without those that only say where a sample begins or ends."""
+    if data.windows.field is not None:
+        return [data.windows.field]
+    return [name for name in index.fields if data.fields is None or name in data.fields]
 
 
 def _fields(data: DataConfig) -> Iterator[tuple[str, str, str | None]]:
@@ -116,11 +145,17 @@ def _fields(data: DataConfig) -> Iterator[tuple[str, str, str | None]]:
             yield key, name, "fixed-size"
 
 
-def _split(key: str, index: Index, split: str) -> int:
+def _split(key: str, index: Index, split: str, *, is_evaluation: bool = False) -> int:
     try:
         return index.split(split).count
     except DataError as error:
-        raise DataError(f"{key}: {error}") from error
+        cure = ""
+        if is_evaluation:
+            cure = (
+                ": write it with `--split train=0.9,val=0.1` of data_prep, or train without "
+                "evaluation: data.val_split=null"
+            )
+        raise DataError(f"{key}: {error}{cure}") from error
 
 
 def _check_batch(config: Config, count: int, what: str) -> None:

@@ -9,7 +9,7 @@ import functools
 
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
-from hpctrain.runs import provenance
+from hpctrain.runs import lost_checkpoints, provenance
 from hpctrain.runs.data_digest import data_digest
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.store import check_uri
@@ -42,13 +42,15 @@ def freeze(config: Config, run: RunDir) -> None:
     A finished run is left as it is; with `launch.rerun=all` it is archived and starts again.
 
     Raises:
-        StorageError: The directory cannot be written.
+        StorageError: The directory cannot be written, or the checkpoints of the run are gone.
     """
     if run.read().get("state") == "finished":
         if config.launch.rerun != "all":
             return
         run.archive()
-    run.freeze(config)
+    elif lost_checkpoints.may_start_again(config, run):
+        run.archive()
+    run.freeze(config, provenance=None)
     provenance.store(run.provenance, provenance.collect())
 
 

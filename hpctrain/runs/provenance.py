@@ -15,6 +15,7 @@ import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hpctrain.disk import set_aside
 from hpctrain.errors import ConfigError
@@ -44,7 +45,7 @@ def store(folder: Path, content: Mapping[str, str], twin: Path | None = None) ->
     Args:
         folder: `RUN/provenance`.
         content: The result of `collect`.
-        twin: The folder of another run with the same content; its files are shared as hard links.
+        twin: A folder with the same content; its files are shared as hard links.
     """
     if folder.is_dir():
         if all(_text(folder / name) == text for name, text in content.items()):
@@ -58,6 +59,20 @@ def store(folder: Path, content: Mapping[str, str], twin: Path | None = None) ->
             os.link(twin / name, folder / name)
         except OSError:  # no hard links on this file system
             (folder / name).write_text(text, errors="surrogateescape")
+
+
+def take_over(folder: Path, source: Path) -> None:
+    """Let a run have the provenance that its sweep has recorded for all of its runs.
+
+    Until a run starts, it has no folder of its own: clusters limit the number of files.
+
+    Args:
+        folder: `RUN/provenance`.
+        source: The provenance folder of the sweep; it may be gone.
+    """
+    content = {path.name: _text(path) for path in sorted(source.glob("*"))}
+    if content:
+        store(folder, content, source)
 
 
 def _text(path: Path) -> str:
@@ -98,8 +113,22 @@ def changes(folder: Path) -> list[str]:
 
 def commit(folder: Path) -> str:
     """Return the commit of the first working tree, with `-dirty` if it has changes; "" if none."""
+    first = _first_tree(folder)
+    return str(first["commit"]) + ("-dirty" if first["dirty"] else "") if first else ""
+
+
+def source(folder: Path) -> str:
+    """Return where the code of the first working tree is from: its remote, or else its path.
+
+    Without any working tree this is "hpctrain".
+    """
+    first = _first_tree(folder)
+    return str(first.get("remote") or first.get("path", "hpctrain"))
+
+
+def _first_tree(folder: Path) -> dict[str, Any]:
+    """Return the first entry of git.json; empty if there is none."""
     try:
-        first = json.loads((folder / "git.json").read_text())[0]
-    except (OSError, ValueError, LookupError):
-        return ""
-    return str(first["commit"]) + ("-dirty" if first["dirty"] else "")
+        return dict(json.loads((folder / "git.json").read_text())[0])
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}

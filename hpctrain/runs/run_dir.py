@@ -4,11 +4,14 @@
         config.yaml    the frozen config, which every rank reads
         run.json       signature, state, submission, attempts, result
         provenance/    commit, changes and package versions (see `hpctrain.runs.provenance`)
+        failed         why a rank has failed under Slurm (see `hpctrain.runs.failure`)
         progress.json  the last step and its metrics, while the run trains
         stop           a stop request (see `hpctrain.runs.stop_request`)
         logs/          output of the ranks under Slurm, one file per rank
         checkpoints/   step-00000200/ …
         journal/       params, metrics and tags, for MLflow (see `hpctrain.tracking.journal`)
+
+A queued run has only the first two: clusters limit the number of files, and sweeps have many runs.
 
 The name has the signature, a digest of all config keys and data that decide the result
 (`config.identity`). So the same command finds the same directory and continues there, and two
@@ -31,7 +34,7 @@ from typing import Any
 from hpctrain.config.frozen import dump
 from hpctrain.config.identity import signature
 from hpctrain.config.schema import Config
-from hpctrain.disk import set_aside, write_atomically
+from hpctrain.disk import create, set_aside, write_atomically
 from hpctrain.errors import StorageError
 
 
@@ -82,6 +85,11 @@ class RunDir:
     def checkpoints(self) -> Path:  # noqa: D102
         return self.path / "checkpoints"
 
+    def last_checkpoint(self) -> int:
+        """Return the global step of the newest checkpoint; 0 without one."""
+        steps = (int(path.name[5:]) for path in self.checkpoints.glob("step-????????"))
+        return max(steps, default=0)
+
     @property
     def logs(self) -> Path:  # noqa: D102
         return self.path / "logs"
@@ -103,19 +111,20 @@ class RunDir:
             StorageError: There is no permission or no space.
         """
         try:
-            for folder in (self.path, self.logs, self.checkpoints):
-                folder.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
             write_atomically(self.config_file, dump(config), sync)
+            new = {
+                "uid": uuid.uuid4().hex,  # identifies the run in MLflow
+                "signature": self.name.rpartition("-")[2],
+                "data_digest": self.data_digest,
+                "state": "created",
+                "attempts": [],
+            }
+            # Without a file for the lock: clusters limit the number of files.
+            if create(self.path / "run.json", _text(new | facts), sync):
+                return
             with self._change(sync) as content:
-                if not content:
-                    content |= {
-                        "uid": uuid.uuid4().hex,  # identifies the run in MLflow
-                        "signature": self.name.rpartition("-")[2],
-                        "data_digest": self.data_digest,
-                        "state": "created",
-                        "attempts": [],
-                    }
-                content |= facts
+                content |= (new if not content else {}) | facts
         except OSError as error:
             raise StorageError(
                 f"output_dir={config.output_dir}: cannot write {error.filename or self.path} "
@@ -153,6 +162,8 @@ class RunDir:
 
     def begin_attempt(self, **facts: Any) -> None:
         """Record the start of an attempt; `facts` are its host, job, world size and so on."""
+        for folder in (self.logs, self.checkpoints):
+            folder.mkdir(exist_ok=True)
         with self._change() as content:
             content["state"] = "running"
             content["attempts"].append({"started": time.time(), **facts})
@@ -179,8 +190,7 @@ class RunDir:
             fcntl.flock(file, fcntl.LOCK_EX)
             content = self.read()
             yield content
-            text = json.dumps(content, indent=2) + "\n"
-            write_atomically(self.path / "run.json", text, sync)
+            write_atomically(self.path / "run.json", _text(content), sync)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -222,3 +232,7 @@ class RunDir:
         finally:
             os.close(descriptor)
         return False
+
+
+def _text(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=2) + "\n"

@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,8 +141,10 @@ def take(config: Config) -> Snapshot | None:
     reader.read_package()
     reader.check()
     copied = reader.imported()
-    # Python still imports from the working directory if it could not be copied.
-    here = [folder for folder in outside if folder == Path.cwd()]
+    # Python still imports from the working directory, and from the folder of a program that calls
+    # hpctrain, if they could not be copied.
+    used = {Path.cwd(), *map(Path, map(os.path.realpath, sys.path[:1]))}
+    here = [folder for folder in outside if folder in used]
     digest = _digest(reader.files, [*copied, *map(str, here)])
     path = Path(config.output_dir) / "code" / digest
     # The user is not told about folders without modules.

@@ -51,7 +51,9 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
         print(f"  {_tool('python')} -m hpctrain generate {run_path} 'def '")
     if arguments:
         command = f"{_tool('python')} -m hpctrain -m {shlex.join(map(reference, arguments))}"
-        print(f"  {command} optimizer.lr=1e-3,3e-3   # a sweep on SLURM")
+        # Both values differ from that of this run, which would be "finished before".
+        rates = f"{config.optimizer.lr / 3:.1g},{config.optimizer.lr * 3:.1g}"
+        print(f"  {command} optimizer.lr={rates}   # a sweep on SLURM")
 
 
 def _tool(name: str) -> str:

@@ -8,13 +8,16 @@ import gc
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import Any, Literal
 
-from hpctrain.errors import TrackingError
+from hpctrain import disk
+from hpctrain.errors import HpctrainError, TrackingError
 from hpctrain.tracking import store
 
 log = logging.getLogger(__name__)
 
+_OLD_SCHEMA = "out-of-date database schema"
 _FATAL = {
     "CUSTOMER_UNAUTHORIZED",
     "INVALID_STATE",
@@ -25,17 +28,30 @@ _FATAL = {
 
 
 def connect(uri: str) -> Any:
-    """Return an `MlflowClient` for the store. This sends no request yet."""
-    _configure()
-    first = "mlflow" not in sys.modules
-    if first:
-        gc.disable()  # the import makes many objects and drops few
+    """Return an `MlflowClient` for the store; create a missing SQLite store.
+
+    The caller must hold `store.write_lock`, because MLflow opens a SQLite store at once. It sends
+    no request to a server yet. Call `import_mlflow` before taking the lock.
+
+    Raises:
+        TrackingError: The SQLite store is unusable.
+    """
     from mlflow import MlflowClient
 
-    if first:
+    if not store.is_server(uri):
+        _make_missing(uri)
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def import_mlflow() -> None:
+    """Import mlflow with our settings, which takes seconds."""
+    _configure()
+    if "mlflow" not in sys.modules:
+        gc.disable()  # the import makes many objects and drops few
+        import mlflow  # noqa: F401
+
         gc.freeze()
         gc.enable()
-    return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
 def _configure() -> None:
@@ -50,7 +66,10 @@ def _configure() -> None:
 def experiment_id(client: Any, uri: str, name: str) -> str:
     """Return the id of the experiment `name`; create the experiment if it does not exist.
 
-    The caller must hold `store.write_lock`: the first call also creates a missing SQLite store.
+    The caller must hold `store.write_lock`.
+
+    Raises:
+        TrackingError: The experiment was deleted.
     """
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
@@ -66,45 +85,79 @@ def experiment_id(client: Any, uri: str, name: str) -> str:
     return str(experiment.experiment_id)
 
 
+def _make_missing(uri: str) -> None:
+    """Create the SQLite store if it does not exist.
+
+    The store is made under another name and then renamed: MLflow cannot use or mend the half of a
+    store that a killed process leaves.
+    """
+    path = store.sqlite_path(uri).absolute()
+    if store.is_made(path):
+        return
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    unfinished = store.beside(path, "new")
+    # A process that was killed has left them. SQLite would apply the journal to the new file.
+    for old in (unfinished, Path(f"{unfinished}-journal"), Path(f"{path}-journal")):
+        old.unlink(missing_ok=True)
+    # MLflow inserts the artifact path into its SQL unescaped; a URI contains no quotes.
+    SqlAlchemyStore(f"sqlite:///{unfinished}", _artifacts(uri)).engine.dispose()
+    if not store.is_made(path):  # the `mlflow` command may have made one, since it takes no lock
+        unfinished.replace(path)
+        disk.sync(path.parent)
+
+
 def _artifacts(uri: str) -> str:
     # MLflow's default is ./mlruns in the working directory of the process that comes first.
     return (store.sqlite_path(uri).absolute().parent / "mlartifacts").as_uri()
 
 
-def nature(error: Exception) -> Literal["transient", "rejected", "fatal"]:
+def nature(error: Exception) -> Literal["transient", "deleted", "rejected", "fatal"]:
     """Classify an error of a call to MLflow.
 
     Returns:
-        "transient" if another try can succeed, "rejected" if the data is at fault, "fatal" if
-        neither another try nor other data can help.
+        "transient" if another try can succeed, "deleted" if the run was deleted in MLflow and must
+        be restored, "rejected" if the data is at fault, "fatal" if none of this can help.
     """
     code = getattr(error, "error_code", None)
     if code is None:
         storage = isinstance(error, OSError) or type(error).__module__.startswith("sqlalchemy.")
         return "transient" if storage and not isinstance(error, PermissionError) else "fatal"
     if code == "INVALID_PARAMETER_VALUE":
-        return "rejected"
-    if code in _FATAL or "out-of-date database schema" in str(error):
+        # MLflow has no error code of its own for a deleted run.
+        return "deleted" if "must be in the 'active' state" in str(error) else "rejected"
+    if code in _FATAL or _OLD_SCHEMA in str(error):
         return "fatal"
     # BAD_REQUEST too: a server answers so when its pool of database connections is exhausted.
     return "transient"
+
+
+def explain(error: Exception, uri: str) -> str:
+    """Return one line that says what is wrong with the store, without the SQL that has failed."""
+    if isinstance(error, HpctrainError):
+        return str(error)
+    if _OLD_SCHEMA in str(error):
+        import mlflow
+
+        return (
+            f"the store was made by another version of MLflow than {mlflow.__version__}, which is "
+            f"installed here; make a copy of it, then `mlflow db upgrade {uri}` upgrades it"
+        )
+    text = " ".join(str(error).partition("[SQL:")[0].split())[:500]
+    return text or type(error).__name__
 
 
 def main(argv: list[str]) -> int:
     """Create the store and the experiment; return the exit code."""
     uri, experiment = argv
     try:
+        import_mlflow()
         with store.write_lock(uri):
-            _configure()
-            from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-            # MLflow inserts this path into its SQL unescaped; a URI contains no quotes.
-            SqlAlchemyStore(uri, _artifacts(uri))
             experiment_id(connect(uri), uri, experiment)
     except Exception as error:
         # The caller shows the last line of stderr.
         log.exception("initialise")
-        print(" ".join(str(error).split()), file=sys.stderr)
+        print(explain(error, uri), file=sys.stderr)
         return 1
     return 0
 

@@ -73,7 +73,7 @@ class Journal:
         self._lock = threading.Lock()
         self._dirty = False
         self._closed = threading.Event()
-        self.attempt = _last_attempt(self._fd, size) + 1
+        self.attempt = _last(self._fd, size, "attempt") + 1
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
             os.write(self._fd, b"\n")
         os.lseek(self._fd, 0, os.SEEK_END)
@@ -232,16 +232,25 @@ def decode(value: float | str) -> float:
     return float(value)
 
 
-def _last_attempt(fd: int, size: int) -> int:
-    """Return the attempt of the last valid record; 0 for an empty journal."""
+def last_step(path: Path) -> int:
+    """Return the step of the last metrics; 0 if there are none."""
+    try:
+        with path.open("rb") as file:
+            return _last(file.fileno(), path.stat().st_size, "step")
+    except FileNotFoundError:
+        return 0
+
+
+def _last(fd: int, size: int, key: str) -> int:
+    """Return the value of `key` in the last valid record that has one; 0 if none has."""
     window = _TAIL
     while True:
         begin = max(0, size - window)
         lines = os.pread(fd, size - begin, begin).splitlines()
         for line in reversed(lines if begin == 0 else lines[1:]):
             body = parse(line)
-            if body is not None:
-                return int(body["attempt"])
+            if body is not None and key in body:
+                return int(body[key])
         if begin == 0:
             return 0
         window *= 8

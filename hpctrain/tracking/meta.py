@@ -55,6 +55,10 @@ class Uploaded:
     run_id: str
     offset: int
     """The position in the journal, under the key that this file has always had."""
+    parent_uid: str | None = None
+    """The sweep that the run is under in MLflow."""
+    problem: str = ""
+    """Why the rest cannot be uploaded, with the cure; "" if the uploader has not been stopped."""
 
     def write(self, run_dir: Path) -> None:
         """Write `uploaded.json`."""

@@ -10,15 +10,19 @@ that is killed repeats at most one batch, and no value is stored twice.
 import getpass
 import hashlib
 import logging
+import math
 import os
 import posixpath
 import random
 import re
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
+from hpctrain.errors import TrackingError
 from hpctrain.tracking import store
-from hpctrain.tracking.client import connect, experiment_id, nature
+from hpctrain.tracking.client import connect, experiment_id, import_mlflow, nature
 from hpctrain.tracking.meta import Meta
 
 log = logging.getLogger(__name__)
@@ -36,7 +40,8 @@ _POSITION = "hpctrain.cursor"
 _UID = "hpctrain.uid"
 _PARENT = "mlflow.parentRunId"
 
-_LONGEST_PAUSE = 30.0
+FIRST_PAUSE = 0.5  # seconds
+LONGEST_PAUSE = 30.0
 _LOCK_SECONDS = 10.0  # after this it counts as a failed try, and `pause` decides about another
 
 
@@ -47,6 +52,17 @@ class Point(NamedTuple):
     value: float
     time: float
     step: int
+
+
+class DeletedError(TrackingError):
+    """The run was deleted in MLflow, so that nothing can be uploaded until it is restored."""
+
+    def __init__(self, run_id: str, uri: str) -> None:
+        super().__init__(
+            f"the run is deleted in MLflow: restore it there, or with `MLFLOW_TRACKING_URI={uri} "
+            f"mlflow runs restore --run-id {run_id}`"
+        )
+        self.run_id = run_id
 
 
 class MlflowRun:
@@ -62,12 +78,17 @@ class MlflowRun:
         run_id: MLflow's id of the run.
         position: The position in the journal up to which everything is in the store.
         params: The params that the run has. MLflow does not let them change.
+        tags: The tags that the run had when it was opened.
+
+    Raises:
+        DeletedError: The run is deleted in MLflow. Every method can raise it.
     """
 
     def __init__(self, meta: Meta, start_time: float, pause: Callable[[float], None]) -> None:
         self._meta = meta
         self._pause = pause
-        self._client = connect(meta.uri)
+        import_mlflow()
+        self._client = self._call(connect, meta.uri)
         self.experiment_id = self._call(experiment_id, self._client, meta.uri, meta.experiment)
         self._parent_id = self._open_parent(start_time) if meta.parent_uid else None
         # A deleted run directory and a new one can have the same name and uid. The new one has its
@@ -77,8 +98,16 @@ class MlflowRun:
             self._find_or_create, meta.uid, meta.run_name, start_time, self._parent_id, same_journal
         )
         self.run_id: str = run.info.run_id
+        if run.info.lifecycle_stage != "active":
+            raise DeletedError(self.run_id, meta.uri)
         self.position = int(run.data.tags.get(_POSITION, 0))
         self.params: dict[str, str] = dict(run.data.params)
+        self.tags: dict[str, str] = dict(run.data.tags)
+        if self._parent_id and _PARENT not in self.tags:
+            # The run was made before its sweep. It may be the last of the sweep's runs.
+            self._call(self._client.set_tag, self.run_id, _PARENT, self._parent_id)
+            if run.info.status != "RUNNING":
+                self._end_parent(run.info.end_time or _milliseconds(start_time))
 
     def log_points(self, points: list[Point], position: int) -> None:
         """Log metrics, then store the position."""
@@ -90,6 +119,16 @@ class MlflowRun:
         for batch in full:
             self._log_batch(metrics=batch)
         self._log_batch(metrics=last, tags=self._tags({_POSITION: str(position)}))
+
+    def points(self) -> set[Point]:
+        """Return all points that MLflow has, each as `stored` returns it."""
+        run = self._call(self._client.get_run, self.run_id)
+        found = set()
+        for key in run.data.metrics:
+            for metric in self._call(self._client.get_metric_history, self.run_id, key):
+                point = Point(key, metric.value, metric.timestamp / 1000, metric.step)
+                found.add(stored(point))
+        return found
 
     def log_params(self, params: dict[str, str], position: int) -> None:
         """Log params, then store the position.
@@ -118,21 +157,23 @@ class MlflowRun:
 
     def set_running(self) -> None:
         """Set the status of the run and of its sweep to RUNNING."""
-        for run_id in filter(None, (self.run_id, self._parent_id)):
-            self._call(self._client.update_run, run_id, status="RUNNING")
+        self._call(self._client.update_run, self.run_id, status="RUNNING")
+        if self._parent_id:
+            with suppress(DeletedError):  # without its parent, the run is still complete
+                self._call(self._client.update_run, self._parent_id, status="RUNNING")
 
     def set_ended(self, status: str, end_time: float) -> None:
         """Set the final status; end the sweep too if no other run of it is RUNNING."""
         self._call(self._client.set_terminated, self.run_id, status, _milliseconds(end_time))
         if self._parent_id:
-            query = f"tags.`{_PARENT}` = '{self._parent_id}' and attributes.status = 'RUNNING'"
-            if not self._call(self._client.search_runs, [self.experiment_id], query, max_results=1):
-                self._call(
-                    self._client.set_terminated,
-                    self._parent_id,
-                    "FINISHED",
-                    _milliseconds(end_time),
-                )
+            self._end_parent(_milliseconds(end_time))
+
+    def _end_parent(self, end_time: int) -> None:
+        """End the sweep, at `end_time` in milliseconds, unless a run of it is RUNNING."""
+        query = f"tags.`{_PARENT}` = '{self._parent_id}' and attributes.status = 'RUNNING'"
+        if not self._call(self._client.search_runs, [self.experiment_id], query, max_results=1):
+            with suppress(DeletedError):
+                self._call(self._client.set_terminated, self._parent_id, "FINISHED", end_time)
 
     def _open_parent(self, start_time: float) -> str:
         """Return the id of the MLflow run that stands for the sweep."""
@@ -144,12 +185,16 @@ class MlflowRun:
     def _find_or_create(
         self, uid: str, name: str, start_time: float, parent: str | None, condition: str = ""
     ) -> Any:
+        from mlflow.entities import ViewType
+
         query = f"tags.`{_UID}` = '{uid}'{condition}"
         # If two nodes have created the same parent at once, all nodes take the oldest.
         order = ["attributes.start_time ASC", "attributes.run_id ASC"]
-        found = self._client.search_runs([self.experiment_id], query, order_by=order, max_results=1)
+        # A run that is deleted for a while must not get a twin; a parent that is deleted gets one.
+        view = ViewType.ALL if condition else ViewType.ACTIVE_ONLY
+        found = self._client.search_runs([self.experiment_id], query, view, 10, order)
         if found:
-            return found[0]
+            return next((run for run in found if run.info.lifecycle_stage == "active"), found[0])
         tags = {_UID: uid, "mlflow.user": _user(), "mlflow.source.type": "JOB"}
         if parent:
             tags[_PARENT] = parent
@@ -176,24 +221,37 @@ class MlflowRun:
 
     def _call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call `function` under the store's write lock, again and again after transient errors."""
-        delay = 0.5
+        delay = FIRST_PAUSE
         while True:
             try:
                 with store.write_lock(self._meta.uri, _LOCK_SECONDS):
                     return function(*args, **kwargs)
             except Exception as error:
-                if nature(error) != "transient":
+                kind = nature(error)
+                if kind == "deleted":
+                    raise DeletedError(self.run_id, self._meta.uri) from error
+                if kind != "transient":
                     raise
                 log.warning("%s; trying again in %.1f s", " ".join(str(error).split())[:500], delay)
                 # Inside the handler, so that an exception of `pause` carries this one as context.
                 self._pause(delay * random.uniform(0.7, 1.0))
-            delay = min(2 * delay, _LONGEST_PAUSE)
+            delay = min(2 * delay, LONGEST_PAUSE)
 
     @staticmethod
     def _tags(tags: dict[str, str]) -> list[Any]:
         from mlflow.entities import RunTag
 
         return [RunTag(clean_key(key), _shorten(value, _TAG)) for key, value in tags.items()]
+
+
+def stored(point: Point) -> Point:
+    """Return the point as MLflow stores it: cleaned key, milliseconds, no infinity, a None as NaN.
+
+    NaN is not equal to itself, so that such points could not be compared.
+    """
+    value: Any = min(max(point.value, -sys.float_info.max), sys.float_info.max)
+    value = None if math.isnan(point.value) else value
+    return Point(clean_key(point.key), value, _milliseconds(point.time), point.step)
 
 
 def clean_key(key: str) -> str:

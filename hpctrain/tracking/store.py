@@ -13,6 +13,7 @@ Every process imports this module and few need HTTP, so `server` is imported ins
 """
 
 import re
+import signal
 import sqlite3
 import subprocess
 import urllib.parse
@@ -132,6 +133,37 @@ def is_ready(uri: str, experiment: str) -> bool:
         return False
 
 
+def is_made(path: Path) -> bool:
+    """Return whether there is a SQLite database with tables. The caller holds `write_lock`.
+
+    Raises:
+        TrackingError: It is no database, or half of a store.
+        OSError: It cannot be read now.
+    """
+    if not path.exists() or not path.stat().st_size:
+        return False
+    tables = "SELECT name FROM sqlite_master WHERE type = 'table'"
+    try:
+        # Not read-only: SQLite first undoes what a killed process has left unfinished.
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as database:
+            names = {name for (name,) in database.execute(tables)}
+            # MLflow makes the first experiment last.
+            half = (
+                "experiments" in names
+                and not database.execute("SELECT 1 FROM experiments").fetchone()
+            )
+    except sqlite3.OperationalError as error:
+        raise OSError(f"{path}: {error}") from error  # it is locked, for example
+    except sqlite3.DatabaseError as error:
+        raise TrackingError(f"{path}: not an MLflow store ({error})") from error
+    if half:
+        raise TrackingError(
+            f"{path}: half of an MLflow store, because the process that made it was killed; it "
+            f"holds no run: delete it, and the next run makes a new one"
+        )
+    return bool(names)
+
+
 def initialise(uri: str, experiment: str) -> bool:
     """Create the store and the experiment unless they exist. Many processes may call it at once.
 
@@ -155,6 +187,8 @@ def initialise(uri: str, experiment: str) -> bool:
         # Other processes wait here. Then the store is ready and they need not import mlflow.
         with file_lock(beside(path, "init.lock"), patience(_LOCK_SECONDS, str(path))):
             if not is_ready(uri, experiment):
+                with write_lock(uri):
+                    is_made(path)  # raises at once if the store is unusable; MLflow takes seconds
                 _initialise_sqlite(uri, experiment, path.parent)
     except OSError as error:
         raise TrackingError(f"tracking.uri={uri}: {error}") from error
@@ -201,6 +235,11 @@ def _initialise_sqlite(uri: str, experiment: str, folder: Path) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise TrackingError(f"tracking.uri={uri}: not ready after {_LOCK_SECONDS:g} s") from error
+    if done.returncode < 0:
+        killer = signal.Signals(-done.returncode).name
+        raise TrackingError(f"tracking.uri={uri}: {killer} has killed the process that makes it")
     if done.returncode != 0:
-        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-        raise TrackingError(f"tracking.uri={uri}: MLflow cannot make the store: {''.join(last)}")
+        (last,) = (done.stderr or done.stdout).strip().splitlines()[-1:] or [
+            f"exit code {done.returncode}"
+        ]
+        raise TrackingError(f"tracking.uri={uri}: MLflow cannot make the store: {last}")

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hpctrain.errors import TrackingError
+from hpctrain.tracking.client import explain
 from hpctrain.tracking.journal import journal_path, read
 from hpctrain.tracking.meta import Meta, Uploaded
 from hpctrain.tracking.store import check_uri, resolve_uri
@@ -36,6 +37,11 @@ def main(argv: list[str]) -> int:
         help="ask the store also about runs that seem to be uploaded completely",
     )
     parser.add_argument(
+        "--from-start",
+        action="store_true",
+        help="compare the whole journal with the store, and upload what the store lacks",
+    )
+    parser.add_argument(
         "--uri", help="upload to this store, now and later, instead of the store of the run"
     )
     options = parser.parse_args(argv)
@@ -43,7 +49,7 @@ def main(argv: list[str]) -> int:
     if not run_dirs:
         raise TrackingError("no run directory named, and none under runs/")
     uri = options.uri and resolve_uri(options.uri, Path.cwd())
-    return sync(run_dirs, check=options.check, uri=uri)
+    return sync(run_dirs, check=options.check, from_start=options.from_start, uri=uri)
 
 
 def find_runs(root: Path) -> list[Path]:
@@ -51,12 +57,18 @@ def find_runs(root: Path) -> list[Path]:
     return sorted(path.parent.parent for path in root.glob("**/journal/meta.json"))
 
 
-def sync(run_dirs: Iterable[Path], check: bool = False, uri: str | None = None) -> int:
+def sync(
+    run_dirs: Iterable[Path],
+    check: bool = False,
+    from_start: bool = False,
+    uri: str | None = None,
+) -> int:
     """Upload what is missing in the store and print one line per run.
 
     Args:
         run_dirs: The run directories.
         check: Ask the store even where `uploaded.json` says that everything is there.
+        from_start: Compare the whole journal with the store, and upload what the store lacks.
         uri: The store to use, now and later, instead of the one in `meta.json`; an absolute path
             or a server.
 
@@ -75,8 +87,8 @@ def sync(run_dirs: Iterable[Path], check: bool = False, uri: str | None = None) 
             if uri and uri != meta.uri:
                 meta = dataclasses.replace(meta, uri=uri)
                 meta.write(run_dir)
-            done = not check and is_uploaded(run_dir, meta)
-            outcome = "nothing to do" if done else _upload(run_dir, meta)
+            done = not (check or from_start) and is_uploaded(run_dir, meta)
+            outcome = "nothing to do" if done else _upload(run_dir, meta, from_start)
             print(f"{run_dir}: {outcome}", flush=True)
         except TrackingError as error:
             print(f"{run_dir}: {error}", file=sys.stderr, flush=True)
@@ -90,12 +102,14 @@ def sync(run_dirs: Iterable[Path], check: bool = False, uri: str | None = None) 
 def is_uploaded(run_dir: Path, meta: Meta) -> bool:
     """Return whether everything is in the store of `meta`, according to `uploaded.json`."""
     note = Uploaded.read(run_dir)
-    if note is None or (note.uri, note.uid) != (meta.uri, meta.uid):
+    if note is None or note.problem:
+        return False
+    if (note.uri, note.uid, note.parent_uid) != (meta.uri, meta.uid, meta.parent_uid):
         return False
     return not read(journal_path(run_dir), note.offset, limit=1)[0]
 
 
-def _upload(run_dir: Path, meta: Meta) -> str:
+def _upload(run_dir: Path, meta: Meta, from_start: bool = False) -> str:
     check_uri(meta.uri)
     # The warnings of mlflow do not help the user here.
     warnings.simplefilter("ignore")
@@ -117,6 +131,8 @@ def _upload(run_dir: Path, meta: Meta) -> str:
         with upload_lock(run_dir, busy):
             uploader = Uploader(run_dir, pause)
             uploader.drain()
+            if from_start:
+                uploader.fill_in()
             ending = ""
             if uploader.writer_died:
                 uploader.close_killed()
@@ -128,7 +144,7 @@ def _upload(run_dir: Path, meta: Meta) -> str:
     except Exception as error:
         # An error of MLflow or of the file system; any other is a bug in hpctrain.
         if isinstance(error, OSError) or hasattr(error, "error_code"):
-            raise TrackingError(f"{meta.uri}: {error}") from error
+            raise TrackingError(f"{meta.uri}: {explain(error, meta.uri)}") from error
         raise
     return f"{uploader.points} points uploaded to {meta.uri}{ending}"
 

@@ -15,14 +15,17 @@ import logging
 import re
 import signal
 import subprocess
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from hpctrain import secrets
 from hpctrain.errors import TrackingError
-from hpctrain.tracking.journal import Journal, encode
-from hpctrain.tracking.meta import Meta
+from hpctrain.tracking.journal import Journal, encode, read_all
+from hpctrain.tracking.meta import Meta, Uploaded
 from hpctrain.tracking.process import BROADCAST_SIGNALS, Process, python_module
 from hpctrain.tracking.store import check_uri, resolve_uri
 
@@ -31,6 +34,7 @@ log = logging.getLogger(__name__)
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 _RESTARTS = 5  # at most so many restarts of a killed uploader
+_SILENT_S = 1.0  # a shorter wait for the uploader is not worth a line
 
 
 class Tracker(Protocol):
@@ -102,7 +106,7 @@ class JournalTracker:
         parent_uid: The id of the sweep that the run belongs to.
         parent_name: The name of the sweep.
         upload: Whether to start the uploader; without it `hpctrain sync` uploads later.
-        drain: Seconds that `finish` waits for the uploader.
+        drain: Seconds that `finish` waits for the uploader; `tracking.drain_s`.
 
     Attributes:
         attempt: The number of this attempt, from 1.
@@ -119,7 +123,7 @@ class JournalTracker:
         parent_uid: str | None = None,
         parent_name: str | None = None,
         upload: bool = True,
-        drain: float = 60.0,
+        drain: float = 10.0,
     ) -> None:
         for name in filter(None, (uid, parent_uid)):
             if not re.fullmatch(r"[\w.\-]+", name):
@@ -189,7 +193,10 @@ class JournalTracker:
         self._revive_uploader()
 
     def finish(self, status: Status, reason: str = "", end_time: float | None = None) -> None:
-        """End the attempt; wait up to `drain` seconds until everything is in the store."""
+        """End the attempt; wait up to `drain` seconds until everything is in the store.
+
+        Ctrl-C and SIGTERM end the wait.
+        """
         if self._finished:
             return
         self._finished = True
@@ -202,19 +209,43 @@ class JournalTracker:
     def _await(self, uploader: subprocess.Popen[bytes]) -> None:
         assert uploader.stdin is not None
         uploader.stdin.close()  # this wakes the uploader
-        try:
-            code = uploader.wait(self._drain)
-        except subprocess.TimeoutExpired:
-            problem = f"is still at work after {self._drain:g} s"
+        began, told = time.monotonic(), False
+        with _noting_signals() as signals:
+            while uploader.poll() is None and not signals:
+                waited = time.monotonic() - began
+                if waited > self._drain:
+                    break
+                if waited > _SILENT_S and not told:
+                    told = True
+                    log.info(
+                        "waiting up to %g s until %s in MLflow "
+                        "(tracking.drain_s; Ctrl-C ends the wait)",
+                        *(self._drain, self._left()),
+                    )
+                time.sleep(0.02)
+        code = uploader.poll()
+        if code == 0:
+            return
+        note = Uploaded.read(self._run_dir)
+        if note is not None and note.problem:
+            why = note.problem
+        elif code is None:
+            why = f"{signals[0]}" if signals else f"not done after tracking.drain_s={self._drain:g}"
         else:
-            if code == 0:
-                return
-            problem = f"ended with {code} (see {self._log_path})"
+            why = f"the uploader ended with {code}, see {self._log_path}"
         log.warning(
-            "the uploader %s; nothing is lost: `python -m hpctrain sync %s` uploads the rest",
-            problem,
-            self._run_dir,
+            "%s not in MLflow yet (%s); nothing is lost: "
+            "`python -m hpctrain sync %s` uploads the rest",
+            *(self._left(), why, self._run_dir),
         )
+
+    def _left(self) -> str:
+        """Return what is not in the store yet, with a verb: `7 points are`, `the end is`."""
+        note = Uploaded.read(self._run_dir)
+        ours = note is not None and note.uri == self._uri
+        records = read_all(self._journal.path, note.offset if note and ours else 0)
+        points = sum(len(r.body["metrics"]) for r in records if r.body["kind"] == "metrics")
+        return f"{points:,} points are" if points else "the end of the run is"
 
     @property
     def _log_path(self) -> Path:
@@ -251,6 +282,30 @@ class JournalTracker:
             log.warning("the uploader cannot be started: %s; `hpctrain sync` uploads later", error)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _noting_signals() -> Iterator[list[str]]:
+    """Yield a list that gets the names of SIGINT and SIGTERM as they arrive.
+
+    During the training `faults.stop` handles them, which would end the process at a second Ctrl-C.
+    """
+    noted: list[str] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    wakeup = signal.set_wakeup_fd(-1)
+    handlers = {
+        number: signal.signal(number, lambda n, _: noted.append(signal.Signals(n).name))
+        for number in numbers
+    }
+    try:
+        yield noted
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
 
 
 def _public(values: Mapping[str, Any]) -> dict[str, str]:

@@ -27,7 +27,15 @@ from hpctrain.lock import file_lock
 from hpctrain.secrets import mask_logging
 from hpctrain.tracking.journal import Record, decode, journal_path, read, read_all
 from hpctrain.tracking.meta import Meta, Uploaded
-from hpctrain.tracking.mlrun import BATCH, MlflowRun, Point
+from hpctrain.tracking.mlrun import (
+    BATCH,
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    DeletedError,
+    MlflowRun,
+    Point,
+    stored,
+)
 from hpctrain.tracking.process import BROADCAST_SIGNALS, Process
 
 log = logging.getLogger(__name__)
@@ -62,6 +70,7 @@ class Uploader:
         self.ended = False
         self.writer: Process | None = None
         self.points = 0
+        self._next_note = 0.0  # on the monotonic clock
         self._scanned = 0  # the position up to which `scan` has read
         self._last_time = 0.0
         self._superseded: list[tuple[int, int]] = []  # positions from, to
@@ -96,10 +105,25 @@ class Uploader:
             self._scanned = end
 
     def drain(self) -> int:
-        """Upload everything that is in the journal now; return the number of new bytes."""
+        """Upload everything that is in the journal now; return the number of new bytes.
+
+        Raises:
+            DeletedError: The run is deleted in MLflow. A later call continues at `position`.
+        """
+        try:
+            return self._drain()
+        except DeletedError as error:
+            self._write_uploaded(error.run_id, str(error))
+            raise
+
+    def _drain(self) -> int:
+        self._batch = []  # what a call that was interrupted has left is after `position`
         end = self.scan()
         if end == self.position and self._run:
             return 0
+        meta = Meta.read(self.run_dir)
+        if meta.parent_uid != self._meta.parent_uid:  # a sweep has adopted the run
+            self._meta, self._run = meta, None
         run = self._open()
         begin = self.position
         for record in read_all(self._path, begin, end):
@@ -110,8 +134,31 @@ class Uploader:
                 self._log_other(run, record)
                 self.position = record.end
         self._flush(run, end)
-        self._write_uploaded(run)
+        self._write_uploaded(run.run_id)
         return end - begin
+
+    def fill_in(self) -> None:
+        """Upload what MLflow lacks of the part of the journal before `position`."""
+        run = self._open()
+        present = run.points()
+        missing: list[Point] = []
+        tags: dict[str, str] = {}
+        for record in read_all(self._path, 0, self.position):
+            body = record.body
+            if body["kind"] == "metrics":
+                for point in self._points(record):
+                    if stored(point) not in present:
+                        present.add(stored(point))
+                        missing.append(point)
+            elif body["kind"] == "params":
+                run.log_params(body["params"], self.position)
+            else:
+                tags |= self._tags(record)
+        for begin in range(0, len(missing), BATCH):
+            run.log_points(missing[begin : begin + BATCH], self.position)
+        self.points += len(missing)
+        # A tag that somebody has changed in MLflow stays as it is.
+        run.log_tags({k: v for k, v in tags.items() if k not in run.tags}, self.position)
 
     def close_killed(self) -> None:
         """Set the status KILLED, with the time of the last record as the end time."""
@@ -161,38 +208,52 @@ class Uploader:
             self._superseded_steps.append(f"{min(steps)}-{max(steps)} (by attempt {attempt})")
 
     def _add_metrics(self, run: MlflowRun, record: Record) -> None:
-        if any(begin <= record.start < end for begin, end in self._superseded):
-            return
-        body = record.body
-        step, now = body["step"], body["time"]
-        if len(self._batch) + len(body["metrics"]) >= BATCH:
+        points = self._points(record)
+        if len(self._batch) + len(points) >= BATCH:
             self._flush(run, record.start)
-        for key, value in body["metrics"].items():
-            first = self._first_time.get((key, step, value), now) if self._first_time else now
-            self._batch.append(Point(key, decode(value), first, step))
+        self._batch += points
+
+    def _points(self, record: Record) -> list[Point]:
+        """Return the points of a record of metrics; none if it is superseded."""
+        if any(begin <= record.start < end for begin, end in self._superseded):
+            return []
+        step, now = record.body["step"], record.body["time"]
+        first = self._first_time
+        return [
+            Point(key, decode(value), first.get((key, step, value), now) if first else now, step)
+            for key, value in record.body["metrics"].items()
+        ]
 
     def _log_other(self, run: MlflowRun, record: Record) -> None:
         body = record.body
         match body["kind"]:
             case "params":
                 run.log_params(body["params"], record.end)
-            case "tags":
-                run.log_tags(body["tags"], record.end)
-            case "superseded":
-                steps = "steps " + ", ".join(self._superseded_steps)
-                run.log_tags({"hpctrain.superseded": steps}, record.end)
+            case "tags" | "superseded":
+                run.log_tags(self._tags(record), record.end)
             case "status":
                 status = body["status"]
                 if status == "RUNNING":
                     run.set_running()
                 else:
                     run.set_ended(status, body["time"])
-                attempt = str(body["attempt"])
-                tags = {"hpctrain.job.attempt": attempt, "hpctrain.reason": body.get("reason", "")}
-                run.log_tags(tags, record.end)
+                run.log_tags(self._tags(record), record.end)
             case kind:
                 # A newer version of hpctrain has written it; this version cannot know it.
                 log.warning("no use for a %r record at byte %d", kind, record.start)
+
+    def _tags(self, record: Record) -> dict[str, str]:
+        """Return the tags for a record."""
+        body = record.body
+        match body["kind"]:
+            case "tags":
+                return dict(body["tags"])
+            case "superseded":
+                return {"hpctrain.superseded": "steps " + ", ".join(self._superseded_steps)}
+            case "status":
+                attempt, reason = str(body["attempt"]), body.get("reason", "")
+                return {"hpctrain.job.attempt": attempt, "hpctrain.reason": reason}
+        return {}
 
     def _flush(self, run: MlflowRun, position: int) -> None:
         """Upload the waiting metrics, which are all before `position`."""
@@ -201,10 +262,15 @@ class Uploader:
             self.points += len(self._batch)
             self._batch = []
         self.position = position
+        if time.monotonic() > self._next_note:  # people are told how much is left
+            self._write_uploaded(run.run_id)
 
-    def _write_uploaded(self, run: MlflowRun) -> None:
-        uri, uid = self._meta.uri, self._meta.uid
-        Uploaded(uri, uid, run.experiment_id, run.run_id, self.position).write(self.run_dir)
+    def _write_uploaded(self, run_id: str, problem: str = "") -> None:
+        uri, uid, parent = self._meta.uri, self._meta.uid, self._meta.parent_uid
+        experiment_id = self._run.experiment_id if self._run else ""
+        note = Uploaded(uri, uid, experiment_id, run_id, self.position, parent, problem)
+        note.write(self.run_dir)
+        self._next_note = time.monotonic() + 1.0
 
 
 def upload_lock(run_dir: Path, wait: Callable[[], None]) -> AbstractContextManager[int | None]:
@@ -231,25 +297,40 @@ class Follower:
 
     def run(self) -> None:
         """Return when everything is uploaded and the training process has ended."""
+        delay = 0.0
         with upload_lock(self._run_dir, lambda: self._pause(0.2)):
             while True:
                 # Checked before `drain`: if it has died, `drain` uploads its last record.
                 died = self._uploader.writer_died
-                self._uploader.drain()
-                if self._uploader.ended or not self._uploader.writer_here:
-                    return
-                if died and self._uploader.writer_died:
-                    self._uploader.close_killed()
-                    return
+                try:
+                    self._uploader.drain()
+                    if self._uploader.ended or not self._uploader.writer_here:
+                        return
+                    if died and self._uploader.writer_died:
+                        self._uploader.close_killed()
+                        return
+                except DeletedError as error:
+                    # As if the store did not answer: perhaps somebody restores the run.
+                    if not delay:
+                        log.warning("%s", error)
+                    delay = min(2 * delay or FIRST_PAUSE, LONGEST_PAUSE)
+                    self._pause(delay)
+                    continue
+                delay = 0.0
                 if not died:
                     self._nap(self._poll)
 
     def _pause(self, seconds: float) -> None:
         if self._deadline is None and (not self._stdin_open or self._uploader.writer_died):
             self._deadline = time.monotonic() + self._drain
-        if self._deadline is not None and time.monotonic() + seconds > self._deadline:
+        if self._deadline is None:
+            self._nap(seconds)
+            return
+        left = self._deadline - time.monotonic()
+        if left <= 0:
             raise GaveUp
-        self._nap(seconds)
+        # Not longer, so that a store which is back is seen, and a last try at the deadline.
+        time.sleep(min(seconds, left, self._drain / 5))
 
     def _nap(self, seconds: float) -> None:
         """Sleep, but wake up when the training closes our stdin: it finishes or has died."""
@@ -264,7 +345,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m hpctrain.tracking.uploader")
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--poll", type=float, default=2.0, metavar="SECONDS")
-    parser.add_argument("--drain", type=float, default=60.0, metavar="SECONDS")
+    parser.add_argument("--drain", type=float, default=10.0, metavar="SECONDS")
     options = parser.parse_args(argv)
     for number in BROADCAST_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -278,8 +359,9 @@ def main(argv: list[str]) -> int:
     log.info("uploader %d of %s", os.getpid(), options.run_dir)
     try:
         Follower(options.run_dir, options.poll, options.drain).run()
-    except GaveUp:
-        log.error("gave up; `python -m hpctrain sync %s` uploads the rest", options.run_dir)
+    except GaveUp as end:
+        why = f" ({end.__context__})" if isinstance(end.__context__, DeletedError) else ""
+        log.error("gave up%s; `python -m hpctrain sync %s` uploads the rest", why, options.run_dir)
         return 1
     except TrackingError as error:
         log.error("%s", error)

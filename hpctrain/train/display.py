@@ -5,20 +5,25 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from typing import Protocol
+from collections.abc import Mapping
+from typing import ClassVar, Protocol
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Column
+from rich.text import Text
 
 log = logging.getLogger(__name__)
+_WIDE = 110  # characters of a terminal that has room for a long bar and all metrics
 
 
 class Display(Protocol):
@@ -56,29 +61,42 @@ class NoDisplay:
 class Lines(NoDisplay):
     """One log line per report, with the time that is left."""
 
+    extra: ClassVar[Mapping[str, object]] = {}  # attributes of the log records
+
     def start(self, step: int, max_steps: int) -> None:  # noqa: D102
         self._first, self._max, self._started = step, max_steps, time.monotonic()
 
     def report(self, step: int, metrics: dict[str, float]) -> None:  # noqa: D102
         rate = (time.monotonic() - self._started) / max(1, step - self._first)
         left = time.strftime("%H:%M:%S", time.gmtime(rate * (self._max - step)))
-        log.info("step %d/%d  %s  ETA %s", step, self._max, describe(metrics), left)
+        values = step, self._max, describe(metrics), left
+        log.info("step %d/%d  %s  ETA %s", *values, extra=self.extra)
 
 
-class Bar(NoDisplay):
-    """A rich progress bar on standard error."""
+class _NoteColumn(ProgressColumn):
+    """The metrics: the only column that is cut where the terminal is too narrow."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["note"], no_wrap=True, overflow="ellipsis")
+
+
+class Bar(Lines):
+    """A rich progress bar on standard error; the lines go only to the log file of the run."""
+
+    extra: ClassVar[Mapping[str, object]] = {"on_bar": True}
 
     def start(self, step: int, max_steps: int) -> None:  # noqa: D102
+        super().start(step, max_steps)
+        console = Console(stderr=True)
+        fixed = Column(no_wrap=True)
         self._progress = Progress(
-            TextColumn("training"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("ETA"),
-            TimeRemainingColumn(),
-            # The metrics come last, since this column is cut off where the terminal ends.
-            TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True)),
-            console=Console(stderr=True),
+            BarColumn(bar_width=20 if console.width >= _WIDE else 8, table_column=fixed),
+            MofNCompleteColumn(table_column=fixed),
+            TimeElapsedColumn(table_column=fixed),
+            TextColumn("ETA", table_column=fixed),
+            TimeRemainingColumn(table_column=fixed),
+            _NoteColumn(),
+            console=console,
         )
         self._task = self._progress.add_task("training", total=max_steps, completed=step, note="")
         self._note: dict[str, float] = {}
@@ -88,6 +106,7 @@ class Bar(NoDisplay):
         self._progress.update(self._task, completed=step)
 
     def report(self, step: int, metrics: dict[str, float]) -> None:  # noqa: D102
+        super().report(step, metrics)
         self._note |= metrics
         self._progress.update(self._task, note=describe(self._note))
 

@@ -1,12 +1,16 @@
 """The training loop. It receives objects that are already built; `fit` reads top to bottom.
 
 load the checkpoint, then loop { step; log; evaluate; agree on stopping; save a checkpoint }
+
+A stop request also ends an evaluation, between two of its batches. The checkpoint then says that
+the evaluation is due, and the resumed run begins with it, so its metrics are logged once.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +21,7 @@ from hpctrain.data.feed import Feed
 from hpctrain.data.types import Batch
 from hpctrain.distributed.long_work import first_in_long_work
 from hpctrain.faults.stop import Stop
+from hpctrain.parallel.scalars import on_device, over_ranks
 from hpctrain.tasks import derived
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.train.display import Display
@@ -68,16 +73,19 @@ class Trainer:
     global_batch_size: int
     every: Every
     step: int = 0
+    evaluation_due: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
 
     def fit(self) -> Outcome:
         """Train from the last checkpoint, or from step 0, to `max_steps` or a stop request."""
         first_step = self._resume()
         self.display.start(self.step, self.max_steps)
-        saved, finished = self.step, True
+        saved = self.step
         throughput = Throughput(self.loader, self.step, self.global_batch_size)
         try:
-            for batch in self._batches():
+            # A stop request may have ended the last evaluation of the attempt before.
+            stopped = not self._evaluated(throughput)
+            for batch in () if stopped else self._batches():
                 self.train_step(batch, self.schedule(self.step))
                 self.step += 1
                 self.display.advance(self.step)
@@ -87,10 +95,9 @@ class Trainer:
                 if self.step % self.every.log == 0 or done:
                     self._log(throughput.metrics(self.step) | self._training_means())
                 if self.step % self.every.evaluate == 0 or done:
-                    with throughput.paused():
-                        self._log(self._evaluate())
-                if self.stop.agreed and not done:
-                    finished = False
+                    self.evaluation_due = True
+                stopped = not self._evaluated(throughput) or (self.stop.agreed and not done)
+                if stopped:
                     break
                 if self.step % self.every.checkpoint == 0 or done:
                     with throughput.paused():
@@ -103,7 +110,7 @@ class Trainer:
             self.loader.close()
             if self.evaluation is not None:
                 self.evaluation.close()
-        return Outcome(finished, self.step, first_step, self.metrics)
+        return Outcome(not stopped, self.step, first_step, self.metrics)
 
     def _batches(self) -> Iterator[Batch]:
         if self.step >= self.max_steps:
@@ -124,21 +131,44 @@ class Trainer:
             | {"train/lr": self.schedule(self.step - 1), "train/epoch": self.loader.epoch}
         )
 
-    def _evaluate(self) -> dict[str, float]:
-        """Return the means over the evaluation split, whose samples all count exactly once."""
-        if self.evaluation is None:
-            return {}
+    def _evaluated(self, throughput: Throughput) -> bool:
+        """Make the evaluation that is due, if any; return False when it is still due."""
+        if not self.evaluation_due:
+            return True
+        if self.evaluation is not None:
+            with throughput.paused(), self._untouched_random_state():
+                means = self._evaluate(self.evaluation)
+            self.train_step.model.module.train()
+            if means is None:
+                return False
+            self._log({f"val/{name}": value for name, value in means.items()})
+        self.evaluation_due = False
+        return True
+
+    def _evaluate(self, evaluation: Feed) -> dict[str, float] | None:
+        """Return the means over the evaluation split, whose samples all count exactly once.
+
+        Returns:
+            The means; None on all ranks when they have agreed on a stop request before the last
+            batch.
+        """
         model, task = self.train_step.model, self.train_step.task
         model.share_buffers()
         model.module.eval()
         totals = Totals()
-        self.evaluation.load_state_dict({"consumed": 0})
-        for batch in first_in_long_work("the first batch of the evaluation", self.evaluation):
+        evaluation.load_state_dict({"consumed": 0})
+        for batch in first_in_long_work("the first batch of the evaluation", evaluation):
             totals.add(*model.evaluate(task, batch))
+            if self.stop.agreed:  # by the flags of the batch before, so a GPU still has work to do
+                return None
+            flags = on_device(self.stop.flags(), self.device)
+            self.stop.offer(over_ranks(flags, model.mesh))
         totals.reduce(model.mesh)
-        model.module.train()
-        means = derived(task, totals.means())
-        return {f"val/{name}": value for name, value in means.items()}
+        return derived(task, totals.means())
+
+    def _untouched_random_state(self) -> AbstractContextManager[None]:
+        """Return a context that restores the random state, as an evaluation may be made twice."""
+        return torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
 
     def _log(self, metrics: dict[str, float]) -> None:
         self.metrics |= metrics
@@ -151,6 +181,7 @@ class Trainer:
             self.step,
             {
                 "step": self.step,
+                "evaluation_due": self.evaluation_due,
                 "data": self.loader.state_dict(),
                 "tracker": self.tracker.position(),
                 "metrics": self.metrics,
@@ -164,6 +195,7 @@ class Trainer:
         if progress is not None:
             self.step = self.train_step.model.step = progress["step"]
             self.metrics = progress["metrics"]
+            self.evaluation_due = progress.get("evaluation_due", False)  # older ones lack it
             self.loader.load_state_dict(progress["data"])
             self.train_step.totals.load_state_dict(progress["totals"], self.device)
             if "precision" in progress:  # checkpoints of release 0.1 had no loss scale

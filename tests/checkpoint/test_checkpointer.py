@@ -1,15 +1,23 @@
 """Checkpoints are loaded bit by bit, and a damaged or unfinished one is not loaded."""
 
+import copy
+import json
 import logging
 import os
+import pickle
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.metadata import StorageMeta
 
-from hpctrain.checkpoint.checkpointer import Checkpointer, verify
+from hpctrain.checkpoint.checkpointer import Checkpointer
+from hpctrain.checkpoint.manifest import Manifest, damage, digest
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import StorageError
+from hpctrain.job.generate import load_weights
 from hpctrain.train.step import TrainStep
 from tests.ranks import run_ranks
 from tests.steps import ALONE, batch, make, weights
@@ -55,9 +63,9 @@ def test_only_the_newest_stay_and_an_unfinished_one_is_none(tmp_path: Path) -> N
     assert saved.load_latest() == {"step": 3}
 
 
-@pytest.mark.parametrize("damage", ["bit", "truncated", "missing", "manifest"])
+@pytest.mark.parametrize("kind", ["bit", "truncated", "missing", "manifest", "progress"])
 def test_a_damaged_checkpoint_is_passed_over(
-    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     step = make()
     step(batch(8), 1e-2)
@@ -67,16 +75,20 @@ def test_a_damaged_checkpoint_is_passed_over(
     newest = tmp_path / "step-00000002"
     (data,) = newest.glob("*.distcp")
     content = bytearray(data.read_bytes())
-    if damage == "bit":
+    if kind == "bit":
         content[len(content) // 2] ^= 1
         data.write_bytes(content)
-    elif damage == "truncated":
+    elif kind == "truncated":
         os.truncate(data, len(content) - 1)
-    elif damage == "missing":
+    elif kind == "missing":
         data.unlink()
-    else:
+    elif kind == "manifest":
         (newest / "manifest.json").write_text("{")
-    assert verify(newest)
+    else:
+        text = (newest / "manifest.json").read_text()
+        assert text.count('"step": 2') == 2
+        (newest / "manifest.json").write_text(text.replace('"step": 2', '"step": 3'))
+    assert damage(newest)
     with caplog.at_level(logging.WARNING):
         assert saved.load_latest() == {"step": 1}
     assert "step-00000002 is not intact" in caplog.text
@@ -87,6 +99,118 @@ def test_a_damaged_checkpoint_is_passed_over(
         path.unlink()
     with pytest.raises(StorageError, match="no checkpoint is intact"):
         saved.load_latest()
+
+
+def is_read(content: bytes) -> bool:
+    try:
+        Manifest.parse(content, 0.0)
+    except ValueError:
+        return False
+    return True
+
+
+def test_every_flipped_bit_of_a_manifest_is_seen(tmp_path: Path) -> None:
+    progress = {"step": 200, "data": {"consumed": 12800}, "metrics": {"é": 1e5, "x": 0.25}}
+    files = {"__0_0.distcp": {"bytes": 51343, "xxh3_128": "0f" * 16}}
+    Manifest(200, 4, progress, files, 1.5e9, {"dp_shard": 4}).write(tmp_path)
+    path = tmp_path / "manifest.json"
+    content = path.read_bytes()
+    assert Manifest.read(tmp_path).progress == json.loads(content)["progress"] == progress
+    damaged = [content[:length] for length in range(len(content))]
+    for position in range(len(content)):
+        flipped = [content[position] ^ 1 << bit for bit in range(8)]
+        # Other white space is the same JSON, but not the same bytes.
+        other = [] if content[position] not in b"\n " else {*b"\n\t "} - {content[position]}
+        start, rest = content[:position], content[position + 1 :]
+        damaged += [start + bytes([byte]) + rest for byte in (*flipped, *other)]
+    assert len(damaged) > 3000
+    assert [each for each in damaged if is_read(each)] == []
+    path.write_bytes(damaged[-1])
+    assert damage(tmp_path).startswith("manifest.json: damaged (")
+
+
+def test_a_manifest_of_an_older_release_is_read(tmp_path: Path) -> None:
+    step = make()
+    step(batch(8), 1e-2)
+    saved = checkpointer(tmp_path, step)
+    saved.save(1, {"step": 1})
+    path = tmp_path / "step-00000001" / "manifest.json"
+    content = json.loads(path.read_text())
+    assert content.pop("digest").startswith("xxh3_128:")
+    for key in ("time", "layout"):
+        del content[key]
+    path.write_text(json.dumps(content | {"version": 1}, indent=1))
+    assert saved.load_latest() == {"step": 1}
+    path.write_text(json.dumps(content))  # version 2 without a digest
+    with pytest.raises(StorageError, match="no checkpoint is intact"):
+        saved.load_latest()
+
+
+class Hostile:
+    """An object whose pickle makes a folder when it is loaded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.folder),)
+
+
+def dressed(checkpoint: Path) -> None:
+    """Let the manifest fit the files, as somebody who sends a checkpoint does."""
+    found = Manifest.read(checkpoint)
+    files = {
+        name: {"bytes": (checkpoint / name).stat().st_size, "xxh3_128": digest(checkpoint / name)}
+        for name in found.files
+    }
+    replace(found, files=files).write(checkpoint)
+    assert not damage(checkpoint)
+
+
+def hostile_metadata(folder: Path, checkpoint: Path) -> dict[str, bytes]:
+    """Return pickles that must not be loaded, by what the error says."""
+    good = pickle.loads((checkpoint / ".metadata").read_bytes())
+    outside = copy.deepcopy(good)
+    next(iter(outside.storage_data.values())).relative_path = "../other"
+    changed = pickle.dumps(StorageMeta)[:-1] + pickle.dumps((None, {"modules": "x"}))[2:-1] + b"b."
+    return {
+        r"posix\.mkdir": pickle.dumps(Hostile(folder)),
+        r"torch\.serialization\.load": pickle.dumps(torch.load),
+        r"builtins\.getattr": pickle.dumps(getattr),
+        r"torch\.nn\.modules": pickle.dumps(torch.nn.Linear),
+        "changes the attribute modules": changed,
+        "it holds a dict": pickle.dumps({}),
+        "outside of the checkpoint": pickle.dumps(outside),
+        "Ran out of input": b"",
+    }
+
+
+def test_loading_runs_no_code_of_a_checkpoint(tmp_path: Path) -> None:
+    step = make()
+    step(batch(8), 1e-2)
+    folder, made = tmp_path / "checkpoints", tmp_path / "made by the hostile pickle"
+    saved = checkpointer(folder, step)
+    saved.save(1, {"step": 1})
+    checkpoint = folder / "step-00000001"
+    content = (checkpoint / ".metadata").read_bytes()
+    for said, hostile in hostile_metadata(made, checkpoint).items():
+        (checkpoint / ".metadata").write_bytes(hostile)
+        dressed(checkpoint)
+        for load in (saved.load_latest, lambda: load_weights(step.model.module, checkpoint)):
+            with pytest.raises(StorageError, match=said) as raised:
+                load()
+            assert f"{checkpoint}/.metadata" in str(raised.value)
+    (checkpoint / ".metadata").write_bytes(content)
+    dressed(checkpoint)
+    assert saved.load_latest() == {"step": 1}
+    step.optimizer.param_groups[0]["lr"] = Hostile(made)
+    saved.save(2, {"step": 2})
+    step = make()
+    with pytest.raises(StorageError, match=r"posix\.mkdir") as raised:
+        checkpointer(folder, step).load_latest()
+    assert str(folder / "step-00000002" / "__0_0.distcp") in str(raised.value)
+    load_weights(step.model.module, folder / "step-00000002")  # which are beside the object
+    assert not made.exists()
 
 
 def test_a_checkpoint_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 import argparse
 import io
 import json
+import logging
+import math
 import os
 import signal
 import subprocess
@@ -16,18 +18,22 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hpctrain.commands import gc
-from hpctrain.commands.cancel import jobs_of
+from hpctrain.checkpoint.manifest import Manifest, digest
+from hpctrain.commands import checkpoints, gc
+from hpctrain.commands import status as status_module
 from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.fault import find_fault, tail
+from hpctrain.commands.files import rank_logs
 from hpctrain.commands.select import select
 from hpctrain.commands.state import State, duration, eta_s, judge
 from hpctrain.commands.status import Row, _table
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.faults.stop import Stop
-from hpctrain.launch.queue import Ended, Job
+from hpctrain.launch.queue import Ended, Job, jobs_of
 from hpctrain.runs import stop_request
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.terminal_log import kept
+from hpctrain.tracking.meta import Uploaded
 from hpctrain.train.display import NoDisplay
 from hpctrain.train.progress_file import ProgressFile
 from tests import forkserver
@@ -244,7 +250,11 @@ def test_a_sweep_whose_submission_was_cut_off_and_that_has_moved(tmp_path: Path)
     run = make_run(tmp_path)
     tasks = tmp_path / "sweeps" / "2026" / "array-0" / "tasks"
     tasks.mkdir(parents=True)
-    (tasks / "0").symlink_to(f"/before/it/moved/{run.name}")
+    (tasks / "0").symlink_to(f"/before/it/moved/{run.name}")  # as older releases did
+    assert select(tmp_path, ["2026"]) == [run]
+    (tasks / "0").unlink()
+    tasks.rmdir()
+    tasks.write_text(f"/before/it/moved/{run.name}\n")
     assert select(tmp_path, ["2026"]) == [run]
 
 
@@ -258,7 +268,7 @@ def status(folder: Path, *arguments: str) -> Any:
 
 def test_status_of_runs_that_end_here(train: Train, tmp_path: Path, no_slurm: None) -> None:
     train("train.max_steps=3", "tracking=off")
-    train("train.max_steps=3", "tracking=off", "+task.oops=1", code=2)
+    train("train.max_steps=3", "tracking=off", "model.dropout=7", code=2)
     (tmp_path / "runs" / "digits-0000000d").mkdir()
     (tmp_path / "runs" / "digits-0000000d" / "run.json").write_text("{")
     rows = {row["state"]: row for row in status(tmp_path / "runs")}
@@ -266,10 +276,63 @@ def test_status_of_runs_that_end_here(train: Train, tmp_path: Path, no_slurm: No
     finished, failed = rows["finished"], rows["failed"]
     assert (finished["step"], finished["max_steps"], finished["metric"]) == (3, 3, "val/accuracy")
     assert 0 <= finished["metrics"]["val/accuracy"] <= 1
-    assert failed["reason"].startswith("ConfigError: task._target_")
+    assert failed["reason"].startswith("ConfigError: model._target_")
     shown = run_module("hpctrain", "status", cwd=tmp_path).stdout
     assert "3 runs in runs" in shown
     assert "1 failed, 1 damaged, 1 finished" in shown
+    # Their logs are kept, though they were started in a terminal.
+    name = Path(finished["run"]).name
+    log = run_module("hpctrain", "logs", name, cwd=tmp_path)
+    assert f"{name}/logs/terminal_1.rank0.log <==" in log.stderr
+    assert "step 3/3  loss" in log.stdout
+    log = run_module("hpctrain", "logs", Path(failed["run"]).name, cwd=tmp_path)
+    assert "rank 0 says:" in log.stdout
+    assert "terminal_1.rank0.log" in log.stdout
+    assert "error: model._target_" in log.stdout
+
+
+def test_a_run_that_is_deleted_in_mlflow_says_so(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, f"digits-0000000{n}", state="finished") for n in range(6)]
+    for run in runs[1:]:
+        Uploaded("http://h:1", "u", "1", "2", 3, problem="the run is deleted").write(run)
+    rows = [Row(facts, State("finished"), NOW) for facts in map(Facts.read, runs)]
+    console = Console(width=400, file=io.StringIO())
+    console.print(_table(rows, " in runs", 400, everything=False))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    cure = f"the run is deleted; then `python -m hpctrain sync {runs[1]}` uploads the rest"
+    assert f"{runs[1].name}: {cure}" in lines
+    assert lines[-1] == "… 2 more runs have such a problem (--json)"
+    assert [row.facts()["upload_problem"] for row in rows[:2]] == ["", cure]
+    assert Row(rows[1].run, State("running"), NOW).upload_problem == "the run is deleted"
+
+
+def test_attempts_and_ranks_in_a_terminal_have_logs_of_their_own(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    before = list(logging.getLogger().handlers)
+
+    def attempt(rank: int, error: Exception) -> None:
+        with kept(run / "logs", "torchrun", rank):
+            logging.getLogger("anywhere").warning("a line")
+            raise error
+
+    for rank, text in ((0, "first"), (0, "second"), (1, "beside")):
+        with pytest.raises(ValueError, match=text):
+            attempt(rank, ValueError(text))
+    with pytest.raises(ConfigError):
+        attempt(2, ConfigError("KEY=1: wrong"))
+    with kept(run / "logs", "slurm", 3), kept(run / "absent", "single", 3):
+        assert logging.getLogger().handlers == before
+    assert logging.getLogger().handlers == before
+    logs = rank_logs(Facts.read(run))
+    assert {rank: path.name for rank, path in logs.items()} == {
+        0: "terminal_2.rank0.log",
+        1: "terminal_1.rank1.log",
+        2: "terminal_1.rank2.log",
+    }
+    assert logs[2].read_text().endswith("a line\nerror: KEY=1: wrong\n")
+    assert "a line\nTraceback (most recent call last):\n" in logs[1].read_text()
+    assert logs[0].read_text().endswith("\nValueError: second\n")
 
 
 def test_names_and_errors_are_no_markup(tmp_path: Path, no_slurm: None) -> None:
@@ -491,6 +554,45 @@ def test_names_are_whole_on_a_narrow_terminal() -> None:
         assert ("50/100" in console.file.getvalue()) == (width > 60)
 
 
+def test_reason_and_metric_fit_into_80_columns() -> None:
+    beat = {**BEAT, "metric": "val/accuracy", "metrics": {"val/accuracy": 0.98125}}
+    facts = Facts(Path("digits-3fa92c1b"), {"state": "interrupted"}, beat, job_id="1234567_10")
+    rows = [
+        Row(facts, State("interrupted", "saved at step 1200, preempted"), NOW),
+        Row(Facts(Path("digits-00000001"), {"state": "queued"}, {}), State("queued"), NOW),
+    ]
+    console = Console(width=80, file=io.StringIO())
+    console.print(_table(rows, " in runs", 80, everything=False))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    for shown in ("val/accuracy", " 0.9812 ", " 50/100 ", "saved at"):
+        assert shown in text, text
+
+
+def test_watching_on_a_terminal_waits_for_the_first_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    states = [[], ["created"], ["queued"], ["running"], ["finished"]]
+    looks = iter(states)
+    facts = Facts(Path("digits-00000001"), {"state": "queued"}, {})
+
+    def look(options: Any) -> list[Row]:
+        return [Row(facts, State(name), NOW) for name in next(looks)]
+
+    monkeypatch.setattr(status_module, "look", look)
+    monkeypatch.setattr(status_module.time, "sleep", lambda seconds: None)
+    shown = io.StringIO()
+    console = Console(width=80, file=shown, force_terminal=True)
+    monkeypatch.setattr(status_module, "_console", lambda: console)
+    assert status_module.main(["--dir", str(tmp_path), "--watch"]) == 0
+    assert next(looks, None) is None  # it went on until the run had ended
+    assert "nothing is queued or running yet" in shown.getvalue()
+    # A run that is named is watched until it has ended, even if it has.
+    looks = iter([["finished"]])
+    assert status_module.main(["digits-00000001", "--dir", str(tmp_path), "--watch"]) == 0
+
+
 def test_what_is_printed_may_go_nowhere_or_to_an_old_terminal(
     tmp_path: Path, no_slurm: None
 ) -> None:
@@ -554,6 +656,8 @@ def test_cancel_and_resume_here(digits: Path, tmp_path: Path, no_slurm: None) ->
         assert process.wait(30) == 143
     record = run_json(run)
     assert record["attempts"][-1]["reason"] == "cancel"
+    saved = record["attempts"][-1]["step"]
+    assert f"{run.name}: saved at step {saved}; it ends now" in done.stdout
     (row,) = status(tmp_path / "runs")
     assert row["state"] == "interrupted"
     assert row["step"] == record["attempts"][-1]["step"]
@@ -683,7 +787,9 @@ def make_checkpoint(run: Path, step: int, *, whole: bool = True) -> Path:
     folder.mkdir()
     (folder / "__0_0.distcp").write_text("12345")
     files = {"__0_0.distcp": {"bytes": 5 if whole else 6}}
-    (folder / "manifest.json").write_text(json.dumps({"files": files}))
+    # Version 1, of older releases, has no digest.
+    content = {"version": 1, "step": step, "world_size": 1, "progress": {}, "files": files}
+    (folder / "manifest.json").write_text(json.dumps(content))
     return folder
 
 
@@ -722,15 +828,15 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
         sweep = make_sweep(folder, stamp, [run])
         os.utime(sweep, (0, 0))
 
-    checkpoints = {("checkpoint", f"{done.name}/checkpoints/step-000000{s}") for s in (10, 20)}
-    safe = checkpoints | {
+    superfluous = {("checkpoint", f"{done.name}/checkpoints/step-000000{s}") for s in (10, 20)}
+    safe = superfluous | {
         ("temporary", f"{half.name}/.config.yaml.node1.123"),
         ("temporary", f"{half.name}/checkpoints/step-00000030.tmp"),
         ("sweep", "sweeps/gone"),
         ("code", "code/unused"),
     }
     assert found(folder) == safe
-    assert found(folder, keep_checkpoints=3) == safe - checkpoints
+    assert found(folder, keep_checkpoints=3) == safe - superfluous
     asked = {("archived", "digits-00000001.1"), ("debug", "debug-00000004")}
     asked |= {("code", "code/aaa"), ("code", "code/ccc")}
     assert found(folder, code=True, archived=True, debug=True) == safe | asked
@@ -769,3 +875,46 @@ def test_what_is_in_use_is_not_deleted(tmp_path: Path, no_slurm: None) -> None:
     done = run_module("hpctrain", "gc", "--delete", "--json", cwd=tmp_path)
     assert [row["deleted"] for row in json.loads(done.stdout)] == [True, True]
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000002"]
+
+
+# Tests of the list of checkpoints
+
+
+def test_checkpoints_are_listed_and_verified(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path, state="finished")
+    (run / "progress.json").write_text('{"metric": "val/loss"}')
+    metrics = {"val/loss": 0.25, "train/epoch": 3, "train/loss": math.nan}
+    for step in (10, 20):
+        folder = make_checkpoint(run, step)
+        files = {"__0_0.distcp": {"bytes": 5, "xxh3_128": digest(folder / "__0_0.distcp")}}
+        made = Manifest(step, 4, {"metrics": metrics}, files, NOW, {"dp_shard": 2, "tp": 2})
+        made.write(folder)
+    where = (run.name, "--dir", str(tmp_path))
+    assert checkpoints.main([*where, "--verify"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"{run.name}: 2 checkpoints, 10 bytes\n")
+    for said in ("4 (dp_shard 2, tp 2)", "latest", "spare", "val/loss 0.25", "intact"):
+        assert said in shown
+    newest, before = run / "checkpoints" / "step-00000020", run / "checkpoints" / "step-00000010"
+    (newest / "__0_0.distcp").write_text("12346")
+    old(before / "manifest.json", (before / "manifest.json").read_text().replace('"tp"', '"cp"'))
+    assert checkpoints.main([*where, "--verify"]) == 1
+    said = capsys.readouterr().err
+    assert f"{newest}: the content of __0_0.distcp has changed" in said
+    assert f"{before}: manifest.json: damaged (it does not fit its digest)" in said
+    assert checkpoints.main([*where, "--json"]) == 1
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["step"], row["epoch"], row["ranks"], row["kept"]) for row in rows] == [
+        (20, 3, 4, "latest"),
+        (10, None, None, "spare"),
+    ]
+    assert rows[0]["layout"] == {"dp_shard": 2, "tp": 2}
+    assert (rows[0]["metric"], rows[0]["metrics"]["train/loss"]) == ("val/loss", None)
+    assert (rows[0]["problem"], rows[0]["bytes"]) == (None, 5)
+    with pytest.raises(ConfigError, match="no run or sweep of that name"):
+        checkpoints.main(["nothing", "--dir", str(tmp_path)])
+    make_run(tmp_path / "empty")
+    assert checkpoints.main(["--dir", str(tmp_path / "empty")]) == 0
+    assert capsys.readouterr().out == "no checkpoints here\n"

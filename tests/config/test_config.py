@@ -43,7 +43,7 @@ def test_the_experiment_composes_to_typed_values(compose: Compose, tmp_path: Pat
     [
         ("optimizer.lrr=1", "unknown key optimizer.lrr: did you mean optimizer.lr"),
         ("hydra.sweeper.n_job=1", "unknown key hydra.sweeper.n_job: `--cfg hydra` shows"),
-        ("model.widht=1", "unknown key model.widht: +model.widht=VALUE adds it"),
+        ("model.widht=1", "unknown key model.widht: model has the arguments of model._target_"),
         ("name=über", "quote what is no plain word"),
         ("--watch", "unrecognized arguments: --watch; --help shows"),
         ("+train.stepz=1", "unknown key train.stepz: did you mean train.max_steps"),
@@ -86,6 +86,16 @@ def test_the_experiment_composes_to_typed_values(compose: Compose, tmp_path: Pat
         ("model._target_=none_such.MLP", "no package 'none_such' here"),
         ("model._target_=hpctrain.models.MPL", "hpctrain.models has no 'MPL'; it has 'MLP'"),
         ("optimizer._target_=torch.optim.sgd", "torch.optim.sgd is a module; name a class"),
+        ("model.hidden=256", "hpctrain.models.MLP takes hidden: Sequence[int], such as [256]"),
+        (
+            "+model.nap=1",
+            "model.nap=1: hpctrain.models.MLP has no argument nap; it has in_features",
+        ),
+        ("~model.hidden", "model.hidden is missing: hpctrain.models.MLP needs it"),
+        ("+optimizer.options.beta=1", "optimizer.options.beta=1: torch.optim.AdamW has no"),
+        ("task.target=lable", "task.target=lable: did you mean label? the samples have image, la"),
+        ("metric=val/acc", "metric=val/acc: did you mean val/accuracy? this run produces train/"),
+        ("data.val_split=test", "or train without evaluation: data.val_split=null"),
         ("optimizer.lr=[", "optimizer.lr=[: not of the form KEY=VALUE"),
         (
             "parallel.dp_shard=3",

@@ -78,6 +78,23 @@ def test_a_sweep_here(train_1_4: Train, tmp_path: Path) -> None:
     assert [run_json(run)["state"] for run in runs(tmp_path / "runs")] == ["finished"] * 2
 
 
+def test_submitits_keys_and_a_call_from_python(
+    train_1_4: Train, digits: Path, tmp_path: Path, hydra_1_4: dict[str, str]
+) -> None:
+    (tmp_path / "bin").mkdir()
+    keys = ("hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=7", "launch.dry_run=true")
+    done = train_1_4("-m", *keys, "launch.snapshot=off", PATH=str(tmp_path / "bin"))
+    assert "hydra.launcher.timeout_min=7 is read as launch.time_min=7" in done.stderr
+    assert "#SBATCH --time=7\n" in done.stdout
+    given = ["experiment=digits", "seed=1,2", f"data.path={digits}", "launch.snapshot=off", *keys]
+    (tmp_path / "calls.py").write_text(f"import hpctrain\nprint(hpctrain.submit(*{given}))\n")
+    path = {"PATH": str(tmp_path / "bin")}
+    done = run_module("calls", cwd=tmp_path, **hydra_1_4 | path)
+    assert "#SBATCH --time=7\n" in done.stdout
+    assert done.stdout.endswith("[]\n")
+    assert "Warning" not in done.stderr
+
+
 def test_a_search(train_1_4: Train, tmp_path: Path) -> None:
     sweeper = ("hydra/sweeper=optuna", "hydra.sweeper.direction=maximize")
     done = train_1_4("-m", *sweeper, "optimizer.lr=interval(0.1,1)", "launch.dry_run=true")

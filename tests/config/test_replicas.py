@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from hpctrain.config.combinations import parallel_problems
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import keys
-from hpctrain.config.validate import parallel_problems
 
 TOPK, LOCAL = {"train.compression.kind": "topk"}, {"train.local_sgd.every": 8}
 

@@ -271,7 +271,7 @@ def test_bad_lists(two, data_prep, rows, words):
         ("l.csv", b'path,label\n"a,1\n', "line 2: unexpected end of data"),
         ("l.jsonl", b'{"path": \n', "line 1 is not JSON"),
         ("l.jsonl", b"[1]\n", "line 1 is no object"),
-        ("l.parquet", b"PAR1", "is no readable Parquet file"),
+        ("l.parquet", b"PAR1", "cannot be read as Parquet"),
         ("l.txt", b"", "a list is .csv, .tsv, .jsonl, .parquet"),
     ],
 )
@@ -315,12 +315,15 @@ ANIMATION = [Image.fromarray(noise(8, 12)) for _ in range(3)]
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "it is no JPEG, PNG, TIFF, WebP or BMP, but an empty file"),
+        (b"", "it is no JPEG, PNG, TIFF, WebP, BMP, GIF, JPEG 2000 or AVIF, but an empty file"),
         (b"hello", "but 5 bytes"),
-        (encoded(noise(8, 12), "GIF"), "it is no JPEG, PNG, TIFF, WebP or BMP"),
+        (
+            encoded(noise(8, 12), "PPM"),
+            "it is no JPEG, PNG, TIFF, WebP, BMP, GIF, JPEG 2000 or AVIF",
+        ),
         (CUT[:-200], "it cannot be decoded: image file is truncated"),
         (CUT[:100], "cannot be"),
-        (encoded(noise(8, 12))[:-30], "it cannot be decoded: "),
+        (encoded(noise(8, 12))[:-30], "it is cut off: the end of the PNG is missing"),
         (encoded(noise(9, 12)), "it has 9 x 12 pixels, the first image 8 x 12"),
         (encoded(noise(8, 12).astype(np.uint16)[:, :, 0]), "more than 8 bits a channel"),
         (png(16, 2, bytes(12)), "more than 8 bits a channel (Pillow's mode RGB): --mode L16"),
@@ -359,8 +362,8 @@ def test_bad_images_are_named(two, data_prep, content, words):
     [
         (CUT[:-2], "it is cut off: the end of the JPEG is missing"),
         (CUT[:300], "it c"),
-        (encoded(noise(8, 12))[:-13], "it cannot be decoded: "),
-        (FLIPPED, "it cannot be decoded: "),
+        (encoded(noise(8, 12))[:-13], "it is cut off: the end of the PNG is missing"),
+        (FLIPPED, "it is damaged: the checksum of its part"),
         (encoded(noise(8, 12), "WEBP")[:-9], "it c"),
         (encoded(noise(8, 12), "BMP"), "the loader decodes JPEG, PNG, WEBP, not BMP"),
         (png(16, 2, bytes(12)), "more than 8 bits a channel, which the loader does not take"),

@@ -374,7 +374,7 @@ def bad(here):
     Path("hole.parquet").write_bytes(content[:4] + b"\xff" * 60 + content[64:])
     feather.write_feather(table, "good.feather")
     Path("cut.feather").write_bytes(Path("good.feather").read_bytes()[:300])
-    struct = pa.array([{"a": 1}], pa.struct([("a", pa.int64())]))
+    struct = pa.array([{"a": ["b"]}], pa.struct([("a", pa.list_(pa.string()))]))
     parquet.write_table(pa.table({"s": struct, "x": [1]}), "struct.parquet")
     parquet.write_table(pa.table({"d": [Decimal("1.5")], "x": [1]}), "decimal.parquet")
     parquet.write_table(pa.table({"n": pa.nulls(2)}), "null.parquet")
@@ -401,7 +401,7 @@ def bad(here):
         (["cut.parquet"], 3, "cut.parquet cannot be read as Parquet"),
         (["hole.parquet"], 3, "hole.parquet cannot be read as Parquet"),
         (["cut.feather"], 3, "cut.feather cannot be read as Arrow"),
-        (["struct.parquet"], 3, "the column 's' is struct<a: int64>, which no field can hold; --c"),
+        (["struct.parquet"], 3, "the column 's.a' is string, which no field can hold; --columns"),
         (["decimal.parquet"], 3, "'d' is decimal128(2, 1): no field holds such numbers; --cast d="),
         (["null.parquet"], 3, "the column 'n' is null, which no field can hold"),
         (["good.parquet", "other.parquet"], 3, "'x' is int64 in good.parquet, double in other.p"),

@@ -154,8 +154,8 @@ NEXT = ("1.png", encoded(PIXELS[1]))
         ([IMAGE, NEXT, IMAGE], "sample '0': it was there before"),
         ([IMAGE, NEXT, ("1.PNG", b"")], "member '1.PNG': the sample has this extension twice"),
         ([IMAGE, NEXT, ("1.jpg", b"")], "sample '1': it has two members .png, .jpg for 'image'"),
-        ([IMAGE, ("1.txt", b"x")], "sample '1': it has no member .png, .bmp"),
-        ([IMAGE, ("1.png", b"x")], "'1': .png: it is no JPEG, PNG, TIFF, WebP or BMP"),
+        ([IMAGE, ("1.txt", b"x")], "sample '1': it has no member .png, .avif, .bmp"),
+        ([IMAGE, ("1.png", b"x")], "'1': .png: it is no JPEG, PNG, TIFF, WebP, BMP, GIF, JPEG"),
         ([IMAGE, ("1.png", encoded(PIXELS[0][:4]))], "has 4 x 12 pixels, the first image 8 x 12"),
         ([("0.cls", b"1"), ("1.cls", b"x")], "sample '1': .cls: 'x' is no whole number"),
         ([("0.cls", b"1"), ("1.cls", b"9" * 19)], "cannot be stored as int64 exactly"),
@@ -225,6 +225,8 @@ def test_a_tar_that_ends_without_its_end(data_prep):
         (["0.tar", "--field", "x="], 2, "--field 'x='"),
         (["0.tar", "--field", "x=png,cls"], 2, "with extensions of one kind"),
         (["0.tar", "--field", "x=flac"], 2, "or any as EXT:bytes"),
+        (["0.tar", "--field", "x=meta.pyd"], 2, "members .meta.pyd hold pickles, which run code"),
+        (["pyd.tar"], 2, "pyd.tar: members .pyd hold pickles, which run code when they"),
         (["0.tar", "--field", "x=png:nope"], 2, "with extensions of one kind"),
         (["0.tar", "--field", "x=png", "--field", "x=cls"], 2, "--field x is there twice"),
         (["0.tar", "--field", "x=webp"], 3, "sample '0': it has no member .webp for 'x'"),
@@ -239,6 +241,7 @@ def test_what_cannot_be(data_prep, args, code, words):
     write("empty.tar", [("README", b"x")])
     write("json.tar", [IMAGE, ("0.json", b'{"a": null}')])
     write("flac.tar", [("0.flac", b"x")])
+    write("pyd.tar", [("0.pyd", b"x")])
     write("both.tar", [IMAGE, ("0.jpg", encoded(PIXELS[0], "JPEG"))])
     Path("text.tar").write_text("hello")
     at = next((i for i, arg in enumerate(args) if arg.startswith("--")), len(args))

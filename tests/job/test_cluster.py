@@ -45,7 +45,7 @@ def test_a_sweep_of_two_jobs_of_two_nodes_and_two_tasks(
     train: Train, digits: Path, tmp_path: Path
 ) -> None:
     size = ("train.max_epochs=1", "train.log_every=10")
-    common = (*size, "optimizer.lr=1e-3,3e-3")
+    common = (*size, "optimizer.lr=1e-3,3e-3", "tracking.drain_s=60")
     # The two ranks of a node divide the model; the nodes are replicas.
     shape = ("launch.nodes=2", "launch.tasks_per_node=2", "parallel=hsdp")
     done = train("-m", *common, *shape)
@@ -130,7 +130,8 @@ def test_preempted_requeued_resumed(
     train: Train, tmp_path: Path, paced: Paced, no_sbatch: dict[str, str]
 ) -> None:
     common = ("train.max_epochs=16", "checkpoint.every_steps=20", "train.log_every=10", paced.task)
-    train("-m", *common, "launch.tasks_per_node=2", "site.partition=preemptible")
+    here = ("launch.tasks_per_node=2", "site.partition=preemptible", "tracking.drain_s=60")
+    train("-m", *common, *here)
     (run,) = runs(tmp_path / "runs")
     (job,) = cluster.job_ids(tmp_path / "runs")
     cluster.wait_for_step(run, 40)
@@ -149,6 +150,53 @@ def test_preempted_requeued_resumed(
     folder = tmp_path / "undisturbed"
     where = ("tracking.upload=false", f"output_dir={folder}")
     train("-m", *common, "launch.tasks_per_node=2", *where, **no_sbatch)
+    (undisturbed,) = runs(folder)
+    assert run_json(undisturbed)["attempts"][-1]["world_size"] == 2
+    assert journal_metrics(run) == journal_metrics(undisturbed)
+
+
+KILLED = """\
+import os, signal
+import torch.distributed as dist
+from hpctrain.tasks import Classification
+
+class Killed(Classification):
+    calls = 0
+
+    def __call__(self, model, batch):
+        self.calls += 1
+        kill = os.path.dirname(__file__) + "/kill"
+        if self.calls == 50 and dist.get_rank() == 1 and os.path.exists(kill):
+            os.remove(kill)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(model, batch)
+"""
+
+
+def test_a_killed_rank_lets_its_job_come_back(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_sbatch: dict[str, str]
+) -> None:
+    (tmp_path / "killed.py").write_text(KILLED)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    common = (
+        *("train.max_epochs=4", "checkpoint.every_steps=20", "train.log_every=10"),
+        *("task._target_=killed.Killed", "tracking.upload=false"),
+    )
+    (tmp_path / "kill").touch()
+    train("-m", *common, "launch.nodes=2")
+    (run,) = runs(tmp_path / "runs")
+    (job,) = cluster.job_ids(tmp_path / "runs")
+    cluster.wait_for(lambda: run_json(run)["state"] == "interrupted", 180, "the kill")
+    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
+    assert cluster.tool("hurry", job).returncode == 0
+    assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
+    first, second = run_json(run)["attempts"]
+    assert (first["state"], first["step"]) == ("interrupted", 40)
+    assert first["reason"].startswith("a rank was killed (exit code 1")
+    assert (second["restart_count"], second["first_step"]) == (1, 40)
+    # The metrics are those of two ranks that nobody has killed, which need no cluster.
+    folder = tmp_path / "undisturbed"
+    train("-m", *common, "launch.tasks_per_node=2", f"output_dir={folder}", **no_sbatch)
     (undisturbed,) = runs(folder)
     assert run_json(undisturbed)["attempts"][-1]["world_size"] == 2
     assert journal_metrics(run) == journal_metrics(undisturbed)

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from hpctrain.config.frozen import load
+from hpctrain.config.metrics import names as metric_names
 from tests import forkserver
 from tests.cluster import Paced
 from tests.conftest import Completed, journal_metrics, run_json, run_module, runs
@@ -92,6 +94,8 @@ def test_two_ranks_give_the_loss_of_one(
     run_module("torch.distributed.run", *torchrun, *where, *short, *variant)
     one, two = journal_metrics(alone), journal_metrics(only_run(two_ranks))
     assert two.keys() == one.keys()
+    known = metric_names(load(alone / "config.yaml")) or ()
+    assert {name for name, _ in one} <= {*known}
     for (name, step), value in one.items():
         if name.endswith("loss"):
             assert two[name, step] == pytest.approx(value, rel=tolerance), (name, step)
@@ -123,6 +127,64 @@ def test_stopped_and_resumed_is_the_undisturbed_run_bit_by_bit(
     assert run_json(run)["state"] == "finished"
     assert len(attempts) == 2
     assert journal_metrics(run) == journal_metrics(reference(*common))
+
+
+SLOW_EVALUATION = """\
+import os, time
+import torch
+from hpctrain.tasks import Classification
+
+class Task(Classification):
+    def __call__(self, model, batch):
+        sums = super().__call__(model, batch)
+        if not model.training:
+            torch.rand(1)  # an evaluation may use random numbers
+            if os.path.exists(slow := os.path.dirname(__file__) + "/slow"):
+                open(slow + ".now", "a").write("batch\\n")
+                time.sleep(0.2)
+        return sums
+"""
+
+
+def test_evaluations_that_were_stopped_are_made_again_bit_by_bit(
+    train: Train,
+    reference: Reference,
+    digits: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow, batches = tmp_path / "slow", tmp_path / "slow.now"
+    (tmp_path / "slow_evaluation.py").write_text(SLOW_EVALUATION)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    common = (
+        *("train.max_steps=40", "train.eval_every=20", "train.log_every=1"),
+        *("train.global_batch_size=16", "model.dropout=0.1", "checkpoint.every_steps=1000"),
+        *("task._target_=slow_evaluation.Task", "tracking.upload=false"),
+    )
+    undisturbed = reference(*common)
+    slow.touch()
+    # An evaluation has 12 batches. The second attempt makes the first one again.
+    for reached, begun in ((20, 2), (40, 14)):
+        batches.write_text("")
+        process = start(digits, tmp_path, *common)
+        end = time.monotonic() + 60
+        while batches.read_text().count("batch") < begun:
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+        assert batches.read_text().count("batch") <= begun + 3
+        run = only_run(tmp_path)
+        attempt = run_json(run)["attempts"][-1]
+        assert (attempt["state"], attempt["step"]) == ("interrupted", reached)
+        assert ("val/loss", reached) not in journal_metrics(run)
+    slow.unlink()
+    train(*common)
+    assert run_json(run)["state"] == "finished"
+    assert journal_metrics(run) == journal_metrics(undisturbed)
+    logged = (run / "journal" / "events.jsonl").read_text().count('"val/loss"')
+    assert logged == 2
 
 
 def test_resumed_with_more_ranks_and_sharded_sees_the_same_samples(
@@ -194,12 +256,13 @@ def test_interrupted_run_goes_on_as_the_same_mlflow_run(
 ) -> None:
     import sqlite3
 
-    process = start(digits, tmp_path, *LONG, paced.task)
+    long = (*LONG, paced.task, "tracking.drain_s=60")
+    process = start(digits, tmp_path, *long)
     wait_for_step(tmp_path / "runs", 50, process)
     process.send_signal(signal.SIGINT)
     assert process.wait(90) == 130
     paced.go()
-    train(*LONG, paced.task)
+    train(*long)
     with sqlite3.connect(tmp_path / "runs" / "mlflow.db") as store:
         assert store.execute("SELECT status FROM runs").fetchall() == [("FINISHED",)]
         (count,) = store.execute(
@@ -263,11 +326,19 @@ def test_no_write_permission(train: Train) -> None:
     assert "output_dir=/sys/none: cannot write /sys/none" in done.stderr
 
 
-def test_a_target_that_refuses_its_arguments_is_named(train: Train) -> None:
-    done = train("+model.depth=3", "tracking=off", code=2)
-    assert "model._target_=hpctrain.models.MLP" in done.stderr
-    assert "'depth'" in done.stderr
-    assert "task.input=picture" in train("task.input=picture", "tracking=off", code=2).stderr
+def test_a_constructor_that_raises_is_shown_with_its_file(train: Train, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def build(**sizes):\n    return check(sizes)\n\n\n"
+        "def check(sizes):\n    raise ValueError('odd sizes')\n"
+    )
+    done = train("model._target_=mine.build", "tracking=off", code=2)
+    assert "error: model._target_=mine.build: ValueError: odd sizes\n" in done.stderr
+    # The frames of the user, and no others.
+    frames = [line for line in done.stderr.splitlines() if line.startswith("  File ")]
+    assert [line.rpartition(" in ")[2] for line in frames] == ["build", "check"]
+    assert all(f'"{tmp_path}/mine.py"' in line for line in frames)
+    (run,) = runs(tmp_path / "runs")
+    assert "mine.py" in run_json(run)["attempts"][-1]["error"]
 
 
 def test_two_processes_do_not_share_a_run(digits: Path, train: Train, tmp_path: Path) -> None:

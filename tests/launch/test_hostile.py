@@ -82,7 +82,13 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "srun").write_text(_SRUN)
     # The loop that waits for a note must end when srun ends, and not a second later.
     (folder / "sleep").write_text("#!/bin/bash\nexit 1\n")
-    for command in ("srun", "sleep"):
+    # The list of run directories is not where the script expects it, in a folder of the root.
+    (folder / "sed").write_text(
+        '#!/bin/bash\nprintf \'%s\\0\' "$@" >"$RECORD/sed arguments"\n'
+        'exec /bin/sed -n "$2" "$RECORD/tasks"\n'
+    )
+    (folder / "mkdir").write_text('#!/bin/bash\nprintf \'%s\\0\' "$@" >"$RECORD/mkdir arguments"\n')
+    for command in ("srun", "sleep", "sed", "mkdir"):
         (folder / command).chmod(0o755)
     (folder / "here").mkdir()
     return folder
@@ -160,12 +166,16 @@ def test_nothing_happens_but_srun_with_the_right_words(
         *("job-name", "nodes", "ntasks-per-node", "cpus-per-task", "time", "signal", "requeue"),
         *("account", "comment", "array", "output", "open-mode"),
     ]
+    directories = [f"{output}/{name}" for name in (*"0123456", "the run", "8")]
+    (record / "tasks").write_text("".join(f"{path}\n" for path in directories))
     arguments, seen = run(script, record)
+    assert (record / "sed arguments").read_text() == f"-n\0008p\0{array}/tasks\0"
+    assert (record / "mkdir arguments").read_text() == f"{directories[7]}/logs\0"
     binds = [*map(str, (output, data, code)), bind]
     assert arguments == [
         "--unbuffered",
         "--open-mode=append",
-        f"--output={array}/tasks/7/logs/%A_%a.rank%t.log",
+        f"--output={output}/the run/logs/%A_%a.rank%t.log",
         "--kill-on-bad-exit=1",
         "--export=ALL",
         "--cpus-per-task=1",
@@ -174,11 +184,11 @@ def test_nothing_happens_but_srun_with_the_right_words(
         "--container-mounts=" + ",".join(b if ":" in b else f"{b}:{b}" for b in binds),
         argument,
         *("/bin/sh", "-c", 'trap "" TERM USR2; exec "$@"', "rank"),
-        *("python", "-u", "-m", "hpctrain", "run", f"{array}/tasks/7"),
+        *("python", "-u", "-m", "hpctrain", "run", f"{output}/the run"),
     ]
     assert env.items() <= seen.items()
     assert seen["PYTHONPATH"] == str(code)
-    assert seen["HPCTRAIN_REQUEUE_NOTE"] == f"{array}/tasks/7/requeue"
+    assert seen["HPCTRAIN_REQUEUE_NOTE"] == f"{output}/the run/requeue"
 
 
 @settings(max_examples=300, deadline=None)

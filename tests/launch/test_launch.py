@@ -90,7 +90,7 @@ def test_the_login_node_imports_neither_torch_nor_mlflow(digits: Path, tmp_path:
         ["freeze", "experiment=digits"],
         ["env", "--json"],
         ["--help"],
-        *([name, "--help"] for name in ("status", "logs", "cancel", "resume", "gc")),
+        *([name, "--help"] for name in ("status", "logs", "cancel", "resume", "checkpoints", "gc")),
     ):
         where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
         given = arguments if len(arguments) == 1 or arguments[0] == "env" else arguments + where

@@ -42,19 +42,28 @@ def directives(text: str) -> set[str]:
 
 
 def srun_words(text: str) -> list[str]:
-    command = text[text.index("\nsrun ") :].replace("\\\n", " ")
-    return command.split()
+    command, _, _ = text[text.index("\nsrun ") :].partition("\n\n")
+    return command.replace("\\\n", " ").split()
 
 
-def run_in_bash(text: str, folder: Path, srun: str = "exit 0") -> subprocess.CompletedProcess[str]:
-    """Run a script in bash; `srun` is the text of the command that takes the place of srun."""
-    commands = folder / "bin"
-    commands.mkdir()
-    (commands / "srun").write_text(f"#!/bin/bash\n{srun}\n")
-    (commands / "srun").chmod(0o755)
+def run_in_bash(
+    text: str, folder: Path, srun: str = "exit 0", **commands: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a script in bash; `srun` and so on replace the real commands.
+
+    The first line of the list of run directories is `a run` in the folder.
+    """
+    (folder / "a run" / "logs").mkdir(parents=True)
+    commands = {"sed": f"[[ $2 == 1p ]] && echo '{folder}/a run'"} | commands
+    folder_of_commands = folder / "bin"
+    folder_of_commands.mkdir()
+    for name, line in {"srun": srun, **commands}.items():
+        (folder_of_commands / name).write_text(f"#!/bin/bash\n{line}\n")
+        (folder_of_commands / name).chmod(0o755)
+    path = f"{folder_of_commands}:{os.environ['PATH']}"
     return subprocess.run(
         ["bash", "-c", text],
-        env=os.environ | {"PATH": f"{commands}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": "0"},
+        env=os.environ | {"PATH": path, "SLURM_ARRAY_TASK_ID": "0"},
         cwd=folder,
         capture_output=True,
         text=True,
@@ -107,7 +116,8 @@ def test_the_script_says_what_was_asked() -> None:
     words = srun_words(text)
     for word in ("--cpus-per-task=3", "--gpus-per-node=4", "--cpu-bind=cores", "--mpi=none"):
         assert word in words
-    assert "run='/runs/my sweep/array-0/tasks'/\"$SLURM_ARRAY_TASK_ID\"" in text.splitlines()
+    listed = "sed -n \"$((SLURM_ARRAY_TASK_ID + 1))p\" '/runs/my sweep/array-0/tasks'"
+    assert f"run=$({listed})" in text.splitlines()
     assert words[-6:] == [sys.executable, "-u", "-m", "hpctrain", "run", '"$run"']
 
 
@@ -217,7 +227,7 @@ def test_folders_that_slurm_would_misread_are_refused(part: str) -> None:
 def test_choices_of_a_site_are_checked() -> None:
     asked = config(SiteConfig(memory_option="ram", container=ContainerConfig(runtime="docker")))
     asked.train.max_steps = 1
-    asked.model = asked.task = {"_target_": "hpctrain.models.MLP"}
+    asked.model = asked.task = {"_target_": "torch.nn.Identity"}
     with pytest.raises(ConfigError) as refused:
         validate(asked)
     assert "site.memory_option=ram: allowed are mem, mem-per-cpu" in str(refused.value)
@@ -251,6 +261,39 @@ def test_teardown_runs_after_a_failure_and_hides_nothing(tmp_path: Path) -> None
 def test_the_script_outlives_its_sigterm(tmp_path: Path) -> None:
     done = run_in_bash(script(), tmp_path, "kill -TERM $PPID; sleep 0.2; echo saved; exit 143")
     assert (done.stdout, done.returncode) == ("saved\n", 143)
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "verdict", "called"),
+    [
+        (137, "RUNNING", "requeue", "scontrol requeue 9_0"),
+        (143, "RUNNING", "cancel", "scancel 9_0"),
+        (1, "RUNNING", "", ""),
+        (143, "COMPLETING", "requeue", ""),
+        (0, "RUNNING", "requeue", ""),
+    ],
+)
+def test_what_becomes_of_a_job_whose_ranks_have_ended(
+    code: int,
+    state: str,
+    verdict: str,
+    called: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "executable", "my python")
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "9")
+    asked = f"-m hpctrain.job.verdict {tmp_path}/a run {code}"
+    commands = {
+        "my python": f'[[ "$*" == "{asked}" ]] && echo {verdict}',
+        "squeue": f"echo {state}",
+        "scontrol": 'echo scontrol "$@"',
+        "scancel": 'echo scancel "$@"',
+    }
+    text = script(SiteConfig(teardown=["echo teardown"]))
+    done = run_in_bash(text, tmp_path, f"exit {code}", **commands)
+    assert done.stdout.splitlines() == [*([called] if called else []), "teardown"]
+    assert done.returncode == code
 
 
 def test_modules_where_there_are_none(tmp_path: Path) -> None:

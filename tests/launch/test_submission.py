@@ -29,7 +29,8 @@ def wrapper(tmp_path: Path) -> Callable[[str, str], str]:
         real = cluster.slurm("which", name)
         folder = tmp_path / "bin"
         folder.mkdir(exist_ok=True)
-        (folder / name).write_text(f"#!/bin/bash\nreal={real}\n{text}\n")
+        check = '[[ $1 == --test-only ]] && exec "$real" "$@"'  # the wrapper is for submissions
+        (folder / name).write_text(f"#!/bin/bash\nreal={real}\n{check}\n{text}\n")
         (folder / name).chmod(0o755)
         return f"{folder}:{os.environ['PATH']}"
 
@@ -279,12 +280,11 @@ def test_failed_runs_are_done_again_and_resume(train: Train, tmp_path: Path, pac
     train("-m", *common)
     (run,) = runs(tmp_path / "runs")
     cluster.wait_for(lambda: list(run.glob("checkpoints/step-*")), 180, "a checkpoint")
-    # The kernel kills a rank like this when the memory of the node is used up.
-    pid, node = run_json(run)["attempts"][-1]["pid"], run_json(run)["attempts"][-1]["host"]
-    cluster.tool("exec", "--node", node, "--", "kill", "-9", str(pid))
+    paced.fail()
     (job,) = cluster.job_ids(tmp_path / "runs")
     assert cluster.wait_for_end([job]) == {job: "FAILED"}
-    assert "running before" in train("-m", *common, "launch.rerun=none").stderr
+    paced.fail(False)
+    assert "failed before" in train("-m", *common, "launch.rerun=none").stderr
     assert not cluster.queue()
     paced.go()
     train("-m", *common, "launch.wait=true")
@@ -317,21 +317,55 @@ def test_the_command_that_is_told_shows_the_runs(train: Train, tmp_path: Path) -
 
 
 def test_checking_asks_the_scheduler_and_shows_the_start(train: Train, tmp_path: Path) -> None:
-    done = train("-m", "seed=1,2", "launch.check=true", "launch.dry_run=true")
+    done = train("-m", "seed=1,2", "launch.dry_run=true")
     assert "2 runs like digits-" in done.stderr
     assert "to start at 20" in done.stderr
+    assert done.stderr.count("would be submitted") == 2
     assert not cluster.queue()
-    done = train(
-        "-m",
-        "seed=1,2",
-        "launch.check=true",
-        "launch.nodes=9",
-        "train.global_batch_size=72",
-        code=4,
-    )
-    assert "launch.nodes=9" in done.stderr
+    done = train("-m", "seed=1,2", "launch.nodes=9", "train.global_batch_size=72", code=4)
+    assert "launch.nodes=9: it needs 9 nodes with 1 CPU each" in done.stderr
+    assert "such nodes in the partition batch: 4 (sbatch: " in done.stderr
     assert not cluster.queue()
     assert not (tmp_path / "runs").exists()
+
+
+def test_nodes_that_are_down_now_refuse_no_job(train: Train) -> None:
+    cluster.slurm("scontrol", "update", "nodename=node1", "state=drain", "reason=test")
+    try:
+        done = train("-m", "tracking=off", "launch.nodes=4", HELD)
+        assert "not now, it will wait" in done.stderr
+        assert len(cluster.queue()) == 1
+    finally:
+        cluster.slurm("scontrol", "update", "nodename=node1", "state=resume")
+
+
+def test_changed_resources_of_queued_runs_are_named_and_replaced(
+    train: Train, tmp_path: Path
+) -> None:
+    common = ("-m", "seed=1,2", "tracking=off")
+    train(*common, HELD)
+    before = cluster.job_ids(tmp_path / "runs")
+    other = ("launch.time_min=7", "site.partition=preemptible", HELD)
+    told = train(*common, *other).stderr
+    assert told.count("pending already") == 2
+    assert "launch.time_min=60 (typed now: 7)" in told
+    assert "site.partition=null (typed now: preemptible)" in told
+    assert "launch.rerun=queued replaces" in told
+    assert cluster.queue() == before
+    assert "typed now" not in train(*common, HELD).stderr
+    # A request that is refused cancels nothing.
+    train(*common, "site.partition=none", "launch.rerun=queued", code=4)
+    assert cluster.queue() == before
+    shown = train(*common, *other, "launch.rerun=queued", "launch.dry_run=true").stderr
+    assert f"would replace {before[0]}" in shown
+    assert train(*common, *other, "launch.rerun=queued").stderr.count(" queued ") == 2
+    after = cluster.job_ids(tmp_path / "runs")
+    assert not {*after} & {*before}
+    assert sorted(cluster.queue()) == sorted(after)
+    array = after[0].partition("_")[0]
+    shown = cluster.slurm("scontrol", "show", "job", array)
+    assert "TimeLimit=00:07:00" in shown
+    assert "Partition=preemptible" in shown
 
 
 def test_what_is_sent_is_what_the_dry_run_prints(train: Train, tmp_path: Path) -> None:
@@ -364,9 +398,12 @@ def test_a_thousand_configs_take_little_memory(digits: Path, tmp_path: Path) -> 
     assert "of all 1,000: 1,000 queued" in done.stderr
     listed = cluster.queue()
     assert len(listed) == len(set(listed)) == 1000
-    # The runs share the files of their provenance and one copy of the code.
-    (diff,) = {path.stat().st_ino for path in tmp_path.glob("runs/*/provenance/git.json")}
-    assert diff
+    # A run has its folder and two files, and all of them share one copy of the code and provenance.
+    folder = tmp_path / "runs"
+    owned = [path for path in folder.rglob("*") if path.relative_to(folder).parts[0] != "code"]
+    assert len([path for path in owned if "sweeps" not in path.parts]) <= 3 * 1000 + 3
+    assert len([path for path in owned if "sweeps" in path.parts]) < 20
+    assert len(list(folder.glob("sweeps/*/provenance/git.json"))) == 1
     assert len(list((tmp_path / "runs" / "code").iterdir())) == 1
 
 

@@ -16,10 +16,12 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+from hpctrain.commands.select import runs_of
 from hpctrain.config.choices import conf_dir
 from hpctrain.config.compose_sweep import Composer
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
+from hpctrain.launch.apart import name_apart
 from hpctrain.launch.arrays import Entry, plan
 from hpctrain.runs import git, provenance, snapshot
 from hpctrain.runs.run_dir import RunDir
@@ -77,6 +79,37 @@ def entries(folder: Path, count: int, **launch: object) -> list[Entry]:
         for name, value in launch.items():
             setattr(config.launch, name, value)
     return [Entry([f"seed={c.seed}"], c, RunDir.of(c, "digest")) for c in configs]
+
+
+def test_a_queued_run_is_a_folder_and_two_files(tmp_path: Path) -> None:
+    """Clusters limit the number of files, folders and links."""
+    some = entries(tmp_path, 40)
+    sweep = tmp_path / "sweeps" / "2026"
+    (array,) = plan(some, sweep, 100)
+    array.write({"uid": "u", "name": "sweep"})
+    shared = len(list((sweep / "provenance").iterdir()))
+    owned = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+    assert len(owned) == 3 * 40 + 2 + 4 + 1 + shared, owned
+    run = some[7].run
+    assert sorted(os.listdir(run.path)) == ["config.yaml", "run.json"]
+    record = run.read()
+    assert (record["state"], record["sweep"]["uid"]) == ("queued", "u")
+    assert runs_of(sweep) == [entry.run.path for entry in some]
+    rest = array.halve(sweep / "array-1")
+    assert (len(array.entries), len(rest.entries)) == (20, 20)
+    assert runs_of(sweep) == [entry.run.path for entry in some[:20]]
+    # The job makes the folders and takes over the provenance, once.
+    run.begin_attempt()
+    provenance.take_over(run.provenance, Path(record["provenance"]))
+    provenance.take_over(run.provenance, Path(record["provenance"]))
+    assert provenance.changes(run.provenance) == []
+    assert provenance.commit(run.provenance) == provenance.commit(sweep / "provenance")
+    kept = {*os.listdir(run.path)} - {".run.json.lock"}
+    assert kept == {"checkpoints", "config.yaml", "logs", "provenance", "run.json"}
+    # A run that is frozen again keeps its uid.
+    some[7].run.freeze(some[7].config, state="created")
+    assert run.read()["uid"] == record["uid"]
+    assert len(run.read()["attempts"]) == 1
 
 
 def test_arrays_are_cut_at_the_limit_and_keep_the_order(tmp_path: Path) -> None:
@@ -219,6 +252,8 @@ def test_provenance_names_commit_changes_and_packages(project: Path, tmp_path: P
     provenance.store(folder, content)
     assert provenance.changes(folder) == []
     assert provenance.commit(folder) == facts["commit"] + "-dirty"
+    assert provenance.source(folder) == "https://example.org/x.git"
+    assert provenance.source(tmp_path / "absent") == "hpctrain"
     (folder / "packages.txt").write_text(
         content["packages.txt"].replace("\nhydra_core==", "\nhydra_core==0.")
     )
@@ -262,7 +297,7 @@ def test_rerun(train: Train, tmp_path: Path) -> None:
 
 def test_bad_launch_values(digits: Path, tmp_path: Path) -> None:
     for override, message in {
-        "launch.rerun=some": "launch.rerun=some: allowed are failed, all, none",
+        "launch.rerun=some": "launch.rerun=some: allowed are failed, queued, all, none",
         "launch.snapshot=yes": "launch.snapshot=yes: allowed are auto, git, off",
         "launch.max_running=0": "launch.max_running=0: it must be at least 1",
         "launch.snapshot_max_mb=0": "launch.snapshot_max_mb=0.0: it must be greater than 0",
@@ -352,6 +387,27 @@ def test_repositories_inside_and_links_are_copied_as_they_are(
     assert (copy / "filed").is_file()
     assert (copy / "outside").resolve() == other
     assert (copy / "a b\nü.py").is_file()
+
+
+def test_a_sweep_over_resources_has_an_array_and_a_name_for_each(
+    train: Train, tmp_path: Path, no_sbatch: dict[str, str]
+) -> None:
+    shape = ("launch.nodes=1,2,4", "launch.dry_run=true", "launch.snapshot=off")
+    done = train("-m", "seed=1,2", *shape, **no_sbatch)
+    nodes = [line for line in done.stdout.splitlines() if line.startswith("#SBATCH --nodes")]
+    assert nodes == [f"#SBATCH --nodes={count}" for count in (1, 2, 4)]
+    assert done.stdout.count("#SBATCH --array=0-1\n") == 3
+    assert "6 runs differ only in launch.nodes" in done.stderr
+    some = entries(tmp_path, 2) + entries(tmp_path, 2, nodes=2)
+    for entry in some:
+        entry.config.site.partition = "a b"
+    name_apart(some)
+    names = [entry.run.name.rpartition("-")[0] for entry in some]
+    assert names == ["run-nodes1"] * 2 + ["run-nodes2"] * 2
+    assert len({entry.run.path for entry in some}) == 4
+    alike = entries(tmp_path, 1) + entries(tmp_path, 1)
+    name_apart(alike)
+    assert {entry.config.name for entry in alike} == {"run"}
 
 
 def test_a_container_is_given_the_data_of_each_of_its_runs(tmp_path: Path) -> None:

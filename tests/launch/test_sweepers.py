@@ -210,8 +210,8 @@ def test_a_search_whose_trials_all_fail_is_an_error(
 @pytest.mark.usefixtures("store")
 def test_a_metric_that_is_not_there_is_a_failure(train: Train, no_sbatch: dict[str, str]) -> None:
     # This search is also tracked.
-    search = (*SEARCH[:-1], "seed=range(0,9)", "metric=val/typo", "hydra.sweeper.n_trials=1")
-    assert "trial 0 failed: val/typo is None" in train(*search, code=4, **no_sbatch).stderr
+    search = (*SEARCH[:-1], "seed=range(0,9)", "metric=train/bubble", "hydra.sweeper.n_trials=1")
+    assert "trial 0 failed: train/bubble is None" in train(*search, code=4, **no_sbatch).stderr
 
 
 @pytest.mark.slurm

@@ -10,9 +10,9 @@ from torch import distributed
 from torch.distributed.tensor import DTensor
 
 from hpctrain.config import shares
+from hpctrain.config.combinations import parallel_problems
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.schema import Config
-from hpctrain.config.validate import parallel_problems
 from hpctrain.data.types import Batch
 from hpctrain.faults.stop import Stop
 from hpctrain.models import ConvNet, Transformer

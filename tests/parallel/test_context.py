@@ -10,10 +10,10 @@ from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from hpctrain.config.combinations import parallel_problems
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.division import division_problems, length_problem
 from hpctrain.config.schema import Config
-from hpctrain.config.validate import parallel_problems
 from hpctrain.data.types import Batch
 from hpctrain.errors import ConfigError
 from hpctrain.models import Transformer

@@ -12,11 +12,11 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
+from hpctrain.config.combinations import parallel_problems
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.division import division_problems
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.config.schema.parallel import PipelineConfig
-from hpctrain.config.validate import parallel_problems
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
 from hpctrain.models import Transformer

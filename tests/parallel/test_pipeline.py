@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from hpctrain.config.combinations import parallel_problems
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.pipeline import bubble
 from hpctrain.config.schema import Config, ParallelConfig
-from hpctrain.config.validate import parallel_problems
 from hpctrain.data.types import Batch
 from hpctrain.errors import ConfigError
 from hpctrain.models import Transformer
@@ -60,7 +60,7 @@ OF_FOUR = [
 ]
 MORE = [
     cell("untied", 2, {"train.accumulate": 2}),
-    cell("untied", 2, schedule("gpipe"), {"train.accumulate": 1}),
+    cell("untied", 2, schedule("gpipe"), {"train.accumulate": 2}),
     cell("untied", 2, {"parallel.pipeline.blocks": (1, 3)}),
     cell("gpt", 2, schedule("zbv"), {"train.accumulate": 2}),
     cell("untied", 2, {"train.activation_checkpointing": "full"}),
@@ -332,7 +332,12 @@ def problems(ranks: int = 2, **keys: Any) -> str:
 @pytest.mark.parametrize(
     ("keys", "ranks", "text"),
     [
-        ({"train__accumulate": 1}, 2, "1 micro-batches are fewer than the 2 stages; use train.acc"),
+        ({"train__accumulate": 1}, 2, "1 micro-batches are fewer than the 2 ranks of the pipeline"),
+        (
+            {"train__accumulate": 1, "parallel__pipeline__schedule": "gpipe"},
+            2,
+            "of the pipeline; use train.accumulate=2",
+        ),
         ({"train__accumulate": 2, "parallel__pp": 4}, 4, "use train.accumulate=4"),
         (
             {"train__accumulate": 1, "train__micro_batch_size": 16},
@@ -380,7 +385,7 @@ def test_what_does_not_fit_is_told_before_the_start(keys: Keys, ranks: int, text
 
 def test_what_fits_is_no_problem() -> None:
     assert problems() == ""
-    assert problems(parallel__pipeline__schedule="gpipe", train__accumulate=1) == ""
+    assert problems(parallel__pipeline__schedule="gpipe", train__accumulate=2) == ""
     assert problems(parallel__pipeline__schedule="zbv", parallel__zero=3) == ""
 
 

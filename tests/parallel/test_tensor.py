@@ -12,7 +12,7 @@ from hpctrain.config.schema import ParallelConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models import MLP, Transformer
 from hpctrain.parallel.plan import find_plan
-from hpctrain.tasks import Classification
+from hpctrain.tasks import Classification, LanguageModel
 from tests.parallel import parity
 from tests.parallel.parity import (
     TOLERANCE,
@@ -105,22 +105,35 @@ class Dropping(nn.Module):
         return out
 
 
-def dropped(ranks: int) -> Result:
-    parity.MODELS["conv, dropping"] = Dropping
-    parity.TASKS["conv, dropping"] = functools.partial(Classification, scale=1 / 16)
-    plan = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
-    keys: tuple[tuple[str, Any], ...] = (("parallel.tp", ranks), ("parallel.plan", plan))
-    one = Cell("conv, dropping", ranks, keys)
-    training = build(one)
-    torch.manual_seed(1 + training.mesh.stream)  # as the job does
-    training.run(one, one.steps)
-    return Result(training.losses, training.norms, parity.whole(training.model))
+DROPPING: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "conv, dropping": (
+        Dropping,
+        functools.partial(Classification, scale=1 / 16),
+        {"parallel.plan": {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}},
+    ),
+    "dropping": (functools.partial(Transformer, 64, 32, 3, 4, 2, dropout=0.2), LanguageModel, {}),
+}
 
 
-def test_a_plan_of_the_config_and_dropout_give_the_results_of_one_process() -> None:
+def dropped(ranks: int) -> list[Result]:
+    seen = []
+    for name, (model, task, keys) in DROPPING.items():
+        parity.MODELS[name], parity.TASKS[name] = model, task
+        one = cell(name, ranks, {"parallel.tp": ranks} | keys)
+        training = build(one)
+        torch.manual_seed(1 + training.mesh.stream)  # as the job does
+        training.run(one, one.steps)
+        seen.append(Result(training.losses, training.norms, parity.whole(training.model)))
+    return seen
+
+
+def test_dropout_gives_the_results_of_one_process() -> None:
     (alone,) = run_ranks(dropped, 1, 1)
-    for result in run_ranks(dropped, 2, 2):
-        assert max(difference(result, alone)) < TOLERANCE
+    for seen in run_ranks(dropped, 2, 2):
+        for result, expected in zip(seen, alone, strict=True):
+            assert max(difference(result, expected)) < TOLERANCE
+    with_dropout, without = alone[1].losses, reference("untied").losses
+    assert abs(with_dropout[0] - without[0]) > 1e-4
 
 
 def plan_of(model: nn.Module, tp: int = 1, **keys: Any) -> None:

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -274,6 +275,27 @@ def test_from_up_to_down_nothing_is_left(
     assert code == 0, said
     cluster.wait_for(lambda: pidfile.exists() and pidfile.read_text(), 90, "the job runs")
 
+    # A controller that has died is started again, and the job goes on. Slurm saves what it knows of
+    # the jobs some seconds after a change by a user.
+    job = second("exec", "--", "squeue", "-h", "-o", "%i")[1].strip()
+    changed = time.time()
+    assert second("exec", "--", "scontrol", "update", f"JobId={job}", "Comment=mine")[0] == 0
+    state = tmp_path / "second" / "state" / "job_state"
+    cluster.wait_for(lambda: state.exists() and state.stat().st_mtime > changed, 30, "its state")
+    for daemon in ("slurmctld", "slurmdbd"):
+        (pid,) = re.findall(rf"head +{daemon} +(\d+)", second("status")[1])
+        os.kill(int(pid), signal.SIGKILL)
+        code, said = second("up")
+        assert (code, said.splitlines()) == (
+            0,
+            [f"started again, with queue and accounting: {daemon}", "already up: 1 nodes"],
+        )
+        assert alive(int(pidfile.read_text()))
+        shown = second("exec", "--", "squeue", "-h", "-o", "%i %T")
+        assert shown == (0, f"{job} RUNNING\n")
+    shown = second("exec", "--", "sacct", "-X", "-n", "-P", "-o", "JobID,State")
+    assert shown == (0, f"{job}|RUNNING\n")
+
     # After all daemons were killed, `up` removes what is left and starts the cluster again.
     words = second("status")[1].split("\n\n")[0].split()
     daemons = [int(word) for word in words if word.isdigit()]
@@ -284,6 +306,7 @@ def test_from_up_to_down_nothing_is_left(
     assert alive(int(pidfile.read_text()))
     code, said = second("up", "--nodes", "1")
     assert code == 0, said
+    assert said.startswith("no daemon is left on head: its queue, accounting and jobs are deleted")
     assert not alive(int(pidfile.read_text()))
     assert second("status")[0] == 0
     assert second("exec", "--", "srun", "hostname") == (0, "node1\n")

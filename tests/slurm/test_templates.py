@@ -289,6 +289,7 @@ def test_mlflow_server_serves_other_nodes(digits: Path, empty_store: Path, here:
     assert f"my store already has a server: {uri}" in output(here, second)
 
     given = ("experiment=digits", f"data.path={digits}", "train.max_steps=5", f"tracking.uri={uri}")
+    given += ("tracking.drain_s=60",)
     job = submit(here, "--nodelist=node2", "train.sbatch", *given)
     assert ended(here, job) == ["COMPLETED|0:0"]
     run = the_run(here).name
@@ -350,8 +351,9 @@ def test_container(digits: Path, here: Path, paced: Paced) -> None:
     assert f"job {job} is requeued, from outside the container" in output(here, job)
     # The config is frozen once for both attempts, and each attempt has two ranks.
     calls = log.read_text().splitlines()
-    made = [call.partition(" -m hpctrain ")[2].split()[0] for call in calls]
-    assert made == ["freeze", *["run"] * 4]
+    made = [re.findall(r" -m (hpctrain \w+|[\w.]+) ", call)[0] for call in calls]
+    two_ranks = ["hpctrain run"] * 2
+    assert made == ["hpctrain freeze", *two_ranks, "hpctrain.job.verdict", *two_ranks]
     assert all(" --nv " in call for call in calls)
 
     # This job has no GPUs. A job that scancel ends is not requeued.

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hpctrain.config.metrics import names as metric_names
+from hpctrain.config.schema import Config
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.models import Transformer
@@ -228,3 +230,17 @@ def test_a_field_of_bytes_needs_no_tokenizer(digits: Path, tmp_path: Path) -> No
     assert tokenizer.decode([0xE4]) == "\N{REPLACEMENT CHARACTER}"
     with pytest.raises(DataError, match="'label' is no field of tokens"):
         DatasetTokenizer.of(digits, "label")
+
+
+def test_the_names_of_the_metrics_are_known_from_the_config() -> None:
+    batch = windows() | {"image": torch.zeros(3, 2), "label": torch.tensor([0, 1, 1])}
+    language, classes = LanguageModel(), Classification()
+    language._bytes = torch.ones(VOCAB, dtype=torch.int64)
+    logits = {language: torch.zeros(3, 8, VOCAB), classes: torch.zeros(3, 2)}
+    for task, output in logits.items():
+        sums = task(Fixed(output), batch)
+        means = derived(task, dict.fromkeys(sums, 1.0))
+        kind = type(task)
+        config = Config(task={"_target_": f"{kind.__module__}.{kind.__name__}"})
+        known = metric_names(config) or ()
+        assert [name for name in known if name.startswith("val/")] == [f"val/{n}" for n in means]

@@ -5,6 +5,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from hpctrain.tracking.process import python_module
+from hpctrain.tracking.store import beside
 
 HERE = Path(__file__).parent
 
@@ -25,8 +27,22 @@ def python(*args: str) -> list[str]:
 
 @pytest.fixture(scope="session")
 def first_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
-    """A store that six processes have created at the same time, and their exit codes."""
+    """A store that six processes have created at the same time, and their exit codes.
+
+    Before, a process was killed while it created the store.
+    """
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    killed = subprocess.Popen(
+        python("-m", "hpctrain.tracking.client", f"sqlite:///{path}", "exp"),
+        stderr=subprocess.DEVNULL,
+    )
+    unfinished = beside(path, "new")
+    while not (unfinished.exists() and unfinished.stat().st_size):
+        assert killed.poll() is None
+        time.sleep(0.01)
+    killed.kill()
+    killed.wait()
+    assert not path.exists()
     code = (
         "import sys; from hpctrain.tracking import initialise;"
         f"sys.exit(not initialise('sqlite:///{path}', 'exp') or 'mlflow' in sys.modules)"

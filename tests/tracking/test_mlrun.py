@@ -56,6 +56,10 @@ class FakeMlflowError(Exception):
         (FakeMlflowError("BAD_REQUEST", "QueuePool limit of size 5 overflow 10"), "transient"),
         (FakeMlflowError("INTERNAL_ERROR", "Max retries exceeded"), "transient"),
         (FakeMlflowError("INVALID_PARAMETER_VALUE"), "rejected"),
+        (
+            FakeMlflowError("INVALID_PARAMETER_VALUE", "run 1 must be in the 'active' state."),
+            "deleted",
+        ),
         (FakeMlflowError("RESOURCE_DOES_NOT_EXIST"), "fatal"),
         (FakeMlflowError("UNAUTHENTICATED"), "fatal"),
         (FakeMlflowError("INTERNAL_ERROR", "Detected out-of-date database schema"), "fatal"),

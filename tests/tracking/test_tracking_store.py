@@ -1,14 +1,19 @@
 """Tests of the tracking URI, and of stores that are new, damaged or do not answer."""
 
+import os
 import re
 import socket
+import sqlite3
+import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from hpctrain.errors import TrackingError
 from hpctrain.tracking import check_uri, initialise, is_ready, resolve_uri
+from hpctrain.tracking.client import explain
 from hpctrain.tracking.store import file_system
 
 MOUNTS = r"""
@@ -98,6 +103,9 @@ def test_relative_paths_become_absolute(tmp_path: Path) -> None:
 def test_many_processes_initialise_a_fresh_store(first_store: tuple[Path, list[int]]) -> None:
     path, codes = first_store
     assert codes == [0] * 6
+    assert {each.name for each in path.parent.iterdir()} == {
+        *("mlflow.db", ".mlflow.db.lock", ".mlflow.db.init.lock")
+    }
     assert not is_ready(f"sqlite:///{path}", "another")
     begin = time.perf_counter()
     assert initialise(f"sqlite:///{path}", "exp")
@@ -111,6 +119,40 @@ def test_a_store_that_is_not_one(tmp_path: Path) -> None:
     assert not is_ready(f"sqlite:///{tmp_path}/not.db", "exp")
     with pytest.raises(TrackingError, match="file is not a database"):
         initialise(f"sqlite:///{tmp_path}/not.db", "exp")
+
+
+def test_half_of_a_store_is_refused_with_the_cure(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    # MLflow makes the tables one by one, and the first experiment last.
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE experiments (experiment_id INTEGER, name TEXT)")
+    assert not is_ready(f"sqlite:///{path}", "exp")
+    with pytest.raises(TrackingError, match=rf"^{path}: half of an MLflow store.* delete it"):
+        initialise(f"sqlite:///{path}", "exp")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", "SIGKILL has killed the process"),
+        ("raise SystemExit(3)", "cannot make the store: exit code 3"),
+        ("print('a'); raise SystemExit('why')", "cannot make the store: why"),
+    ],
+)
+def test_a_maker_that_fails_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, reason: str
+) -> None:
+    command = [sys.executable, "-c", code], dict(os.environ)
+    monkeypatch.setattr("hpctrain.tracking.store.python_module", lambda *_: command)
+    with pytest.raises(TrackingError, match=f"{re.escape(reason)}"):
+        initialise(f"sqlite:///{tmp_path}/mlflow.db", "exp")
+
+
+def test_errors_are_explained_in_one_line() -> None:
+    uri = "sqlite:////x/m.db"
+    assert explain(MemoryError(), uri) == "MemoryError"
+    sql = Exception("(sqlite3.OperationalError) table runs already exists\n[SQL: CREATE\nTABLE]")
+    assert explain(sql, uri) == "(sqlite3.OperationalError) table runs already exists"
 
 
 def test_a_server_that_is_away_is_no_error(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,17 +1,30 @@
 """Uploads to real SQLite stores, by real processes that are killed during the upload."""
 
+import dataclasses
 import json
 import math
+import os
 import re
 import signal
+import sqlite3
 import subprocess
+import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from hpctrain.config.schema import Config
+from hpctrain.launch.adopt import adopt
+from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import JournalTracker
 from hpctrain.tracking.journal import Journal, journal_path, read_all
+from hpctrain.tracking.meta import Meta
+from tests.conftest import run_json
 
 Rows = Callable[..., list[tuple[Any, ...]]]
 Tags = Callable[[str], dict[str, str]]
@@ -29,8 +42,9 @@ def wait_for(condition: Callable[[], Any], seconds: float = 120) -> None:
 
 
 def output(process: subprocess.Popen[Any]) -> str:
-    text = process.communicate(timeout=120)[0]
-    return str(text)
+    """Return what a training has printed, without the line that it waits for its uploader."""
+    lines = process.communicate(timeout=120)[0].splitlines(keepends=True)
+    return "".join(line for line in lines if "INFO waiting up to" not in line)
 
 
 def offline(run_dir: Path, database: Path, points: int, **options: Any) -> None:
@@ -170,9 +184,9 @@ def test_two_runs_of_a_sweep_and_signals_to_their_whole_jobs(
     database: Path, tmp_path: Path, train: Start, rows: Rows, tags: Tags
 ) -> None:
     runs = [
-        train(tmp_path / uid, database, begin=0, end=400, sleep=0.01, parent="sweep",
+        train(tmp_path / uid, database, begin=0, end=400, sleep=0.01, parent=parent,
               metrics={f"m{k}": k for k in range(9)})
-        for uid in ("one", "two")
+        for uid, parent in (("one", "sweep"), ("two", None))
     ]  # fmt: skip
 
     def uploaders() -> list[int]:
@@ -190,6 +204,9 @@ def test_two_runs_of_a_sweep_and_signals_to_their_whole_jobs(
             signal.SIGHUP,
         ):
             subprocess.run(["kill", f"-{number}", str(pid)], check=True)
+    # The sweep adopts the second run while it is training.
+    alone = Meta.read(tmp_path / "two")
+    dataclasses.replace(alone, parent_uid="sweep", parent_name="s").write(tmp_path / "two")
     assert [output(process) for process in runs] == ["FINISHED\n"] * 2
     parent = tags("sweep")
     for uid in ("one", "two"):
@@ -249,13 +266,30 @@ def test_offline_then_sync(
     assert again.stdout.count("nothing to do") == 2
     checked = sync("--check", tmp_path / "a")
     assert "0 points uploaded" in checked.stdout
+    # A sweep adopts the run that has ended, but not the run that has a parent.
+    entries: list[Any] = [
+        SimpleNamespace(
+            run=RunDir(tmp_path / name), before={"state": "finished"} | parent, config=Config()
+        )
+        for name, parent in (("a", {}), ("b", {"sweep": {"uid": "x", "name": "x"}}))
+    ]
+    process = adopt(entries, {"uid": "p", "name": "sweep p"}, tmp_path)
+    assert process is not None
+    assert process.wait(60) == 0
+    assert "0 points uploaded" in (tmp_path / "mlflow.log").read_text()
+    assert tags("a")["mlflow.parentRunId"] == tags("p")["id"]
+    assert tags("p")["status"] == "FINISHED"
+    assert "mlflow.parentRunId" not in tags("b")
+    assert (tmp_path / "mlflow.log").read_text().count("\n") == 1
+    assert run_json(tmp_path / "a") == {"sweep": {"uid": "p", "name": "sweep p"}}
+    assert "nothing to do" in sync(tmp_path / "a").stdout
     # A path that is no run directory does not stop the other uploads.
     mixed = sync(tmp_path / "absent", tmp_path / "b")
     assert "absent: " in mixed.stderr
     assert "TrackingError: not everything is uploaded" in mixed.stderr
     assert "b: nothing to do" in mixed.stdout
     assert rows("SELECT count(*) FROM metrics") == [(1030,)]
-    assert rows("SELECT count(*) FROM runs") == [(2,)]
+    assert rows("SELECT count(*) FROM runs") == [(3,)]
 
 
 def test_a_run_directory_made_anew_is_another_run(
@@ -319,13 +353,85 @@ def test_what_mlflow_refuses_does_not_hold_up_the_rest(
 def test_a_store_that_cannot_be_written_ends_in_bounded_time(tmp_path: Path, train: Start) -> None:
     process = train(tmp_path / "r", "http://127.0.0.1:9", begin=0, end=10, drain=6.0)
     begin = time.monotonic()
-    text = output(process)
+    text = process.communicate(timeout=120)[0]
     assert process.returncode == 0
     assert time.monotonic() - begin < 20
+    assert "INFO waiting up to 6 s until 10 points are in MLflow" in text
+    assert "10 points are not in MLflow yet" in text
     assert "nothing is lost: `python -m hpctrain sync" in text
     log = (tmp_path / "r/journal/uploader.log").read_text
     wait_for(lambda: "gave up" in log(), 30)
     assert "Traceback" not in log()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_wait_for_the_uploader(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, number: signal.Signals
+) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    tracker = JournalTracker(
+        tmp_path / "r", uri=uri, experiment="exp", run_name="n", uid="r", upload=False, drain=60.0
+    )
+    tracker.start({}, {})
+    tracker.log_metrics({"a": 1, "b": 2}, 0)
+    tracker._uploader = subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE)
+    before = signal.getsignal(number)
+    ours = threading.Timer(0.2, os.kill, (os.getpid(), number))
+    begin = time.monotonic()
+    ours.start()
+    tracker.finish("FINISHED")
+    assert time.monotonic() - begin < 10
+    assert signal.getsignal(number) == before
+    assert f"2 points are not in MLflow yet ({number.name}); nothing is lost" in caplog.text
+    tracker._uploader.kill()
+    tracker._uploader.wait()
+
+
+def test_a_run_that_is_deleted_for_a_while_loses_nothing(
+    database: Path, tmp_path: Path, train: Start, sync: Sync, rows: Rows, tags: Tags
+) -> None:
+    process = train(
+        tmp_path / "r", database, begin=0, end=300, sleep=0.02, checkpoint=20, drain=60.0,
+        metrics={f"m{k}": k for k in range(9)}, params={"lr": 1},
+    )  # fmt: skip
+    log, note = (tmp_path / "r/journal" / name for name in ("uploader.log", "uploaded.json"))
+
+    def mark(stage: str) -> None:
+        with closing(sqlite3.connect(database, timeout=30)) as connection, connection:
+            connection.execute("UPDATE runs SET lifecycle_stage = ?", (stage,))
+
+    wait_for(lambda: rows("SELECT 1 FROM metrics"))
+    mark("deleted")
+    wait_for(lambda: "the run is deleted in MLflow" in log.read_text())
+    run_id = tags("r")["id"]
+    assert f"mlflow runs restore --run-id {run_id}" in json.loads(note.read_text())["problem"]
+    mark("active")
+    assert output(process).endswith("FINISHED\n")
+    assert process.returncode == 0
+    assert json.loads(note.read_text())["problem"] == ""
+    everything = "SELECT count(*), count(DISTINCT key || ' ' || step) FROM metrics"
+    assert rows(everything) == [(3000, 3000)]
+    assert tags("r")["status"] == "FINISHED"
+    assert "rejects" not in log.read_text()
+
+    # While it is deleted, `sync` says so at once, and makes no second run.
+    mark("deleted")
+    done = sync("--check", tmp_path / "r")
+    assert done.returncode == 1
+    assert f"mlflow runs restore --run-id {run_id}" in done.stderr
+    mark("active")
+    # Points that an older version has lost are filled in, each once.
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("DELETE FROM metrics WHERE step BETWEEN 100 AND 199 AND key > 'm1'")
+        connection.execute("DELETE FROM params")
+        connection.execute("DELETE FROM tags WHERE key = 'who'")
+        connection.execute("UPDATE tags SET value = 'mine' WHERE key = 'hpctrain.reason'")
+    again = sync("--from-start", tmp_path / "r")
+    assert again.stdout == f"{tmp_path}/r: 700 points uploaded to sqlite:///{database}\n"
+    assert rows(everything) == [(3000, 3000)]
+    assert rows("SELECT key, value FROM params") == [("lr", "1")]
+    assert (tags("r")["who"], tags("r")["hpctrain.reason"]) == ("test", "mine")
+    assert rows("SELECT count(*) FROM runs") == [(1,)]
 
 
 def test_meta_says_where_the_journal_goes(database: Path, tmp_path: Path) -> None:

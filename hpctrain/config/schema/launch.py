@@ -65,8 +65,9 @@ class LaunchConfig:
     rerun: str = key(
         "failed",
         "Runs that exist are submitted again if they have not finished (failed), even if they have "
-        "(all), or never (none).",
-        choices=("failed", "all", "none"),
+        "(all), or never (none). With queued, also the jobs of runs that wait in the queue are "
+        "replaced, with the resources and the code of now.",
+        choices=("failed", "queued", "all", "none"),
     )
     snapshot: str = key(
         "auto",
@@ -82,7 +83,9 @@ class LaunchConfig:
         "The command waits for the jobs and returns the metric, as sweepers such as Optuna need.",
     )
     check: bool = key(
-        False, "The scheduler is asked first whether, and when, it would run the jobs."
+        True,
+        "The scheduler is asked first whether, and when, it would run the jobs: once for each set "
+        "of resources, at most 10 seconds.",
     )
     dry_run: bool = key(False, "The sbatch script is printed and nothing is submitted.")
 

@@ -21,3 +21,10 @@ class TrackingConfig:
         "The journal is uploaded while the run is training. With false, `python -m hpctrain sync` "
         "uploads it later.",
     )
+    drain_s: float = key(
+        10.0,
+        "After the training, the job waits at most so long until everything is uploaded. "
+        "`python -m hpctrain sync` uploads the rest later.",
+        unit="seconds",
+        at_least=0.0,
+    )

@@ -161,6 +161,12 @@ class TrainConfig:
         "model must fit into its memory. Null prints nothing.",
         identity=False,
     )
+    from_scratch: bool = key(
+        False,
+        "If the checkpoints of a run are gone, its directory is kept under another name and a new "
+        "run starts at step 0. With false this is an error. A run that has checkpoints resumes.",
+        identity=False,
+    )
     compression: CompressionConfig = section(CompressionConfig)
     local_sgd: LocalSGDConfig = section(LocalSGDConfig)
 

@@ -10,6 +10,7 @@ import numpy as np
 from hpctrain.data.storage.codecs import Filter, Pipeline
 from hpctrain.data.storage.file import File
 from hpctrain.data.storage.scratch import Bytes, Damaged, Undecodable, scratch
+from hpctrain.data.types import Int64s
 
 MOST = 2**28  # chunks; their table takes 5 GB
 
@@ -19,32 +20,29 @@ class ChunkTable:
 
     Raises:
         Undecodable: Only HDF5 can read the dataset.
-        Damaged: A chunk reaches beyond the end of the file, or the number of chunks is absurd.
+        Damaged: A chunk reaches beyond the end of the file or is where none can be, or the number
+            of chunks is absurd.
     """
 
     def __init__(self, dataset: h5py.Dataset, path: Path) -> None:
         self._pipeline = _pipeline(dataset)
         self._file = File.open(path)
         self._shape, self._dtype, self._fill = dataset.chunks, dataset.dtype, dataset.fillvalue
-        grid = [-(-n // size) for n, size in zip(dataset.shape, self._shape, strict=True)]
-        if math.prod(grid) > MOST:
-            raise Damaged(f"it lists {math.prod(grid):,} chunks")
-        found: list[Any] = []
-        if dataset.id.get_num_chunks():
-            dataset.id.chunk_iter(found.append)
+        count = math.prod(chunk_grid(dataset))
+        if count > MOST:
+            raise Damaged(f"it lists {count:,} chunks")
+        chunks, found = listed_chunks(dataset)
         # 20 bytes per chunk. Chunks that were never written are not listed.
-        self._offsets = np.full(math.prod(grid), -1, np.int64)
-        self._sizes = np.zeros(len(self._offsets), np.int64)
-        self._masks = np.zeros(len(self._offsets), np.uint32)
+        self._offsets = np.full(count, -1, np.int64)
+        self._sizes = np.zeros(count, np.int64)
+        self._masks = np.zeros(count, np.uint32)
+        end = max((chunk.byte_offset + chunk.size for chunk in found), default=0)
+        if end > self._file.size:
+            raise Damaged(f"its chunks reach to byte {end}, the file ends at {self._file.size}")
         if found:
-            places = np.array([chunk.chunk_offset for chunk in found]) // self._shape
-            chunks = np.ravel_multi_index(tuple(places.T), grid)
             self._offsets[chunks] = [chunk.byte_offset for chunk in found]
             self._sizes[chunks] = [chunk.size for chunk in found]
             self._masks[chunks] = [chunk.filter_mask for chunk in found]
-        end = int((self._offsets + self._sizes).max(initial=0))
-        if end > self._file.size:
-            raise Damaged(f"its chunks reach to byte {end}, the file ends at {self._file.size}")
 
     def read(self, chunk: int, out: Bytes) -> None:
         """Fill `out` with a whole chunk. A chunk that was never written holds the fill value."""
@@ -68,6 +66,34 @@ class ChunkTable:
         if self._sizes[chunk] != self._pipeline.nbytes:
             raise Damaged(f"it has {self._sizes[chunk]} bytes, not {self._pipeline.nbytes}")
         self._file.read(int(self._offsets[chunk]) + start, out)
+
+
+def chunk_grid(dataset: h5py.Dataset) -> list[int]:
+    """Return the number of chunks along each axis of a dataset."""
+    return [-(-n // size) for n, size in zip(dataset.shape, dataset.chunks, strict=True)]
+
+
+def listed_chunks(dataset: h5py.Dataset) -> tuple[Int64s, list[Any]]:
+    """Return the chunks that the file lists: their numbers in C order, and h5py's `StoreInfo`.
+
+    Raises:
+        Damaged: A chunk is listed twice, or at a place where the dataset has none.
+        OSError, RuntimeError: HDF5 cannot read the list.
+    """
+    found: list[Any] = []
+    if dataset.id.get_num_chunks():
+        dataset.id.chunk_iter(found.append)
+    if not found:
+        return np.zeros(0, np.int64), found
+    places = np.array([chunk.chunk_offset for chunk in found], np.uint64)
+    numbers, beside = np.divmod(places, np.array(dataset.chunks, np.uint64))
+    grid = chunk_grid(dataset)
+    if (wrong := beside.any(1) | (numbers >= np.array(grid, np.uint64)).any(1)).any():
+        raise Damaged(f"it lists a chunk at {places[wrong][0].tolist()}, where none can be")
+    chunks = np.ravel_multi_index(tuple(numbers.astype(np.int64).T), grid)
+    if len(np.unique(chunks)) < len(chunks):
+        raise Damaged("it lists a chunk twice")
+    return chunks, found
 
 
 def _pipeline(dataset: h5py.Dataset) -> Pipeline:

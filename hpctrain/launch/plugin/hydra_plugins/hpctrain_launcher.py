@@ -65,8 +65,8 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
         from hpctrain.config.compose_sweep import Composer
         from hpctrain.disk import write_atomically
         from hpctrain.launch.sweep import Sweep
-        from hpctrain.launch.table import progress
-        from hpctrain.secrets import reference
+        from hpctrain.launch.table import progress, say
+        from hpctrain.secrets import mask, reference
 
         assert self.hydra_context is not None
         assert self.config is not None
@@ -77,10 +77,12 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
         note = folder / "multirun.yaml"
         if note.exists():  # it has the command line, in which a shell may have expanded a secret
             write_atomically(note, reference(note.read_text()))
-        sweep = Sweep(folder, self.parent)
+        sweep = Sweep(folder, self.parent, local=bool(self.params.get("local")))
         composer = Composer(self.hydra_context.config_loader, self.config)
         for overrides in progress(job_overrides):
             sweep.add(list(overrides), composer.typed)
+        for line in composer.notes:
+            say(mask(line))
         metrics = sweep.submit()
         returns = []
         for overrides, metric in zip(job_overrides, metrics, strict=True):

@@ -1,0 +1,175 @@
+"""hpctrain from Python: the same checks and run directories as on the command line.
+
+import hpctrain
+
+jobs = hpctrain.submit("experiment=digits", "optimizer.lr=1e-3,3e-3")   jobs of submitit
+hpctrain.train("experiment=digits")                                     here, in this process
+hpctrain.load_run("runs/digits-3fa92c1b").model()                       config, metrics, weights
+hpctrain.submit_function(f, 1, 2, nodes=2)                              any importable function
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpctrain.job.loaded import LoadedRun
+    from hpctrain.launch.function import FunctionJob
+    from hpctrain.launch.jobs import LocalRunJob, RunJob
+
+Folder = str | os.PathLike[str]
+
+
+def submit(*overrides: str, config_dir: Folder | None = None) -> list[RunJob | LocalRunJob]:
+    """Submit runs as `python -m hpctrain -m OVERRIDES` does.
+
+    On Slurm it returns as soon as the jobs are queued. Without a cluster, and with
+    `hydra/launcher=submitit_local`, the runs run on this machine, one after the other, and it
+    returns when the last one has ended.
+
+    Args:
+        *overrides: As on the command line. Several values with commas give several runs.
+        config_dir: A folder with more configs, as `--config-dir`.
+
+    Returns:
+        One job of submitit for each run, also for runs that were finished or under way before.
+        `result()` waits for the run and returns its metric. With `launch.dry_run=true` there are
+        none.
+
+    Raises:
+        ConfigError: An override is wrong; nothing was queued.
+        DataError: A data set is missing or damaged; nothing was queued.
+        LaunchError: The scheduler refuses a job.
+    """
+    from hpctrain.config.compose_call import composed
+    from hpctrain.launch.sweep import Sweep
+    from hpctrain.launch.table import say
+    from hpctrain.secrets import mask
+
+    with _private_files(), composed(overrides, config_dir) as call:
+        sweep = Sweep(call.folder, local=call.local)
+        for run in call.runs:
+            sweep.add(run, call.composer.typed)
+        for line in call.composer.notes:
+            say(mask(line))
+        dry_run = any(entry.config.launch.dry_run for entry in sweep.entries)
+        sweep.folder.mkdir(parents=True, exist_ok=True)
+        sweep.submit()
+    return [] if dry_run else sweep.jobs()
+
+
+def train(*overrides: str, config_dir: Folder | None = None) -> float | None:
+    """Train one run here as `python -m hpctrain OVERRIDES` does, with the ranks that were started.
+
+    Call it in the main thread: Ctrl-C then saves a checkpoint, and the same call goes on from it.
+
+    Args:
+        *overrides: As on the command line.
+        config_dir: A folder with more configs, as `--config-dir`.
+
+    Returns:
+        The last value of the config key `metric`; None if the run has not measured it.
+
+    Raises:
+        ConfigError: An override is wrong, they give several runs, or this is another thread.
+        KeyboardInterrupt: The run was stopped by Ctrl-C and has saved.
+        LaunchError: The run was stopped by another signal or a stop request, and has saved.
+    """
+    from hpctrain.cli import train_here
+    from hpctrain.config.compose_call import composed
+    from hpctrain.launch.jobs import outcome
+
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigError("hpctrain.train must be called in the main thread, which gets signals")
+    with composed(overrides, config_dir) as call:
+        if len(call.runs) != 1:
+            raise ConfigError(
+                f"{' '.join(overrides)}: {len(call.runs)} runs; train runs one, submit several"
+            )
+        config = call.composer.typed(call.runs[0])
+    with _private_files():
+        run, code = train_here(config, [])
+    if code == 130:
+        raise KeyboardInterrupt(f"{run.name} has saved; the same call goes on from there")
+    return outcome(run, config.metric)
+
+
+def load_run(path: Folder) -> LoadedRun:
+    """Open a run directory to look at it.
+
+    Args:
+        path: The run directory.
+
+    Returns:
+        An object with `config`, `metrics` (a DataFrame), `result`, `state` and `model()`.
+
+    Raises:
+        StorageError: It is no run directory, or it is damaged.
+    """
+    from pathlib import Path
+
+    from hpctrain.job.loaded import LoadedRun
+
+    return LoadedRun(Path(path))
+
+
+def submit_function(
+    function: Callable[..., Any],
+    *args: Any,
+    nodes: int = 1,
+    tasks_per_node: int = 1,
+    overrides: Sequence[str] = (),
+    config_dir: Folder | None = None,
+    **kwargs: Any,
+) -> FunctionJob:
+    """Run a function as the ranks of a job, from a copy of the code.
+
+    Each rank calls the function with the same arguments. It can call
+    `torch.distributed.init_process_group`: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and the like
+    are set. A job that is preempted starts again from the beginning.
+
+    Args:
+        function: A function that `import` finds: at the top of a module, not in a notebook or in
+            the program itself.
+        *args: Arguments of the function: None, bool, int, float, str, and lists, tuples and dicts
+            of these, and paths. The result may have the same types; NumPy's and torch's values
+            become numbers and lists.
+        nodes: The number of nodes.
+        tasks_per_node: The number of ranks on each node.
+        overrides: More keys, of `launch`, `site`, `name` and `output_dir`, as on the command line.
+        config_dir: A folder with more configs, as `--config-dir`.
+        **kwargs: Keyword arguments of the function.
+
+    Returns:
+        A job of submitit. `result()` waits and returns the result of rank 0; `results()` returns
+        those of all ranks.
+
+    Raises:
+        ConfigError: The function cannot be imported, an argument has another type, or an override
+            is wrong; nothing was queued.
+        LaunchError: The scheduler refuses the job.
+    """
+    from hpctrain.launch import function as functions
+
+    shape = [f"launch.nodes={nodes}", f"launch.tasks_per_node={tasks_per_node}"]
+    with _private_files():
+        config = functions.compose([*shape, *overrides], config_dir)
+        return functions.submit(config, function, args, kwargs)
+
+
+@contextmanager
+def _private_files() -> Iterator[None]:
+    """Write files with the umask of the command line (HPCTRAIN_UMASK)."""
+    from hpctrain.cli import umask
+
+    before = os.umask(umask())
+    try:
+        yield
+    finally:
+        os.umask(before)

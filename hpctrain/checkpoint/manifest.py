@@ -1,0 +1,173 @@
+"""The manifest of a checkpoint: what it holds, and the size and digest of every file.
+
+    checkpoints/step-00000200/manifest.json
+    {"version": 2, "step": 200, "time": 1.7e9, "world_size": 4, "layout": {"dp_shard": 4},
+     "progress": {"step": 200, "data": {"consumed": 12800}, …},
+     "files": {"__0_0.distcp": {"bytes": 51343, "xxh3_128": "…"}, …},
+     "digest": "xxh3_128:…"}
+
+The digest covers every byte before it, and the bytes after it are known, so a flipped bit is seen
+wherever it is. Checkpoints of version 1 have no digest; no single bit turns a 2 into a 1.
+
+This module does not import torch, because commands on a login node read manifests, too.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from hpctrain.disk import sync
+from hpctrain.errors import StorageError
+
+log = logging.getLogger(__name__)
+
+NAME = "manifest.json"
+Progress = dict[str, Any]
+_DIGEST = b',\n "digest": "xxh3_128:%s"\n}\n'
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of a manifest.
+
+    Attributes:
+        step: Global step.
+        world_size: The number of ranks that have saved it.
+        progress: Everything else that the run needs to continue.
+        files: Size and digest of each file, by name: `bytes` and `xxh3_128`.
+        time: When it was saved, in seconds since the epoch.
+        layout: The degrees of parallelism, without those that are 1; None in version 1.
+    """
+
+    step: int
+    world_size: int
+    progress: Progress
+    files: Mapping[str, Mapping[str, Any]]
+    time: float
+    layout: Mapping[str, int] | None
+
+    def write(self, checkpoint: Path) -> None:
+        """Write and sync the manifest in the folder of a checkpoint."""
+        text = json.dumps({"version": 2, **asdict(self)}, indent=1)
+        path = checkpoint / NAME
+        path.write_bytes(_sealed(text.removesuffix("\n}").encode()))
+        sync(path)
+
+    @classmethod
+    def read(cls, checkpoint: Path) -> Manifest:
+        """Read the manifest in the folder of a checkpoint.
+
+        Raises:
+            StorageError: It is missing or damaged.
+        """
+        path = checkpoint / NAME
+        try:
+            return cls.parse(path.read_bytes(), path.stat().st_mtime)
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be read ({error.strerror})") from error
+        except ValueError as error:
+            raise StorageError(f"{path}: damaged ({error})") from error
+
+    @classmethod
+    def parse(cls, content: bytes, changed: float) -> Manifest:
+        """Return the manifest with this content.
+
+        Args:
+            content: The bytes of the file.
+            changed: When the file was last changed; version 1 has no time.
+
+        Raises:
+            ValueError: It is damaged.
+        """
+        try:
+            found = json.loads(content)
+            if found.get("version") != 1:
+                if content != _sealed(content.rpartition(_DIGEST.partition(b"%s")[0])[0]):
+                    raise ValueError("it does not fit its digest")
+                if found["version"] != 2:
+                    raise ValueError(f"version {found['version']} is of a newer release")
+            files = {str(name): dict(facts) for name, facts in found["files"].items()}
+            if outside := [name for name in files if Path(name).name != name]:
+                raise ValueError(f"{outside[0]} is not a file of this checkpoint")
+            return cls(
+                int(found["step"]),
+                int(found["world_size"]),
+                dict(found["progress"]),
+                files,
+                float(found.get("time", changed)),
+                found.get("layout"),
+            )
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+
+    @property
+    def size(self) -> int:
+        """The size of all files in bytes."""
+        return sum(int(facts["bytes"]) for facts in self.files.values())
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the folders of the committed checkpoints of a run, the newest first.
+
+    Args:
+        folder: The folder that holds one folder for each checkpoint.
+    """
+    return sorted(folder.glob("step-????????"), reverse=True)
+
+
+def newest_intact(folder: Path) -> Path | None:
+    """Return the newest intact checkpoint; None if there are no checkpoints.
+
+    Raises:
+        StorageError: There are checkpoints, but none is intact.
+    """
+    found = checkpoints(folder)
+    for path in found:
+        problem = damage(path)
+        if not problem:
+            return path
+        log.warning("%s is not intact (%s); trying the one before", path, problem)
+    if found:
+        raise StorageError(
+            f"{folder}: no checkpoint is intact; see the warnings above (if none can be brought "
+            "back, remove them: train.from_scratch=true then starts at step 0)"
+        )
+    return None
+
+
+def damage(checkpoint: Path) -> str:
+    """Return what is wrong with the files of a checkpoint, with the name of one; "" if nothing."""
+    try:
+        for name, facts in Manifest.read(checkpoint).files.items():
+            if (size := (checkpoint / name).stat().st_size) != facts["bytes"]:
+                return f"{name} has {size} bytes instead of {facts['bytes']}"
+            if digest(checkpoint / name) != facts["xxh3_128"]:
+                return f"the content of {name} has changed"
+    except StorageError as error:
+        return str(error).removeprefix(f"{checkpoint}/")
+    except OSError as error:
+        return f"{Path(error.filename).name}: {error.strerror}"
+    except KeyError as error:
+        return f"{NAME} has no {error} of {name}"
+    return ""
+
+
+def digest(path: Path) -> str:
+    """Return the xxh3_128 digest of a file."""
+    hashed = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            hashed.update(block)
+    return hashed.hexdigest()
+
+
+def _sealed(body: bytes) -> bytes:
+    """Return the content of a manifest: the JSON object up to its digest, and the digest."""
+    return body + _DIGEST.replace(b"%s", xxhash.xxh3_128_hexdigest(body).encode())

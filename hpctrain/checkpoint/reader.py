@@ -1,0 +1,170 @@
+"""Reads checkpoints of torch.distributed.checkpoint (DCP) without running code from them.
+
+    .metadata       a pickle: only DCP's own classes, dtypes and sizes are made from it
+    __0_0.distcp    tensors, and pickles of other objects: read by torch.load with weights_only
+
+DCP itself unpickles `.metadata` and objects as they come, and a pickle can call any function. A
+checkpoint may be somebody else's, and a digest only shows that it is as its writer left it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import pickle
+import re
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import metadata as classes
+from torch.distributed.checkpoint._traverse import set_element
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.futures import Future
+
+from hpctrain.errors import StorageError
+
+_DCP = (
+    *(classes.Metadata, classes.StorageMeta, classes.MetadataIndex, classes.ChunkStorageMetadata),
+    *(classes.TensorStorageMetadata, classes.TensorProperties, classes.BytesStorageMetadata),
+    *(classes._MEM_FORMAT_ENCODING, _StorageInfo),
+)
+_ALLOWED: dict[tuple[str, str], Any] = {
+    **{(made.__module__, made.__name__): made for made in _DCP},
+    **{("torch", name): v for name, v in vars(torch).items() if isinstance(v, torch.dtype)},
+    ("torch", "Size"): torch.Size,
+}
+_LAYOUTS = {str(value): value for value in vars(torch).values() if isinstance(value, torch.layout)}
+
+
+class Reader(dcp.FileSystemReader):
+    """A reader of one checkpoint, for `dcp.load`.
+
+    Args:
+        checkpoint: The folder of the checkpoint.
+
+    Attributes:
+        saved: What is known of each entry of the saved state, by its dotted name.
+
+    Raises:
+        StorageError: `.metadata` cannot be read, or holds anything but DCP's metadata.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        super().__init__(checkpoint)
+        self._folder, self._metadata = checkpoint, _read_metadata(checkpoint / ".metadata")
+        self.saved = self._metadata.state_dict_metadata
+
+    def load(self, state: dict[str, Any], *, no_dist: bool = False) -> None:
+        """Load into the tensors of `state`, in place; other objects are replaced.
+
+        Args:
+            state: A part of what was saved. All ranks call this with the same names.
+            no_dist: Whether this process loads alone.
+
+        Raises:
+            StorageError: A file cannot be read, or holds an object that could run code.
+        """
+        with warnings.catch_warnings():
+            # torch says that there is no process group, even with no_dist.
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            try:
+                dcp.load(state, storage_reader=self, planner=_Planner(), no_dist=no_dist)
+            except dcp.api.CheckpointException as error:
+                first = next(iter(error.failures.values()))[0]
+                if isinstance(first, StorageError):
+                    raise first from None
+                raise
+
+    def read_metadata(self, *_: Any, **__: Any) -> classes.Metadata:
+        """Return the metadata, which was read before."""
+        return self._metadata
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what the plan says, one file after the other."""
+        items: dict[str, list[ReadItem]] = defaultdict(list)
+        for item in plan.items:
+            items[self.storage_data[item.storage_index].relative_path].append(item)
+        for name, part in items.items():
+            try:
+                super().read_data(dataclasses.replace(plan, items=part), planner)
+            except pickle.UnpicklingError as error:
+                found = re.search(r"(?:GLOBAL|global:?) `?([\w.]+)", str(error))
+                what = f" ({found[1]})" if found else ""
+                raise StorageError(
+                    f"{self._folder / name}: it holds an object{what} that could run code when it "
+                    "is loaded, so it is not; torch.serialization.add_safe_globals in a module of "
+                    "yours allows a class that you trust"
+                ) from error
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+
+class _Planner(DefaultLoadPlanner):
+    """DCP's planner, but objects that are no tensors are loaded as safely as tensors are."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        content = torch.load(value, weights_only=True)
+        place = self.mappings[read_item.dest_index.fqn]
+        set_element(self.original_state_dict, place, content)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes only the objects that DCP's metadata consists of."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _ALLOWED:
+            return _ALLOWED[module, name]
+        if (module, name) == ("torch.serialization", "_get_layout"):
+            return _LAYOUTS.get
+        if module.startswith("pathlib") and name == "PosixPath":
+            return lambda *parts: "/".join(parts)  # the folder where it was saved
+        raise pickle.UnpicklingError(
+            f"it names {module}.{name}, which is no part of DCP's metadata"
+        )
+
+
+def _read_metadata(path: Path) -> classes.Metadata:
+    """Return the content of a file `.metadata`.
+
+    Raises:
+        StorageError: It cannot be read, or holds anything but DCP's metadata.
+    """
+    before = {made: dict(vars(made)) for made in _DCP}
+    try:
+        try:
+            with path.open("rb") as file:
+                found = _Unpickler(file).load()
+        finally:
+            touched = [name for made in _DCP for name in _restore(made, before[made])]
+        if touched:
+            raise pickle.UnpicklingError(f"it changes the attribute {touched[0]} of a class")
+        if not isinstance(found, classes.Metadata):
+            raise pickle.UnpicklingError(f"it holds a {type(found).__name__}")
+        names = {part.relative_path for part in found.storage_data.values()}
+        if outside := [name for name in names if Path(name).name != name]:
+            raise pickle.UnpicklingError(f"it refers to {outside[0]}, outside of the checkpoint")
+        return found
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read ({error.strerror})") from error
+    except Exception as error:  # whatever a stream of random bytes leads to
+        reason = f"{error}" if isinstance(error, pickle.UnpicklingError) else repr(error)
+        raise StorageError(f"{path}: not the metadata of a checkpoint: {reason}") from error
+
+
+def _restore(made: type, before: dict[str, Any]) -> Iterator[str]:
+    """Undo changes of a class, whose attributes a pickle may set; yield their names."""
+    for name, value in dict(vars(made)).items():
+        if name not in before:
+            delattr(made, name)
+            yield name
+        elif value is not before[name]:
+            setattr(made, name, before[name])
+            yield name

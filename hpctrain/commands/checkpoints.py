@@ -1,0 +1,165 @@
+"""`python -m hpctrain checkpoints [RUN|SWEEP...]`: list the checkpoints of runs, or verify them.
+
+The manifest of a checkpoint says everything but whether its files are as they were written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from hpctrain.checkpoint.manifest import Manifest, checkpoints, damage
+from hpctrain.commands.facts import Facts
+from hpctrain.commands.select import add_arguments, select
+from hpctrain.commands.state import metric
+from hpctrain.errors import StorageError
+
+_COLUMNS = ("run", "step", "epoch", "saved", "size", "ranks", "kept", "metric", "files")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One checkpoint.
+
+    Attributes:
+        run: Its run.
+        path: Its folder.
+        manifest: None if it cannot be read.
+        kept: Why it is kept: it is the latest, or a spare one in case a newer one is damaged.
+        problem: What is wrong, with the name of a file; "" if nothing, None if it is not known.
+    """
+
+    run: Facts
+    path: Path
+    manifest: Manifest | None
+    kept: str
+    problem: str | None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last value of every metric when it was saved."""
+        return dict(self.manifest.progress.get("metrics", {})) if self.manifest else {}
+
+    @property
+    def metric(self) -> tuple[str, float] | None:
+        """Name and value of the main metric of the run; None without one."""
+        saved = {"metric": self.run.progress.get("metric", ""), "metrics": self.metrics}
+        return metric(Facts(self.path, progress=saved))
+
+    def cells(self) -> list[Text]:
+        """Return the cells, one for each of _COLUMNS."""
+        step, found, main_metric = self.path.name.removeprefix("step-"), self.manifest, self.metric
+        epoch = self.metrics.get("train/epoch")
+        degrees = (found.layout if found else None) or {}
+        layout = ", ".join(f"{name} {size}" for name, size in degrees.items())
+        saved = f"{datetime.fromtimestamp(found.time):%d %b %H:%M}" if found else ""
+        state = {None: "", "": "intact"}.get(self.problem, f"DAMAGED: {self.problem}")
+        return [
+            Text(self.run.name, no_wrap=True),
+            Text(f"{int(step):,}"),
+            Text("" if epoch is None else f"{epoch:g}"),
+            Text(saved, no_wrap=True),
+            Text(decimal(found.size) if found else "", no_wrap=True),
+            Text(f"{found.world_size}" + f" ({layout})" * bool(layout) if found else ""),
+            Text(self.kept),
+            Text("" if main_metric is None else "{} {:.4g}".format(*main_metric)),
+            Text(state, style="red" if self.problem else "green"),
+        ]
+
+    def facts(self) -> dict[str, Any]:
+        """Return the row for --json."""
+        found, main_metric = self.manifest, self.metric
+        return {
+            "run": str(self.run.path),
+            "checkpoint": str(self.path),
+            "step": int(self.path.name.removeprefix("step-")),
+            "epoch": self.metrics.get("train/epoch"),
+            "time": found and found.time,
+            "bytes": found and found.size,
+            "ranks": found and found.world_size,
+            "layout": found and found.layout,
+            "kept": self.kept,
+            "metric": main_metric and main_metric[0],
+            # JSON has no NaN.
+            "metrics": {k: v if math.isfinite(v) else None for k, v in self.metrics.items()},
+            "problem": self.problem,
+        }
+
+
+def main(argv: list[str]) -> int:
+    """Print the table; return the exit code: 1 if a checkpoint is damaged."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hpctrain checkpoints",
+        description="List the checkpoints of runs, the newest first: step, epoch, time, size, "
+        "ranks, why it is kept, metric. The exit code is 1 if one is damaged.",
+    )
+    add_arguments(parser, "default: all")
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="read all files and compare their digests; without it only the manifests are read",
+    )
+    options = parser.parse_args(argv)
+    rows = [
+        row
+        for path in select(options.dir, options.runs)
+        for row in look(Facts.read(path), verify=options.verify)
+    ]
+    if options.json:
+        print(json.dumps([row.facts() for row in rows]))
+    else:
+        _show(rows)
+    damaged = [row for row in rows if row.problem]
+    for row in damaged:
+        print(f"damaged: {row.path}: {row.problem}", file=sys.stderr)
+    return 1 if damaged else 0
+
+
+def look(run: Facts, *, verify: bool) -> list[Row]:
+    """Return the checkpoints of a run, the newest first.
+
+    Args:
+        run: The run.
+        verify: Whether to read all files.
+    """
+    rows = []
+    for number, path in enumerate(checkpoints(run.path / "checkpoints")):
+        manifest, problem = None, damage(path) if verify else None
+        try:
+            manifest = Manifest.read(path)
+        except StorageError as error:
+            problem = str(error).removeprefix(f"{path}/")
+        rows.append(Row(run, path, manifest, "spare" if number else "latest", problem))
+    return rows
+
+
+def _show(rows: list[Row]) -> None:
+    if not rows:
+        print("no checkpoints here")
+        return
+    names = {row.run.name for row in rows}
+    noun = "checkpoint" if len(rows) == 1 else "checkpoints"
+    size = decimal(sum(row.manifest.size for row in rows if row.manifest))
+    where = f"{rows[0].run.name}: " if len(names) == 1 else ""
+    print(f"{where}{len(rows)} {noun}, {size}")
+    cells = [row.cells() for row in rows]
+    # The name of the only run stands above the table.
+    shown = range(1 if len(names) == 1 else 0, len(_COLUMNS))
+    kept = [n for n in shown if any(row[n].plain for row in cells)]
+    table = Table(*(_COLUMNS[n] for n in kept))
+    for row in cells:
+        table.add_row(*(row[n] for n in kept))
+    console = Console()
+    console = console if console.is_terminal else Console(width=240)
+    console.print(table)

@@ -1,0 +1,81 @@
+"""The keys of hydra-submitit-launcher, read as the keys of `launch` and `site`.
+
+    hydra.launcher.timeout_min=60 ── read() ── launch.time_min=60
+
+So commands and experiments that were written for that launcher keep working.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+from hpctrain.config.schema import SiteConfig
+
+READ_AS = {
+    "nodes": "launch.nodes",
+    "tasks_per_node": "launch.tasks_per_node",
+    "cpus_per_task": "launch.cpus_per_task",
+    "gpus_per_node": "launch.gpus_per_node",
+    "mem_gb": "launch.mem_gb",
+    "timeout_min": "launch.time_min",
+    "signal_delay_s": "launch.warn_s",
+    "array_parallelism": "launch.max_running",
+    "name": "name",
+    "partition": "site.partition",
+    "account": "site.account",
+    "qos": "site.qos",
+    "constraint": "site.constraint",
+    "setup": "site.setup",
+    "srun_args": "site.srun",
+    "comment": "site.sbatch.comment",
+    "exclude": "site.sbatch.exclude",
+    "gres": "site.sbatch.gres",
+}
+# These have no effect, and need none.
+NOT_NEEDED = {
+    "max_num_timeout": "a run is requeued at its time limit as long as it makes progress",
+    "submitit_folder": "the logs are in the run directories",
+    "stderr_to_stdout": "the log of each rank has both streams",
+}
+INSTEAD = {
+    "cpus_per_gpu": "launch.cpus_per_task",
+    "gpus_per_task": "launch.gpus_per_node with site.gpu_option=gpus-per-task",
+    "mem_per_cpu": "launch.mem_gb with site.memory_option=mem-per-cpu",
+    "mem_per_gpu": "launch.mem_gb with site.memory_option=mem-per-gpu",
+    "use_srun": "nothing: srun always starts the ranks",
+}
+_EXTRA = "additional_parameters"
+
+
+def read(launcher: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """Yield the keys that are given, as our keys.
+
+    Args:
+        launcher: The section `hydra.launcher`, with plain values. Null means not given.
+
+    Yields:
+        Our dotted key ("" if the key has no effect), the value, and a line for the user.
+    """
+    for name, value in launcher.items():
+        line = f"hydra.launcher.{name}={value}"
+        if value is None:
+            continue
+        if name in READ_AS:
+            yield READ_AS[name], value, f"{line} is read as {READ_AS[name]}={value}"
+        elif name in NOT_NEEDED:
+            yield "", value, f"{line} is not needed: {NOT_NEEDED[name]}"
+    for option, value in (launcher.get(_EXTRA) or {}).items():
+        named = str(option).replace("-", "_")
+        is_key = named in {member.name for member in fields(SiteConfig)}
+        key = f"site.{named}" if is_key else f"site.sbatch.{option}"
+        yield key, value, f"hydra.launcher.{_EXTRA}.{option}={value} is read as {key}={value}"
+
+
+def unknown(name: str) -> str:
+    """Return the error text for a key of `hydra.launcher` that is not read."""
+    if name in INSTEAD:
+        return f"hydra.launcher.{name}: use {INSTEAD[name]}"
+    listed = ", ".join([*READ_AS, _EXTRA, *NOT_NEEDED])
+    return f"unknown key hydra.launcher.{name}: of submitit's keys these are read: {listed}"

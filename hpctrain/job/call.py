@@ -1,0 +1,61 @@
+"""`python -m hpctrain call FOLDER`: one rank of a function job calls its function."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import ConfigError
+from hpctrain.runs.call import Call, encode, read_results, result_file, write_result
+from hpctrain.secrets import mask
+
+
+def main(argv: list[str]) -> int:
+    """Call the function and write its result; return the exit code."""
+    if len(argv) != 1:
+        raise ConfigError("call takes one argument: python -m hpctrain call FOLDER")
+    folder = Path(os.path.realpath(argv[0]))
+    ranks = RankInfo.from_env()
+    found = read_results(folder, ranks.world_size)
+    if len(found) == ranks.world_size and all("value" in content for _, content in found):
+        return 0  # Slurm has requeued the job although all ranks were done
+    result_file(folder, ranks.rank).unlink(missing_ok=True)
+    os.environ.update(torch_variables(ranks))
+    try:
+        call = Call.read(folder)
+        value = encode(call(), f"the result of {call.module}.{call.name}")
+    except BaseException as error:
+        text = mask("".join(_own_frames(error)))
+        print(text, end="", file=sys.stderr)
+        write_result(folder, ranks.rank, {"error": text})
+        return 1
+    write_result(folder, ranks.rank, {"value": value})
+    return 0
+
+
+def _own_frames(error: BaseException) -> list[str]:
+    """Return the lines of the traceback without the frames of hpctrain at its start."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_globals.get("__name__") in (
+        __name__,
+        Call.__module__,
+    ):
+        frame = frame.tb_next
+    return traceback.format_exception(type(error), error, frame)
+
+
+def torch_variables(ranks: RankInfo) -> dict[str, str]:
+    """Return the variables that `torch.distributed.init_process_group` reads."""
+    return {
+        "RANK": str(ranks.rank),
+        "WORLD_SIZE": str(ranks.world_size),
+        "LOCAL_RANK": str(ranks.local_rank),
+        "LOCAL_WORLD_SIZE": str(ranks.local_world_size),
+        "GROUP_RANK": str(ranks.node_rank),
+        "GROUP_WORLD_SIZE": str(ranks.num_nodes),
+        "MASTER_ADDR": ranks.master_addr,
+        "MASTER_PORT": str(ranks.master_port),
+    }

@@ -1,0 +1,118 @@
+"""Look at a run from Python: its config, its metrics, and its model with trained weights."""
+
+from __future__ import annotations
+
+import sys
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.checkpoint.manifest import checkpoints, damage, newest_intact
+from hpctrain.config.frozen import load
+from hpctrain.errors import StorageError
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.tracking import journal
+
+if TYPE_CHECKING:
+    import pandas as pd  # type: ignore[import-untyped]
+    from torch import nn
+
+
+class LoadedRun:
+    """A run directory, read-only.
+
+    Args:
+        path: The run directory.
+
+    Attributes:
+        path: The absolute path of the run directory.
+        config: The frozen config.
+
+    Raises:
+        StorageError: It is no run directory, or it is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._run = RunDir.open(path)
+        self.path, self.config = self._run.path, load(self._run.config_file)
+
+    def __repr__(self) -> str:
+        return f"<run {self._run.name}: {self.state}>"
+
+    @property
+    def state(self) -> str:
+        """The state that run.json has; "running" is wrong if the process was killed."""
+        return str(self._run.read().get("state", "created"))
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The last step and the last metrics of a finished run; empty for other runs."""
+        return self._run.read().get("result") or {}
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """All tracked metrics, one row for each value, with the columns step, key and value.
+
+        They come from the journal, without a server. Metrics that a resumed attempt has superseded
+        are left out. `metrics.pivot(index="step", columns="key", values="value")` has one column
+        for each key.
+        """
+        import pandas as pd
+
+        records: list[journal.Record] = []
+        for record in journal.read_all(journal.journal_path(self.path)):
+            if record.body["kind"] == "superseded":
+                first, end = record.body["from"], record.body["to"]
+                records = [each for each in records if not first <= each.start < end]
+            elif record.body["kind"] == "metrics":
+                records.append(record)
+        values = {
+            (int(record.body["step"]), key): journal.decode(value)
+            for record in records
+            for key, value in record.body["metrics"].items()
+        }
+        rows = [(step, key, values[step, key]) for step, key in sorted(values)]
+        return pd.DataFrame(rows, columns=["step", "key", "value"])
+
+    @cached_property
+    def checkpoints(self) -> list[int]:
+        """The steps of the checkpoints, in order."""
+        return sorted(int(path.name[5:]) for path in checkpoints(self._run.checkpoints))
+
+    def model(self, step: int | None = None) -> nn.Module:
+        """Return the model with the weights of a checkpoint, in eval mode, on the CPU.
+
+        Its class is imported as by any Python code here. If that fails, it is imported from the
+        copy of the code that the run was submitted with.
+
+        Args:
+            step: The step of the checkpoint. None means the newest one that is intact.
+
+        Raises:
+            ConfigError: The model cannot be built.
+            StorageError: The checkpoint is missing or damaged.
+        """
+        from hpctrain.job.build import _make
+        from hpctrain.job.generate import load_weights
+
+        if step is None:
+            checkpoint = newest_intact(self._run.checkpoints)
+        else:
+            checkpoint = self._run.checkpoints / f"step-{step:08d}"
+            if checkpoint.is_dir() and (problem := damage(checkpoint)):
+                raise StorageError(f"{checkpoint} is not intact: {problem}")
+        if checkpoint is None or not checkpoint.is_dir():
+            listed = ", ".join(map(str, self.checkpoints)) or "none"
+            which = "no checkpoint" + ("" if step is None else f" of step {step}")
+            raise StorageError(f"{self.path}: {which}; there are: {listed}")
+        sys.path += [folder for folder in self._code() if folder not in sys.path]
+        model: nn.Module = _make("model", self.config.model)
+        load_weights(model, checkpoint)
+        return model.eval()
+
+    def _code(self) -> list[str]:
+        from hpctrain.runs.snapshot import Snapshot
+
+        digest = self._run.read().get("code")
+        kept = Snapshot.load(self.path.parent / "code" / str(digest)) if digest else None
+        return [str(folder) for folder in kept.pythonpath] if kept else []

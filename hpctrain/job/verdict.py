@@ -1,0 +1,90 @@
+"""Decide what happens to a job whose ranks have ended with an error.
+
+    batch script ── srun ── ranks
+         │            └── exit code other than 0
+         ├── python -m hpctrain.job.verdict RUN_DIR CODE   prints `requeue`, `cancel` or nothing
+         └── scontrol requeue, or scancel
+
+A rank that is killed, for example by the host's out-of-memory killer, can neither requeue its job
+nor say why it ended, and Slurm only counts the job as failed. So the batch script requeues it. A
+run that fails by an error of its own is not requeued, since the error would come again.
+
+The batch script calls Slurm's commands, because this program may run in a container without them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import StorageError
+from hpctrain.job.requeue import may_requeue
+from hpctrain.runs import failure, stop_request
+from hpctrain.runs.run_dir import RunDir
+
+log = logging.getLogger(__name__)
+
+
+def verdict(run: RunDir, code: int, job_id: str, restart_count: int) -> str:
+    """Return what the batch script must do with its job, and record what has happened.
+
+    Args:
+        run: The run directory. None of its ranks is alive.
+        code: The exit code of srun, which is not 0.
+        job_id: As `squeue` takes it.
+        restart_count: How often Slurm has restarted the job.
+
+    Returns:
+        "requeue"; "cancel", with which Slurm shows the job as cancelled and not as failed; or "".
+    """
+    run.update()  # NFS caches the content of a folder until the client writes there
+    record = run.read()
+    submitted = (record.get("submission") or {}).get("time", 0.0)
+    cancelled = stop_request.read(run.path, since=submitted) is not None
+    attempt: dict[str, Any] = (record["attempts"] or [{}])[-1]
+    if (attempt.get("job_id"), attempt.get("restart_count")) != (job_id, restart_count):
+        attempt = {}  # the ranks ended before rank 0 has begun an attempt
+    state = record["state"] if attempt else ""
+    last = run.last_checkpoint()
+    first = int(attempt.get("first_step", last))
+    if state == "interrupted":  # rank 0 has saved
+        if cancelled:
+            return "cancel"
+        # While it runs, the job was not requeued: not for long enough without a step, or in vain.
+        again = attempt["reason"] != "SIGINT" and may_requeue(restart_count, first, last)
+        return "requeue" if again else ""
+    if code <= 128 or state == "finished" or failure.read(run.path, job_id, restart_count):
+        return ""
+    if not attempt:
+        run.begin_attempt(job_id=job_id, restart_count=restart_count, launcher="slurm")
+    killed = f"a rank was killed (exit code {code})"
+    if cancelled or may_requeue(restart_count, first, last):
+        run.end_attempt("interrupted", reason=killed, step=last)
+        log.error("%s: the run goes on from its checkpoint of step %d", killed, last)
+        return "cancel" if cancelled else "requeue"
+    error = (
+        f"{killed}, and no checkpoint was saved since the last restart: not requeued. If the host "
+        "had no memory left, raise launch.mem_gb; `resume` starts the run again"
+    )
+    run.end_attempt("failed", error=error)
+    log.error("%s", error)
+    return ""
+
+
+def main(argv: list[str]) -> int:
+    """Print the verdict on the run directory and the exit code in `argv`."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    job = RankInfo.from_env(os.environ | {"HPCTRAIN_LAUNCHER": "single"})
+    try:
+        print(verdict(RunDir.open(Path(argv[0])), int(argv[1]), job.job_id, job.restart_count))
+    except StorageError as error:  # the ranks have told it, too
+        log.error("%s", error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

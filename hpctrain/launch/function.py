@@ -1,0 +1,235 @@
+"""Submit any importable function as the ranks of a job.
+
+submit(config, f, args, kwargs) ── call.json, our script ── sbatch ── FunctionJob
+each rank: python -m hpctrain call FOLDER ── results/RANK.json ── job.results()
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from submitit import LocalJob, SlurmJob
+
+from hpctrain.config.compose_call import composed
+from hpctrain.config.frozen import from_omegaconf
+from hpctrain.config.schema import Config
+from hpctrain.config.validate import validate_job
+from hpctrain.disk import write_atomically
+from hpctrain.errors import ConfigError, HpctrainError, LaunchError, StorageError
+from hpctrain.launch import local, queue, slurm
+from hpctrain.launch.executor import Executor, LocalExecutor
+from hpctrain.launch.jobs import FailedError, RunJob, RunPaths
+from hpctrain.launch.script import sbatch_script
+from hpctrain.launch.submit_lock import submit_lock
+from hpctrain.runs import snapshot
+from hpctrain.runs.call import Call, decode, read_results
+
+_SECTIONS = ("launch", "site", "network", "name", "output_dir")
+
+
+def compose(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None = None) -> Config:
+    """Return a config whose sections `launch` and `site` have these overrides.
+
+    Raises:
+        ConfigError: An override is wrong, or is none of a job without a training.
+    """
+    for text in overrides:
+        key = re.split(r"[.=@]", str(text).lstrip("+~"), maxsplit=1)[0]
+        if key not in (*_SECTIONS, "hydra/launcher", "hydra"):
+            raise ConfigError(f"{text}: for a function there are {', '.join(_SECTIONS)}")
+    with composed(overrides, config_dir) as call:
+        if len(call.runs) != 1:
+            raise ConfigError(f"{' '.join(overrides)}: {len(call.runs)} jobs; give single values")
+        node = call.composer(call.runs[0])
+        config = from_omegaconf(OmegaConf.masked_copy(node, list(_SECTIONS)))
+        config.data.path = config.output_dir
+    validate_job(config, _SECTIONS)
+    if len(config.launch.node_numbers) > 1:
+        raise ConfigError(f"launch.nodes={config.launch.nodes}: a function needs one number")
+    return config
+
+
+def submit(
+    config: Config,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> FunctionJob | LocalFunctionJob:
+    """Write the call and the script, and submit it; without a cluster, start it here.
+
+    Raises:
+        ConfigError: The function or an argument cannot be written; nothing was queued.
+        LaunchError: The scheduler refuses the job.
+        StorageError: There is no permission or no space.
+    """
+    call = Call.of(function, args, kwargs)
+    if config.name == Config().name:
+        config.name = re.sub(r"[^A-Za-z0-9]", "-", call.name).strip("-")[:64]
+    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f")
+    folder = Path(config.output_dir) / "functions" / f"{stamp}-{config.name}"
+    code = snapshot.take(config)
+    ranks = config.asked_world_sizes[0]
+    cluster = slurm.available()
+    if not cluster:
+        local.check(config)
+    script = sbatch_script(
+        config, folder, 1, pythonpath=code.pythonpath if code else (), command="call"
+    )
+    try:
+        with submit_lock([Path(config.output_dir)]) as locks:
+            for name in ("logs", "results", "batch"):
+                (folder / name).mkdir(parents=True)
+            if code:
+                code.write()
+            call.write(folder, code.digest if code else None)
+            if not cluster:
+                command = [sys.executable, "-u", "-m", "hpctrain", "call", str(folder)]
+                job_id, process = LocalExecutor(config, folder / "logs", code).start(command)
+                return LocalFunctionJob(folder, job_id, ranks, process)
+            (folder / "tasks").write_bytes(os.fsencode(f"{folder}\n"))
+            (folder / "job.sh").write_text(script)
+            array = Executor(folder / "job.sh", config, locks).submit_script()
+            write_atomically(folder / "job_id", array + "\n")
+    except queue.UnreachableError:
+        raise  # the job may be queued
+    except LaunchError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot be written ({error.strerror})") from error
+    return FunctionJob(folder, f"{array}_0", ranks)
+
+
+class _FunctionJob:
+    """What function jobs have in common, on Slurm and on this machine."""
+
+    _folder: Path
+    _ranks: int
+    _paths: RunPaths
+
+    def results(self) -> list[Any]:
+        """Wait for the end of the job and return the results of all ranks, in their order.
+
+        Raises:
+            LaunchError: The function has raised an exception, whose traceback is in the message; or
+                the job has ended without a result.
+        """
+        self.wait()  # type: ignore[attr-defined]
+        found = read_results(self._folder, self._ranks)
+        # A failure of one rank makes others fail later.
+        failed = [(each["time"], rank, each["error"]) for rank, each in found if "error" in each]
+        if failed:
+            _, rank, trace = min(failed)
+            raise FailedError(f"{self._folder.name}, rank {rank}:\n{trace}")
+        if missing := set(range(self._ranks)) - {rank for rank, _ in found}:
+            state = self.state  # type: ignore[attr-defined]
+            raise FailedError(
+                f"{self._folder.name}: rank {min(missing)} has left no result, the job is {state}: "
+                f"see {self._paths.folder}"
+            )
+        return [decode(each["value"]) for _, each in found]
+
+    def result(self) -> Any:
+        """Wait for the end of the job and return the result of rank 0; see `results`."""
+        return self.results()[0]
+
+    def exception(self) -> HpctrainError | None:
+        """Wait for the end of the job and return the error that `results` would raise, or None."""
+        try:
+            self.results()
+        except HpctrainError as error:
+            return error
+        return None
+
+    def stdout(self) -> str | None:
+        """Return the logs of all ranks, one after the other; None if there are none."""
+        return self._paths.text()
+
+    def stderr(self) -> str | None:
+        """Return the same as `stdout`: each rank writes both streams into one file."""
+        return self.stdout()
+
+    def submission(self) -> Any:
+        """Return the call: module, name, args and kwargs."""
+        return Call.read(self._folder)
+
+    def _has_results(self) -> bool:
+        return len(read_results(self._folder, self._ranks)) == self._ranks
+
+
+class FunctionJob(_FunctionJob, SlurmJob):  # type: ignore[misc]
+    """A function that was submitted to Slurm.
+
+    Args:
+        folder: The folder of the call.
+        job_id: `ARRAYJOB_0`.
+        ranks: The number of ranks.
+    """
+
+    watcher = RunJob.watcher
+
+    def __init__(self, folder: Path, job_id: str, ranks: int) -> None:
+        self._folder, self._ranks = folder, ranks
+        super().__init__(folder=folder / "logs", job_id=job_id)
+        self._paths = RunPaths(folder / "logs", job_id, folder / "job.sh")
+
+    @property
+    def state(self) -> str:
+        """Slurm's word, such as PENDING or RUNNING; UNKNOWN if it does not tell."""
+        state = self.watcher.get_state(self._job_id)
+        return state or ("COMPLETED" if self._has_results() else "UNKNOWN")
+
+    def done(self, force_check: bool = False) -> bool:
+        """Return whether all results are there, or the job has left the queue for good."""
+        mode = "force" if force_check else "standard"
+        return self._has_results() or bool(self.watcher.is_done(self._job_id, mode=mode))
+
+    def cancel(self, check: bool = True) -> None:
+        """Cancel the job.
+
+        Raises:
+            LaunchError: Slurm refuses, and `check` is true.
+        """
+        try:
+            queue.cancel([self._job_id])
+        except LaunchError:
+            if check:
+                raise
+
+
+class LocalFunctionJob(_FunctionJob, LocalJob):  # type: ignore[misc]
+    """A function that runs on this machine, under submitit's controller process.
+
+    Args:
+        folder: The folder of the call.
+        job_id: The process id of the controller.
+        ranks: The number of ranks.
+        process: The controller.
+    """
+
+    def __init__(self, folder: Path, job_id: str, ranks: int, process: Any) -> None:
+        self._folder, self._ranks = folder, ranks
+        super().__init__(folder=folder / "logs", job_id=job_id, process=process)
+        self._paths = RunPaths(folder / "logs", job_id)
+
+    def _register_in_watcher(self) -> None:
+        """Do nothing: there is no scheduler."""
+
+    def get_info(self, mode: str = "force") -> dict[str, str]:
+        """Return the state of the job under the key `jobState`."""
+        if self._process.poll() is None:
+            return {"jobState": "RUNNING"}
+        return {"jobState": "COMPLETED" if self._has_results() else "FAILED"}
+
+    def cancel(self, check: bool = True) -> None:
+        """End the ranks."""
+        if not self.done():
+            self._process.terminate()

@@ -1,0 +1,353 @@
+"""The runs of a sweep as jobs of submitit, so that code that knows submitit's jobs can use them.
+
+    job.job_id   job.state   job.done()   job.wait()   job.cancel()   job.result()   job.stdout()
+
+submitit's own jobs ask `sacct`, call `scancel`, and read results from pickles. These ask
+`hpctrain.launch.queue`, and read results from the run directory.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from submitit import LocalJob, SlurmJob
+from submitit.core.core import InfoWatcher
+from submitit.core.utils import FailedJobError, JobPaths
+from submitit.slurm.slurm import read_job_id
+
+from hpctrain.errors import HpctrainError, LaunchError
+from hpctrain.launch import queue
+from hpctrain.runs import stop_request
+from hpctrain.runs.run_dir import RunDir
+
+log = logging.getLogger(__name__)
+_POLL_S = 30  # the longest time between two calls of `squeue`; submitit begins with 2 s
+_LATE_S = 15.0  # a result may appear later on a network file system
+# What the scheduler would say about a job that has ended, by the state of its run.
+_STATES = {"finished": "COMPLETED", "failed": "FAILED", "interrupted": "CANCELLED"}
+
+
+class FailedError(LaunchError, FailedJobError):  # type: ignore[misc]
+    """A job has ended without its result. It is an error of submitit, too."""
+
+
+class QueueWatcher(InfoWatcher):  # type: ignore[misc]
+    """Looks up the jobs of this process with one `squeue`, and one `sacct` for those that ended.
+
+    It decides when to ask as submitit does: often at first, then less and less often.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(delay_s=_POLL_S)
+        self.users: set[str] = set()
+        self._gone: set[str] = set()  # have left the queue
+
+    def update(self) -> None:
+        """Ask the scheduler. If it does not answer, the last answer stays."""
+        self._last_status_check = time.time()
+        waiting = self._registered - self._finished
+        if not waiting:
+            return
+        self._num_calls += 1
+        try:
+            jobs = {job.id: job for job in queue.queued({queue.me(), *self.users}).values()}
+        except queue.UnreachableError as error:
+            log.warning("%s; asking again later", error)
+            return
+        for job_id in waiting & jobs.keys():
+            job = jobs[job_id]
+            self._info_dict[job_id] = {
+                "JobID": job_id,
+                "State": job.state,
+                "Reason": job.reason,
+                "NodeList": job.nodes,
+            }
+        self._gone = (self._gone | waiting) - jobs.keys()
+        if gone := waiting - jobs.keys():
+            ended = queue.ended({job_id.partition("_")[0] for job_id in gone})
+            found = {task: end for job_id, end in (ended or {}).items() for task in _tasks(job_id)}
+            for job_id in gone:
+                end = found.get(job_id, queue.Ended("", "", "", ""))
+                # The accounting may be late or not answer: ask again for the state of the job.
+                if end.state not in ("", "PENDING", "RUNNING", "REQUEUED"):
+                    self._finished.add(job_id)
+                self._info_dict[job_id] = {
+                    "JobID": job_id,
+                    "State": end.state.partition(" ")[0],
+                    "Reason": end.reason,
+                    "NodeList": end.nodes,
+                    "ExitCode": end.exit_code,
+                }
+
+    def get_state(self, job_id: str, mode: str = "standard") -> str:
+        """Return Slurm's word for the state; "" if it is unknown.
+
+        Args:
+            job_id: `ARRAYJOB_TASK`.
+            mode: "force", "standard" (ask if the last answer is old) or "cache" (do not ask).
+        """
+        return str(self.get_info(job_id, mode=mode).get("State", ""))
+
+    def is_done(self, job_id: str, mode: str = "standard") -> bool:
+        """Return whether the job has left the queue; a requeued job has not."""
+        self.get_info(job_id, mode=mode)
+        return job_id in self._gone
+
+
+def _tasks(job_id: str) -> list[str]:
+    """Return the tasks that `sacct` shows in one line, as `12_[0-3]` if none has started."""
+    try:
+        parts = read_job_id(job_id)
+    except ValueError:
+        return [job_id]
+    return [
+        f"{array}_{task}"
+        for array, first, *last in (part for part in parts if len(part) > 1)
+        for task in range(int(first), int(last[0] if last else first) + 1)
+    ]
+
+
+class RunPaths(JobPaths):  # type: ignore[misc]
+    """The files of a run, under submitit's names. There are no pickles.
+
+    Args:
+        logs: The folder with the logs.
+        job_id: `ARRAYJOB_TASK`, or the id of a local job; "" if there is no job.
+        script: The batch script; None for a local job.
+    """
+
+    def __init__(self, logs: Path, job_id: str, script: Path | None = None) -> None:
+        super().__init__(logs, job_id)
+        self._logs, self._script = logs, script
+
+    @property
+    def folder(self) -> Path:
+        """The folder with the logs."""
+        return self._logs
+
+    @property
+    def submission_file(self) -> Path:
+        """The batch script."""
+        return self._script or Path(super().submission_file)
+
+    @property
+    def stdout(self) -> Path:
+        """The log of rank 0, which has both of its output streams."""
+        return self.ranks()[0]
+
+    @property
+    def stderr(self) -> Path:
+        """The same file as `stdout`."""
+        return self.stdout
+
+    def text(self) -> str | None:
+        """Return the logs of all ranks, one after the other; None if there are none."""
+        logs = [path.read_text(errors="replace") for path in self.ranks() if path.exists()]
+        return "\n".join(logs) if logs else None
+
+    def ranks(self) -> list[Path]:
+        """Return the logs of all ranks, in their order; that of rank 0 may not exist yet."""
+        local = self._script is None
+        names = f"{self.job_id}_*_log.out" if local else f"{self.job_id}.rank*.log"
+        found = sorted(self._logs.glob(names), key=lambda path: (len(path.name), path.name))
+        return found or [self._logs / names.replace("*", "0")]
+
+
+class _RunJob:
+    """What the jobs of runs have in common, on Slurm and on this machine.
+
+    Attributes:
+        run: The run directory.
+    """
+
+    run: RunDir
+    _metric: str
+    _paths: RunPaths
+
+    def result(self) -> float | None:
+        """Wait for the end of the run and return its metric.
+
+        Returns:
+            The last value of the config key `metric`; None if the run has not measured it.
+
+        Raises:
+            LaunchError: The run did not finish. The message names its logs.
+        """
+        self.wait()  # type: ignore[attr-defined]
+        return outcome(self.run, self._metric)
+
+    def results(self) -> list[float | None]:
+        """Wait for the end of the run and return its metric in a list."""
+        return [self.result()]
+
+    def exception(self) -> HpctrainError | None:
+        """Wait for the end of the run and return the error that `result` would raise, or None."""
+        try:
+            self.result()
+        except HpctrainError as error:
+            return error
+        return None
+
+    def stdout(self) -> str | None:
+        """Return the logs of all ranks, one after the other; None if there are none."""
+        return self._paths.text()
+
+    def stderr(self) -> str | None:
+        """Return the same as `stdout`: each rank writes both streams into one file."""
+        return self.stdout()
+
+    def submission(self) -> Any:
+        """Raise LaunchError: the job is files and no pickled function."""
+        raise LaunchError(f"{self.run.config_file} is what the job runs; there is no pickle")
+
+    def _recorded(self) -> str:
+        return str(self.run.read().get("state", ""))
+
+
+class RunJob(_RunJob, SlurmJob):  # type: ignore[misc]
+    """A run that was submitted to Slurm, now or earlier.
+
+    Args:
+        run: The run directory.
+        metric: The config key `metric`.
+        job_id: `ARRAYJOB_TASK`; "" for a run that finished without a job.
+        script: The batch script; None without a job.
+        user: Who submitted the job; None means the user of this process.
+    """
+
+    watcher = QueueWatcher()
+
+    def __init__(
+        self,
+        run: RunDir,
+        metric: str,
+        job_id: str,
+        script: Path | None = None,
+        user: str | None = None,
+    ) -> None:
+        self.run, self._metric = run, metric
+        if user is not None:
+            self.watcher.users.add(user)
+        super().__init__(folder=run.logs, job_id=job_id)
+        self._paths = RunPaths(run.logs, job_id, script)
+
+    def _register_in_watcher(self) -> None:
+        if self._job_id:
+            self.watcher.register_job(self._job_id)
+
+    @property
+    def state(self) -> str:
+        """Slurm's word, such as PENDING or RUNNING; UNKNOWN if neither it nor run.json tells."""
+        recorded = self._recorded()
+        if not self._job_id and self.run.is_locked():
+            return "RUNNING"
+        if recorded == "finished" or not self._job_id:
+            return _STATES.get(recorded, "UNKNOWN")
+        state = self.watcher.get_state(self._job_id)
+        return state or _STATES.get(recorded, "UNKNOWN")
+
+    def get_info(self, mode: str = "force") -> dict[str, str]:
+        """Return what the scheduler says: JobID, State, Reason, NodeList, and at last ExitCode."""
+        if not self._job_id:
+            return {"State": self.state}
+        return dict(self.watcher.get_info(self._job_id, mode=mode))
+
+    def done(self, force_check: bool = False) -> bool:
+        """Return whether the run has finished or its job has left the queue for good.
+
+        Args:
+            force_check: Ask the scheduler even if its last answer is young.
+        """
+        if self._recorded() == "finished":
+            return True
+        if not self._job_id:  # another process on this machine may train the run
+            return not self.run.is_locked()
+        mode = "force" if force_check else "standard"
+        return bool(self.watcher.is_done(self._job_id, mode=mode))
+
+    def result(self) -> float | None:  # noqa: D102
+        self.wait()
+        begin = time.monotonic()
+        while self._job_id and self.watcher.get_state(self._job_id, mode="cache") == "COMPLETED":
+            if self._recorded() in _STATES or time.monotonic() - begin > _LATE_S:
+                break
+            time.sleep(1)
+        return super().result()
+
+    def cancel(self, check: bool = True) -> None:
+        """Stop the run for good, as `hpctrain cancel` does: it is not requeued.
+
+        Args:
+            check: Whether to raise when Slurm refuses.
+
+        Raises:
+            LaunchError: Slurm refuses.
+        """
+        if self.done():
+            return
+        stop_request.write(self.run.path, queue.me())
+        _scancel(self._job_id, check)
+
+    def _interrupt(self, timeout: bool = False) -> None:
+        """Send the signal of a time limit, or that of a preemption, for tests."""
+        queue.cancel([self._job_id], f"--signal={'USR2' if timeout else 'TERM'}")
+
+
+class LocalRunJob(_RunJob, LocalJob):  # type: ignore[misc]
+    """A run on this machine, under submitit's controller process.
+
+    Args:
+        run: The run directory.
+        metric: The config key `metric`.
+        job_id: The process id of the controller.
+        process: The controller.
+    """
+
+    def __init__(self, run: RunDir, metric: str, job_id: str, process: Any) -> None:
+        self.run, self._metric = run, metric
+        super().__init__(folder=run.logs, job_id=job_id, process=process)
+        self._paths = RunPaths(run.logs, job_id)
+
+    def _register_in_watcher(self) -> None:
+        """Do nothing: there is no scheduler."""
+
+    def get_info(self, mode: str = "force") -> dict[str, str]:
+        """Return the state of the job under the key `jobState`."""
+        if self._process is not None and self._process.poll() is None:
+            return {"jobState": "RUNNING"}
+        return {"jobState": _STATES.get(self._recorded(), "FAILED")}
+
+    def cancel(self, check: bool = True) -> None:
+        """Ask the run to save and to stop; the controller passes SIGTERM on to the ranks."""
+        if not self.done():
+            self._process.terminate()
+
+
+def outcome(run: RunDir, metric: str) -> float | None:
+    """Return the metric of a run that has ended.
+
+    Raises:
+        LaunchError: The run has not finished.
+    """
+    record = run.read()
+    state = record.get("state", "lost")
+    if state != "finished":
+        attempt = (record.get("attempts") or [{}])[-1]
+        reason = " ".join(str(attempt.get("error", "")).split())
+        raise FailedError(
+            f"{run.name} is {state}, not finished: see {run.logs}{reason and f' ({reason})'}"
+        )
+    value = (record.get("result") or {}).get(metric)
+    return None if value is None else float(value)
+
+
+def _scancel(job_id: str, check: bool) -> None:
+    try:
+        queue.cancel([job_id])
+    except LaunchError as error:
+        if check:
+            raise
+        log.warning("%s", error)

@@ -1,0 +1,195 @@
+"""The call of a function, as files, for `hpctrain.submit_function`.
+
+    OUTPUT_DIR/functions/2026-01-31_12-00-00_000000-fit/
+        call.json     module, function, arguments, the digest of the code's copy
+        job.sh        the batch script; job_id, tasks/ and batch/ as in `hpctrain.launch.arrays`
+        logs/         output of the ranks
+        results/0.json …   {"value": …} or {"error": traceback, "time": …}, one file for each rank
+
+The values are JSON, so no pickle is written or read. `encode` has the types.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpctrain import secrets
+from hpctrain.disk import write_atomically
+from hpctrain.errors import ConfigError, StorageError
+
+TYPES = "None, bool, int, float, str, and lists, tuples and dicts of these, and paths"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function and its arguments.
+
+    Attributes:
+        module: The module of the function.
+        name: Its name in the module, with dots for a method of a class.
+        args: The arguments.
+        kwargs: The keyword arguments.
+    """
+
+    module: str
+    name: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Call:
+        """Check and describe a call.
+
+        Raises:
+            ConfigError: A job could not import the function, or an argument cannot be written.
+        """
+        module = getattr(function, "__module__", None)
+        name = getattr(function, "__qualname__", None)
+        if not module or not name or not callable(function):
+            raise ConfigError(f"{function!r}: not a function that a job can import")
+        if module == "__main__":
+            raise ConfigError(
+                f"{name} is defined in the program that runs now (or in a notebook), which a job "
+                "cannot import: put it into a module beside the program, and import it from there"
+            )
+        call = cls(module, name, args, kwargs)
+        if "<" in name or call._find() is not function:
+            raise ConfigError(
+                f"{module}.{name} is not at the top of its module, so a job cannot import it (a "
+                "lambda or a function inside a function cannot be submitted)"
+            )
+        text = call._text()
+        for value, variable in secrets.known().items():
+            if json.dumps(value)[1:-1] in text:
+                raise ConfigError(
+                    f"{module}.{name}: an argument has the value of {variable}, which would be "
+                    f"written to a file: let the function read os.environ[{variable!r}]"
+                )
+        return call
+
+    @classmethod
+    def read(cls, folder: Path) -> Call:
+        """Read the call of a folder.
+
+        Raises:
+            StorageError: The file is missing or damaged.
+        """
+        file = folder / "call.json"
+        try:
+            content = json.loads(file.read_text())
+            args, kwargs = decode(content["args"]), decode(content["kwargs"])
+            return cls(content["module"], content["function"], args, kwargs)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StorageError(f"{file}: cannot be read as a call ({error})") from error
+
+    def write(self, folder: Path, code: str | None) -> None:
+        """Write call.json; `code` is the digest of the code's copy."""
+        content = json.loads(self._text()) | {"code": code}
+        write_atomically(folder / "call.json", json.dumps(content, indent=1) + "\n")
+
+    def __call__(self) -> Any:
+        """Import and call the function."""
+        return self._find()(*self.args, **self.kwargs)
+
+    def _find(self) -> Any:
+        found: Any = importlib.import_module(self.module)
+        for part in self.name.split("."):
+            found = getattr(found, part, None)
+        return found
+
+    def _text(self) -> str:
+        where = f"{self.module}.{self.name}: argument"
+        args = [encode(value, f"{where} {i + 1}") for i, value in enumerate(self.args)]
+        kwargs = {key: encode(value, f"{where} {key}") for key, value in self.kwargs.items()}
+        content = {"module": self.module, "function": self.name}
+        return json.dumps(content | {"args": args, "kwargs": {"dict": kwargs}})
+
+
+def code_of(folder: Path) -> str:
+    """Return the digest of the code's copy that the call in a folder uses; "" if it has none."""
+    try:
+        return str(json.loads((folder / "call.json").read_text()).get("code") or "")
+    except (OSError, ValueError, AttributeError):
+        return ""
+
+
+def write_result(folder: Path, rank: int, content: dict[str, Any]) -> None:
+    """Write the result of a rank: `{"value": ENCODED}` or `{"error": TRACEBACK}`."""
+    file = result_file(folder, rank)
+    write_atomically(file, json.dumps(content | {"time": time.time()}) + "\n")
+
+
+def read_results(folder: Path, ranks: int) -> list[tuple[int, dict[str, Any]]]:
+    """Return the results that exist, by rank."""
+    found = []
+    for rank in range(ranks):
+        with suppress(OSError, ValueError):
+            found.append((rank, json.loads(result_file(folder, rank).read_text())))
+    return found
+
+
+def result_file(folder: Path, rank: int) -> Path:  # noqa: D103
+    return folder / "results" / f"{rank}.json"
+
+
+def encode(value: Any, where: str) -> Any:
+    """Return a value in types of JSON.
+
+    Lists and plain values stay as they are; `{"tuple": […]}`, `{"dict": {…}}`, `{"items": [[KEY,
+    VALUE], …]}` and `{"path": "…"}` are the others. Values of NumPy and torch become numbers and
+    lists.
+
+    Args:
+        value: The value.
+        where: What the value is, for the error.
+
+    Raises:
+        ConfigError: A value has another type.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    for plain in (int, float, str):
+        if isinstance(value, plain):
+            return plain(value)
+    if isinstance(value, list):
+        return [encode(item, where) for item in value]
+    if isinstance(value, tuple):
+        return {"tuple": [encode(item, where) for item in value]}
+    if isinstance(value, dict) and all(type(key) is str for key in value):
+        return {"dict": {key: encode(item, where) for key, item in value.items()}}
+    if isinstance(value, dict):
+        pairs = [[encode(key, where), encode(item, where)] for key, item in value.items()]
+        return {"items": pairs}
+    if isinstance(value, Path):
+        return {"path": str(value)}
+    if type(value).__module__.partition(".")[0] in ("numpy", "torch") and hasattr(value, "tolist"):
+        return encode(value.tolist(), where)
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    raise ConfigError(f"{where} is a {kind}; allowed are {TYPES}")
+
+
+def decode(value: Any) -> Any:
+    """Return the value that `encode` was called with."""
+    if isinstance(value, list):
+        return [decode(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tuple":
+        return tuple(decode(item) for item in content)
+    if kind == "dict":
+        return {key: decode(item) for key, item in content.items()}
+    if kind == "items":
+        return {decode(key): decode(item) for key, item in content}
+    if kind == "path":
+        return Path(content)
+    raise ValueError(f"{kind!r}: unknown type of value")

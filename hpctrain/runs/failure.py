@@ -1,0 +1,73 @@
+"""The failure of a rank: the file `failed` in a run directory says why a rank has failed.
+
+    a rank raises an exception of its own ── recorded ── DIR/failed
+    srun has ended with an error          ── read ────── a failure, or else a rank was killed
+
+A rank that is killed with SIGKILL writes nothing. The other ranks then fail too, because a
+connection is broken. Such errors are not recorded, as they do not name the cause. The exit code of
+srun cannot replace the file: when one rank has failed, Slurm ends the others with signals, and srun
+returns the highest code.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from hpctrain.disk import write_atomically
+from hpctrain.secrets import mask
+
+# A collective that has timed out is no such error: then a rank hangs, and none has died.
+_OF_ANOTHER_RANK = re.compile(
+    r"Connection (closed|reset|refused)|Broken ?pipe|(remote|peer).* (closed|exited|disconnected)"
+    r"|gloo/transport(?!.*Timed out)|NCCL communicator was aborted|ncclRemoteError|ncclSystemError"
+    r"|ChildFailedError|KeyboardInterrupt|SystemExit|DistNetworkError"
+    r"|rank \d+ (is gone|has given no sign of life|failed: )",
+    re.IGNORECASE,
+)
+
+
+def is_of_another_rank(error: str) -> bool:
+    """Return whether an error only says that another rank has died."""
+    return _OF_ANOTHER_RANK.search(error) is not None
+
+
+@contextmanager
+def recorded(run: Path, job_id: str, restart_count: int) -> Iterator[None]:
+    """Record an exception of the context, unless it follows from the death of another rank.
+
+    Args:
+        run: The run directory.
+        job_id: The job of this rank; "" outside Slurm, where nothing reads the record.
+        restart_count: How often Slurm has restarted the job.
+    """
+    try:
+        yield
+    except BaseException as error:
+        text = mask(f"{type(error).__name__}: {error}")
+        follows = isinstance(error, Exception) and is_of_another_rank(text)
+        if job_id and not follows and read(run, job_id, restart_count) is None:
+            content = {
+                "error": text,
+                "host": socket.gethostname(),
+                "job_id": job_id,
+                "restart_count": restart_count,
+            }
+            with suppress(OSError):
+                write_atomically(run / "failed", json.dumps(content) + "\n", sync=False)
+        raise
+
+
+def read(run: Path, job_id: str, restart_count: int) -> str | None:
+    """Return the error that a rank has recorded since this start of the job; None without one."""
+    try:
+        content = json.loads((run / "failed").read_text())
+        if (content["job_id"], content["restart_count"]) == (job_id, restart_count):
+            return str(content["error"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return None

@@ -1,0 +1,73 @@
+"""The log of a rank that was started in a terminal: a file of its own for each attempt.
+
+    RUN/logs/terminal_2.rank0.log     the second attempt in a terminal, rank 0
+
+It has the log lines of the process and the error that ends the attempt; `hpctrain logs` shows it.
+Ranks under Slurm and under submitit's local executor have a file for all that they print.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from hpctrain.errors import HpctrainError
+from hpctrain.secrets import mask
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def kept(folder: Path, launcher: str, rank: int) -> Iterator[None]:
+    """Write the log lines of the context, and an exception that leaves it, into a new file.
+
+    Args:
+        folder: `RUN/logs`.
+        launcher: What has started this process; see `distributed.ranks`.
+        rank: The rank of this process.
+    """
+    handler = _open(folder, rank) if launcher in ("single", "torchrun") else None
+    if handler is None:
+        yield
+        return
+    root = logging.getLogger()
+    # As in the terminal, with secrets masked.
+    handler.setFormatter(root.handlers[0].formatter if root.handlers else None)
+    root.addHandler(handler)
+    try:
+        yield
+    except Exception as error:
+        ours = isinstance(error, HpctrainError)
+        handler.write(f"error: {error}\n" if ours else traceback.format_exc())
+        raise
+    finally:
+        root.removeHandler(handler)
+        handler.close()
+
+
+class _File(logging.FileHandler):
+    def write(self, text: str) -> None:
+        assert self.stream is not None  # it is not closed yet
+        with suppress(OSError):
+            self.stream.write(mask(text))
+            self.flush()
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Ignore a full disk: the terminal has the line."""
+
+
+def _open(folder: Path, rank: int) -> _File | None:
+    for number in itertools.count(1):
+        path = folder / f"terminal_{number}.rank{rank}.log"
+        try:
+            return _File(path, mode="x", encoding="utf-8", errors="backslashreplace")
+        except FileExistsError:
+            continue
+        except OSError as error:
+            log.warning("%s: %s; the log is only in this terminal", path, error.strerror)
+            break
+    return None

@@ -1,0 +1,382 @@
+"""Files that are damaged or odd are refused with one message that names the file."""
+
+import gzip
+import hashlib
+import json
+import re
+import resource
+import struct
+import zipfile
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import xxhash
+
+X = np.arange(1200, dtype="<i4").reshape(300, 4) * 7919 % 10007
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def refused(data_prep, tmp_path):
+    """Return a function that runs a command that must fail, and checks what is left behind."""
+
+    def run(words, *args, code=3):
+        before = set(tmp_path.rglob("*"))
+        found, _, err = data_prep(*args)
+        assert found == code
+        assert err.startswith("data_prep: ")
+        assert err.count("\n") == 1
+        for word in (words,) if isinstance(words, str) else words:
+            assert word in err
+        assert set(tmp_path.rglob("*")) == before
+        return err
+
+    return run
+
+
+def flip(path, at, bit=0):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1 << bit
+    path.write_bytes(content)
+
+
+# Values that were never written
+
+
+@pytest.fixture
+def unfilled(tmp_path):
+    """Return a NetCDF4 file whose writer has switched fill values off, as in issue 16."""
+    netcdf = pytest.importorskip("netCDF4")
+    with netcdf.Dataset(tmp_path / "n.nc", "w") as file:
+        file.set_fill_off()
+        file.createDimension("t", 4000)
+        file.createVariable("never", "i4", ("t",))
+        file.createVariable("chunked", "f4", ("t",), chunksizes=(100,), zlib=True)[:150] = 5
+        file.createVariable("written", "i4", ("t",))[:] = np.arange(4000)
+    return tmp_path / "n.nc"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("never", "n.nc:never was made for [4000] values, none of which was ever written"),
+        ("chunked", "n.nc:chunked has values that were never written, from [200] on, and its"),
+    ],
+)
+def test_values_that_nobody_wrote_are_no_data(unfilled, refused, name, words):
+    refused(words, "arrays", "OUT", "--field", f"x=n.nc:{name}", "--workers", 1)
+    unfilled.rename("n.h5")  # a NetCDF4 file is an HDF5 file
+    refused(words.replace(".nc", ".h5"), "arrays", "OUT", "--field", f"x=n.h5:{name}")
+
+
+def test_the_written_values_beside_them_are(unfilled, data_prep):
+    assert data_prep("arrays", "OUT", "--field", "x=n.nc:written", "--workers", 1)[0] == 0
+    with h5py.File("OUT/train-00000.h5") as file:
+        assert (file["x"][:] == np.arange(4000)).all()
+
+
+def test_index_refuses_chunks_that_nobody_wrote(unfilled, refused):
+    unfilled.rename("n.h5")
+    words = "chunked has values that were never written, from [200] on"
+    refused(words, "index", "n.h5", "--field", "x=chunked")
+
+
+def test_chunks_that_nobody_wrote_hold_the_fill_value(tmp_path, data_prep):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        made = file.create_dataset("x", (300, 4), "i4", chunks=(2, 4), fillvalue=7)
+        made[10:21] = X[10:21]
+        expected = made[:]
+    assert data_prep("arrays", "OUT", "--field", "x=x.h5:x", "--workers", 1)[0] == 0
+    with h5py.File("OUT/train-00000.h5") as file:
+        assert (file["x"][:] == expected).all()
+    assert data_prep("index", "x.h5", "--field", "x=x", "--workers", 1)[0] == 0
+
+
+# HDF5's B-tree of chunks, which has no checksum
+
+
+def chunked_file(path):
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=X, chunks=(2, 4), compression="gzip")
+
+
+def keys(path, level):
+    """Return where the nodes of one level of the B-tree have the first index of each chunk."""
+    content = path.read_bytes()
+    found = []
+    for node in re.finditer(rb"TREE\x01" + bytes([level]), content):
+        (entries,) = struct.unpack_from("<H", content, node.start() + 6)
+        # Each entry: size and filter mask of the chunk, its index (2 axes and the bytes), address.
+        found.append([node.start() + 24 + i * (8 + 3 * 8 + 8) + 8 for i in range(entries)])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("outside", "lists a chunk at [516, 0], where none can be"),
+        ("twice", "lists a chunk twice"),
+        ("above", "HDF5 does not find the chunk at"),
+    ],
+)
+def test_a_damaged_btree_of_chunks(tmp_path, refused, damage, words):
+    path = tmp_path / "x.h5"
+    chunked_file(path)
+    if damage == "above":
+        flip(path, keys(path, 1)[0][1], 6)  # the root leads to another leaf for some chunks
+    else:
+        leaf = next(at for at in keys(path, 0) if not any(path.read_bytes()[at[0] :][:8]))
+        flip(path, leaf[2] + (damage == "outside"), 1)
+    with h5py.File(path) as file:
+        assert (file["x"][:] != X).any()  # HDF5 notices nothing
+    refused(["x.h5", words], "arrays", "OUT", "--field", "x=x.h5:x", "--workers", 1)
+    refused(["x.h5", words], "index", "x.h5", "--field", "x=x", "--workers", 1)
+    refused(["x.h5", words], "index", "x.h5", "--field", "x=x", "--no-statistics")
+
+
+def test_a_filter_that_hdf5_does_not_apply(tmp_path, refused):
+    """A loader ignores the level of a compression, HDF5 checks it."""
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=X, chunks=(100, 4), compression="gzip")
+    flip(path, path.read_bytes().index(b"deflate\0") + 11, 5)
+    with h5py.File(path) as file, pytest.raises(OSError, match="filter returned failure"):
+        file["x"][:]
+    refused(["x.h5", "filter returned failure"], "index", "x.h5", "--field", "x=x")
+
+
+def test_damaged_metadata_of_a_dataset(tmp_path, refused):
+    path = tmp_path / "x.h5"
+    chunked_file(path)
+    flip(path, path.read_bytes().index(b"TREE\x01"))  # the signature of the B-tree
+    refused("x.h5:x is not readable as HDF5", "arrays", "OUT", "--field", "x=x.h5:x")
+    refused(["x.h5", "is damaged"], "index", "x.h5", "--field", "x=x")
+
+
+# Checksums that the source has
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_crc_of_an_uncompressed_npz(tmp_path, refused, data_prep, axis, order):
+    np.savez("x.npz", x=np.asarray(X, order=order), y=X)
+    args = ("arrays", "OUT", "--field", "x=x.npz:x", "--axis", f"x={axis}", "--workers", 1)
+    flip(tmp_path / "x.npz", 3000)
+    refused("x.npz:x is damaged: its content has the CRC-32", *args, "--shard-size", "1KB")
+    flip(tmp_path / "x.npz", 3000)
+    assert data_prep(*args)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (zipfile.ZIP_DEFLATED, "x.npz:x is not readable as NumPy"),
+        (zipfile.ZIP_BZIP2, "x.npz:x is not readable as NumPy"),
+        (zipfile.ZIP_LZMA, "x.npz:x is not readable as NumPy"),
+    ],
+)
+def test_a_damaged_compressed_npz(tmp_path, refused, method, words):
+    np.save("x.npy", X)
+    with zipfile.ZipFile("x.npz", "w", method) as archive:
+        archive.write("x.npy")
+    flip(tmp_path / "x.npz", (tmp_path / "x.npz").stat().st_size // 2)
+    refused(words, "arrays", "x.npz", "OUT", "--workers", 1)
+
+
+def test_an_npz_compressed_by_an_unknown_method(tmp_path, refused):
+    np.savez_compressed("x.npz", x=X)
+    path = tmp_path / "x.npz"
+    content = bytearray(path.read_bytes())
+    content[8] = content[content.index(b"PK\x01\x02") + 10] = 97  # in both headers
+    path.write_bytes(content)
+    refused("x.npz:x is not readable as NumPy: That compression", "arrays", "x.npz", "OUT")
+
+
+def test_page_checksums_of_parquet(tmp_path, refused):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    def write(table):
+        plain = {"use_dictionary": False, "compression": "none"}
+        parquet.write_table(table, "x.parquet", write_page_checksum=True, **plain)
+
+    write(pa.table({"x": pa.array(np.arange(1000, dtype="i8"))}))
+    flip(tmp_path / "x.parquet", 4000)
+    assert parquet.read_table("x.parquet")["x"].to_pylist() != list(range(1000))
+    refused("x.parquet cannot be read as Parquet", "table", "x.parquet", "OUT", "--workers", 1)
+    write(pa.table({"text": ["some words"] * 100}))
+    flip(tmp_path / "x.parquet", 800)
+    refused("x.parquet cannot be read as Parquet", "text", "x.parquet", "OUT", "--workers", 1)
+
+
+def test_a_page_of_parquet_that_arrow_skips(tmp_path, refused):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pa.table({"text": ["some words"] * 100})
+    parquet.write_table(table, "x.parquet", use_dictionary=False, row_group_size=50)
+    assert (tmp_path / "x.parquet").read_bytes()[4:6] == b"\x15\x00"  # the page's type, 0
+    flip(tmp_path / "x.parquet", 5)
+    assert len(parquet.read_table("x.parquet")) == 50
+    words = "x.parquet is damaged: 50 rows are missing"
+    refused(words, "table", "x.parquet", "OUT", "--workers", 1)
+    refused(words, "text", "x.parquet", "OUT", "--workers", 1)
+
+
+def mds(tmp_path, packed, kinds=("sha1", "xxh64")):
+    """Write a shard of MDS with 8 samples of one int64, whose index has digests; return it."""
+
+    def digests(content):
+        known = {kind: getattr(hashlib, kind, None) or getattr(xxhash, kind) for kind in kinds}
+        return {kind: new(content).hexdigest() for kind, new in known.items()}
+
+    begin = 4 * 10
+    ends = np.arange(begin, begin + 9 * 8, 8, "<u4").tobytes()
+    raw = np.uint32(8).tobytes() + ends + np.arange(8).astype("<i8").tobytes()
+    entry = {"format": "mds", "version": 2, "samples": 8, "compression": "gz" if packed else None}
+    entry |= {"column_names": ["n"], "column_encodings": ["int"], "column_sizes": [8]}
+    path, content = tmp_path / "shard.mds", raw
+    entry["raw_data"] = {"basename": path.name, "bytes": len(raw), "hashes": digests(raw)}
+    entry["zip_data"] = None
+    if packed:
+        path, content = tmp_path / "shard.mds.gz", gzip.compress(raw)
+        entry["zip_data"] = {
+            "basename": path.name,
+            "bytes": len(content),
+            "hashes": digests(content),
+        }
+    path.write_bytes(content)
+    (tmp_path / "index.json").write_text(json.dumps({"version": 2, "shards": [entry]}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("packed", "at"),
+    [(False, -9), (True, -9), (True, 4)],  # the last byte of gzip's header is that of its time
+)
+def test_digests_of_mds(tmp_path, refused, data_prep, packed, at):
+    (tmp_path / "in").mkdir()
+    path = mds(tmp_path / "in", packed)
+    assert data_prep("mds", "in", "GOOD", "--workers", 1)[0] == 0
+    flip(path, at)
+    refused(f"{path.name} is damaged: its sha1 is", "mds", "in", "OUT", "--workers", 1)
+
+
+def test_a_digest_of_mds_of_an_unknown_kind(tmp_path, refused):
+    (tmp_path / "in").mkdir()
+    mds(tmp_path / "in", False)
+    index = tmp_path / "in/index.json"
+    index.write_text(index.read_text().replace("sha1", "md99"))
+    refused("shard.mds: index.json has a digest of unknown kind, 'md99'", "mds", "in", "OUT")
+
+
+# Odd files
+
+
+def test_types_that_numpy_does_not_have(refused):
+    with h5py.File("x.h5", "w") as file:
+        space = h5py.h5s.create_simple((4,))
+        h5py.h5d.create(file.id, b"time", h5py.h5t.UNIX_D32LE, space)
+        file["y"] = X
+    words = "x.h5:time has a type that NumPy does not have"
+    refused(words, "arrays", "OUT", "--field", "x=x.h5:time")
+    words = "there are: /time of another type (4,); /y int32 (300, 4)"
+    refused(words, "arrays", "OUT", "--field", "x=x.h5", code=2)
+
+
+@pytest.mark.filterwarnings("ignore:.*unsupported")
+def test_user_defined_types_of_netcdf(refused):
+    netcdf = pytest.importorskip("netCDF4")
+    inner = np.dtype([("a", "i4"), ("b", "f4")])
+    outer = np.dtype([("p", inner), ("q", "i4")])
+    with netcdf.Dataset("x.nc", "w") as file:
+        file.createDimension("t", 3)
+        file.createCompoundType(inner, "inner")
+        nested = file.createVariable("nested", file.createCompoundType(outer, "outer"), ("t",))
+        nested[:] = np.zeros(3, outer)
+        file.createVariable("lists", file.createVLType("i4", "list"), ("t",))[0] = np.arange(2)
+    with h5py.File("y.nc", "w") as file:
+        file["nested"] = np.zeros(3, outer)
+    refused("x.nc:nested is structured (p, q)", "arrays", "OUT", "--field", "x=x.nc:nested")
+    refused("x.nc:lists is dtype object", "arrays", "OUT", "--field", "x=x.nc:lists")
+    refused("y.nc", "arrays", "OUT", "--field", "x=y.nc:nested")
+
+
+@pytest.mark.parametrize(("first", "second"), [(".", "x"), ("b.h5", "x")])
+def test_virtual_datasets_in_a_circle(refused, first, second):
+    def virtual(path, source):
+        with h5py.File(path, "w") as file:
+            layout = h5py.VirtualLayout((4,), "i4")
+            layout[:] = h5py.VirtualSource(source, "x", shape=(4,))
+            file.create_virtual_dataset("x", layout)
+
+    virtual("a.h5", first)
+    virtual("b.h5", "a.h5")
+    words = "a.h5:x: its virtual datasets lead in a circle"
+    refused(words, "arrays", "OUT", "--field", "x=a.h5:x", "--external")
+
+
+@pytest.mark.parametrize("axes", [33, 70])
+def test_more_axes_than_hdf5_has(tmp_path, refused, axes):
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {(1,) * axes}, }}".ljust(373)
+    content = b"\x93NUMPY\1\0" + struct.pack("<H", 374) + header.encode() + b"\n" + bytes(4)
+    (tmp_path / "x.npy").write_bytes(content)
+    refused(f"x.npy has {axes} axes; HDF5 allows 32", "arrays", "x.npy", "OUT")
+
+
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_an_arrow_file_without_batches(refused, kind):
+    pa = pytest.importorskip("pyarrow")
+    schema = pa.schema([("x", pa.int32())])
+    with getattr(pa.ipc, f"new_{kind}")("x.arrow", schema):
+        pass
+    refused("the source has no samples: /", "table", "x.arrow", "OUT", "--workers", 1)
+
+
+def test_views_of_text_with_a_null(refused, data_prep):
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"s": pa.array(["a", None, "long " * 9], pa.string_view()), "i": [1, 2, 3]})
+    with pa.ipc.new_file("x.arrow", table.schema) as file:
+        file.write_table(table)
+    refused("x.arrow: row 2: column 's' is null", "table", "x.arrow", "OUT", "--workers", 1)
+    args = ("table", "x.arrow", "OUT", "--null", "s=none", "--workers", 1)
+    assert data_prep(*args)[0] == 0
+    with h5py.File("OUT/train-00000.h5") as file:
+        assert bytes(file["s/values"][:]) == b"anone" + b"long " * 9
+
+
+def test_a_text_that_does_not_fit_into_memory(tmp_path, refused):
+    with open(tmp_path / "x.txt", "wb") as file:
+        file.truncate(2**29)  # one line, and no space on the disk
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**28, before[1]))
+    try:
+        words = "x.txt: there is too little memory to convert it"
+        refused(words, "text", "x.txt", "OUT", "--workers", 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_compressed_text_of_which_nothing_is_left(tmp_path, refused, suffix):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.txt").write_text("some text")
+    (tmp_path / f"in/b.txt{suffix}").write_bytes(b"")  # gzip takes it for an empty text
+    words = f"b.txt{suffix} cannot be read: it is empty, so it was cut off"
+    refused(words, "text", "in", "OUT", "--workers", 1)
+
+
+def test_a_refused_conversion_leaves_the_folders_that_were_there(tmp_path, data_prep):
+    np.savez("x.npz", x=X)
+    flip(tmp_path / "x.npz", 3000)
+    (tmp_path / "mine").mkdir()
+    for out in ("mine", "mine/a/b"):
+        assert data_prep("arrays", "x.npz", out, "--workers", 1)[0] == 3
+        assert list((tmp_path / "mine").iterdir()) == []

@@ -1,0 +1,191 @@
+"""CSV files in all encodings; integers that a float would round; rows beyond the block."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from data_prep.formats import csv_files
+from data_prep.formats.columns import Column
+from hpctrain.data.index import Index
+from hpctrain.data.reader import Reader
+from hpctrain.errors import ConfigError
+
+LARGE = 2**53 + 1  # the first integer that float64 does not have
+TEXT = "n,wört\n1,ä\n2,€\n"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def rows(folder="OUT"):
+    reader = Reader(folder, "train")
+    return reader.read(np.arange(len(reader)))
+
+
+def as_text(ragged):
+    return [ragged[i].tobytes().decode() for i in range(len(ragged))]
+
+
+def problems(folder="OUT"):
+    lines = (Path(folder) / "problems.jsonl").read_text().splitlines()
+    return [(p["record"], p["reason"]) for p in map(json.loads, lines)]
+
+
+def test_an_integer_that_a_float_would_round_is_never_rounded(data_prep):
+    Path("a.csv").write_text(f"x\n1.5\n{LARGE}\n{LARGE - 1}\n1e300\ninf\n{-LARGE}\n{10**400}\n")
+    code, _, err = data_prep("table", "a.csv", "OUT")
+    assert code == 3
+    assert err.startswith("data_prep: a.csv: row 2: column 'x': the other values are floats, wh")
+    assert f"would round '{LARGE}'; --cast x=float64 allows that, --cast x=text keeps" in err
+    assert data_prep("table", "a.csv", "OUT", "--on-error", "skip")[0] == 0
+    assert rows()["x"].tolist() == [1.5, 2.0**53, 1e300, np.inf]
+    assert [record for record, _ in problems()] == ["row 2", "row 6", "row 7"]
+    assert data_prep("table", "a.csv", "ALL", "--cast", "x=float64")[0] == 0
+    assert rows("ALL")["x"][1] == 2.0**53
+    assert data_prep("table", "a.csv", "TEXT", "--cast", "x=text")[0] == 0
+    assert as_text(rows("TEXT")["x"])[1] == str(LARGE)
+
+
+def test_an_integer_column_with_a_point_keeps_its_integers(data_prep, monkeypatch):
+    """The point makes it a column of floats, also if it is cast to integers later."""
+    monkeypatch.setattr(csv_files, "BLOCK", 1000)
+    lines = ["1.0", *map(str, range(500)), str(LARGE), "7"]
+    Path("a.csv").write_text("x\n" + "\n".join(lines))
+    command = ["table", "a.csv", "OUT", "--cast", "x=int64", "--on-error", "skip"]
+    assert data_prep(*command)[0] == 0
+    assert rows()["x"].tolist() == [1, *range(500), 7]
+    assert [record for record, _ in problems()] == ["row 502"]
+
+
+def test_a_null_value_that_would_be_rounded_is_refused():
+    assert Column.of("x", pa.float64(), null=str(LARGE - 1)).null.as_py() == 2.0**53
+    with pytest.raises(ConfigError, match=f"--null x={LARGE}: a double would round it"):
+        Column.of("x", pa.float64(), null=str(LARGE))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "more"),
+    [
+        ("utf-8", []),
+        ("utf-8-sig", []),
+        ("utf-8-sig", ["--encoding", "cp1252"]),  # the byte order mark wins
+        ("utf-16", []),
+        ("utf-16", ["--encoding", "cp1252"]),
+        ("utf-32", []),
+        ("utf-16-le", ["--encoding", "utf-16-le"]),
+        ("utf-16-be", ["--encoding", "UTF-16BE"]),
+        ("cp1252", ["--encoding", "cp1252"]),
+        ("gb18030", ["--encoding", "gb18030"]),
+    ],
+)
+def test_each_encoding(data_prep, encoding, more, monkeypatch):
+    monkeypatch.setattr(csv_files, "FIRST", 64)
+    monkeypatch.setattr(csv_files, "BLOCK", 64)
+    Path("a.csv").write_bytes((TEXT + "3,ü\n" * 200).encode(encoding))
+    command = ["table", "a.csv", "OUT", "--rename", "wört=w", "--shard-size", "256KB", *more]
+    assert data_prep(*command)[::2] == (0, "")
+    assert rows()["n"].tolist() == [1, 2] + [3] * 200
+    assert as_text(rows()["w"]) == ["ä", "€"] + ["ü"] * 200
+
+
+def test_a_file_is_cut_where_a_byte_ends_a_line(data_prep):
+    lines = "".join(f"{i},ä{chr(0x10A)}\n" for i in range(2000))  # in UTF-16, 0x10a has a byte 10
+    for encoding, shards in (("utf-16", 1), ("utf-8", 8)):
+        Path("a.csv").write_bytes(("n,w\n" + lines).encode(encoding))
+        assert (
+            data_prep("table", "a.csv", encoding, "--workers", "1", "--shard-size", "4KB")[0] == 0
+        )
+        assert rows(encoding)["n"].tolist() == list(range(2000))
+        pieces = len({shard.path for shard in Index.load(Path(encoding)).shards})
+        assert pieces >= shards
+    lines = "".join(f"{i},ä\n" for i in range(2000))
+    Path("b.csv").write_bytes(("n,w\n" + lines).encode("latin-1"))
+    command = ["table", "b.csv", "LATIN", "--encoding", "latin1", "--workers", "1"]
+    assert data_prep(*command, "--shard-size", "4KB")[0] == 0
+    assert as_text(rows("LATIN")["w"]) == ["ä"] * 2000
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "words"),
+    [
+        (TEXT.encode("cp1252"), [], r"the column name 'w\\xf6rt' is not UTF-8; --encoding NAME"),
+        (b"n,w\n1,\xe4\n", [], "column 'w' is not UTF-8; --encoding NAME gives the encoding, suc"),
+        (TEXT.encode("utf-16-le"), [], "zero bytes in its first line, as UTF-16 without a byte o"),
+        (TEXT.encode("utf-16-be"), [], "--encoding utf-16-be reads it"),
+        (TEXT.encode("utf-16")[:-1], [], "a.csv is not utf-16: byte 30 is 0x0a; --encoding"),
+        (b"n\n\x81\n", ["--encoding", "cp1252"], "a.csv is not cp1252: byte 2 is 0x81; --encoding"),
+        (b"n,w\n1," + b"a" * 2**21, [], "a row has more than 1.0 MB of text; --block 8MiB reads"),
+        (b"n\n1\n", ["--encoding", "klingon"], "--encoding klingon: there is no such encoding"),
+        (b"n\n1\n", ["--encoding", "zlib"], "--encoding zlib: there is no such encoding"),
+        (b"n\n1\n", ["--block", "3KB"], "--block 3KB: from 1MiB to 1GiB"),
+    ],
+)
+def test_refusals(data_prep, here, content, more, words):
+    Path("a.csv").write_bytes(content)
+    code, _, err = data_prep("table", "a.csv", "OUT", *more)
+    assert code in (2, 3)
+    assert words in err
+    assert err.count("\n") == 1
+    assert not (here / "OUT").exists()
+
+
+def test_a_longer_block_reads_a_longer_row(data_prep):
+    Path("a.csv").write_text("n,w\n1," + "a" * 2**21 + "\n2,b\n")
+    assert data_prep("table", "a.csv", "OUT", "--block", "4MiB")[0] == 0
+    assert rows()["w"].lengths.tolist() == [2**21, 1]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_ragged_row_with_a_byte_that_is_no_utf8(data_prep, late):
+    good = "1,ä\n" * (300_000 if late else 2)
+    count = good.count("\n")
+    Path("a.csv").write_bytes(
+        b"n,w\n" + good.encode() + b"2,\xff,3\n3,c\nx,d\n4,\xfe\n5,\xc3\xa4\n"
+    )
+    skip = ["--on-error", "skip", "--workers", "1"]
+    given = [] if late else ["--cast", "w=text", "--cast", "n=int64"]
+    code, _, err = data_prep("table", "a.csv", "OUT", *given, *skip)
+    assert (code, err) == (0, "")  # Arrow would print a traceback if its handler failed
+    assert rows()["n"].tolist()[-3:] == [1, 3, 5]
+    assert as_text(rows()["w"])[-2:] == ["c", "ä"]
+    found = [(record, reason[:27]) for record, reason in problems()]
+    assert found == [
+        (f"row {count + 1}", r"it has 3 values, not 2: '2,"),
+        (f"row {count + 3}", "column 'n': 'x' is no int64"),
+        (f"row {count + 4}", r"column 'w': '\\xfe' is no U"),
+    ]
+
+
+def test_a_sample_that_is_refused_later_has_the_number_of_its_row(data_prep):
+    Path("a.csv").write_text("x,part\n1.5,a\nzz,b\n2.5,a\nnan,b\ninf,b\n4,c d\n")
+    command = ["table", "a.csv", "OUT", "--cast", "x=float64", "--null", "x=0"]
+    more = ["--nan", "refuse", "--split", "column:part", "--on-error", "skip", "--workers", "1"]
+    assert data_prep(*command, *more)[0] == 0
+    assert [record for record, _ in problems()] == ["row 2", "row 5", "row 6"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [["--columns", "z"], ["--cast", "x=int9"], ["--null", "x=z"], ["--stack", "s=x,t"], []],
+)
+def test_each_refusal_names_the_file(data_prep, more):
+    """Also the reasons that depend on the type of a column, as in struct.parquet."""
+    table = pa.table({"x": [1], "t": ["a"]})
+    parquet.write_table(table if more else pa.table({"x": [[["a"]]]}), "a.parquet")
+    code, _, err = data_prep("table", "a.parquet", "OUT", *more)
+    assert code in (2, 3)
+    assert err.startswith("data_prep: a.parquet: ")
+
+
+def test_a_stack_does_not_take_a_column_that_has_its_name(data_prep):
+    Path("a.csv").write_text("x,p1,p2\n1,2,3\n")
+    code, _, err = data_prep("table", "a.csv", "OUT", "--stack", "x=p*")
+    assert code == 2
+    assert "'x' and 'p1' would both be 'x'" in err

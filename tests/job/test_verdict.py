@@ -1,0 +1,144 @@
+"""What the batch script does with a job whose ranks have ended with an error."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.errors import DistributedError
+from hpctrain.job.verdict import verdict
+from hpctrain.runs import failure, stop_request
+from hpctrain.runs.run_dir import RunDir
+from tests.conftest import run_json
+
+JOB, KILLED, TERMINATED = "7_1", 137, 143
+Begin = Callable[..., RunDir]
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Begin:
+    """A function that begins an attempt of the job, with checkpoints of these steps."""
+
+    def call(*steps: int, restarts: int = 0, **facts: Any) -> RunDir:
+        run = RunDir(tmp_path)
+        if not (tmp_path / "run.json").exists():
+            run.update(state="queued", attempts=[])
+        for step in steps:
+            (run.checkpoints / f"step-{step:08d}").mkdir(parents=True)
+        run.begin_attempt(
+            job_id=JOB, restart_count=restarts, first_step=run.last_checkpoint(), **facts
+        )
+        return run
+
+    return call
+
+
+def save(run: RunDir, step: int) -> None:
+    (run.checkpoints / f"step-{step:08d}").mkdir(parents=True)
+
+
+def last(run: RunDir) -> dict[str, Any]:
+    attempt: dict[str, Any] = run_json(run.path)["attempts"][-1]
+    return attempt
+
+
+def test_killed_ranks_come_back_as_long_as_they_make_progress(begin: Begin) -> None:
+    run = begin()
+    assert verdict(run, KILLED, JOB, 0) == "requeue"
+    assert run_json(run.path)["state"] == "interrupted"
+    assert last(run)["reason"] == "a rank was killed (exit code 137)"
+    run = begin(restarts=1)
+    save(run, 20)
+    # Slurm has ended the other ranks with SIGTERM, and rank 0 has only seen a broken connection.
+    run.end_attempt("failed", error="RuntimeError: Connection closed by peer [10.77.1.12]:4711")
+    assert verdict(run, TERMINATED, JOB, 1) == "requeue"
+    assert last(run)["step"] == 20
+    run = begin(restarts=2)
+    assert verdict(run, KILLED, JOB, 2) == ""
+    assert run_json(run.path)["state"] == "failed"
+    assert "no checkpoint was saved since the last restart" in last(run)["error"]
+
+
+def test_ranks_that_are_killed_before_they_begin_are_not_restarted_for_ever(begin: Begin) -> None:
+    run = begin()
+    save(run, 20)
+    assert verdict(run, KILLED, JOB, 0) == "requeue"
+    assert verdict(run, KILLED, JOB, 1) == ""
+    assert [each["state"] for each in run_json(run.path)["attempts"]] == ["interrupted", "failed"]
+
+
+def test_a_rank_that_fails_by_itself_is_not_requeued(begin: Begin) -> None:
+    run = begin()
+    with (
+        pytest.raises(ZeroDivisionError),
+        failure.recorded(run.path, JOB, 0),
+        failure.recorded(run.path, JOB, 0),
+    ):
+        raise ZeroDivisionError("of mine")
+    # Meanwhile another rank sees that this one is gone.
+    with pytest.raises(ValueError, match="closed"), failure.recorded(run.path, JOB, 0):
+        raise ValueError("Connection closed by peer")
+    assert failure.read(run.path, JOB, 0) == "ZeroDivisionError: of mine"
+    assert verdict(run, TERMINATED, JOB, 0) == ""
+    assert run_json(run.path)["state"] == "running"
+    # The record of an older start of the job says nothing about this one.
+    begin(restarts=1)
+    save(run, 20)
+    assert verdict(run, KILLED, JOB, 1) == "requeue"
+
+
+@pytest.mark.parametrize(
+    ("error", "recorded"),
+    [
+        (SystemExit(3), True),
+        (KeyboardInterrupt(), True),
+        (DistributedError("the first batch: rank 3 is gone (Broken pipe)"), False),
+        (DistributedError("the first batch: rank 3 failed: ZeroDivisionError: x"), False),
+        (DistributedError("port 4711 on node1 is taken"), True),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:144] Timed out waiting 1000ms"), True),
+    ],
+)
+def test_an_error_that_follows_from_another_rank_is_no_cause(
+    error: BaseException, recorded: bool, tmp_path: Path
+) -> None:
+    with pytest.raises(type(error)), failure.recorded(tmp_path, JOB, 0):
+        raise error
+    assert (failure.read(tmp_path, JOB, 0) is not None) is recorded
+    with pytest.raises(type(error)), failure.recorded(tmp_path / "none", "", 0):
+        raise error
+
+
+@pytest.mark.parametrize("code", [1, 2, 5, 127])
+def test_an_exit_code_of_a_rank_is_no_kill(code: int, begin: Begin) -> None:
+    assert verdict(begin(), code, JOB, 0) == ""
+
+
+def test_a_job_that_was_cancelled_or_has_finished_is_not_requeued(begin: Begin) -> None:
+    run = begin(20)
+    run.end_attempt("finished", result={})
+    assert verdict(run, 134, JOB, 0) == ""
+    stop_request.write(run.path, "me")
+    for restarts in (0, 1):
+        begin(restarts=restarts)
+        run.end_attempt("interrupted", reason="cancel", step=20)
+        assert verdict(run, TERMINATED, JOB, restarts) == "cancel"
+    begin(restarts=2)  # the rank was killed before it could save
+    assert verdict(run, KILLED, JOB, 2) == "cancel"
+    # The request is older than the last submission.
+    run.update(submission={"time": 4e9})
+    begin(restarts=0)
+    assert verdict(run, KILLED, JOB, 0) == "requeue"
+
+
+def test_a_saved_job_that_rank_0_could_not_requeue_is_requeued(begin: Begin) -> None:
+    run = begin()
+    save(run, 5)
+    run.end_attempt("interrupted", reason="SIGTERM", step=5)
+    assert verdict(run, TERMINATED, JOB, 0) == "requeue"
+    begin(restarts=1)
+    run.end_attempt("interrupted", reason="SIGTERM", step=5)
+    assert verdict(run, TERMINATED, JOB, 1) == ""
+    begin(restarts=0)
+    run.end_attempt("interrupted", reason="SIGINT", step=5)
+    assert verdict(run, 130, JOB, 0) == ""

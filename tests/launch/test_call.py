@@ -1,0 +1,115 @@
+"""Calls of functions as files: which functions and values a job can have."""
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpctrain.errors import ConfigError, StorageError
+from hpctrain.job.call import main
+from hpctrain.runs.call import Call, code_of, decode, encode, read_results
+
+plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+values = st.recursive(
+    plain | st.builds(Path, st.sampled_from(["/a/b", "c"])),
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(st.text(), inner)
+        | st.dictionaries(st.integers() | st.tuples(st.text()), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(values)
+def test_values_come_back_as_they_were(value: Any) -> None:
+    back = decode(json.loads(json.dumps(encode(value, "it"))))
+    assert back == value
+    assert repr(back) == repr(value)  # True is no 1, and 1 no 1.0
+
+
+def test_numbers_of_numpy_and_torch_become_plain_ones() -> None:
+    found = encode({"a": np.float32(0.5), "b": torch.ones(2), "c": np.bool_(True)}, "it")
+    assert decode(found) == {"a": 0.5, "b": [1.0, 1.0], "c": True}
+    assert math.isnan(decode(json.loads(json.dumps(encode(math.nan, "it")))))
+
+
+def add(a: int, b: int = 0) -> int:
+    return a + b
+
+
+def fail() -> None:
+    raise ValueError("as asked")
+
+
+def odd() -> object:
+    return [object()]
+
+
+def made() -> Callable[[], None]:
+    return lambda: None
+
+
+@pytest.mark.parametrize(
+    ("function", "argument", "words"),
+    [
+        (made(), 1, "made.<locals>.<lambda> is not at the top of its module"),
+        (print.__call__, 1, "not a function that a job can import"),
+        (3, 1, "3: not a function that a job can import"),
+        (add, object(), "test_call.add: argument 1 is a builtins.object; allowed are None, bool"),
+        (add, [{"x": {1}}], "argument 1 is a builtins.set; allowed are"),
+        (add, ["a s3cret!"], r"argument has the value of MY_TOKEN.* let the function read"),
+    ],
+)
+def test_what_a_job_cannot_have_is_refused(
+    function: Any, argument: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "a s3cret!")
+    with pytest.raises(ConfigError, match=words):
+        Call.of(function, (argument,), {})
+
+
+def test_a_function_of_the_program_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(add, "__module__", "__main__")
+    with pytest.raises(ConfigError, match=r"add is defined in the program .* into a module beside"):
+        Call.of(add, (), {})
+
+
+def test_a_rank_writes_its_result_or_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "environ", os.environ | {"HPCTRAIN_LAUNCHER": "single"})
+    (tmp_path / "results").mkdir()
+    Call.of(add, (1,), {"b": 2}).write(tmp_path, "abc")
+    assert code_of(tmp_path) == "abc"
+    assert main([str(tmp_path)]) == 0
+    ((rank, content),) = read_results(tmp_path, 2)
+    assert (rank, content["value"]) == (0, 3)
+    assert os.environ["WORLD_SIZE"] == "1"
+    Call.of(fail, (), {}).write(tmp_path, None)
+    assert main([str(tmp_path)]) == 0  # a requeued job whose ranks were done runs nothing
+    (tmp_path / "results" / "0.json").unlink()
+    assert main([str(tmp_path)]) == 1
+    ((_, content),) = read_results(tmp_path, 1)
+    assert "as asked" in content["error"]
+    assert "job/call.py" not in content["error"]  # only the user's frames
+    assert content["error"] in capsys.readouterr().err
+    Call.of(odd, (), {}).write(tmp_path, None)
+    assert main([str(tmp_path)]) == 1
+    ((_, content),) = read_results(tmp_path, 1)
+    assert "the result of test_call.odd is a builtins.object" in content["error"]
+
+
+def test_a_damaged_call_is_named(tmp_path: Path) -> None:
+    (tmp_path / "call.json").write_text('{"module": "os"}')
+    with pytest.raises(StorageError, match=r"call\.json: cannot be read as a call"):
+        Call.read(tmp_path)

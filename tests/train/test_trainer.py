@@ -1,0 +1,82 @@
+"""The training loop: an evaluation ends when the ranks have agreed on a stop request."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+
+from hpctrain.data.types import Batch
+from hpctrain.tracking.tracker import NullTracker
+from hpctrain.train.display import NoDisplay
+from hpctrain.train.trainer import Every, Trainer
+from tests.ranks import run_ranks
+from tests.steps import batch, make
+
+
+class Batches:
+    """Nine batches of an evaluation; before batch `signalled` this rank gets a stop request."""
+
+    def __init__(self, signalled: int | None) -> None:
+        self.given, self.signalled = 0, signalled
+        self.trainer: Trainer
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        assert state == {"consumed": 0}
+
+    def __iter__(self) -> Iterator[Batch]:
+        for number in range(9):
+            if number == self.signalled:
+                self.trainer.stop.asked = "SIGTERM"
+            self.given += 1
+            yield batch(8, number)
+
+
+def evaluated(signals: dict[int, int]) -> tuple[bool, int, list[str]]:
+    """Evaluate on a rank that gets a stop request before the batch `signals[rank]`.
+
+    Returns:
+        Whether the evaluation was made, the number of batches, and the names of the metrics.
+    """
+    step = make()
+    feed = Batches(signals.get(distributed.get_rank()))
+    unused: dict[str, Any] = dict.fromkeys(("schedule", "loader", "checkpointer"))
+    evaluation: Any = feed
+    trainer = feed.trainer = Trainer(
+        train_step=step,
+        evaluation=evaluation,
+        tracker=NullTracker(),
+        display=NoDisplay(),
+        stop=step.stop,
+        device=torch.device("cpu"),
+        max_steps=10,
+        global_batch_size=8,
+        every=Every(log=1, evaluate=1, checkpoint=1),
+        evaluation_due=True,
+        **unused,
+    )
+    throughput: Any = SimpleNamespace(paused=lambda: torch.no_grad())
+    before = torch.get_rng_state()
+    made = trainer._evaluated(throughput)
+    assert made is not trainer.evaluation_due
+    assert step.model.module.training
+    assert torch.equal(torch.get_rng_state(), before)
+    return made, feed.given, sorted(trainer.metrics)
+
+
+@pytest.mark.parametrize(
+    ("signals", "made", "batches"),
+    [
+        ({}, True, 9),
+        ({1: 3}, False, 5),  # the flags of batch 3 are read in batch 4
+        ({0: 7, 1: 2, 2: 5}, False, 4),
+        ({1: 8}, True, 9),  # too late for this evaluation: the loop reads it after the next step
+    ],
+)
+def test_ranks_agree_to_leave_an_evaluation(
+    signals: dict[int, int], made: bool, batches: int
+) -> None:
+    names = ["val/accuracy", "val/loss"] if made else []
+    assert run_ranks(evaluated, 3, signals) == [(made, batches, names)] * 3

@@ -64,6 +64,7 @@ def _open(folder: Path, rank: int) -> _File | None:
     for number in itertools.count(1):
         path = folder / f"terminal_{number}.rank{rank}.log"
         try:
+            folder.mkdir(exist_ok=True)
             return _File(path, mode="x", encoding="utf-8", errors="backslashreplace")
         except FileExistsError:
             continue

@@ -5,6 +5,8 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -319,6 +321,15 @@ def test_progress_of_both_passes(tmp_path, workers):
     assert lines[-1].endswith(", 0 s left")
 
 
+def read_all(controller):
+    """Return what a terminal shows until the last process has closed it."""
+    shown = b""
+    with suppress(OSError):  # EIO is the end
+        while read := os.read(controller, 65_536):
+            shown += read
+    return shown
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_progress_on_a_terminal(tmp_path, workers):
     np.save(tmp_path / "y.npy", np.arange(1000))
@@ -326,9 +337,13 @@ def test_progress_on_a_terminal(tmp_path, workers):
     words = ["arrays", tmp_path / "y.npy", tmp_path / "OUT", "--shard-size", "4KB"]
     command = [*COMMAND, *words, "--split", "train=0.5,val=0.5", "--workers", workers]
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
-    subprocess.run(command, stderr=terminal, env=environment, timeout=60, check=True)
-    os.close(terminal)
-    shown = os.read(controller, 65_536)
+    with ThreadPoolExecutor() as pool:  # the buffer of a terminal is small: it is read meanwhile
+        reading = pool.submit(read_all, controller)
+        try:
+            subprocess.run(command, stderr=terminal, env=environment, timeout=60, check=True)
+        finally:
+            os.close(terminal)
+        shown = reading.result()
     os.close(controller)
     for what in (b"1000/1000 samples", b"samples/s", b"MB/s", b"0:00:00"):
         assert what in shown

@@ -14,7 +14,7 @@ from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import journal
 
 if TYPE_CHECKING:
-    import pandas as pd  # type: ignore[import-untyped]
+    import pandas as pd
     from torch import nn
 
 

@@ -136,9 +136,10 @@ def _too_few(asked: int, fitting: dict[str, int], config: Config, words: str) ->
     nodes = "1 node" if asked == 1 else f"{asked} nodes"
     return (
         f"launch.nodes={launch.nodes}: it needs {nodes} with {', '.join(each)} each "
-        f"(launch.tasks_per_node={launch.tasks_per_node}, cpus_per_task={launch.cpus_per_task}, "
-        f"gpus_per_node={launch.gpus_per_node}, mem_gb={launch.mem_gb}); such nodes in the "
-        f"partition {there} (sbatch: {words})"
+        f"(launch.tasks_per_node={launch.tasks_per_node}, "
+        f"launch.cpus_per_task={launch.cpus_per_task}, "
+        f"launch.gpus_per_node={launch.gpus_per_node}, launch.mem_gb={launch.mem_gb}); such nodes "
+        f"in the partition {there} (sbatch: {words})"
     )
 
 

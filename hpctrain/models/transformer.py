@@ -47,7 +47,8 @@ _TENSOR = {
     "layers.*.mlp.gate": "colwise",
     "layers.*.mlp.up": "colwise",
     "layers.*.mlp.down": "rowwise",
-    "layers.*.dropout": "sequence_parallel",
+    "layers.*.attention_dropout": "sequence_parallel",
+    "layers.*.mlp_dropout": "sequence_parallel",
     "norm": "sequence_parallel",
     "head": "colwise_gather_output",
 }
@@ -303,7 +304,8 @@ class Layer(nn.Module):
     ) -> None:
         super().__init__()
         self.attention_norm, self.attention = attention_norm, attention
-        self.mlp_norm, self.mlp, self.dropout = mlp_norm, mlp, nn.Dropout(dropout)
+        self.mlp_norm, self.mlp = mlp_norm, mlp
+        self.attention_dropout, self.mlp_dropout = nn.Dropout(dropout), nn.Dropout(dropout)
 
     def forward(
         self,
@@ -313,8 +315,9 @@ class Layer(nn.Module):
         context: Context | None = None,
     ) -> torch.Tensor:
         """Map (batch, length, dim) to the same shape; `Attention` has the other arguments."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), rotation, masks, context))
-        out: torch.Tensor = x + self.dropout(self.mlp(self.mlp_norm(x)))
+        added = self.attention(self.attention_norm(x), rotation, masks, context)
+        x = x + self.attention_dropout(added)
+        out: torch.Tensor = x + self.mlp_dropout(self.mlp(self.mlp_norm(x)))
         return out
 
 

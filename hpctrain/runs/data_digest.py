@@ -85,13 +85,6 @@ def _checked(key: str, path: str) -> Index:
 def _training(key: str, index: Index, config: Config, split: str) -> int:
     """Check the fields that the config names; return the number of samples in the split."""
     data = config.data
-    for name, field in _of_task(config):
-        # Batches may also have FIELD_length, FIELD_offsets and FIELD_document.
-        base = re.sub(r"_(length|offsets|document)$", "", field)
-        if not {field, base} & {*(available := _available(index, data))}:
-            near = difflib.get_close_matches(field, available, 1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise ConfigError(f"{name}={field}: {hint}the samples have {', '.join(available)}")
     for name, field, kind in _fields(data):
         if field not in index.fields:
             existing = ", ".join(f"{each} {spec}" for each, spec in index.fields.items())
@@ -105,6 +98,13 @@ def _training(key: str, index: Index, config: Config, split: str) -> int:
             raise ConfigError(f"{name}={field}: classes are integers; it is {spec}")
         if data.fields is not None and field not in data.fields and kind == "variable-length":
             raise ConfigError(f"{name}={field}: data.fields must list it")
+    for name, field in _of_task(config):
+        # Batches may also have FIELD_length, FIELD_offsets and FIELD_document.
+        base = re.sub(r"_(length|offsets|document)$", "", field)
+        if not {field, base} & {*(available := _available(index, data))}:
+            near = difflib.get_close_matches(field, available, 1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ConfigError(f"{name}={field}: {hint}the samples have {', '.join(available)}")
     return _split(key, index, split)
 
 

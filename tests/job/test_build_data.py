@@ -240,7 +240,8 @@ def test_windows_of_text(build: Build, tmp_path: Path) -> None:
     texts = [np.arange(n, dtype=np.uint16) + 100 * n for n in range(1, 60)]
     write_shards(tmp_path / "text", [("train", {"text": texts}), ("val", {"text": texts})])
     cut = ("data.windows.field=text", "data.windows.length=9", "data.windows.documents=true")
-    builder = build(f"data.path={tmp_path}/text", "train.global_batch_size=4", *cut)
+    task = ("task.input=text", "task.target=text_document")
+    builder = build(f"data.path={tmp_path}/text", "train.global_batch_size=4", *cut, *task)
     batches = epoch(builder.training())
     assert batches[0]["text"].shape == batches[0]["text_document"].shape == (4, 9)
     assert len(batches) == sum(map(len, texts)) // 9 // 4
@@ -251,6 +252,7 @@ def test_samples_of_like_length_and_packed(build: Build, tmp_path: Path) -> None
     texts = [np.full(n, n, np.uint8) for n in random.integers(0, 100, 400)]
     write_shards(tmp_path / "text", [("train", {"text": texts})])
     own = (f"data.path={tmp_path}/text", "data.val_split=null", "train.global_batch_size=8")
+    own += ("task.input=text", "task.target=text_length")
     waste = []
     for more in ((), ("data.buckets.field=text", "data.buckets.window=200")):
         batches = epoch(build(*own, *more).training())

@@ -321,7 +321,7 @@ def test_attempts_and_ranks_in_a_terminal_have_logs_of_their_own(tmp_path: Path)
             attempt(rank, ValueError(text))
     with pytest.raises(ConfigError):
         attempt(2, ConfigError("KEY=1: wrong"))
-    with kept(run / "logs", "slurm", 3), kept(run / "absent", "single", 3):
+    with kept(run / "logs", "slurm", 3), kept(run / "absent" / "logs", "single", 3):
         assert logging.getLogger().handlers == before
     assert logging.getLogger().handlers == before
     logs = rank_logs(Facts.read(run))

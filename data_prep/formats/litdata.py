@@ -177,18 +177,33 @@ def _columns(path: tuple[str | int, ...], node: Any, formats: list[str]) -> Iter
         yield from _columns((*path, key), child, formats)
 
 
-def decoder(layout: Layout) -> Callable[[Any], Any]:
+def decoder(path: str, layout: Layout) -> Callable[[Any], Any]:
     """Return a function that decodes what `samples` yields into a tree of values.
 
     Images, and values that litdata would decode by a pickle, stay bytes. The function raises
     Unusable if a sample is damaged.
+
+    Args:
+        path: A chunk; for the message.
+        layout: How samples are stored.
+
+    Raises:
+        ConfigError: The library is missing, or it does not know a format or the tree.
     """
     leaves = len(layout.formats)
     formats = [kind if DECODED.fullmatch(kind) else "bytes" for kind in layout.formats]
-    tree = library("streaming.config", "treespec_loads")(layout.tree)
+    read_tree = library("streaming.config", "treespec_loads")
     loader = library("streaming.item_loader", "PyTreeLoader")()
     serializers = library("streaming.serializers", "_get_serializers")(None)
-    loader.setup({"data_format": formats, "data_spec": tree}, [], serializers)
+    try:
+        config = {"data_format": formats, "data_spec": read_tree(layout.tree)}
+        loader.setup(config, [], serializers)
+    except (LookupError, ValueError, TypeError, NotImplementedError) as error:
+        version = library("__about__", "__version__")
+        raise ConfigError(
+            f"{path}: litdata {version} does not know a format in {INDEX}: {error}; formats: "
+            f"{', '.join(sorted(set(formats)))}"
+        ) from None
 
     def decoded(sample: Any) -> Any:
         if isinstance(sample, dict):  # a row of an Arrow table
@@ -227,6 +242,8 @@ def samples(chunk: Chunk, layout: Layout) -> Iterator[Any]:
             raise ValueError(f"it has {found} samples, {INDEX} lists {chunk.samples}")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+    except MemoryError as error:
+        raise DataError(f"{path} is damaged, or there is too little memory: {error}") from None
     except (ValueError, RuntimeError, LookupError) as error:
         raise DataError(f"{path} is damaged: {error}") from None
 
@@ -239,6 +256,7 @@ def _samples(content: memoryview, chunk: Chunk, layout: Layout) -> Iterator[Any]
         reader, is_file = found
         numbers = range(reader.num_record_batches) if is_file else ()
         for batch in map(reader.get_batch, numbers) if is_file else reader:
+            batch.validate(full=True)  # damaged byte offsets would end this process
             yield from batch.to_pylist()
     elif content[:8] == FRAMES:
         header = library("streaming.framed_zstd", "parse_framed_header")(content)

@@ -88,7 +88,7 @@ class Litdata(Source):
     def read(self, what: Chunk, reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
         block = Samples(self.fields, what.file.path, keyed=False, columned=bool(self.columns))
-        decode = decoder(self.layout)
+        decode = decoder(what.file.path, self.layout)
         for number, content in enumerate(samples(what, self.layout)):
             record = f"sample {number}"
             try:
@@ -145,7 +145,7 @@ def litdata(
     if not chunks:
         raise DataError(f"{folder} has no samples")
     chosen = _chosen(above / INDEX, columns_of(above / INDEX, layout), named)
-    decode, problems = decoder(layout), Problems(options.on_error)
+    decode, problems = decoder(chunks[0].file.path, layout), Problems(options.on_error)
     fields = _first(chunks, layout, decode, chosen, pixels, problems, variable)
     if unknown := sorted(set(variable) - set(fields)):
         raise ConfigError(f"--variable {unknown[0]}: the fields are {', '.join(fields)}")

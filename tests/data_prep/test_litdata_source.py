@@ -224,6 +224,15 @@ def test_pickles_do_not_run(litdata, capsys):
 
 
 @pytest.mark.slow
+def test_a_format_that_the_library_does_not_know(litdata, capsys):
+    write("in", formats=("no_header_numpy:99",))
+    assert convert("in", "OUT") == 2
+    err = capsys.readouterr().err
+    assert "in/chunk-0-0.bin: litdata" in err
+    assert "formats: no_header_numpy:99" in err
+
+
+@pytest.mark.slow
 def test_any_damage_is_named(litdata, capsys):
     write("in")
     path = Path("in/chunk-0-0.bin")
@@ -239,3 +248,16 @@ def test_any_damage_is_named(litdata, capsys):
         assert convert("in", "OUT") == 3
         assert "in/chunk-0-0.bin" in capsys.readouterr().err
     assert not Path("OUT").exists()
+
+
+@pytest.mark.slow
+def test_damaged_rows_do_not_end_the_process(litdata, capsys):
+    optimize("in", map(text, range(2)))
+    path = Path("in/chunk-0-0.bin")
+    content = path.read_bytes()
+    codes = set()
+    for place in range(0, len(content), 3):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 128]) + content[place + 1 :])
+        codes.add(code := convert("in", f"OUT{place}"))
+        assert code == 0 or "in/chunk-0-0.bin" in capsys.readouterr().err
+    assert codes == {0, 3}

@@ -24,6 +24,7 @@ COMMANDS = {
     "table": ("sources.table", "CSV, Parquet, Arrow: columns as fields"),
     "webdataset": ("sources.webdataset", "tar files of samples"),
     "mds": ("sources.mds", "a folder of mosaicml-streaming"),
+    "litdata": ("sources.litdata", "a folder of litdata"),
     "huggingface": ("sources.huggingface", "a folder of Hugging Face datasets"),
     "python": ("sources.python", "FILE.py:FUNCTION, a generator of dicts"),
     "sample": ("sources.sample", "small data sets for first runs; nothing to download"),

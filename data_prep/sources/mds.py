@@ -16,8 +16,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from data_prep.formats import pixels
 from data_prep.formats.mds import (
     INDEX,
@@ -241,7 +239,7 @@ def _values(
         kind, part = columns[column].kind, parts[column]
         try:
             if kind == "pil":
-                values[name] = _pil(part, pixels)
+                values[name] = pixels.of_pil(part)
             elif kind in IMAGES:
                 values[name] = pixels.sample(part, fields.get(name))
             elif kind == "json":
@@ -261,18 +259,3 @@ def _key(part: bytes, key: str) -> Any:
     if not isinstance(values, dict) or key not in values:
         raise Unusable(f"there is no key {key!r}")
     return values[key]
-
-
-def _pil(part: bytes, pixels: Pixels) -> Any:
-    """Decode a pil value: width, height, length of the mode (uint32 each), mode, pixels."""
-    from PIL import Image
-
-    try:
-        width, height, length = np.frombuffer(part[:12], "<u4").tolist()
-        if width * height > pixels.max_pixels:
-            raise Unusable(f"it has {height} x {width} pixels; --max-pixels is {pixels.max_pixels}")
-        mode = part[12 : 12 + length].decode()
-        image = Image.frombytes(mode, (width, height), part[12 + length :])
-    except (ValueError, KeyError) as error:
-        raise Unusable(f"it is damaged: {error}") from None
-    return pixels.convert(image)

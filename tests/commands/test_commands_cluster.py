@@ -195,7 +195,7 @@ def test_from_the_queue_to_the_end(
         for line in log.read_text().splitlines()
         if " step " in line
     ]
-    assert min(steps) > saved
+    assert min(steps) >= saved  # it may have to make the evaluation of this step again
     done = run_module("hpctrain", "cancel", "--all", "--dir", str(folder), "--json")
     assert {row["action"] for row in json.loads(done.stdout)} == {"cancel"}
     wait_for_state(running, "interrupted")

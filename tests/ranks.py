@@ -6,8 +6,6 @@ function at the top of a module; `fn`, `args` and the results are pickled.
 """
 
 import atexit
-import functools
-import gc
 import os
 import pickle
 import sys
@@ -25,6 +23,9 @@ from tests import forkserver
 ROOT = Path(__file__).parents[1]
 # After one rank has failed, the others have this number of seconds to end by themselves.
 GRACE_S = 3
+# After so many calls there are new processes. torch's caches keep the groups of earlier calls alive,
+# with threads that wake up all the time, and clearing these caches can hang in torch.
+RENEW = 100
 
 
 class RanksError(AssertionError):
@@ -105,6 +106,8 @@ def run_ranks(fn: Callable[..., Any], n: int, *args: Any, timeout: float = 60) -
         RanksError: A rank raised, ended, or did not answer in `timeout` seconds.
     """
     POOL.calls += 1
+    if POOL.calls % RENEW == 0:
+        POOL.replace()
     ranks = POOL.take(n)
     rendezvous = POOL.folder / f"{POOL.calls}.store"
     work = pickle.dumps((fn, args))
@@ -176,27 +179,11 @@ def _call(place: tuple[int, int, str, float], work: bytes) -> Any:
         return fn(*args)
     finally:
         distributed.destroy_process_group()
-        _forget_groups()
+        if "torch.distributed.tensor" in sys.modules:
+            # Its cache has the names of these groups; the next call gives them to others.
+            from torch.distributed.tensor import debug
 
-
-def _forget_groups() -> None:
-    """Clear torch's caches of the groups that this call has made.
-
-    The next call gives their names to others. And each group that a cache keeps alive has threads
-    that wake up a hundred times a second: hundreds of them took a third of two cores.
-    """
-    for name, module in list(sys.modules.items()):
-        if name.startswith("torch.distributed"):
-            for value in list(vars(module).values()):
-                if isinstance(value, functools._lru_cache_wrapper):
-                    value.cache_clear()
-    if "torch.distributed.tensor" in sys.modules:
-        from torch.distributed.tensor import _redistribute, debug
-
-        _redistribute.clear_redistribute_planner_cache()
-        debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
-    gc.collect()
-    gc.freeze()  # what is left, such as torch's modules, stays: the next collection is quick
+            debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
 
 
 def main() -> None:

@@ -67,10 +67,12 @@ class QueueWatcher(InfoWatcher):  # type: ignore[misc]
             }
         self._gone = (self._gone | waiting) - jobs.keys()
         if gone := waiting - jobs.keys():
-            ended = queue.ended({job_id.partition("_")[0] for job_id in gone})
-            found = {task: end for job_id, end in (ended or {}).items() for task in _tasks(job_id)}
+            ended = queue.ended({job_id.partition("_")[0] for job_id in gone}) or {}
+            found = {task: end for job_id, end in ended.items() for task in _tasks(job_id)}
             for job_id in gone:
-                end = found.get(job_id, queue.Ended("", "", "", ""))
+                # An array that was cancelled before any task started is there as a whole.
+                array = ended.get(job_id.partition("_")[0], queue.Ended("", "", "", ""))
+                end = found.get(job_id, array)
                 # The accounting may be late or not answer: ask again for the state of the job.
                 if end.state not in ("", "PENDING", "RUNNING", "REQUEUED"):
                     self._finished.add(job_id)

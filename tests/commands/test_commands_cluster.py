@@ -52,16 +52,18 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[
     wrappers.mkdir()
     for name in ("squeue", "sacct", "scancel", "scontrol"):
         (real,) = cluster.slurm("which", name).splitlines()
-        (wrappers / name).write_text(f'#!/bin/sh\necho {name} >>{log}\nexec {real} "$@"\n')
+        # A job inherits this PATH, but its own calls do not count.
+        count = f'[ -n "$SLURM_JOB_ID" ] || echo {name} >>{log}'
+        (wrappers / name).write_text(f'#!/bin/sh\n{count}\nexec {real} "$@"\n')
         (wrappers / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{wrappers}:{os.environ['PATH']}")
 
-    def count() -> dict[str, int]:
+    def counted() -> dict[str, int]:
         names = log.read_text().split() if log.exists() else []
         log.unlink(missing_ok=True)
         return {name: names.count(name) for name in sorted(set(names))}
 
-    return count
+    return counted
 
 
 @pytest.fixture

@@ -267,6 +267,9 @@ def test_a_training_leaves_no_trace_of_it(
     done = train(*model(token, "finish"), **told)
     assert "logging in with ***" in done.stderr
     assert "KeyError: '***'" in done.stderr
+    (run,) = runs(tmp_path / "runs")
+    log = (run / "logs" / "terminal_1.rank0.log").read_text()
+    assert "Traceback (most recent call last)" in log
     with closing(sqlite3.connect(store)) as uploaded:
         assert uploaded.execute("SELECT count(*) FROM runs").fetchone() == (1,)
     assert_nowhere(tmp_path / "runs", done.stdout, done.stderr)

@@ -23,10 +23,10 @@ from hpctrain.config.frozen import from_omegaconf
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate_job
 from hpctrain.disk import write_atomically
-from hpctrain.errors import ConfigError, HpctrainError, LaunchError, StorageError
+from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.launch import local, queue, slurm
 from hpctrain.launch.executor import Executor, LocalExecutor
-from hpctrain.launch.jobs import FailedError, RunJob, RunPaths
+from hpctrain.launch.jobs import FailedError, LoggedJob, RunJob, RunPaths
 from hpctrain.launch.script import sbatch_script
 from hpctrain.launch.submit_lock import submit_lock
 from hpctrain.runs import snapshot
@@ -108,12 +108,11 @@ def submit(
     return FunctionJob(folder, f"{array}_0", ranks)
 
 
-class _FunctionJob:
-    """What function jobs have in common, on Slurm and on this machine."""
+class _FunctionJob(LoggedJob):
+    """What the jobs of functions have in common."""
 
     _folder: Path
     _ranks: int
-    _paths: RunPaths
 
     def results(self) -> list[Any]:
         """Wait for the end of the job and return the results of all ranks, in their order.
@@ -140,22 +139,6 @@ class _FunctionJob:
     def result(self) -> Any:
         """Wait for the end of the job and return the result of rank 0; see `results`."""
         return self.results()[0]
-
-    def exception(self) -> HpctrainError | None:
-        """Wait for the end of the job and return the error that `results` would raise, or None."""
-        try:
-            self.results()
-        except HpctrainError as error:
-            return error
-        return None
-
-    def stdout(self) -> str | None:
-        """Return the logs of all ranks, one after the other; None if there are none."""
-        return self._paths.text()
-
-    def stderr(self) -> str | None:
-        """Return the same as `stdout`: each rank writes both streams into one file."""
-        return self.stdout()
 
     def submission(self) -> Any:
         """Return the call: module, name, args and kwargs."""

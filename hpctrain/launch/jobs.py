@@ -158,8 +158,34 @@ class RunPaths(JobPaths):  # type: ignore[misc]
         return found or [self._logs / names.replace("*", "0")]
 
 
-class _RunJob:
-    """What the jobs of runs have in common, on Slurm and on this machine.
+class LoggedJob:
+    """What the jobs of runs and functions have in common, on Slurm and on this machine."""
+
+    _paths: RunPaths
+
+    def result(self) -> Any:
+        """Wait for the end of the job and return its result."""
+        raise NotImplementedError
+
+    def exception(self) -> HpctrainError | None:
+        """Wait for the end of the job and return the error that `result` would raise, or None."""
+        try:
+            self.result()
+        except HpctrainError as error:
+            return error
+        return None
+
+    def stdout(self) -> str | None:
+        """Return the logs of all ranks, one after the other; None if there are none."""
+        return self._paths.text()
+
+    def stderr(self) -> str | None:
+        """Return the same as `stdout`: each rank writes both streams into one file."""
+        return self.stdout()
+
+
+class _RunJob(LoggedJob):
+    """What the jobs of runs have in common.
 
     Attributes:
         run: The run directory.
@@ -167,7 +193,6 @@ class _RunJob:
 
     run: RunDir
     _metric: str
-    _paths: RunPaths
 
     def result(self) -> float | None:
         """Wait for the end of the run and return its metric.
@@ -184,22 +209,6 @@ class _RunJob:
     def results(self) -> list[float | None]:
         """Wait for the end of the run and return its metric in a list."""
         return [self.result()]
-
-    def exception(self) -> HpctrainError | None:
-        """Wait for the end of the run and return the error that `result` would raise, or None."""
-        try:
-            self.result()
-        except HpctrainError as error:
-            return error
-        return None
-
-    def stdout(self) -> str | None:
-        """Return the logs of all ranks, one after the other; None if there are none."""
-        return self._paths.text()
-
-    def stderr(self) -> str | None:
-        """Return the same as `stdout`: each rank writes both streams into one file."""
-        return self.stdout()
 
     def submission(self) -> Any:
         """Raise LaunchError: the job is files and no pickled function."""

@@ -195,9 +195,9 @@ def test_from_the_queue_to_the_end(
     steps = [
         int(line.split()[2].split("/")[0])
         for line in log.read_text().splitlines()
-        if " step " in line
+        if " step " in line and "  loss " in line  # not an evaluation that is made again
     ]
-    assert min(steps) >= saved  # it may have to make the evaluation of this step again
+    assert min(steps) > saved
     done = run_module("hpctrain", "cancel", "--all", "--dir", str(folder), "--json")
     assert {row["action"] for row in json.loads(done.stdout)} == {"cancel"}
     wait_for_state(running, "interrupted")

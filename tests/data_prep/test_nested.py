@@ -4,7 +4,6 @@ from decimal import Decimal
 from pathlib import Path
 
 import datasets
-import numpy as np
 import pyarrow as pa
 import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
@@ -13,7 +12,7 @@ from pyarrow import feather, parquet
 from data_prep.formats import nested
 from data_prep.formats.columns import Column
 from hpctrain.data.index import Index
-from hpctrain.data.reader import Reader
+from tests.data_prep.read_back import fields, rows
 
 POINT = pa.struct([("x", pa.int32()), ("at", pa.struct([("y", pa.float64())]))])
 COLUMNS = {
@@ -31,15 +30,6 @@ COLUMNS = {
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def rows(folder="OUT"):
-    reader = Reader(folder, "train")
-    return reader.read(np.arange(len(reader)))
-
-
-def fields(folder="OUT"):
-    return {name: str(field) for name, field in Index.load(Path(folder)).fields.items()}
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])

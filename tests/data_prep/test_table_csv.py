@@ -11,8 +11,8 @@ from pyarrow import parquet
 from data_prep.formats import csv_files
 from data_prep.formats.columns import Column
 from hpctrain.data.index import Index
-from hpctrain.data.reader import Reader
 from hpctrain.errors import ConfigError
+from tests.data_prep.read_back import as_text, rows
 
 LARGE = 2**53 + 1  # the first integer that float64 does not have
 TEXT = "n,wört\n1,ä\n2,€\n"
@@ -22,15 +22,6 @@ TEXT = "n,wört\n1,ä\n2,€\n"
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def rows(folder="OUT"):
-    reader = Reader(folder, "train")
-    return reader.read(np.arange(len(reader)))
-
-
-def as_text(ragged):
-    return [ragged[i].tobytes().decode() for i in range(len(ragged))]
 
 
 def problems(folder="OUT"):

@@ -17,8 +17,8 @@ from data_prep.formats import csv_files
 from data_prep.formats.columns import Column
 from hpctrain.data.index import Index
 from hpctrain.data.ragged import Ragged
-from hpctrain.data.reader import Reader
 from hpctrain.errors import HpctrainError
+from tests.data_prep.read_back import as_text, fields, rows
 
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
@@ -27,19 +27,6 @@ WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def rows(folder, split="train"):
-    reader = Reader(folder, split)
-    return reader.read(np.arange(len(reader)))
-
-
-def as_text(ragged):
-    return [ragged[i].tobytes().decode() for i in range(len(ragged))]
-
-
-def fields(folder):
-    return {name: str(field) for name, field in Index.load(Path(folder)).fields.items()}
 
 
 def problems(folder):

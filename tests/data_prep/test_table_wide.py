@@ -10,18 +10,13 @@ from pyarrow import parquet
 from data_prep.formats.columns import Column
 from data_prep.formats.matrices import MANY, numbers_of
 from hpctrain.data.index import Index
-from hpctrain.data.reader import Reader
+from tests.data_prep.read_back import rows
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def rows(folder="OUT"):
-    reader = Reader(folder, "train")
-    return reader.read(np.arange(len(reader)))
 
 
 def test_columns_that_are_converted_together_have_the_same_values():

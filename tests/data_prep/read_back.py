@@ -1,0 +1,24 @@
+"""What tests read from a data set that a command has written."""
+
+from pathlib import Path
+
+import numpy as np
+
+from hpctrain.data.index import Index
+from hpctrain.data.reader import Reader
+
+
+def rows(folder="OUT", split="train"):
+    """Return all samples of a split, by field."""
+    reader = Reader(folder, split)
+    return reader.read(np.arange(len(reader)))
+
+
+def fields(folder="OUT"):
+    """Return the fields of a data set in words, by name."""
+    return {name: str(field) for name, field in Index.load(Path(folder)).fields.items()}
+
+
+def as_text(ragged):
+    """Return the texts of a variable-length field of bytes."""
+    return [ragged[i].tobytes().decode() for i in range(len(ragged))]

@@ -202,7 +202,7 @@ def test_an_ugly_output_dir_trains_to_the_end(
     quoted = str(folder).replace("'", "\\'")
     run_module(
         "hpctrain", "-m", "experiment=digits", "train.max_steps=2", "launch.wait=true",
-        f"data.path={digits}", f"output_dir='{quoted}'", cwd=tmp_path,
+        "tracking.drain_s=60", f"data.path={digits}", f"output_dir='{quoted}'", cwd=tmp_path,
     )  # fmt: skip
     (run,) = runs(folder)
     record = run_json(run)

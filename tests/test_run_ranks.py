@@ -51,7 +51,9 @@ def test_results_come_by_rank(n: int) -> None:
     assert run_ranks(total, n, 10) == [(rank, n, 10 * whole) for rank in range(n)]
 
 
-def test_many_calls_need_few_processes() -> None:
+def test_many_calls_need_few_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.ranks.RENEW", 100)
+    POOL.replace()
     run_ranks(total, 2, 1)
     before = POOL.started
     processes = {rank.process.pid for rank in POOL.ranks}
@@ -60,6 +62,18 @@ def test_many_calls_need_few_processes() -> None:
     assert POOL.started == before
     assert {rank.process.pid for rank in POOL.ranks} == processes
     assert all(rank.process.forked for rank in POOL.ranks)
+
+
+def test_new_processes_replace_old_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.ranks.RENEW", 2)
+    POOL.replace()
+    seen = []
+    for _ in range(4):
+        run_ranks(total, 2, 1)
+        seen.append({rank.process.pid for rank in POOL.ranks})
+    assert seen[0] == seen[1]
+    assert seen[2] == seen[3]
+    assert not seen[0] & seen[2]
 
 
 @pytest.mark.parametrize("then_wait", [False, True])

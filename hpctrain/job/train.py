@@ -26,6 +26,8 @@ from hpctrain.runs.failure import recorded
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.stop_request import stop_file
 from hpctrain.runs.terminal_log import kept
+from hpctrain.tracking.tracker import Tracker
+from hpctrain.train.trainer import Outcome
 
 log = logging.getLogger(__name__)
 EXIT_INTERRUPTED = 130
@@ -64,12 +66,7 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
             count = torch.get_num_threads()
             log.info("%s on %s (torch threads: %d), %s", run.path, device, count, ranks)
             stop.watch(stop_file(run.path))
-        trainer = build(config, run, ranks, device, attempt.tracker, stop)
-        try:
-            outcome = trainer.fit()
-        except torch.OutOfMemoryError:
-            _lower_micro_batch(run, ranks, trainer.train_step.micro_batches)
-            raise
+        outcome = _fit(config, run, ranks, device, attempt.tracker, stop)
         # This happens inside the process group, whose teardown waits for rank 0: Slurm and
         # torchrun kill all ranks as soon as one has exited with a code other than 0.
         if outcome.finished:
@@ -77,6 +74,27 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
             return 0
         attempt.interrupted(outcome, stop.reason)
         return EXIT_INTERRUPTED if stop.reason == "SIGINT" else EXIT_TERMINATED
+
+
+def _fit(
+    config: Config,
+    run: RunDir,
+    ranks: RankInfo,
+    device: torch.device,
+    tracker: Tracker,
+    stop: Stop,
+) -> Outcome:
+    """Train the run. The model is gone when this returns, so it ends before the process group.
+
+    A DistributedDataParallel that outlives its group is the last to hold it. It then ends gloo's
+    threads while it holds Python's lock, and such a thread may wait for this lock for ever.
+    """
+    trainer = build(config, run, ranks, device, tracker, stop)
+    try:
+        return trainer.fit()
+    except torch.OutOfMemoryError:
+        _lower_micro_batch(run, ranks, trainer.train_step.micro_batches)
+        raise
 
 
 def _lower_micro_batch(run: RunDir, ranks: RankInfo, sizes: MicroBatches | None) -> None:

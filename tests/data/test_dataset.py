@@ -284,6 +284,9 @@ def main():
     if accelerator.is_main_process:
         print(losses[0], losses[-1], seen, len(dataset), accelerator.num_processes)
     accelerator.wait_for_everyone()
+    # DDP's model must end before its process group: see hpctrain/job/train.py.
+    del model, optimizer, loader
+    accelerator.free_memory()
     accelerator.end_training()
 
 main()

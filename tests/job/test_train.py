@@ -35,6 +35,28 @@ def only_run(folder: Path) -> Path:
     return run
 
 
+# A task that counts the models which are still there when the process group ends.
+COUNTING = """\
+import weakref
+import torch.distributed as dist
+from hpctrain.tasks import Classification
+
+end, seen = dist.destroy_process_group, []
+
+def count_and_end():
+    print("models:", len(seen), "alive:", sum(model() is not None for model in seen))
+    end()
+
+dist.destroy_process_group = count_and_end
+
+class Counting(Classification):
+    def __call__(self, model, batch):
+        if not seen:
+            seen.append(weakref.ref(model))
+        return super().__call__(model, batch)
+"""
+
+
 def wait_for_step(run_folder: Path, step: int, process: subprocess.Popen[Any]) -> None:
     """Wait until there is a checkpoint of at least `step`, for at most 120 s."""
     end = time.monotonic() + 120
@@ -293,6 +315,17 @@ def test_a_failing_training_exits_1_with_its_traceback(train: Train, tmp_path: P
     assert "Traceback" in done.stderr
     assert "mat1 and mat2 shapes" in done.stderr
     assert run_json(only_run(tmp_path))["state"] == "failed"
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "zero3"])
+def test_the_model_ends_before_the_process_group(
+    train: Train, tmp_path: Path, parallel: str
+) -> None:
+    """A DDP model that ends after its group holds Python's lock, for which gloo's thread waits."""
+    (tmp_path / "counting.py").write_text(COUNTING)
+    ours = ("task._target_=counting.Counting", "train.max_steps=2", "tracking=off")
+    done = train(*ours, f"parallel={parallel}", PYTHONPATH=str(tmp_path))
+    assert "models: 1 alive: 0" in done.stdout
 
 
 def test_no_traceback_unless_asked(train: Train) -> None:

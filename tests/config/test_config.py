@@ -228,7 +228,13 @@ HOSTILE = ["1e-3", "0x1f", "nan", "${oc.env:HOME}", "\\\\${x}", "yes", "null", "
 
 @settings(deadline=None)
 @example({"\\${": ""})
-@given(st.dictionaries(st.text(), st.one_of(st.text(), st.sampled_from(HOSTILE), st.floats(-1, 1))))
+# Hydra's `???` is a value that is still missing, so no config that was composed has it.
+@given(
+    st.dictionaries(
+        st.text(),
+        st.one_of(st.text(), st.sampled_from(HOSTILE), st.floats(-1, 1)).filter("???".__ne__),
+    )
+)
 def test_a_frozen_config_reads_back_unchanged(
     tmp_path_factory: pytest.TempPathFactory, options: dict[str, object]
 ) -> None:

@@ -42,8 +42,8 @@ LONGEST = (
     *("commands/test_commands.py", "job/test_environment.py", "data/test_reader.py"),
     *("parallel/test_compile.py", "parallel/test_compression.py", "launch/test_launch.py"),
 )
-# The tests of these folders use warm ranks (tests/ranks.py). One worker process gets all of them:
-# each other one would have to warm ranks of its own.
+# These tests use warm ranks (tests/ranks.py). One worker process gets all of them: each other one
+# would have to warm ranks of its own.
 RANKS = ("tests/parallel/", "tests/checkpoint/", "tests/faults/", "tests/test_run_ranks.py")
 left_out = pytest.StashKey[int]()
 # The imports of the tests make many objects and drop few; see pytest_collection_finish.

@@ -357,7 +357,7 @@ def test_a_store_that_cannot_be_written_ends_in_bounded_time(tmp_path: Path, tra
     begin = time.monotonic()
     text = process.communicate(timeout=120)[0]
     assert process.returncode == 0
-    assert time.monotonic() - begin < 60
+    assert time.monotonic() - begin < 20
     assert "INFO waiting up to 6 s until 10 points are in MLflow" in text
     assert "10 points are not in MLflow yet" in text
     assert "nothing is lost: `python -m hpctrain sync" in text
@@ -382,7 +382,7 @@ def test_a_signal_ends_the_wait_for_the_uploader(
     begin = time.monotonic()
     ours.start()
     tracker.finish("FINISHED")
-    assert time.monotonic() - begin < 50
+    assert time.monotonic() - begin < 10
     assert signal.getsignal(number) == before
     assert f"2 points are not in MLflow yet ({number.name}); nothing is lost" in caplog.text
     tracker._uploader.kill()

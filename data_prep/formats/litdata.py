@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 
 from data_prep.formats.samples import Unusable
+from data_prep.formats.split_folders import INDEX
 from data_prep.source import SourceFile
 from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
 
-INDEX = "index.json"
 IMAGE = re.compile(r"jpeg|pil|image(:\w+)?")
 DECODED = re.compile(
     r"str|text|bool|int|float|bytes|numpy|tensor|json|no_header_(numpy|tensor):\d+"

@@ -27,10 +27,10 @@ import numpy as np
 import xxhash
 
 from data_prep.formats.samples import Unusable
+from data_prep.formats.split_folders import INDEX
 from data_prep.source import SourceFile
 from hpctrain.errors import DataError
 
-INDEX = "index.json"
 SCALARS = frozenset(
     (
         *("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),

@@ -4,12 +4,12 @@ A value is cast to the dtype of its field if that does not change it. Otherwise 
 be used: no value is silently cut off, wrapped around or rounded.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.source import BLOCK_BYTES, Block
+from data_prep.source import BLOCK_BYTES, BadRecords, Block
 from hpctrain.data.field import Field
 from hpctrain.data.types import Array
 from hpctrain.errors import DataError
@@ -156,6 +156,22 @@ def fit_all(
     return sample
 
 
+class Encoded(NamedTuple):
+    """A sample that is not decoded yet.
+
+    Attributes:
+        record: Its name for messages.
+        decode: Returns its values by field, or raises `Unusable`.
+        key: The key that decides its split.
+        column: The value of the column that decides its split.
+    """
+
+    record: str
+    decode: Callable[[], Mapping[str, Any]]
+    key: bytes = b""
+    column: str = ""
+
+
 class Samples:
     """Collects samples into blocks.
 
@@ -215,6 +231,20 @@ class Samples:
         self._keys.append(key)
         self._column.append(column)
         self._bytes += RECORD_BYTES
+
+    def blocks(self, found: Iterable[Encoded], reading: BadRecords) -> Iterator[Block]:
+        """Decode samples and yield them as blocks; the unusable ones are passed to `reading`."""
+        for record, decode, key, column in found:
+            try:
+                sample = fit_all(decode(), self._fields)
+            except Unusable as error:
+                reading.bad(self._file, record, str(error))
+                continue
+            self.add(sample, record, key, column)
+            if self.full:
+                yield self.take()
+        if len(self):
+            yield self.take()
 
     def take(self) -> Block:
         """Return the samples (at least one) as a block, and begin the next block."""

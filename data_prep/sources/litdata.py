@@ -13,6 +13,7 @@ those for TokensLoader are not read. The samples keep their order.
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from data_prep.formats import pixels
 from data_prep.formats.litdata import (
     DECODED,
     IMAGE,
-    INDEX,
     Chunk,
     Column,
     Layout,
@@ -30,15 +30,14 @@ from data_prep.formats.litdata import (
     samples,
 )
 from data_prep.formats.pixels import Pixels
-from data_prep.formats.samples import Samples, Unusable, fields_of, fit_all
+from data_prep.formats.samples import Encoded, Samples, Unusable, fields_of
+from data_prep.formats.split_folders import COLUMN, INDEX, split_folders
 from data_prep.options import Options, add_arguments
 from data_prep.piece import Problems
 from data_prep.source import BadRecords, Block, Piece, Source
 from data_prep.split import ByColumn
 from hpctrain.data.field import Field, check_name
 from hpctrain.errors import ConfigError, DataError
-
-FOLDER = "folder"  # the name of the column that holds the names of the folders
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +72,7 @@ def run(args: argparse.Namespace) -> None:
         args.folder, options, Pixels.of(args), named=args.column, variable=args.variable
     )
     if not given and source.columns:
-        options = replace(options, split=ByColumn(FOLDER))
+        options = replace(options, split=ByColumn(COLUMN))
     convert(source, args.out, options)
 
 
@@ -89,19 +88,14 @@ class Litdata(Source):
         """See `Source`."""
         block = Samples(self.fields, what.file.path, keyed=False, columned=bool(self.columns))
         decode = decoder(what.file.path, self.layout)
-        for number, content in enumerate(samples(what, self.layout)):
-            record = f"sample {number}"
-            try:
-                values = _values(decode(content), self.chosen, self.pixels, self.fields)
-                sample = fit_all(values, self.fields)
-            except Unusable as error:
-                reading.bad(what.file.path, record, str(error))
-                continue
-            block.add(sample, record, column=what.folder)
-            if block.full:
-                yield block.take()
-        if len(block):
-            yield block.take()
+        rest = (self.chosen, self.pixels, self.fields)
+        found = (
+            Encoded(
+                f"sample {number}", partial(_values, decode, content, *rest), column=what.folder
+            )
+            for number, content in enumerate(samples(what, self.layout))
+        )
+        return block.blocks(found, reading)
 
 
 def litdata(
@@ -126,17 +120,9 @@ def litdata(
         DataError: The index or a chunk is missing or damaged.
     """
     pixels = pixels or Pixels()
-    folders = {"": folder}
-    if not (folder / INDEX).exists():
-        folders = {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{INDEX}"))}
-        if not folders:
-            raise DataError(
-                f"{folder} has no {INDEX}, and no folder in it has: litdata has not written it"
-            )
+    folders = split_folders(folder, "litdata")
     layout, chunks, above = Layout(), list[Chunk](), folder
     for name, path in folders.items():
-        if name:
-            check_name(name, "split")
         found, more = opened(path, name)
         if chunks and found != layout:
             raise DataError(f"{path / INDEX} has other columns than {above / INDEX}")
@@ -163,7 +149,7 @@ def litdata(
             "from": str(folder.absolute()),
             "columns": {name: column.kind for name, column in chosen.items()},
         },
-        columns=(FOLDER,) if "" not in folders else (),
+        columns=(COLUMN,) if "" not in folders else (),
         layout=layout,
         chosen=chosen,
         pixels=pixels,
@@ -211,7 +197,7 @@ def _first(
     for chunk in chunks:
         for number, content in enumerate(samples(chunk, layout)):
             try:
-                values = _values(decode(content), chosen, pixels, {})
+                values = _values(decode, content, chosen, pixels, {})
                 fields = fields_of(values, variable)
             except Unusable as error:
                 problems.bad(chunk.file.path, f"sample {number}", str(error))
@@ -222,14 +208,18 @@ def _first(
 
 
 def _values(
-    sample: Any, chosen: Mapping[str, Column], pixels: Pixels, fields: Mapping[str, Field]
+    decode: Callable[[Any], Any],
+    content: Any,
+    chosen: Mapping[str, Column],
+    pixels: Pixels,
+    fields: Mapping[str, Field],
 ) -> dict[str, Any]:
-    """Return the chosen values of a decoded sample.
+    """Decode a sample and return the chosen values.
 
     Raises:
         Unusable: A value is missing, or an image is damaged.
     """
-    values = {}
+    sample, values = decode(content), {}
     for name, column in chosen.items():
         try:
             value = column.of(sample)

@@ -13,12 +13,12 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from data_prep.formats import pixels
 from data_prep.formats.mds import (
-    INDEX,
     SCALARS,
     Column,
     Shard,
@@ -28,15 +28,15 @@ from data_prep.formats.mds import (
     shards_of,
 )
 from data_prep.formats.pixels import Pixels
-from data_prep.formats.samples import Samples, Unusable, fields_of, fit_all
+from data_prep.formats.samples import Encoded, Samples, Unusable, fields_of
+from data_prep.formats.split_folders import COLUMN, split_folders
 from data_prep.options import Options, add_arguments
 from data_prep.piece import Problems
 from data_prep.source import BadRecords, Block, Piece, Source
 from data_prep.split import ByColumn
-from hpctrain.data.field import Field, check_name
+from hpctrain.data.field import Field
 from hpctrain.errors import ConfigError, DataError
 
-FOLDER = "folder"  # the name of the column that holds the names of the folders
 IMAGES = ("jpeg", "png", "pil")
 TAKEN = ("bytes", "str", "int", "str_int", "str_float", "ndarray", "json", *IMAGES)
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
     options = Options.of(args)
     source = mds(args.folder, options, Pixels.of(args), named=args.column, variable=args.variable)
     if not given and source.columns:
-        options = replace(options, split=ByColumn(FOLDER))
+        options = replace(options, split=ByColumn(COLUMN))
     convert(source, args.out, options)
 
 
@@ -86,19 +86,12 @@ class Mds(Source):
     def read(self, what: Shard, reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
         block = Samples(self.fields, what.file.path, keyed=False, columned=bool(self.columns))
-        for number, content in enumerate(samples(what)):
-            record = f"sample {number}"
-            try:
-                values = _values(content, self.layout, self.chosen, self.pixels, self.fields)
-                sample = fit_all(values, self.fields)
-            except Unusable as error:
-                reading.bad(what.file.path, record, str(error))
-                continue
-            block.add(sample, record, column=what.folder)
-            if block.full:
-                yield block.take()
-        if len(block):
-            yield block.take()
+        rest = (self.layout, self.chosen, self.pixels, self.fields)
+        found = (
+            Encoded(f"sample {number}", partial(_values, content, *rest), column=what.folder)
+            for number, content in enumerate(samples(what))
+        )
+        return block.blocks(found, reading)
 
 
 def mds(
@@ -123,17 +116,10 @@ def mds(
         DataError: The index or a shard is missing or damaged.
     """
     pixels = pixels or Pixels()
-    folders = {"": folder}
-    if not (folder / INDEX).exists():
-        found = sorted(path.parent for path in folder.glob(f"*/{INDEX}"))
-        folders = {path.name: path for path in found}
-        if not folders:
-            raise DataError(f"{folder} has no {INDEX}, and no folder in it has: it is no MDS")
+    folders = split_folders(folder, "mosaicml-streaming")
     layout: tuple[Column, ...] = ()
     shards: list[Shard] = []
     for name, path in folders.items():
-        if name:
-            check_name(name, "split")
         for shard, columns in shards_of(path, name):
             if layout and columns != layout:
                 raise DataError(f"{shard.file.path} has other columns than {shards[0].file.path}")
@@ -157,7 +143,7 @@ def mds(
             "folders": [shard.folder for shard in shards],
         },
         about={"from": str(folder.absolute()), "columns": {c.name: c.encoding for c in layout}},
-        columns=(FOLDER,) if "" not in folders else (),
+        columns=(COLUMN,) if "" not in folders else (),
         layout=layout,
         chosen=chosen,
         pixels=pixels,

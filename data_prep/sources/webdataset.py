@@ -18,6 +18,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ import numpy as np
 from data_prep.formats import pixels
 from data_prep.formats.image_files import SUFFIXES
 from data_prep.formats.pixels import Pixels
-from data_prep.formats.samples import Samples, Unusable, fields_of, fit_all
+from data_prep.formats.samples import Encoded, Samples, Unusable, fields_of
 from data_prep.formats.tars import samples
 from data_prep.options import Options, add_arguments
 from data_prep.piece import Problems
@@ -93,18 +94,16 @@ class WebDataset(Source):
     def read(self, what: str, reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
         block = Samples(self.fields, what)
-        for key, parts in samples(what, _extensions(self.members), reading):
-            try:
-                values = _values(parts, self.members, self.pixels, self.fields)
-                sample = fit_all(values, self.fields)
-            except Unusable as error:
-                reading.bad(what, f"sample {key!r}", str(error))
-                continue
-            block.add(sample, f"sample {key!r}", key.encode("utf-8", "surrogateescape"))
-            if block.full:
-                yield block.take()
-        if len(block):
-            yield block.take()
+        rest = (self.members, self.pixels, self.fields)
+        found = (
+            Encoded(
+                f"sample {key!r}",
+                partial(_values, parts, *rest),
+                key.encode("utf-8", "surrogateescape"),
+            )
+            for key, parts in samples(what, _extensions(self.members), reading)
+        )
+        return block.blocks(found, reading)
 
 
 def webdataset(

@@ -8,8 +8,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from data_prep.formats import array_containers, array_numpy
+from data_prep.formats import array_numpy
 from data_prep.formats.array_base import FORMS, READING, ArrayFile, Where, unreadable
+from data_prep.formats.array_hdf5 import HDF5Array
+from data_prep.formats.array_netcdf import NetCDFArray
+from data_prep.formats.array_zarr import ZarrArray
 from hpctrain.errors import ConfigError, DataError
 
 
@@ -55,8 +58,12 @@ def open_array(where: Where, axis: int = 0, *, external: bool = False) -> ArrayF
         match where.kind:
             case "npy" | "npz" | "raw":
                 return array_numpy.open_numpy(where, axis)
-            case kind:
-                return array_containers.open_container(kind, where, axis, external)
+            case "hdf5":
+                return HDF5Array(where, axis, external)
+            case "netcdf":
+                return NetCDFArray(where, axis, external)
+            case _:
+                return ZarrArray(where, axis)
     except READING as error:
         raise unreadable(where, error) from None
 

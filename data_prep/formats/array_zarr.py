@@ -1,0 +1,92 @@
+"""Arrays in Zarr folders and zip files, read by zarr; see `array_base`."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from data_prep.formats.array_base import READING, ArrayFile, Where, choose, library, unreadable
+from data_prep.formats.packing import ATTRIBUTES
+from hpctrain.data.types import Array
+from hpctrain.errors import DataError
+
+
+class ZarrArray(ArrayFile):
+    """An array in a Zarr store: a folder or a zip file."""
+
+    def __init__(self, where: Where, axis: int) -> None:
+        zarr = library("zarr", where)
+        self._zip = None
+        try:
+            store: Any = where.path
+            if where.path.lower().endswith(".zip"):
+                self._zip = store = zarr.storage.ZipStore(where.path, mode="r")
+            try:
+                found = zarr.open(store, mode="r")
+            except READING as error:
+                raise unreadable(where, error) from None
+            self._key = ""
+            if not isinstance(found, zarr.Array):
+                try:
+                    arrays = {
+                        name: array
+                        for name, array in sorted(found.members(max_depth=None))
+                        if isinstance(array, zarr.Array)
+                    }
+                except READING as error:
+                    raise unreadable(where, error) from None
+                texts = {name: f"{array.dtype} {array.shape}" for name, array in arrays.items()}
+                self._key = choose(Where(where.path, where.key.strip("/")), texts)
+                found = arrays[self._key]
+            elif where.key.strip("/"):
+                raise DataError(f"{where.path} is itself an array and holds no {where.key!r}")
+            self._array = found
+            self._chunks = found.shards or found.chunks  # each of them is a file
+            known = -len(self._chunks) <= axis < len(self._chunks)
+            super().__init__(
+                where, found.dtype, found.shape, axis, self._chunks[axis] if known else 1
+            )
+            self.attributes = {
+                name: found.attrs[name] for name in ATTRIBUTES if name in found.attrs
+            }
+            # In version 2, xarray stores the value for missing numbers as the fill value.
+            fill = found.metadata.fill_value
+            if found.metadata.zarr_format == 2 and "_ARRAY_DIMENSIONS" in found.attrs:
+                self.attributes |= {} if fill is None else {"_FillValue": fill}
+        except BaseException:
+            self.close()
+            raise
+
+    def _rows(self, start: int, stop: int) -> Array:
+        try:
+            array = self._array[(slice(None),) * self.axis + (slice(start, stop),)]
+        except Exception as error:  # codecs may raise anything
+            raise unreadable(self.where, error) from None
+        return np.moveaxis(np.asarray(array), self.axis, 0)
+
+    def files(self, start: int, stop: int) -> Iterator[str]:
+        """Yield the metadata files, and the chunks of these rows that exist."""
+        if self._zip is not None:
+            yield self.where.path
+            return
+        folder = os.path.join(self.where.path, self._key)
+        for name in ("zarr.json", ".zarray", ".zattrs"):
+            if os.path.exists(path := os.path.join(folder, name)):
+                yield path
+        counts = [
+            -(-size // chunk) for size, chunk in zip(self._array.shape, self._chunks, strict=True)
+        ]
+        chunk = self._chunks[self.axis]
+        grid = [range(count) for count in counts]
+        grid[self.axis] = range(start // chunk, -(-stop // chunk))
+        for place in np.ndindex(*map(len, grid)):
+            at = tuple(axis[i] for axis, i in zip(grid, place, strict=True))
+            path = os.path.join(folder, self._array.metadata.encode_chunk_key(at))
+            if os.path.exists(path):
+                yield path
+
+    def close(self) -> None:
+        """See `ArrayFile`."""
+        if self._zip is not None and hasattr(self._zip, "_zf"):  # otherwise opening it failed
+            self._zip.close()

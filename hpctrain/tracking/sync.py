@@ -15,7 +15,7 @@ from hpctrain.tracking.client import explain
 from hpctrain.tracking.journal import journal_path, read
 from hpctrain.tracking.meta import Meta, Uploaded
 from hpctrain.tracking.store import check_uri, resolve_uri
-from hpctrain.tracking.uploader import GaveUp, Uploader, upload_lock
+from hpctrain.tracking.upload import GaveUp, Upload, upload_lock
 
 _PATIENCE = 60.0  # seconds of pauses per run while the store does not answer
 
@@ -129,13 +129,13 @@ def _upload(run_dir: Path, meta: Meta, from_start: bool = False) -> str:
 
     try:
         with upload_lock(run_dir, busy):
-            uploader = Uploader(run_dir, pause)
-            uploader.drain()
+            upload = Upload(run_dir, pause)
+            upload.drain()
             if from_start:
-                uploader.fill_in()
+                upload.fill_in()
             ending = ""
-            if uploader.writer_died:
-                uploader.close_killed()
+            if upload.writer_died:
+                upload.close_killed()
                 ending = "; its process is gone, so it is KILLED"
     except _Busy:
         return "its own uploader is at work"
@@ -146,7 +146,7 @@ def _upload(run_dir: Path, meta: Meta, from_start: bool = False) -> str:
         if isinstance(error, OSError) or hasattr(error, "error_code"):
             raise TrackingError(f"{meta.uri}: {explain(error, meta.uri)}") from error
         raise
-    return f"{uploader.points} points uploaded to {meta.uri}{ending}"
+    return f"{upload.points} points uploaded to {meta.uri}{ending}"
 
 
 class _Busy(Exception):

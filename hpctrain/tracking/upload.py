@@ -1,0 +1,257 @@
+"""The upload of a journal to MLflow, which can be interrupted anywhere and continued.
+
+It continues at the position in the store, so that each value is stored exactly once. A resumed
+attempt often logs a metric again with the same value. The upload then sends the time of the first
+logging, so that MLflow recognizes the point and does not store it twice.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from hpctrain.lock import file_lock
+from hpctrain.tracking.journal import Record, decode, journal_path, read, read_all
+from hpctrain.tracking.meta import Meta, Uploaded
+from hpctrain.tracking.mlrun import BATCH, DeletedError, MlflowRun, Point, stored
+from hpctrain.tracking.process import Process
+
+log = logging.getLogger(__name__)
+
+
+class GaveUp(Exception):
+    """The store did not answer for longer than the upload may wait."""
+
+
+class Upload:
+    """The upload of one journal, each value exactly once.
+
+    Args:
+        run_dir: The run directory.
+        pause: Called between two tries with a number of seconds. It sleeps, or raises to give up.
+
+    Attributes:
+        position: The position up to which everything is in the store.
+        ended: Whether the newest attempt has written its final status.
+        writer: The process of the newest attempt.
+        points: The number of metric values uploaded by this object.
+    """
+
+    def __init__(self, run_dir: Path, pause: Callable[[float], None]) -> None:
+        self.run_dir = run_dir
+        self._path = journal_path(run_dir)
+        self._pause = pause
+        self._meta = Meta.read(run_dir)
+        self._run: MlflowRun | None = None
+        self._batch: list[Point] = []
+        self.position = 0
+        self.ended = False
+        self.writer: Process | None = None
+        self.points = 0
+        self._next_note = 0.0  # on the monotonic clock
+        self._scanned = 0  # the position up to which `scan` has read
+        self._last_time = 0.0
+        self._superseded: list[tuple[int, int]] = []  # positions from, to
+        self._superseded_steps: list[str] = []  # for people
+        self._first_time: dict[tuple[str, int, float | str], float] = {}  # by key, step, value
+        self.scan()
+
+    @property
+    def writer_here(self) -> bool:
+        """Whether the newest attempt is of this host; on another it has its own uploader."""
+        return self.writer is not None and self.writer.here
+
+    @property
+    def writer_died(self) -> bool:
+        """Whether the newest attempt has died on this host without a final status."""
+        if self.ended or self.writer is None:
+            return False
+        return self.writer.here and not self.writer.alive
+
+    def scan(self) -> int:
+        """Read the states and superseded ranges in the new part of the journal; return its end."""
+        while True:
+            records, end = read(self._path, self._scanned)
+            for record in records:
+                self._last_time = max(self._last_time, record.body["time"])
+                if record.body["kind"] == "status":
+                    self._learn_status(record)
+                elif record.body["kind"] == "superseded":
+                    self._learn_superseded(record)
+            if end == self._scanned:
+                return end
+            self._scanned = end
+
+    def drain(self) -> int:
+        """Upload everything that is in the journal now; return the number of new bytes.
+
+        Raises:
+            DeletedError: The run is deleted in MLflow. A later call continues at `position`.
+        """
+        try:
+            return self._drain()
+        except DeletedError as error:
+            self._write_uploaded(error.run_id, str(error))
+            raise
+
+    def _drain(self) -> int:
+        self._batch = []  # what a call that was interrupted has left is after `position`
+        end = self.scan()
+        if end == self.position and self._run:
+            return 0
+        meta = Meta.read(self.run_dir)
+        if meta.parent_uid != self._meta.parent_uid:  # a sweep has adopted the run
+            self._meta, self._run = meta, None
+        run = self._open()
+        begin = self.position
+        for record in read_all(self._path, begin, end):
+            if record.body["kind"] == "metrics":
+                self._add_metrics(run, record)
+            else:
+                self._flush(run, record.start)
+                self._log_other(run, record)
+                self.position = record.end
+        self._flush(run, end)
+        self._write_uploaded(run.run_id)
+        return end - begin
+
+    def fill_in(self) -> None:
+        """Upload what MLflow lacks of the part of the journal before `position`."""
+        run = self._open()
+        present = run.points()
+        missing: list[Point] = []
+        tags: dict[str, str] = {}
+        for record in read_all(self._path, 0, self.position):
+            body = record.body
+            if body["kind"] == "metrics":
+                for point in self._points(record):
+                    if stored(point) not in present:
+                        present.add(stored(point))
+                        missing.append(point)
+            elif body["kind"] == "params":
+                run.log_params(body["params"], self.position)
+            else:
+                tags |= self._tags(record)
+        for begin in range(0, len(missing), BATCH):
+            run.log_points(missing[begin : begin + BATCH], self.position)
+        self.points += len(missing)
+        # A tag that somebody has changed in MLflow stays as it is.
+        run.log_tags({k: v for k, v in tags.items() if k not in run.tags}, self.position)
+
+    def close_killed(self) -> None:
+        """Set the status KILLED, with the time of the last record as the end time."""
+        run = self._open()
+        reason = "the training process ended without a final status"
+        log.info("KILLED: %s", reason)
+        run.set_ended("KILLED", self._last_time)
+        run.log_tags({"hpctrain.reason": reason}, self.position)
+
+    def _open(self) -> MlflowRun:
+        if self._run is None:
+            records, _ = read(self._path, 0, limit=1)
+            start = records[0].body["time"] if records else time.time()
+            with self._sweep_lock():
+                self._run = MlflowRun(self._meta, start, self._pause)
+            self.position = self._run.position
+            log.info("run %s, from byte %d", self._run.run_id, self.position)
+        return self._run
+
+    def _sweep_lock(self) -> AbstractContextManager[int | None]:
+        """Return the lock under which one run of a sweep creates the parent of all of them.
+
+        The runs of a sweep are in one folder, and so is the lock.
+        """
+        if self._meta.parent_uid is None:
+            return nullcontext()
+        path = self.run_dir.absolute().parent / f".{self._meta.parent_uid}.lock"
+        return file_lock(path, lambda: self._pause(0.2))
+
+    def _learn_status(self, record: Record) -> None:
+        body = record.body
+        self.ended = body["status"] != "RUNNING"
+        if not self.ended:
+            self.writer = Process(body["host"], body["pid"], body["started"])
+
+    def _learn_superseded(self, record: Record) -> None:
+        begin, end = record.body["from"], record.body["to"]
+        self._superseded.append((begin, end))
+        steps = []
+        for old in read_all(self._path, begin, end):
+            if old.body["kind"] == "metrics":
+                steps.append(old.body["step"])
+                for key, value in old.body["metrics"].items():
+                    self._first_time.setdefault((key, steps[-1], value), old.body["time"])
+        if steps:
+            attempt = record.body["attempt"]
+            self._superseded_steps.append(f"{min(steps)}-{max(steps)} (by attempt {attempt})")
+
+    def _add_metrics(self, run: MlflowRun, record: Record) -> None:
+        points = self._points(record)
+        if len(self._batch) + len(points) >= BATCH:
+            self._flush(run, record.start)
+        self._batch += points
+
+    def _points(self, record: Record) -> list[Point]:
+        """Return the points of a record of metrics; none if it is superseded."""
+        if any(begin <= record.start < end for begin, end in self._superseded):
+            return []
+        step, now = record.body["step"], record.body["time"]
+        first = self._first_time
+        return [
+            Point(key, decode(value), first.get((key, step, value), now) if first else now, step)
+            for key, value in record.body["metrics"].items()
+        ]
+
+    def _log_other(self, run: MlflowRun, record: Record) -> None:
+        body = record.body
+        match body["kind"]:
+            case "params":
+                run.log_params(body["params"], record.end)
+            case "tags" | "superseded":
+                run.log_tags(self._tags(record), record.end)
+            case "status":
+                status = body["status"]
+                if status == "RUNNING":
+                    run.set_running()
+                else:
+                    run.set_ended(status, body["time"])
+                run.log_tags(self._tags(record), record.end)
+            case kind:
+                # A newer version of hpctrain has written it; this version cannot know it.
+                log.warning("no use for a %r record at byte %d", kind, record.start)
+
+    def _tags(self, record: Record) -> dict[str, str]:
+        """Return the tags for a record."""
+        body = record.body
+        match body["kind"]:
+            case "tags":
+                return dict(body["tags"])
+            case "superseded":
+                return {"hpctrain.superseded": "steps " + ", ".join(self._superseded_steps)}
+            case "status":
+                attempt, reason = str(body["attempt"]), body.get("reason", "")
+                return {"hpctrain.job.attempt": attempt, "hpctrain.reason": reason}
+        return {}
+
+    def _flush(self, run: MlflowRun, position: int) -> None:
+        """Upload the waiting metrics, which are all before `position`."""
+        if self._batch:
+            run.log_points(self._batch, position)
+            self.points += len(self._batch)
+            self._batch = []
+        self.position = position
+        if time.monotonic() > self._next_note:  # people are told how much is left
+            self._write_uploaded(run.run_id)
+
+    def _write_uploaded(self, run_id: str, problem: str = "") -> None:
+        uri, uid, parent = self._meta.uri, self._meta.uid, self._meta.parent_uid
+        experiment_id = self._run.experiment_id if self._run else ""
+        note = Uploaded(uri, uid, experiment_id, run_id, self.position, parent, problem)
+        note.write(self.run_dir)
+        self._next_note = time.monotonic() + 1.0
+
+
+def upload_lock(run_dir: Path, wait: Callable[[], None]) -> AbstractContextManager[int | None]:
+    """Return the lock that lets only one uploader at a time work on a run."""
+    return file_lock(journal_path(run_dir).with_name("upload.lock"), wait)

@@ -81,8 +81,8 @@ def train(*overrides: str, config_dir: Folder | None = None) -> float | None:
         KeyboardInterrupt: The run was stopped by Ctrl-C and has saved.
         LaunchError: The run was stopped by another signal or a stop request, and has saved.
     """
-    from hpctrain.cli import train_here
     from hpctrain.config.compose_call import composed
+    from hpctrain.job.here import train_here
     from hpctrain.launch.jobs import outcome
 
     if threading.current_thread() is not threading.main_thread():

@@ -1,0 +1,171 @@
+"""Train in this process: a config that was just composed, or the frozen one of a run directory.
+
+Heavy imports are inside the functions, so that a wrong config ends before torch is imported.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import ConfigError, DataError
+from hpctrain.runs.freeze import check, freeze
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.secrets import mask_logging
+
+if TYPE_CHECKING:
+    from hpctrain.config.schema import Config
+
+log = logging.getLogger(__name__)
+
+
+def train_here(config: Config, argv: list[str]) -> tuple[RunDir, int]:
+    """Train a composed config with the ranks that were started.
+
+    Args:
+        config: The typed config.
+        argv: The arguments of the command, which are shown at the end of the training.
+
+    Returns:
+        The run directory and the exit code.
+    """
+    _log_to_stderr()
+    ranks = RankInfo.from_env()
+    _check_world(config, ranks)
+    run = check(config, ranks.world_size)
+    # Every rank composes the same config, and one of them writes it.
+    if ranks.is_main:
+        freeze(config, run)
+    # The other ranks may still see the finished run before rank 0 has archived it.
+    again = config.launch.rerun == "all"
+    return run, _train_to_the_end(config, run, ranks, argv, again)
+
+
+def train_frozen(path: Path) -> int:
+    """Train the frozen config of a run directory with the ranks that were started.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ConfigError: The config does not fit the ranks.
+        DataError: The data set is not the one that the run was submitted with.
+    """
+    from hpctrain.config.frozen import load
+    from hpctrain.config.validate import validate
+    from hpctrain.runs.failure import recorded
+
+    run = RunDir.open(path)
+    _log_to_stderr()
+    ranks = RankInfo.from_env()
+    with recorded(run.path, ranks.job_id, ranks.restart_count):
+        config = load(run.config_file)
+        _check_world(config, ranks)
+        validate(config, ranks.world_size)
+        # The check opens every shard, so only one rank does it; if it fails, the others end too.
+        if ranks.is_main:
+            try:
+                digest = check(config, ranks.world_size).data_digest
+            except ConfigError as error:  # it fitted when the run was submitted
+                raise DataError(
+                    f"data.path={config.data.path}: another data set than when this run was asked "
+                    f"for ({error})"
+                ) from error
+            if digest != run.read()["data_digest"]:
+                raise DataError(
+                    f"data.path={config.data.path}: another data set ({digest}) than when this "
+                    "run was asked for; ask for it again, and it will be another run"
+                )
+        return _train_to_the_end(config, run, ranks, [])
+
+
+def _train_to_the_end(
+    config: Config, run: RunDir, ranks: RankInfo, argv: list[str], again: bool = False
+) -> int:
+    if not again and run.read().get("state") == "finished":
+        if ranks.is_main:
+            from hpctrain.runs.summary import show
+
+            print(f"{run.name} is finished already; change a value (seed=1) for another run")
+            show(config, run, argv)
+        return 0
+    from hpctrain.runs.terminal_log import kept
+
+    # The other ranks keep a log once rank 0 has certainly made the folder.
+    where = run.logs, ranks.launcher, ranks.rank
+    with kept(*where) if ranks.is_main else nullcontext():
+        code = _train_attempt(config, run, ranks)
+    if code == 0 and ranks.is_main:
+        from hpctrain.runs.summary import show
+
+        if config.train.sample_prompt:
+            from hpctrain.job.generate import print_sample
+
+            print_sample(run.path, config.train.sample_prompt)
+        show(config, run, argv)
+    return code
+
+
+def _train_attempt(config: Config, run: RunDir, ranks: RankInfo) -> int:
+    from hpctrain.distributed.variables import export
+
+    exported = export(config)
+    if exported and ranks.is_main:
+        log.info("exported variables are kept: %s", ", ".join(exported))
+    if ranks.is_main and config.tracking.enabled and config.tracking.upload:
+        from hpctrain.tracking.store import initialise
+
+        initialise(str(config.tracking.uri), config.tracking.experiment)
+    # Collections take a third of the time of the import: torch makes many objects and drops few.
+    # Later collections leave them out.
+    gc.disable()
+    from hpctrain.job.train import train
+
+    gc.freeze()
+    gc.enable()
+    return train(config, run, ranks)
+
+
+def _check_world(config: Config, ranks: RankInfo) -> None:
+    """Check that all ranks were started, before one of them waits for the others.
+
+    Raises:
+        ConfigError: `launch` requests another number of ranks, or tasks of the job are idle.
+    """
+    asked = config.asked_world_sizes
+    # With plain `torchrun` or the sbatch template, `launch` keeps its default of one rank.
+    if list(asked) != [1] and ranks.world_size not in asked:
+        several = f" to {asked[-1]}" if len(asked) > 1 else ""
+        raise ConfigError(
+            f"launch.nodes={config.launch.nodes} x launch.tasks_per_node="
+            f"{config.launch.tasks_per_node} = {asked[0]}{several} ranks, but {ranks.world_size} "
+            f"{'was' if ranks.world_size == 1 else 'were'} started ({ranks.launcher}): "
+            "start them with -m or torchrun, ask sbatch or srun for as many (--nodes, "
+            "--ntasks-per-node), or leave launch.* out"
+        )
+    if idle := ranks.idle_tasks():
+        raise ConfigError(
+            f"this job has {idle + 1} tasks (SLURM_NTASKS), but only this process was started: "
+            "put srun in front, or set HPCTRAIN_LAUNCHER=single to train with one process here"
+        )
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(message)s",
+        datefmt="%H:%M:%S",
+        stream=sys.stderr,
+    )
+    logging.getLogger().handlers[0].addFilter(_is_not_on_bar)
+    mask_logging()
+
+
+def _is_not_on_bar(record: logging.LogRecord) -> bool:
+    """Return False for what the progress bar shows; such lines are for the log file of the run."""
+    return not hasattr(record, "on_bar")

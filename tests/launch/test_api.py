@@ -11,6 +11,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 
 import hpctrain
+from hpctrain.config import compose as command_line
 from hpctrain.config.choices import conf_dir
 from hpctrain.config.compose_call import composed
 from hpctrain.config.launcher_keys import INSTEAD, NOT_NEEDED, READ_AS
@@ -206,6 +207,7 @@ def test_the_keys_of_submitits_launcher_are_read(where: list[str], name: str) ->
     assert site.sbatch == {"exclude": "n1", "comment": "hi"}
     assert "hydra.launcher.timeout_min=7 is read as launch.time_min=7" in notes
     assert any(line.startswith("hydra.launcher.max_num_timeout=4 is not needed") for line in notes)
+    assert "hydra.launcher.mem_gb=3 has no effect: launch.mem_gb is given, too" in notes
     assert len(notes) == len(KEYS) + 2
 
 
@@ -233,9 +235,19 @@ def test_keys_of_submitits_launcher_that_are_not_read_are_named(where: list[str]
         "foo=1": "unknown key hydra.launcher.foo: of submitit's keys these are read: nodes, ",
         "mem_per_cpu=1": "use launch.mem_gb with site.memory_option=mem-per-cpu",
         "timeout_min=abc": "launch.time_min=abc: it must be of type integer",
+        "setup=ls": r"hydra.launcher.setup=ls \(site.setup: it must be a list, such as ",
+        "additional_parameters=x": "additional_parameters=x: it must be options of sbatch",
     }.items():
         with pytest.raises(ConfigError, match=words):
             hpctrain.submit(*where, f"hydra.launcher.{key}")
+
+
+def test_a_launcher_of_hydra_itself_is_refused(
+    where: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="hydra/launcher: -m needs hpctrain"):
+        command_line.compose(["-m", *where, "hydra/launcher=basic", "seed=1,2"])
 
 
 def test_every_key_of_submitits_launcher_has_an_answer() -> None:

@@ -16,6 +16,7 @@ from hpctrain.config.choices import conf_dir
 from hpctrain.config.compose_call import composed
 from hpctrain.config.launcher_keys import INSTEAD, NOT_NEEDED, READ_AS
 from hpctrain.errors import ConfigError, LaunchError, StorageError
+from hpctrain.launch import slurm
 from hpctrain.launch.jobs import LocalRunJob, RunJob
 from tests import forkserver
 from tests.conftest import journal_metrics, run_json, run_module
@@ -153,7 +154,9 @@ def test_a_function_runs_here_without_a_cluster(
     monkeypatch.syspath_prepend(tmp_path)
     from function_of_a_user import rank  # type: ignore[import-not-found]
 
-    place = [where[2], "launch.snapshot=off"]
+    # On a cluster, this launcher makes it run here, too.
+    monkeypatch.setattr(slurm, "available", lambda: True)
+    place = [where[2], "launch.snapshot=off", "hydra/launcher=submitit_local"]
     job = hpctrain.submit_function(rank, (1, 2), tasks_per_node=2, overrides=place)
     assert job.results() == [((1, 2), "0"), ((1, 2), "1")]
     assert (job.result(), job.state, job.done()) == (((1, 2), "0"), "COMPLETED", True)
@@ -162,6 +165,7 @@ def test_a_function_runs_here_without_a_cluster(
         "launch.time_min=1,2": "2 jobs; give single values",
         "launch.nodes=1-3": "a function needs one number",
         "launch.gpus_per_node=-1": "it must be at least 0",
+        "launch.dry_run=true": "there is no dry run of a function",
         "launch.nodes=2": "sbatch is not on the PATH",
     }.items():
         with pytest.raises(ConfigError, match=words):

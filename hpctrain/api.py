@@ -159,8 +159,8 @@ def submit_function(
 
     shape = [f"launch.nodes={nodes}", f"launch.tasks_per_node={tasks_per_node}"]
     with _private_files():
-        config = functions.compose([*shape, *overrides], config_dir)
-        return functions.submit(config, function, args, kwargs)
+        config, here = functions.compose([*shape, *overrides], config_dir)
+        return functions.submit(config, function, args, kwargs, here)
 
 
 @contextmanager

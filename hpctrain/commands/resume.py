@@ -110,6 +110,8 @@ def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
     for key in ("wait", "check", "dry_run", "rerun"):
         if f"launch.{key}" not in overridden:
             setattr(config.launch, key, getattr(Config().launch, key))
+    if "train.from_scratch" not in overridden:
+        config.train.from_scratch = False
     digest = str(run.record["data_digest"])
     # Not the signature in the directory's name: another release may have computed it differently.
     before = signature(load(RunDir.open(run.path).config_file), digest)

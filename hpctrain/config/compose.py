@@ -60,6 +60,11 @@ def compose(argv: list[str]) -> Config | None:
     finally:
         del os.environ["HYDRA_FULL_ERROR"]
         sys.argv = own_argv
+    if composed and (len(composed) > 1 or {"-m", "--multirun"} & {*argv}):
+        raise ConfigError(
+            "hydra/launcher: -m needs hpctrain (the default), submitit_slurm or submitit_local; "
+            "nothing was started"
+        )
     return from_omegaconf(composed[0]) if composed else None
 
 

@@ -39,6 +39,7 @@ class Composer:
         self._loader, self._master = loader, master
         self._bases: dict[tuple[str, ...], DictConfig] = {}
         self.notes: dict[str, None] = {}  # lines for the user, in their order
+        self._read: dict[str, str] = {}  # of the keys of `hydra.launcher`, by our key: the line
         self._undo: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         self._parse = functools.cache(self._parse_one)
 
@@ -58,6 +59,10 @@ class Composer:
         choices = tuple(text for text in overrides if self._parse(text) is None)
         if choices not in self._bases:
             self._bases[choices] = self._compose(list(choices))
+        for key in {value.key_or_group for value in values} & self._read.keys():
+            line = self._read.pop(key)
+            self.notes.pop(line, None)
+            self.notes[f"{line.partition(' is ')[0]} has no effect: {key} is given, too"] = None
         return self._change(self._bases[choices], values)
 
     def typed(self, overrides: list[str]) -> Config:
@@ -79,7 +84,12 @@ class Composer:
         for key, value, note in launcher_keys.read(launcher):
             self.notes[note] = None
             if key:
-                OmegaConf.update(config, key, value, force_add=True)
+                self._read[key] = note
+                try:
+                    OmegaConf.update(config, key, value, force_add=True)
+                except OmegaConfBaseException as error:
+                    asked = note.partition(" is read as ")[0]
+                    raise ConfigError(f"{asked} ({explain(error, ())})") from error
         if launcher.get("local", False) != self._master.hydra.launcher.get("local", False):
             raise ConfigError(
                 f"{' '.join(choices)}: this run has another hydra/launcher than the sweep; give "

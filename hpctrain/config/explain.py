@@ -41,6 +41,9 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
         choice = f"{wrong[1]}/{wrong[2]}".removeprefix(f"{group}/")
         listed = ", ".join(options[2].split()) if options else "none"
         return f"{group}={choice}: no such choice; there are: {listed}"
+    if "is not a ListConfig, list or tuple" in text:
+        asked = re.search(r"Error merging override ([^\n]+)", text)
+        return f'{asked[1] if asked else key}: it must be a list, such as \'["first","second"]\''
     if asked := re.search(r"Error merging override ([^\n]+)", text):
         rest = text.partition(asked[0])[2].strip().splitlines()
         return f"{asked[1]}: {rest[0] if rest else 'it does not fit the schema'}"

@@ -12,6 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 from hpctrain.config.schema import SiteConfig
+from hpctrain.errors import ConfigError
 
 READ_AS = {
     "nodes": "launch.nodes",
@@ -55,6 +56,9 @@ def read(launcher: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
     Args:
         launcher: The section `hydra.launcher`, with plain values. Null means not given.
 
+    Raises:
+        ConfigError: `additional_parameters` is no mapping.
+
     Yields:
         Our dotted key ("" if the key has no effect), the value, and a line for the user.
     """
@@ -66,7 +70,13 @@ def read(launcher: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
             yield READ_AS[name], value, f"{line} is read as {READ_AS[name]}={value}"
         elif name in NOT_NEEDED:
             yield "", value, f"{line} is not needed: {NOT_NEEDED[name]}"
-    for option, value in (launcher.get(_EXTRA) or {}).items():
+    extra = launcher.get(_EXTRA) or {}
+    if not isinstance(extra, Mapping):
+        raise ConfigError(
+            f"hydra.launcher.{_EXTRA}={extra}: it must be options of sbatch with their values, "
+            "such as '{nice: 10}'"
+        )
+    for option, value in extra.items():
         named = str(option).replace("-", "_")
         is_key = named in {member.name for member in fields(SiteConfig)}
         key = f"site.{named}" if is_key else f"site.sbatch.{option}"

@@ -57,10 +57,15 @@ def verdict(run: RunDir, code: int, job_id: str, restart_count: int) -> str:
         # While it runs, the job was not requeued: not for long enough without a step, or in vain.
         again = attempt["reason"] != "SIGINT" and may_requeue(restart_count, first, last)
         return "requeue" if again else ""
-    if code <= 128 or state == "finished" or failure.read(run.path, job_id, restart_count):
+    error = failure.read(run.path, job_id, restart_count)
+    if state == "finished" or (code <= 128 and not error):
         return ""
     if not attempt:
         run.begin_attempt(job_id=job_id, restart_count=restart_count, launcher="slurm")
+    if error:
+        if state != "failed":  # Slurm has ended rank 0 before it could record anything
+            run.end_attempt("failed", error=error)
+        return ""
     killed = f"a rank was killed (exit code {code})"
     if cancelled or may_requeue(restart_count, first, last):
         run.end_attempt("interrupted", reason=killed, step=last)

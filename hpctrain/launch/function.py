@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,12 @@ from hpctrain.runs.call import Call, decode, read_results
 _SECTIONS = ("launch", "site", "network", "name", "output_dir")
 
 
-def compose(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None = None) -> Config:
+def compose(
+    overrides: Sequence[str], config_dir: str | os.PathLike[str] | None = None
+) -> tuple[Config, bool]:
     """Return a config whose sections `launch` and `site` have these overrides.
+
+    The second value tells whether the function shall run here (`hydra/launcher=submitit_local`).
 
     Raises:
         ConfigError: An override is wrong, or is none of a job without a training.
@@ -48,13 +53,15 @@ def compose(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None 
     with composed(overrides, config_dir) as call:
         if len(call.runs) != 1:
             raise ConfigError(f"{' '.join(overrides)}: {len(call.runs)} jobs; give single values")
-        node = call.composer(call.runs[0])
+        node, here = call.composer(call.runs[0]), call.local
         config = from_omegaconf(OmegaConf.masked_copy(node, list(_SECTIONS)))
         config.data.path = config.output_dir
     validate_job(config, _SECTIONS)
     if len(config.launch.node_numbers) > 1:
         raise ConfigError(f"launch.nodes={config.launch.nodes}: a function needs one number")
-    return config
+    if config.launch.dry_run:
+        raise ConfigError("launch.dry_run=true: there is no dry run of a function")
+    return config, here
 
 
 def submit(
@@ -62,8 +69,9 @@ def submit(
     function: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
+    here: bool = False,
 ) -> FunctionJob | LocalFunctionJob:
-    """Write the call and the script, and submit it; without a cluster, start it here.
+    """Write the call and the script, and submit it; without a cluster, or `here`, start it here.
 
     Raises:
         ConfigError: The function or an argument cannot be written; nothing was queued.
@@ -77,12 +85,15 @@ def submit(
     folder = Path(config.output_dir) / "functions" / f"{stamp}-{config.name}"
     code = snapshot.take(config)
     ranks = config.asked_world_sizes[0]
-    cluster = slurm.available()
+    cluster = slurm.available() and not here
     if not cluster:
         local.check(config)
     script = sbatch_script(
         config, folder, 1, pythonpath=code.pythonpath if code else (), command="call"
     )
+    if cluster and config.launch.check:
+        with suppress(queue.UnreachableError):  # busy: the submission waits longer
+            slurm.expected_start(script, config)
     try:
         with submit_lock([Path(config.output_dir)]) as locks:
             for name in ("logs", "results", "batch"):

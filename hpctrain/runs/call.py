@@ -12,6 +12,7 @@ The values are JSON, so no pickle is written or read. `encode` has the types.
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +51,8 @@ class Call:
         """Check and describe a call.
 
         Raises:
-            ConfigError: A job could not import the function, or an argument cannot be written.
+            ConfigError: A job could not import the function, it does not take these arguments, or
+                an argument cannot be written.
         """
         module = getattr(function, "__module__", None)
         name = getattr(function, "__qualname__", None)
@@ -68,6 +70,12 @@ class Call:
                 "lambda or a function inside a function cannot be submitted)"
             )
         text = call._text()
+        with suppress(ValueError):  # some functions of C do not tell their arguments
+            signature = inspect.signature(function)
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise ConfigError(f"{module}.{name}{signature}: {error}") from error
         for value, variable in secrets.known().items():
             if json.dumps(value)[1:-1] in text:
                 raise ConfigError(

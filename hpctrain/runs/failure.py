@@ -23,7 +23,8 @@ from hpctrain.secrets import mask
 
 # A collective that has timed out is no such error: then a rank hangs, and none has died.
 _OF_ANOTHER_RANK = re.compile(
-    r"Connection (closed|reset|refused)|Broken ?pipe|(remote|peer).* (closed|exited|disconnected)"
+    r"Connection (was likely )?(closed|reset|refused)|Broken ?pipe"
+    r"|(remote|peer).* (closed|exited|disconnected)"
     r"|gloo/transport(?!.*Timed out)|NCCL communicator was aborted|ncclRemoteError|ncclSystemError"
     r"|ChildFailedError|KeyboardInterrupt|SystemExit|DistNetworkError"
     r"|rank \d+ (is gone|has given no sign of life|failed: )",

@@ -42,13 +42,14 @@ def freeze(config: Config, run: RunDir) -> None:
     A finished run is left as it is; with `launch.rerun=all` it is archived and starts again.
 
     Raises:
-        StorageError: The directory cannot be written, or the checkpoints of the run are gone.
+        StorageError: The directory cannot be written, the checkpoints of the run are gone, or a
+            process trains the run, which goes on with the config that it has.
     """
-    if run.read().get("state") == "finished":
-        if config.launch.rerun != "all":
-            return
-        run.archive()
-    elif lost_checkpoints.may_start_again(config, run):
+    finished = run.read().get("state") == "finished"
+    if finished and config.launch.rerun != "all":
+        return
+    run.check_unlocked()
+    if finished or lost_checkpoints.may_start_again(config, run):
         run.archive()
     run.freeze(config, provenance=None)
     provenance.store(run.provenance, provenance.collect())

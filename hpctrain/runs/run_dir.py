@@ -203,15 +203,24 @@ class RunDir:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                file.seek(0)
-                raise StorageError(
-                    f"{self.path} is in use by {file.read().strip() or 'another process'}: "
-                    "wait for it, or stop it"
-                ) from error
+                raise self._in_use() from error
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             file.flush()
             yield
+
+    def check_unlocked(self) -> None:
+        """Check that no process holds the lock of the run, as far as this host can see.
+
+        Raises:
+            StorageError: A process holds it.
+        """
+        if self.is_locked():
+            raise self._in_use()
+
+    def _in_use(self) -> StorageError:
+        holder = (self.path / "lock").read_text().strip() or "another process"
+        return StorageError(f"{self.path} is in use by {holder}: wait for it, or stop it")
 
     def is_locked(self) -> bool:
         """Return whether a process holds the lock of the run, as far as this host can see.

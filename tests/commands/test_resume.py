@@ -55,6 +55,11 @@ def test_an_interrupted_run_is_resumed_and_only_its_place_may_change(
         assert message in resume(run.name, override, code=2).stderr
     assert "no_such: no run or sweep of that name" in resume("no_such", code=2).stderr
     assert run_json(run) == before
+    frozen = run / "config.yaml"  # as of a run that was once started with this key
+    frozen.write_text(frozen.read_text().replace("from_scratch: false", "from_scratch: true"))
+    (run / "checkpoints").rename(tmp_path / "gone")
+    assert "train.from_scratch=true" in resume(run.name, code=6).stderr
+    (tmp_path / "gone").rename(run / "checkpoints")
     told = resume("train.log_every=5", "launch.tasks_per_node=2", "--json").stdout
     assert [entry["state"] for entry in json.loads(told)] == ["finished"]
     after = run_json(run)

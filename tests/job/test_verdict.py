@@ -81,7 +81,8 @@ def test_a_rank_that_fails_by_itself_is_not_requeued(begin: Begin) -> None:
         raise ValueError("Connection closed by peer")
     assert failure.read(run.path, JOB, 0) == "ZeroDivisionError: of mine"
     assert verdict(run, TERMINATED, JOB, 0) == ""
-    assert run_json(run.path)["state"] == "running"
+    assert (run_json(run.path)["state"], len(run_json(run.path)["attempts"])) == ("failed", 1)
+    assert last(run)["error"] == "ZeroDivisionError: of mine"
     # The record of an older start of the job says nothing about this one.
     begin(restarts=1)
     save(run, 20)
@@ -95,6 +96,7 @@ def test_a_rank_that_fails_by_itself_is_not_requeued(begin: Begin) -> None:
         (KeyboardInterrupt(), True),
         (DistributedError("the first batch: rank 3 is gone (Broken pipe)"), False),
         (DistributedError("the first batch: rank 3 failed: ZeroDivisionError: x"), False),
+        (DistributedError("no process group (Connection was likely closed. Did it crash?)"), False),
         (DistributedError("port 4711 on node1 is taken"), True),
         (RuntimeError("[gloo/transport/tcp/pair.cc:144] Timed out waiting 1000ms"), True),
     ],
@@ -107,6 +109,15 @@ def test_an_error_that_follows_from_another_rank_is_no_cause(
     assert (failure.read(tmp_path, JOB, 0) is not None) is recorded
     with pytest.raises(type(error)), failure.recorded(tmp_path / "none", "", 0):
         raise error
+
+
+def test_an_error_before_the_attempt_is_recorded_as_one(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.update(state="queued", attempts=[])
+    with pytest.raises(ValueError, match="mine"), failure.recorded(run.path, JOB, 0):
+        raise ValueError("mine")
+    assert verdict(run, 2, JOB, 0) == ""
+    assert (last(run)["state"], last(run)["error"]) == ("failed", "ValueError: mine")
 
 
 @pytest.mark.parametrize("code", [1, 2, 5, 127])

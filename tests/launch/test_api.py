@@ -11,10 +11,12 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 
 import hpctrain
+from hpctrain.config import compose as command_line
 from hpctrain.config.choices import conf_dir
 from hpctrain.config.compose_call import composed
 from hpctrain.config.launcher_keys import INSTEAD, NOT_NEEDED, READ_AS
 from hpctrain.errors import ConfigError, LaunchError, StorageError
+from hpctrain.launch import slurm
 from hpctrain.launch.jobs import LocalRunJob, RunJob
 from tests import forkserver
 from tests.conftest import journal_metrics, run_json, run_module
@@ -152,7 +154,9 @@ def test_a_function_runs_here_without_a_cluster(
     monkeypatch.syspath_prepend(tmp_path)
     from function_of_a_user import rank  # type: ignore[import-not-found]
 
-    place = [where[2], "launch.snapshot=off"]
+    # On a cluster, this launcher makes it run here, too.
+    monkeypatch.setattr(slurm, "available", lambda: True)
+    place = [where[2], "launch.snapshot=off", "hydra/launcher=submitit_local"]
     job = hpctrain.submit_function(rank, (1, 2), tasks_per_node=2, overrides=place)
     assert job.results() == [((1, 2), "0"), ((1, 2), "1")]
     assert (job.result(), job.state, job.done()) == (((1, 2), "0"), "COMPLETED", True)
@@ -161,6 +165,7 @@ def test_a_function_runs_here_without_a_cluster(
         "launch.time_min=1,2": "2 jobs; give single values",
         "launch.nodes=1-3": "a function needs one number",
         "launch.gpus_per_node=-1": "it must be at least 0",
+        "launch.dry_run=true": "there is no dry run of a function",
         "launch.nodes=2": "sbatch is not on the PATH",
     }.items():
         with pytest.raises(ConfigError, match=words):
@@ -206,6 +211,7 @@ def test_the_keys_of_submitits_launcher_are_read(where: list[str], name: str) ->
     assert site.sbatch == {"exclude": "n1", "comment": "hi"}
     assert "hydra.launcher.timeout_min=7 is read as launch.time_min=7" in notes
     assert any(line.startswith("hydra.launcher.max_num_timeout=4 is not needed") for line in notes)
+    assert "hydra.launcher.mem_gb=3 has no effect: launch.mem_gb is given, too" in notes
     assert len(notes) == len(KEYS) + 2
 
 
@@ -233,9 +239,19 @@ def test_keys_of_submitits_launcher_that_are_not_read_are_named(where: list[str]
         "foo=1": "unknown key hydra.launcher.foo: of submitit's keys these are read: nodes, ",
         "mem_per_cpu=1": "use launch.mem_gb with site.memory_option=mem-per-cpu",
         "timeout_min=abc": "launch.time_min=abc: it must be of type integer",
+        "setup=ls": r"hydra.launcher.setup=ls \(site.setup: it must be a list, such as ",
+        "additional_parameters=x": "additional_parameters=x: it must be options of sbatch",
     }.items():
         with pytest.raises(ConfigError, match=words):
             hpctrain.submit(*where, f"hydra.launcher.{key}")
+
+
+def test_a_launcher_of_hydra_itself_is_refused(
+    where: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="hydra/launcher: -m needs hpctrain"):
+        command_line.compose(["-m", *where, "hydra/launcher=basic", "seed=1,2"])
 
 
 def test_every_key_of_submitits_launcher_has_an_answer() -> None:

@@ -49,6 +49,8 @@ def test_runs_and_functions_are_jobs_of_submitit(
         functions.total, 10, scale=2, nodes=2, tasks_per_node=2, overrides=[output]
     )
     broken = hpctrain.submit_function(functions.broken, 1, nodes=2, overrides=[output])
+    with pytest.raises(LaunchError, match=r"launch\.nodes=65: it needs 65 nodes"):
+        hpctrain.submit_function(functions.broken, 1, nodes=65, overrides=[output])
 
     assert isinstance(good, submitit.SlurmJob)
     assert {good.job_id, bad.job_id, held.job_id, total.job_id} < set(cluster.queue())

@@ -78,6 +78,21 @@ def test_what_a_job_cannot_have_is_refused(
         Call.of(function, (argument,), {})
 
 
+@pytest.mark.parametrize(
+    ("args", "kwargs", "words"),
+    [
+        ((), {}, r"test_call\.add\(a: int, b: int = 0\) -> int: missing a required argument: 'a'"),
+        ((1,), {"c": 3}, "unexpected keyword argument 'c'"),
+        ((1, 2, 3), {}, "too many positional arguments"),
+    ],
+)
+def test_arguments_that_the_function_does_not_take_are_refused(
+    args: tuple[int, ...], kwargs: dict[str, int], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Call.of(add, args, kwargs)
+
+
 def test_a_function_of_the_program_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(add, "__module__", "__main__")
     with pytest.raises(ConfigError, match=r"add is defined in the program .* into a module beside"):

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -40,9 +41,15 @@ def test_a_run_that_has_lost_its_checkpoints_is_refused(
         with pytest.raises(StorageError, match=r"was at step 5000.*train\.from_scratch=true"):
             check(config, run)
     assert run.read() == before
+    frozen = run.config_file.read_bytes()
     config.train.from_scratch = True
+    with run.lock(), pytest.raises(StorageError, match=f"in use by process {os.getpid()}"):
+        freeze(config, run)
+    (run.checkpoints / "step-00004900").mkdir(parents=True)
     with run.lock(), pytest.raises(StorageError, match="in use"):
         freeze(config, run)
+    assert run.config_file.read_bytes() == frozen
+    (run.checkpoints / "step-00004900").rmdir()
     with pytest.raises(StorageError):
         refuse(config, run)  # what a job does: the key holds for the command that has it
     with caplog.at_level(logging.WARNING):

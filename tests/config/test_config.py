@@ -43,7 +43,10 @@ def test_the_experiment_composes_to_typed_values(compose: Compose, tmp_path: Pat
     [
         ("optimizer.lrr=1", "unknown key optimizer.lrr: did you mean optimizer.lr"),
         ("hydra.sweeper.n_job=1", "unknown key hydra.sweeper.n_job: `--cfg hydra` shows"),
-        ("model.widht=1", "unknown key model.widht: model has the arguments of model._target_"),
+        (
+            "model.hiden=1",
+            "unknown key model.hiden: did you mean model.hidden? hpctrain.models.MLP has in_",
+        ),
         ("name=über", "quote what is no plain word"),
         ("--watch", "unrecognized arguments: --watch; --help shows"),
         ("+train.stepz=1", "unknown key train.stepz: did you mean train.max_steps"),

@@ -60,10 +60,10 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
 
 def unknown_key(key: str, keys: list[str]) -> str:
     """Return a text with the most similar key and with the keys of the section."""
-    section, _, _ = key.rpartition(".")
+    section, _, name = key.rpartition(".")
     others = [known for known in keys if not key.startswith(f"{known}.")]
-    near = difflib.get_close_matches(key, others, n=1, cutoff=0.7)
-    hint = f"did you mean {near[0]}? " if near else ""
+    near = same_name(name, others) or difflib.get_close_matches(key, others, n=1, cutoff=0.7)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
     siblings = [k.rpartition(".")[2] for k in keys if k.rpartition(".")[0] == section]
     if section == "hydra.launcher":
         return unknown_launcher_key(key.rpartition(".")[2])
@@ -74,6 +74,11 @@ def unknown_key(key: str, keys: list[str]) -> str:
     if siblings:
         return f"unknown key {key}: {hint}{section or 'the top level'} has {', '.join(siblings)}"
     return f"unknown key {key}: {hint}+{key}=VALUE adds it"
+
+
+def same_name(name: str, keys: Iterable[str]) -> list[str]:
+    """Return the keys of other sections with this name, such as `optimizer.lr` for `lr`."""
+    return [key for key in keys if key.endswith(f".{name}")]
 
 
 def _unknown_argument(key: str, section: Mapping[Any, Any]) -> str:

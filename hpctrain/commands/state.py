@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from hpctrain.commands.facts import Facts
-from hpctrain.runs.failure import is_of_another_rank
+from hpctrain.runs.failure import is_of_another_rank, one_line
 
 # In the order of a long table: states that need the user's attention come first.
 STATES = (
@@ -115,7 +115,7 @@ def _at_rest(run: Facts) -> State:
     if run.recorded_state == "created":
         return State("created")
     if run.recorded_state == "failed":
-        error = " ".join(str(run.attempt.get("error", "")).split())
+        error = one_line(str(run.attempt.get("error", "")))
         # Rank 0 writes run.json; its own error may only say that another rank has died.
         return State(
             "failed", f"another rank failed: {error}" if is_of_another_rank(error) else error

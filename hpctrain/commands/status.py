@@ -170,11 +170,13 @@ def _watch(options: argparse.Namespace) -> None:
     begun = False
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            rows = look(options)
+            there = bool(options.runs) or options.dir.exists()  # the first run makes the folder
+            rows = look(options) if there else []
             table = _table(rows, _where(options), console.width, everything=options.all)
             under_way = any(row.state.name in UNDER_WAY for row in rows)
             begun |= under_way or bool(options.runs)
-            note = [] if begun else [Text("nothing is queued or running yet; Ctrl-C ends this")]
+            what = "nothing is queued or running" if there else f"there is no folder {options.dir}"
+            note = [] if begun else [Text(f"{what} yet; Ctrl-C ends this")]
             live.update(Group(table, *note), refresh=True)
             if begun and not under_way:
                 return

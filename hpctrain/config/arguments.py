@@ -156,6 +156,8 @@ def _allows(annotation: ast.expr, value: Any) -> bool:
         return isinstance(value, dict)
     if name not in _SCALARS:
         return True
+    if isinstance(value, bool):  # Python would count with True as with 1
+        return name in ("bool", "str")
     kinds = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool, int)}
     # A number where a text is annotated usually works: the text is only printed.
     return isinstance(value, kinds[name]) or (name == "str" and isinstance(value, int | float))
@@ -174,5 +176,7 @@ def _generic_allows(name: str, inner: ast.expr, value: Any) -> bool:
     if name in _LISTS:
         if not isinstance(value, list | tuple):
             return False
-        return len(items) != 1 or all(_allows(items[0], each) for each in value)
+        if len(items) == 1 or ast.unparse(items[-1]) == "...":
+            return all(_allows(items[0], each) for each in value)
+        return len(items) == len(value) and all(map(_allows, items, value))
     return name not in _DICTS or isinstance(value, dict)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 import hydra
@@ -16,8 +18,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from hpctrain.config.choices import conf_dir
-from hpctrain.config.explain import explain
+from hpctrain.config.choices import conf_dir, groups
+from hpctrain.config.explain import explain, same_name
 from hpctrain.config.frozen import from_omegaconf, known_keys
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, StorageError
@@ -51,6 +53,10 @@ def compose(argv: list[str]) -> Config | None:
             hydra.main(config_path=str(conf_dir()), config_name="config", **base)(composed.append)()
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error, known_keys())) from error
+    except ValueError as error:
+        if not _is_raised_by_hydra(error):
+            raise
+        raise ConfigError(str(error)) from error
     except OSError as error:
         if error.filename is None:
             raise
@@ -66,6 +72,12 @@ def compose(argv: list[str]) -> Config | None:
             "nothing was started"
         )
     return from_omegaconf(composed[0]) if composed else None
+
+
+def _is_raised_by_hydra(error: ValueError) -> bool:
+    """Return whether Hydra itself refuses the command line, as `model=null` or `-m --cfg job`."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return frame.filename.startswith(f"{Path(hydra.__file__).parent}{os.sep}")
 
 
 def store_schema() -> None:
@@ -112,18 +124,22 @@ def _overrides(argv: list[str]) -> list[str]:
         raise ConfigError(f"{message}; {hint}--help shows what there is, --hydra-help Hydra's own")
 
     parser = get_args_parser()
+    parser.allow_abbrev = False  # `--experiment` would be taken for a flag of Hydra
     parser.error = refuse  # type: ignore[method-assign]
     overrides: list[str] = parser.parse_intermixed_args(argv).overrides
     return overrides
 
 
 def _as_override(argv: list[str], message: str) -> str:
-    """Return how to write `--seed 1` as an override; "" if there is no such key."""
-    known = known_keys()
+    """Return how to write `--seed 1` as an override; "" if there is no such key or group."""
+    known = [*groups(conf_dir()), *known_keys()]
     for place, text in enumerate(argv):
         name, equals, value = text.lstrip("-").partition("=")
-        key = next((k for k in (name, name.replace("-", "_")) if k in known), None)
-        if text.startswith("--") and text.partition("=")[0] in message and key is not None:
+        names = (name, name.replace("-", "_"))
+        key = next((key for key in known if key in names), "")
+        if not key and len(keys := same_name(names[1], known)) == 1:
+            (key,) = keys
+        if text.startswith("-") and text.partition("=")[0] in message and key:
             following = argv[place + 1] if place + 1 < len(argv) else "VALUE"
             is_value = not following.startswith("-") and "=" not in following
             return f"write {key}={value if equals else following if is_value else 'VALUE'}; "

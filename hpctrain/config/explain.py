@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+from hpctrain.config.arguments import signature
 from hpctrain.config.launcher_keys import unknown as unknown_launcher_key
 
 
@@ -28,7 +30,12 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
     keys = list(known_keys)
     key = (re.search(r"full_key: (\S+)", text) or ["", ""])[1]
     if key and re.search(r"Key '.*' (is )?not in ", text):
+        section, parent = key.rpartition(".")[0], getattr(error, "parent_node", None)
+        if section in ("model", "task") and isinstance(parent, Mapping):
+            return _unknown_argument(key, parent)
         return unknown_key(key, keys)
+    if missing := re.search(r"Interpolation key '(.*)' not found", text):
+        return f"{key}: it refers to ${{{missing[1]}}}, and there is no such key"
     if unset := re.search(r"Environment variable '(.*)' not found", text):
         return f"{key}: the environment variable {unset[1]} is not set here"
     if wrong := re.search(r"Value '(.*)' of type '\S+' could not be converted to (\w+)", text):
@@ -46,6 +53,8 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
         return f'{asked[1] if asked else key}: it must be a list, such as \'["first","second"]\''
     if asked := re.search(r"Error merging override ([^\n]+)", text):
         rest = text.partition(asked[0])[2].strip().splitlines()
+        if rest and rest[0].endswith("is not Optional"):
+            return f"{asked[1]}: it must have a value"
         return f"{asked[1]}: {rest[0] if rest else 'it does not fit the schema'}"
     noise = ("full_key", "object_type", "reference_type", "See https://hydra.cc")
     lines = [line.strip() for line in str(text).splitlines()]
@@ -54,10 +63,10 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
 
 def unknown_key(key: str, keys: list[str]) -> str:
     """Return a text with the most similar key and with the keys of the section."""
-    section, _, _ = key.rpartition(".")
+    section, _, name = key.rpartition(".")
     others = [known for known in keys if not key.startswith(f"{known}.")]
-    near = difflib.get_close_matches(key, others, n=1, cutoff=0.7)
-    hint = f"did you mean {near[0]}? " if near else ""
+    near = same_name(name, others) or difflib.get_close_matches(key, others, n=1, cutoff=0.7)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
     siblings = [k.rpartition(".")[2] for k in keys if k.rpartition(".")[0] == section]
     if section == "hydra.launcher":
         return unknown_launcher_key(key.rpartition(".")[2])
@@ -67,9 +76,23 @@ def unknown_key(key: str, keys: list[str]) -> str:
         return f"unknown key {key}: `--cfg hydra` shows those of Hydra"
     if siblings:
         return f"unknown key {key}: {hint}{section or 'the top level'} has {', '.join(siblings)}"
-    if section in ("model", "task"):
-        return (
-            f"unknown key {key}: {section} has the arguments of {section}._target_ "
-            f"(`--cfg job --package {section}` prints them); +{key}=VALUE adds one"
-        )
     return f"unknown key {key}: {hint}+{key}=VALUE adds it"
+
+
+def same_name(name: str, keys: Iterable[str]) -> list[str]:
+    """Return the keys of other sections with this name, such as `optimizer.lr` for `lr`."""
+    return [key for key in keys if key.endswith(f".{name}")]
+
+
+def _unknown_argument(key: str, section: Mapping[Any, Any]) -> str:
+    """Return the error for a key that a section with a `_target_` does not have yet."""
+    place, _, name = key.rpartition(".")
+    target, adds = section.get("_target_"), f"+{key}=VALUE adds it"
+    known = signature(str(target))
+    names = [each.name for each in known.parameters] if known else [str(each) for each in section]
+    if name in names:
+        return f"unknown key {key}: {target} has this argument, and the config has not; {adds}"
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {place}.{near[0]}? " if near else ""
+    more = f"; {adds}" if known is None or known.anything else ""
+    return f"unknown key {key}: {hint}{target} has {', '.join(names)}{more}"

@@ -1,13 +1,14 @@
 """Check that a `_target_` exists, by reading the files of its package without importing it.
 
 Importing a model's module may import torch, which takes seconds on a login node, or fail there. So
-its file is parsed. Where the file does not show its names (compiled modules, `import *`), the
+its file is parsed. Where the file does not show its names (compiled modules, `__getattr__`), the
 target counts as existing.
 """
 
 import ast
 import difflib
 import importlib.util
+import pkgutil
 from collections.abc import Iterator
 from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
@@ -28,11 +29,22 @@ def problem(target: str) -> str:
         return f"no package {target.partition('.')[0]!r} here"
     if not rest:
         return f"{target} is a module; name a class or function in it"
-    names = _names(spec.origin or "")
-    if names is None or rest[0] in names:
+    names = _names(spec.origin or "", _package(spec))
+    if names is None:
+        return _misspelt_module(spec, rest)
+    if rest[0] in names:
         return ""
     close = difflib.get_close_matches(rest[0], names, 1)
     return f"{spec.name} has no {rest[0]!r}" + (f"; it has {close[0]!r}" if close else "")
+
+
+def _misspelt_module(spec: ModuleSpec, rest: list[str]) -> str:
+    """Return the error of `package.modle.Name`, if the package may make names when it is asked."""
+    if len(rest) < 2 or not rest[0].islower():
+        return ""
+    modules = [each.name for each in pkgutil.iter_modules(spec.submodule_search_locations)]
+    close = difflib.get_close_matches(rest[0], modules, 1, cutoff=0.8)
+    return f"{spec.name} has no module {rest[0]!r}; it has {close[0]!r}" if close else ""
 
 
 def definition(target: str, hops: int = 8) -> tuple[str, ast.stmt] | None:
@@ -48,18 +60,29 @@ def definition(target: str, hops: int = 8) -> tuple[str, ast.stmt] | None:
         return None
     if spec is None or len(rest) != 1:
         return None
-    found = _bindings(spec.origin or "").get(rest[0], [])
+    bindings = _bindings(spec.origin or "")
+    found = bindings.get(rest[0]) or bindings.get(_STAR, [])
     if len(found) != 1:  # it depends on what happens at run time
         return None
     statement = found[0]
     if not isinstance(statement, ast.ImportFrom):
         return spec.name, statement
-    source = next(a.name for a in statement.names if rest[0] in (a.asname, a.name))
-    package = spec.name if spec.submodule_search_locations else spec.name.rpartition(".")[0]
+    source = next(a.name for a in statement.names if {rest[0], "*"} & {a.asname, a.name})
+    source = rest[0] if source == "*" else source
+    module = _imported(statement, _package(spec))
+    return definition(f"{module}.{source}", hops - 1) if hops else None
+
+
+def _package(spec: ModuleSpec) -> str:
+    """Return the package from which the relative imports of a module start."""
+    return spec.name if spec.submodule_search_locations is not None else spec.parent or ""
+
+
+def _imported(statement: ast.ImportFrom, package: str) -> str:
+    """Return the full name of the module that an import in this package imports from."""
     for _ in range(statement.level - 1):
         package = package.rpartition(".")[0]
-    module = ".".join(filter(None, (package if statement.level else "", statement.module)))
-    return definition(f"{module}.{source}", hops - 1) if hops else None
+    return ".".join(filter(None, (package if statement.level else "", statement.module)))
 
 
 def _located(target: str) -> tuple[ModuleSpec | None, list[str]]:
@@ -93,19 +116,35 @@ def _submodule(spec: ModuleSpec, name: str) -> ModuleSpec | None:
 
 
 @lru_cache(maxsize=64)
-def _names(file: str) -> frozenset[str] | None:
+def _names(file: str, package: str, hops: int = 8) -> frozenset[str] | None:
     """Return the names that a module defines, or None if its file does not show them."""
-    if not file.endswith(".py"):
+    if not file.endswith(".py") or not hops:
         return None
     try:
-        found = {*bound(ast.parse(Path(file).read_bytes()))}
+        tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):  # importing it will show what is wrong
         return None
-    return None if found & {"*", "__getattr__"} else frozenset(found)
+    found = {*bound(tree)}
+    if found & {"*", "__getattr__"}:
+        return None
+    for node in ast.walk(tree) if _STAR in found else ():
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            spec, rest = _located(_imported(node, package))
+            inner = spec and not rest and _names(spec.origin or "", _package(spec), hops - 1)
+            if not inner:
+                return None
+            found |= inner
+    return frozenset(found)
+
+
+_STAR = "import *"
 
 
 def bound(tree: ast.AST) -> Iterator[str]:
-    """Yield the names that a module defines; "*" means that there may be others."""
+    """Yield the names that a module defines.
+
+    "*" means that there may be others, and "import *" that there are those of another module.
+    """
     for node in ast.iter_child_nodes(tree):
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
@@ -115,7 +154,8 @@ def bound(tree: ast.AST) -> Iterator[str]:
                 yield from ("*" for n in ast.walk(node) if _hides(n))
             case ast.Import() | ast.ImportFrom():
                 for alias in node.names:
-                    yield alias.asname or alias.name.partition(".")[0]
+                    name = alias.asname or alias.name.partition(".")[0]
+                    yield _STAR if name == "*" else name
             case ast.Name(ctx=ast.Store()):
                 yield node.id
             case _ if _hides(node):

@@ -21,6 +21,7 @@ from submitit.slurm.slurm import read_job_id
 from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.launch import queue
 from hpctrain.runs import stop_request
+from hpctrain.runs.failure import one_line
 from hpctrain.runs.run_dir import RunDir
 
 log = logging.getLogger(__name__)
@@ -347,7 +348,7 @@ def outcome(run: RunDir, metric: str) -> float | None:
     state = record.get("state", "lost")
     if state != "finished":
         attempt = (record.get("attempts") or [{}])[-1]
-        reason = " ".join(str(attempt.get("error", "")).split())
+        reason = one_line(str(attempt.get("error", "")))
         raise FailedError(
             f"{run.name} is {state}, not finished: see {run.logs}{reason and f' ({reason})'}"
         )

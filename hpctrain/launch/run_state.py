@@ -71,8 +71,7 @@ def replace_waiting(todo: list[Entry]) -> list[Entry]:
     replaced = [entry for entry in todo if entry.replaces]
     if not replaced:
         return todo
-    # A job that has begun meanwhile goes on.
-    queue.cancel([entry.replaces for entry in replaced], "--state=PENDING")
+    queue.cancel_waiting(entry.replaces for entry in replaced)
     still = {job.id: job for job in query_queue(replaced).values()}
     for entry in replaced:
         if (job := still.get(entry.replaces)) is not None:

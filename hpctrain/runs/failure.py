@@ -37,6 +37,11 @@ def is_of_another_rank(error: str) -> bool:
     return _OF_ANOTHER_RANK.search(error) is not None
 
 
+def one_line(error: str) -> str:
+    """Return the text of an error in one line, without the code lines of a user's constructor."""
+    return " ".join(error.partition('\n  File "')[0].split())
+
+
 @contextmanager
 def recorded(run: Path, job_id: str, restart_count: int) -> Iterator[None]:
     """Record an exception of the context, unless it follows from the death of another rank.

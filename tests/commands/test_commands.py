@@ -554,6 +554,12 @@ def test_names_are_whole_on_a_narrow_terminal() -> None:
         assert ("50/100" in console.file.getvalue()) == (width > 60)
 
 
+def test_the_reason_of_a_failed_run_has_no_lines_of_code() -> None:
+    error = 'ConfigError: model._target_=a.B:\n odd  sizes\n  File "a.py", line 3, in f\n    f()'
+    facts = Facts(Path("a-00000001"), {"state": "failed", "attempts": [{"error": error}]}, {})
+    assert judge(facts, NOW).reason == "ConfigError: model._target_=a.B: odd sizes"
+
+
 def test_reason_and_metric_fit_into_80_columns() -> None:
     beat = {**BEAT, "metric": "val/accuracy", "metrics": {"val/accuracy": 0.98125}}
     facts = Facts(Path("digits-3fa92c1b"), {"state": "interrupted"}, beat, job_id="1234567_10")
@@ -581,12 +587,14 @@ def test_watching_on_a_terminal_waits_for_the_first_run(
         return [Row(facts, State(name), NOW) for name in next(looks)]
 
     monkeypatch.setattr(status_module, "look", look)
-    monkeypatch.setattr(status_module.time, "sleep", lambda seconds: None)
+    later = tmp_path / "runs"
+    monkeypatch.setattr(status_module.time, "sleep", lambda seconds: later.mkdir(exist_ok=True))
     shown = io.StringIO()
-    console = Console(width=80, file=shown, force_terminal=True)
+    console = Console(width=200, file=shown, force_terminal=True)
     monkeypatch.setattr(status_module, "_console", lambda: console)
-    assert status_module.main(["--dir", str(tmp_path), "--watch"]) == 0
+    assert status_module.main(["--dir", str(later), "--watch"]) == 0
     assert next(looks, None) is None  # it went on until the run had ended
+    assert f"there is no folder {later} yet" in shown.getvalue()
     assert "nothing is queued or running yet" in shown.getvalue()
     # A run that is named is watched until it has ended, even if it has.
     looks = iter([["finished"]])

@@ -53,6 +53,7 @@ class Either(Base):
 def wrapped(width): pass
 
 def augment(sample, random, sizes: tuple[int, ...] | int = 3): pass
+def steps(betas: tuple[float, float], careful: bool = 0, count: int = False): pass
 def several(*layers): pass
 if cache:
     def late(width): pass
@@ -67,7 +68,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     signature.cache_clear()
     folder = tmp_path / "argued"
     (folder / "inner").mkdir(parents=True)
-    (folder / "__init__.py").write_text("from .nets import Net as Renamed\n")
+    (folder / "__init__.py").write_text("from .nets import Net as Renamed\nfrom .star import *\n")
+    (folder / "star.py").write_text("from .nets import Net as Starred\n")
     (folder / "nets.py").write_text(MODULE)
     (folder / "inner" / "__init__.py").write_text("from ..nets import Careless\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -83,6 +85,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("argued.nets.Open", {"width": {"_target_": "x.y"}, "other": 1}),
         ("argued.nets.augment", {"_partial_": True, "sizes": [1, 2]}),
         ("argued.nets.Net", {"_args_": [3]}),
+        ("argued.nets.steps", {"betas": [0.9, 1], "careful": True, "count": True}),
+        ("argued.nets.steps", {"betas": [0.9, 1], "careful": 1}),
         *(
             (f"argued.nets.{name}", {"anything": 1})
             for name in (
@@ -107,6 +111,10 @@ def test_what_python_accepts_or_cannot_be_known_is_accepted(
         ("argued.nets.Net", {"width": 2, "with": 1}, "has no argument with; did you mean width?"),
         ("argued.inner.Careless", {"rest": [1, [2]]}, "takes rest: Optional[list[str]]"),
         ("argued.nets.Open", {"width": [1]}, "takes width: int"),
+        ("argued.nets.Open", {"width": True}, "takes width: int"),
+        ("argued.Starred", {"width": "a"}, "takes width: int"),
+        ("argued.nets.steps", {"betas": [0.9]}, "takes betas: tuple[float, float]"),
+        ("argued.nets.steps", {"betas": [0.9, "a"]}, "takes betas: tuple[float, float]"),
         ("argued.nets.augment", {"_partial_": True, "sizes": "a"}, "takes sizes: tuple[int, ...]"),
     ],
 )
@@ -120,7 +128,12 @@ def test_what_python_would_refuse_is_named(target: str, given: dict[str, Any], s
     [
         *("hpctrain.models.MLP", "hpctrain.models.Transformer", "hpctrain.models.ConvNet"),
         *("hpctrain.tasks.Classification", "hpctrain.tasks.LanguageModel"),
-        *("torch.optim.AdamW", "torch.optim.SGD", "hpctrain.data.transforms.RandomCrop"),
+        *(
+            "torch.optim.AdamW",
+            "torch.optim.SGD",
+            "torch.nn.Linear",
+            "hpctrain.data.transforms.RandomCrop",
+        ),
     ],
 )
 def test_it_reads_the_signature_that_python_has(target: str) -> None:

@@ -39,6 +39,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "__init__.py").write_text("raise RuntimeError('imported')\nfrom mine.a import Class")
     (folder / "a.py").write_text(MODULE)
     (folder / "inner" / "__init__.py").write_text("from mine.a import *")
+    (folder / "inner" / "star.py").write_text("from mine.inner.compiled import *")
+    (folder / "lazy").mkdir()
+    (folder / "lazy" / "__init__.py").write_text("def __getattr__(name): return name")
+    (folder / "lazy" / "models.py").write_text("")
     (folder / "inner" / "lazy.py").write_text("def __getattr__(name): return name")
     (folder / "inner" / "made.py").write_text("for n in 'ab':\n    globals()[n] = 1")
     (folder / "inner" / "broken.py").write_text("def f(:")
@@ -52,7 +56,14 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         *(f"mine.a.{name}" for name in (*THERE, "function", "Class", "Class.attribute")),
         "mine.Class",
-        *("mine.inner.anything", "mine.inner.lazy.x", "mine.inner.made.a", "mine.inner.broken.f"),
+        *(
+            "mine.inner.Class",
+            "mine.inner.star.unknown",
+            "mine.inner.lazy.x",
+            "mine.lazy.part.x",
+            "mine.inner.made.a",
+            "mine.inner.broken.f",
+        ),
         *("math.sqrt", "builtins.dict", "torch.optim.AdamW", "torch.nn.Linear", "torch.compile"),
         *("numpy.linalg.norm", "h5py.File", "sklearn.svm.SVC", "hydra.utils.instantiate"),
     ],
@@ -68,7 +79,10 @@ def test_what_is_there(package: Path, target: str) -> None:
         ("mine.a.inner", "mine.a has no 'inner'"),
         ("mine.a.Clas", "mine.a has no 'Clas'; it has 'Class'"),
         ("mine.aa.Class", "mine has no 'aa'"),
+        ("mine.inner.Clas", "mine.inner has no 'Clas'; it has 'Class'"),
+        ("mine.lazy.model.Net", "mine.lazy has no module 'model'; it has 'models'"),
         ("mine.inner", "mine.inner is a module; name a class or function in it"),
+        ("torch.nn.Lineer", "torch.nn has no 'Lineer'; it has 'Linear'"),
         ("torch.optim.AdmaW", "torch.optim has no 'AdmaW'; it has 'AdamW'"),
     ],
 )

@@ -366,6 +366,11 @@ def test_changed_resources_of_queued_runs_are_named_and_replaced(
     shown = cluster.slurm("scontrol", "show", "job", array)
     assert "TimeLimit=00:07:00" in shown
     assert "Partition=preemptible" in shown
+    # The other tasks of the array stay in the queue.
+    train("-m", "seed=1", *common[2:], HELD, "launch.rerun=queued")
+    assert after[1] in cluster.queue()
+    assert after[0] not in cluster.queue()
+    assert len(cluster.queue()) == 2
 
 
 def test_what_is_sent_is_what_the_dry_run_prints(train: Train, tmp_path: Path) -> None:

@@ -75,12 +75,12 @@ class _HDF5(ArrayFile):
 
     def _rows(self, start: int, stop: int) -> Array:
         try:
+            # Before reading: afterwards, HDF5 finds each chunk in its cache.
+            if problem := self._written.problem(start, stop, self.axis):
+                raise DataError(f"{self.where} {problem}")
             array = self._dataset[(slice(None),) * self.axis + (slice(start, stop),)]
-            problem = self._written.problem(start, stop, self.axis)
         except READING as error:
             raise unreadable(self.where, OSError(f"{error}{self._hint}")) from None
-        if problem:
-            raise DataError(f"{self.where} {problem}")
         return np.moveaxis(array, self.axis, 0)
 
     def files(self, start: int, stop: int) -> Iterable[str]:
@@ -240,17 +240,15 @@ class _NetCDF(ArrayFile):
             raise
 
     def _rows(self, start: int, stop: int) -> Array:
-        problem = ""
         try:
-            array = self._variable[(slice(None),) * self.axis + (slice(start, stop),)]
             if self._hdf5 is not None:
                 # Records behind the stored ones are read as the fill value.
-                stop = min(stop, self._stored_shape[self.axis])
-                problem = self._written.problem(min(start, stop), stop, self.axis)
+                end = min(stop, self._stored_shape[self.axis])
+                if problem := self._written.problem(min(start, end), end, self.axis):
+                    raise DataError(f"{self.where} {problem}")
+            array = self._variable[(slice(None),) * self.axis + (slice(start, stop),)]
         except READING as error:
             raise unreadable(self.where, error) from None
-        if problem:
-            raise DataError(f"{self.where} {problem}")
         return np.moveaxis(np.asarray(array), self.axis, 0)
 
     def files(self, start: int, stop: int) -> Iterable[str]:

@@ -101,9 +101,9 @@ def test_chunks_that_nobody_wrote_hold_the_fill_value(tmp_path, data_prep):
 # HDF5's B-tree of chunks, which has no checksum
 
 
-def chunked_file(path):
+def chunked_file(path, compression="gzip"):
     with h5py.File(path, "w") as file:
-        file.create_dataset("x", data=X, chunks=(2, 4), compression="gzip")
+        file.create_dataset("x", data=X, chunks=(2, 4), compression=compression)
 
 
 def keys(path, level):
@@ -125,9 +125,10 @@ def keys(path, level):
         ("above", "HDF5 does not find the chunk at"),
     ],
 )
-def test_a_damaged_btree_of_chunks(tmp_path, refused, damage, words):
+@pytest.mark.parametrize("compression", ["gzip", None])
+def test_a_damaged_btree_of_chunks(tmp_path, refused, damage, words, compression):
     path = tmp_path / "x.h5"
-    chunked_file(path)
+    chunked_file(path, compression)
     if damage == "above":
         flip(path, keys(path, 1)[0][1], 6)  # the root leads to another leaf for some chunks
     else:

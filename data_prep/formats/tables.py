@@ -84,7 +84,8 @@ def schema_of(path: str, csv: Csv) -> tuple[Any, Any]:
         schema, first = first_rows(path, csv)
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
-        raise DataError(f"{path} has {len(twice)} columns twice, such as {min(twice)!r}")
+        more = f", and {len(twice) - 1} other names twice" if len(twice) > 1 else ""
+        raise DataError(f"{path} has more than one column {min(twice)!r}{more}")
     return schema, first
 
 

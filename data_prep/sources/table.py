@@ -12,7 +12,9 @@ dates, times     int64 in the unit of the column's type, which is in the provena
 text, binary     variable-length uint8 (text as UTF-8); with --categorical int32 codes of the
                  sorted values, whose names are in the index
 lists            fixed-size lists: (n, k); other lists: variable-length
-structs, maps    cannot be stored: use --drop
+structs          each member is a column: s.x; the members of a list of structs are lists
+decimals         what --cast NAME=DTYPE says; a float is rounded, an integer is exact
+maps, others     cannot be stored: use --drop
 
 An integer column of Parquet keeps the category names that `export` has written with it.
 
@@ -41,7 +43,7 @@ from data_prep.formats.columns import Column, plain
 from data_prep.formats.csv_files import Csv, Rows
 from data_prep.formats.files import Part
 from data_prep.formats.matrices import numbers_of
-from data_prep.formats.opening import naming
+from data_prep.formats.opening import naming, one_line, pyarrow
 from data_prep.formats.tables import without
 from data_prep.options import Options, add_arguments, parse_size
 from data_prep.source import BadRecords, Block, Source
@@ -139,13 +141,17 @@ class Table(Source):
         names = list(dict.fromkeys([column.name for column in columns]))
         if self.column and self.column not in names:
             names.append(self.column)
+        arrow = pyarrow()
         for part in what:
-            for rows in tables.rows_of(part, names, self.csv):
-                numbers = numbers_of(rows.batch, columns)
-                others = [column for column in columns if column.name not in numbers]
-                bad = self._bad(rows, others, part.path, reading)
-                if len(bad) < rows.batch.num_rows:
-                    yield self._block(rows, numbers, bad, part.path)
+            try:
+                for rows in tables.rows_of(part, names, self.csv):
+                    numbers = numbers_of(rows.batch, columns)
+                    others = [column for column in columns if column.name not in numbers]
+                    bad = self._bad(rows, others, part.path, reading)
+                    if len(bad) < rows.batch.num_rows:
+                        yield self._block(rows, numbers, bad, part.path)
+            except arrow.ArrowException as error:
+                raise DataError(f"{part.path} cannot be converted: {one_line(error)}") from None
 
     def _bad(
         self, rows: Rows, columns: Sequence[Column], path: str, reading: BadRecords

@@ -1,5 +1,6 @@
 """Files that are damaged or odd are refused with one message that names the file."""
 
+import decimal
 import gzip
 import hashlib
 import json
@@ -350,6 +351,46 @@ def test_views_of_text_with_a_null(refused, data_prep):
     assert data_prep(*args)[0] == 0
     with h5py.File("OUT/train-00000.h5") as file:
         assert bytes(file["s/values"][:]) == b"anone" + b"long " * 9
+
+
+def test_a_dictionary_of_views(refused, data_prep):
+    pa = pytest.importorskip("pyarrow")
+    values = pa.array(["long " * 9, "b"], pa.string_view())
+    column = pa.DictionaryArray.from_arrays(pa.array([1, 0, 1], pa.int8()), values)
+    table = pa.table({"s": column})
+    with pa.ipc.new_file("x.arrow", table.schema) as file:
+        file.write_table(table)
+    assert data_prep("table", "x.arrow", "OUT", "--workers", 1)[0] == 0
+    with h5py.File("OUT/train-00000.h5") as file:
+        assert bytes(file["s/values"][:]) == b"b" + b"long " * 9 + b"b"
+
+
+def test_a_cast_of_what_no_field_can_hold(refused):
+    pa = pytest.importorskip("pyarrow")
+    columns = {
+        "texts": pa.array([["a"]]),
+        "map": pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int8())),
+        "struct": pa.array([{}], pa.struct([])),
+        "view": pa.array([[1]], pa.list_view(pa.int32())),
+    }
+    table = pa.table(columns)
+    with pa.ipc.new_file("x.arrow", table.schema) as file:
+        file.write_table(table)
+    for name, column in columns.items():
+        words = f"x.arrow: the column {name!r} is {column.type}, which no field can hold; --columns"
+        command = ("table", "x.arrow", "OUT", "--columns", name, "--cast", f"{name}=int32")
+        refused(words, *command, "--workers", 1)
+
+
+def test_a_decimal_with_a_negative_scale(data_prep):
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"d": pa.array([decimal.Decimal(100)], pa.decimal128(5, -2))})
+    with pa.ipc.new_file("x.arrow", table.schema) as file:
+        file.write_table(table)
+    command = ("table", "x.arrow", "OUT", "--cast", "d=int32", "--workers", 1)
+    assert data_prep(*command)[0] == 0
+    with h5py.File("OUT/train-00000.h5") as file:
+        assert file["d"][:].tolist() == [100]
 
 
 def test_a_text_that_does_not_fit_into_memory(tmp_path, refused):

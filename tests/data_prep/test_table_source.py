@@ -388,7 +388,7 @@ def bad(here):
         (["cut.parquet"], 3, "cut.parquet cannot be read as Parquet"),
         (["hole.parquet"], 3, "hole.parquet cannot be read as Parquet"),
         (["cut.feather"], 3, "cut.feather cannot be read as Arrow"),
-        (["struct.parquet"], 3, "the column 's.a' is string, which no field can hold; --columns"),
+        (["struct.parquet"], 3, "the column 's.a' is list<element: string>, which no field can"),
         (["decimal.parquet"], 3, "'d' is decimal128(2, 1): no field holds such numbers; --cast d="),
         (["null.parquet"], 3, "the column 'n' is null, which no field can hold"),
         (["good.parquet", "other.parquet"], 3, "'x' is int64 in good.parquet, double in other.p"),

@@ -191,6 +191,18 @@ def test_a_damaged_compressed_npz(tmp_path, refused, method, words):
     refused(words, "arrays", "x.npz", "OUT", "--workers", 1)
 
 
+def test_an_npz_that_hides_an_array(tmp_path, refused):
+    np.savez("x.npz", x=X, y=X)
+    path = tmp_path / "x.npz"
+    entry = path.read_bytes().index(b"PK\1\2")
+    (size,) = struct.unpack_from("<H", path.read_bytes(), path.read_bytes().rindex(b"PK\1\2") + 28)
+    content = bytearray(path.read_bytes())
+    struct.pack_into("<H", content, entry + 32, 46 + size)  # the next entry is taken for a comment
+    path.write_bytes(content)
+    assert list(np.load(path)) == ["x"]
+    refused("x.npz is damaged: it says 2 arrays, and lists 1", "arrays", "x.npz", "OUT")
+
+
 def test_an_npz_compressed_by_an_unknown_method(tmp_path, refused):
     np.savez_compressed("x.npz", x=X)
     path = tmp_path / "x.npz"

@@ -179,7 +179,8 @@ def colours16(image: Any, content: bytes, max_pixels: int) -> list[Any]:
 
 def is_negative(image: Any) -> bool:
     """Return whether 0 is white in an image of 16 bits: Pillow returns its values as they are."""
-    return image.mode.startswith("I;16") and image.format == "TIFF" and image.tag_v2.get(KIND) == 0
+    is_tiff16 = image.mode.startswith("I;16") and image.format == "TIFF"
+    return bool(is_tiff16 and image.tag_v2.get(KIND) == 0)
 
 
 def grey16(image: Any, negative: bool) -> Any:

@@ -99,6 +99,24 @@ def test_chunks_that_nobody_wrote_hold_the_fill_value(tmp_path, data_prep):
     assert data_prep("index", "x.h5", "--field", "x=x", "--workers", 1)[0] == 0
 
 
+@pytest.mark.parametrize("store", ["x.zarr", "x.zarr.zip"])
+def test_chunks_of_zarr_that_nobody_wrote(tmp_path, refused, data_prep, store):
+    zarr = pytest.importorskip("zarr")
+    options = {"shape": (40,), "chunks": (10,), "dtype": "i4", "zarr_format": 2}
+    for fill in (None, 7):
+        target = zarr.storage.ZipStore(store, mode="w") if "zip" in store else store
+        array = zarr.create_array(target, fill_value=fill, overwrite=fill is not None, **options)
+        array[:20] = np.arange(20)
+        if "zip" in store:
+            target.close()
+        args = ("arrays", "OUT", "--field", f"x={store}", "--workers", 1)
+        if fill is None:
+            refused(f"{store} has values that were never written, in the chunk 2, and no f", *args)
+    assert data_prep(*args)[0] == 0
+    with h5py.File("OUT/train-00000.h5") as file:
+        assert file["x"][:].tolist() == [*range(20), *[7] * 20]
+
+
 # HDF5's B-tree of chunks, which has no checksum
 
 

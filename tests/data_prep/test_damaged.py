@@ -354,6 +354,16 @@ def test_virtual_datasets_in_a_circle(refused, first, second):
     refused(words, "arrays", "OUT", "--field", "x=a.h5:x", "--external")
 
 
+def test_a_virtual_dataset_of_values_that_nobody_wrote(refused):
+    with h5py.File("x.h5", "w") as file:
+        file.create_dataset("y", (4,), "i4", fill_time="never")
+        layout = h5py.VirtualLayout((4,), "i4")
+        layout[:] = h5py.VirtualSource(".", "y", shape=(4,))
+        file.create_virtual_dataset("x", layout)
+    words = "x.h5:x is virtual, and y of it was made for [4] values, none of which was ever written"
+    refused(words, "arrays", "OUT", "--field", "x=x.h5:x", "--workers", 1)
+
+
 @pytest.mark.parametrize("axes", [33, 70])
 def test_more_axes_than_hdf5_has(tmp_path, refused, axes):
     header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {(1,) * axes}, }}".ljust(373)

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from data_prep import processes
 from data_prep.finalize import BESIDE, REPORT, finalize, summary
+from data_prep.formats.opening import naming
 from data_prep.job import WAIT_S, Job, Plan
 from data_prep.options import Options
 from data_prep.passes import choose
@@ -178,9 +179,20 @@ def _check(source: Source, options: Options, out: Path) -> None:
     Raises:
         ConfigError: They do not fit together.
     """
-    check_fields(source.fields)
-    options.compression.check(source.fields)
+    with naming(source.folders):
+        check_fields(source.fields)
+        options.compression.check(source.fields)
     _check_apart(source, out)
+    with naming(source.folders):
+        _check_split(source, options)
+
+
+def _check_split(source: Source, options: Options) -> None:
+    """Check that the source has what --split and --stratify need.
+
+    Raises:
+        ConfigError: It does not have it.
+    """
     split = options.split
     if isinstance(split, ByColumn) and split.column not in source.columns:
         has = ", ".join(source.columns) or "none"

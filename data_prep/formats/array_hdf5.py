@@ -51,12 +51,12 @@ class HDF5Array(ArrayFile):
 
     def _rows(self, start: int, stop: int) -> Array:
         try:
+            # Before reading: afterwards, HDF5 finds each chunk in its cache.
+            if problem := self._written.problem(start, stop, self.axis):
+                raise DataError(f"{self.where} {problem}")
             array = self._dataset[(slice(None),) * self.axis + (slice(start, stop),)]
-            problem = self._written.problem(start, stop, self.axis)
         except READING as error:
             raise unreadable(self.where, OSError(f"{error}{self._hint}")) from None
-        if problem:
-            raise DataError(f"{self.where} {problem}")
         return np.moveaxis(array, self.axis, 0)
 
     def files(self, start: int, stop: int) -> Iterable[str]:

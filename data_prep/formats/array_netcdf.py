@@ -52,17 +52,15 @@ class NetCDFArray(ArrayFile):
             raise
 
     def _rows(self, start: int, stop: int) -> Array:
-        problem = ""
         try:
-            array = self._variable[(slice(None),) * self.axis + (slice(start, stop),)]
             if self._hdf5 is not None:
                 # Records behind the stored ones are read as the fill value.
-                stop = min(stop, self._stored_shape[self.axis])
-                problem = self._written.problem(min(start, stop), stop, self.axis)
+                end = min(stop, self._stored_shape[self.axis])
+                if problem := self._written.problem(min(start, end), end, self.axis):
+                    raise DataError(f"{self.where} {problem}")
+            array = self._variable[(slice(None),) * self.axis + (slice(start, stop),)]
         except READING as error:
             raise unreadable(self.where, error) from None
-        if problem:
-            raise DataError(f"{self.where} {problem}")
         return np.moveaxis(np.asarray(array), self.axis, 0)
 
     def files(self, start: int, stop: int) -> Iterable[str]:

@@ -4,6 +4,7 @@ import atexit
 import math
 import os
 import re
+import struct
 import zipfile
 import zlib
 from functools import lru_cache
@@ -35,6 +36,8 @@ STRIDE = 2**14  # bytes: runs closer together than this are read with the bytes 
 STRIP_BYTES = 8 * 2**20  # size of such a read
 VERSIONS = ((1, 0), (2, 0), (3, 0))  # of a .npy file
 CHECKED_BYTES = 2**20  # bytes that are read at once for a checksum
+END_BYTES = 22 + 2**16  # size of the end of a zip file at most: its record and a comment
+MANY = 2**16 - 1
 
 
 def open_numpy(where: Where, axis: int) -> ArrayFile:
@@ -300,14 +303,27 @@ def npz_names(path: str) -> list[str]:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
+        listed = _listed_members(path)
     except READING as error:
         raise unreadable(Where(path), error) from None
+    if listed not in (MANY, len(names)):  # a damaged length can hide members
+        raise DataError(f"{path} is damaged: it says {listed} arrays, and lists {len(names)}")
     keys = [name.removesuffix(".npy") for name in names if name.endswith(".npy")]
     if twice := {key for key in keys if keys.count(key) > 1}:
         raise DataError(f"{path} holds {min(twice)!r} twice")
     if other := [name for name in names if not name.endswith(".npy")]:
         raise DataError(f"{path} holds {other[0]!r}, which is not an array")
     return keys
+
+
+def _listed_members(path: str) -> int:
+    """Return the number of members that the end of a zip file says; MANY is any number."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - END_BYTES))
+        end = file.read()
+    (count,) = struct.unpack_from("<H", end, end.rindex(b"PK\5\6") + 10)
+    return int(count)
 
 
 def _npz(where: Where, axis: int) -> ArrayFile:

@@ -1,7 +1,8 @@
 """Arrays in Zarr folders and zip files, read by zarr; see `array_base`."""
 
 import os
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,7 @@ class ZarrArray(ArrayFile):
             }
             # In version 2, xarray stores the value for missing numbers as the fill value.
             fill = found.metadata.fill_value
+            self._has_fill = fill is not None
             if found.metadata.zarr_format == 2 and "_ARRAY_DIMENSIONS" in found.attrs:
                 self.attributes |= {} if fill is None else {"_FillValue": fill}
         except BaseException:
@@ -59,6 +61,14 @@ class ZarrArray(ArrayFile):
             raise
 
     def _rows(self, start: int, stop: int) -> Array:
+        if not self._has_fill:
+            there = self._members()
+            for name in self._chunk_names(start, stop):
+                if not there(name):
+                    raise DataError(
+                        f"{self.where} has values that were never written, in the chunk {name}, "
+                        "and no fill value"
+                    )
         try:
             array = self._array[(slice(None),) * self.axis + (slice(start, stop),)]
         except Exception as error:  # codecs may raise anything
@@ -70,10 +80,20 @@ class ZarrArray(ArrayFile):
         if self._zip is not None:
             yield self.where.path
             return
-        folder = os.path.join(self.where.path, self._key)
-        for name in ("zarr.json", ".zarray", ".zattrs"):
-            if os.path.exists(path := os.path.join(folder, name)):
+        metadata = (os.path.join(self._key, name) for name in ("zarr.json", ".zarray", ".zattrs"))
+        for name in (*metadata, *self._chunk_names(start, stop)):
+            if os.path.exists(path := os.path.join(self.where.path, name)):
                 yield path
+
+    def _members(self) -> Callable[[str], bool]:
+        """Return a function that says whether the store has a file."""
+        if self._zip is None:
+            return lambda name: os.path.exists(os.path.join(self.where.path, name))
+        with zipfile.ZipFile(self.where.path) as archive:
+            return frozenset(archive.namelist()).__contains__
+
+    def _chunk_names(self, start: int, stop: int) -> Iterator[str]:
+        """Yield the names in the store of the chunks of these rows, also of missing ones."""
         counts = [
             -(-size // chunk) for size, chunk in zip(self._array.shape, self._chunks, strict=True)
         ]
@@ -82,9 +102,7 @@ class ZarrArray(ArrayFile):
         grid[self.axis] = range(start // chunk, -(-stop // chunk))
         for place in np.ndindex(*map(len, grid)):
             at = tuple(axis[i] for axis, i in zip(grid, place, strict=True))
-            path = os.path.join(folder, self._array.metadata.encode_chunk_key(at))
-            if os.path.exists(path):
-                yield path
+            yield os.path.join(self._key, self._array.metadata.encode_chunk_key(at))
 
     def close(self) -> None:
         """See `ArrayFile`."""

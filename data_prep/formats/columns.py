@@ -83,9 +83,10 @@ class Column:
         elif _is_text(kind):
             field = Field("uint8", variable=True)
         else:
-            dtype = cast or _dtype(name, inner)
+            is_cast_decimal = bool(cast) and pa.types.is_decimal(inner)
+            dtype = cast if is_cast_decimal else _dtype(name, kind, inner)
             try:
-                field = Field(dtype, shape, variable)
+                field = Field(cast or dtype, shape, variable)
             except DataError as error:
                 raise DataError(f"the column {name!r} of {kind}: {error}") from None
         value = None
@@ -183,6 +184,8 @@ class Column:
     def _hint(self) -> str:
         if self.field.variable and not _is_text(self.type):
             return "a list may be empty, but has to be there"
+        if self.field.shape:
+            return "a list of a fixed size has to be there"
         return f"--null {self.name}=VALUE gives such rows a value"
 
 
@@ -228,16 +231,17 @@ def _layout(name: str, kind: Any) -> tuple[Any, tuple[int, ...], bool]:
     return inner, tuple(shape), variable
 
 
-def _dtype(name: str, kind: Any) -> str:
+def _dtype(name: str, kind: Any, inner: Any) -> str:
+    """Return the dtype of a column's numbers, which have the type `inner`."""
     from pyarrow import types
 
-    if types.is_boolean(kind):
+    if types.is_boolean(inner):
         return "uint8"
-    if types.is_uint64(kind) or (types.is_temporal(kind) and not types.is_interval(kind)):
+    if types.is_uint64(inner) or (types.is_temporal(inner) and not types.is_interval(inner)):
         return "int64"
-    if types.is_integer(kind) or types.is_floating(kind):
-        return str(np.dtype(kind.to_pandas_dtype()).name)
-    if types.is_decimal(kind):
+    if types.is_integer(inner) or types.is_floating(inner):
+        return str(np.dtype(inner.to_pandas_dtype()).name)
+    if types.is_decimal(inner):
         raise DataError(
             f"the column {name!r} is {kind}: no field holds such numbers; --cast {name}=float64 "
             f"(or int64, if all are whole) converts them"
@@ -288,7 +292,7 @@ def _fractions(decimals: Any) -> Array:
     import pyarrow as pa
     from pyarrow import compute
 
-    wide = pa.decimal256(76, decimals.type.scale)
+    wide = pa.decimal256(76, max(0, decimals.type.scale))
     integers = decimals.cast(pa.int64(), safe=False)
     same = compute.equal(integers.cast(wide), decimals.cast(wide)).fill_null(True)
     return ~np.asarray(same.to_numpy(zero_copy_only=False))

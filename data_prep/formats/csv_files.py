@@ -183,7 +183,8 @@ class _Invalid:
             text = as_bytes(text).decode(errors="backslashreplace")
         text = shown(text)
         self._reasons[row.number] = (
-            f"it has {row.actual_columns} values, not {row.expected_columns}: {text}"
+            f"it has {row.actual_columns} {'value' if row.actual_columns == 1 else 'values'}, not "
+            f"{row.expected_columns}: {text}"
         )
         return "skip"
 
@@ -257,17 +258,27 @@ def _converted(
             why = "no UTF-8" if is_text else f"no {kind}, as the first rows have"
             text = shown(values[row].decode(errors="backslashreplace"))
             hint = csv_text.CURE if is_text else f"--cast {name}=text takes all as text"
+            if pa.types.is_integer(kind) and _is_float(values[row]):
+                hint += f", --cast {name}=float64 all as floats"
             bad.setdefault(row, f"column {name!r}: {text} is {why}; {hint}")
             values[row] = b""
         columns.append(_parsed(values, kind))
         for row in _rounded(values, columns[-1]) if i in exact else ():
             bad.setdefault(
                 row,
-                f"column {name!r}: the other values are floats, which would round "
+                f"column {name!r} is read as floats, which would round "
                 f"{shown(values[row].decode())}; --cast {name}=float64 allows that, "
                 f"--cast {name}=text keeps all as text",
             )
     return pa.RecordBatch.from_arrays(columns, names=list(types)), bad
+
+
+def _is_float(value: bytes) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
 
 
 def _rounded(values: Sequence[bytes], floats: Any) -> Iterator[int]:

@@ -37,7 +37,7 @@ def check_encoding(name: str) -> str:
     """
     try:
         "a".encode(name or "utf-8")
-    except LookupError:
+    except (LookupError, UnicodeError):
         raise ConfigError(
             f"--encoding {name}: there is no such encoding; utf-8, utf-16, cp1252, latin-1 and "
             "others that Python has are allowed"
@@ -47,12 +47,21 @@ def check_encoding(name: str) -> str:
 
 
 def encoding_of(path: str, given: str) -> str:
-    """Return the encoding of a file; `given` is used if it has no byte order mark."""
+    """Return the encoding of a file; `given` is used if it has no byte order mark.
+
+    Raises:
+        DataError: The file has no byte order mark, but `given` needs one.
+    """
     with opened(Part(path)) as stream:
         head = stream.read(4)
     for mark, encoding in MARKS.items():
         if head.startswith(mark):
             return encoding
+    if given in ("utf-16", "utf-32"):
+        raise DataError(
+            f"{path} has no byte order mark, which {given} needs; --encoding {given}-le (or "
+            f"{given}-be) reads text without one"
+        )
     return given or "utf-8"
 
 
@@ -131,6 +140,8 @@ class Utf8(io.RawIOBase):
         except UnicodeDecodeError as error:
             place = self._at - len(waiting) + error.start
             raise NotTextError(f"byte {place:,} is 0x{error.object[error.start]:02x}") from None
+        except UnicodeError as error:  # some encodings name no byte
+            raise NotTextError(f"{error}") from None
         self._at += len(raw)
         return raw if self._encoding == "utf-8" else text.encode()
 

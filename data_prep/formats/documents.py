@@ -76,7 +76,7 @@ class Reader:
             with opened(Part(file.path)) as lines:
                 try:
                     first = json.loads(lines.readline(MAX_DOCUMENT).removeprefix(BOM))
-                except (ValueError, RecursionError):
+                except (ValueError, RecursionError, MemoryError):  # `read` says so
                     return []
             return [*first] if isinstance(first, dict) else []
         return []

@@ -7,6 +7,7 @@ from typing import Any
 import h5py
 
 from data_prep.formats.array_base import Where, unreadable
+from data_prep.formats.hdf5_storage import Written
 from hpctrain.errors import DataError
 
 HOPS = 64  # links followed one after the other; more are taken for a circle
@@ -67,18 +68,25 @@ class Links:
     def _check_sources(
         self, root: h5py.File, path: str, name: str, above: tuple[tuple[str, str], ...]
     ) -> None:
-        """Check that the datasets exist that a virtual dataset is made of, and that none is it."""
+        """Check that the datasets that a virtual dataset is made of were written; none may be it.
+
+        Raises:
+            DataError: The message names the dataset.
+        """
         here = os.path.realpath(path), name.strip("/")
         if here in above:  # HDF5 would follow the circle until the process crashes
             raise DataError(f"{self._where}: its virtual datasets lead in a circle")
-        for file, source in _sources(path, name, os.stat(path).st_mtime_ns) or ():
+        sources, _ = _sources(path, name, os.stat(path).st_mtime_ns) or ((), "")
+        for file, source in sources:
             of, target = ("it", path) if file == "." else (file, "")
             what = f"virtual, of values in {file}:{source}"
             target = target or self._outside(path, file, what)
             # In this file, a link could lead to another one.
             missing = target == root.filename and self.find(root, source, 1) is None
-            if missing or _sources(target, source, os.stat(target).st_mtime_ns) is None:
-                raise DataError(f"{self._where} is virtual, and {source} of {of} is missing")
+            below = _sources(target, source, os.stat(target).st_mtime_ns)
+            if missing or below is None or below[1]:
+                problem = "is missing" if missing or below is None else below[1]
+                raise DataError(f"{self._where} is virtual, and {source} of {of} {problem}")
             self._check_sources(root, target, source, (*above, here))
 
     def _outside(self, base: str, file: str, what: str) -> str:
@@ -93,14 +101,15 @@ class Links:
 
 
 @lru_cache(maxsize=4096)
-def _sources(path: str, name: str, _: int) -> tuple[tuple[str, str], ...] | None:
-    """Return the files and datasets that a virtual dataset is made of; None without a dataset.
+def _sources(path: str, name: str, _: int) -> tuple[tuple[tuple[str, str], ...], str] | None:
+    """Return the files and datasets that a virtual dataset is made of, and `Written.problem`.
 
-    The third argument is the file's time, for the cache.
+    Returns None without a dataset. The third argument is the file's time, for the cache.
     """
     with h5py.File(path, "r", locking=False) as file:
         found = file.get(name)
         if not isinstance(found, h5py.Dataset):
             return None
         sources = found.virtual_sources() if found.is_virtual else ()
-        return tuple((source.file_name, source.dset_name) for source in sources)
+        names = tuple((source.file_name, source.dset_name) for source in sources)
+        return names, Written(found).problem()

@@ -22,6 +22,7 @@ SUFFIXES = frozenset(
 )
 PAGES = ("refuse", "first", "all")  # of an animation, or of a file with several pages
 BITS = 0x0102  # the TIFF tag of the bits per channel
+KIND = 0x0106  # the TIFF tag of the colours: 0 is grey of which 0 is white
 # Pillow keeps one byte of two. With the bytes in the other order, it keeps the other one.
 SWAPPED = {
     f"{mode};16{order}": f"{mode};16{'B' if order != 'B' else 'L'}"
@@ -176,8 +177,18 @@ def colours16(image: Any, content: bytes, max_pixels: int) -> list[Any]:
     return [pillow().fromarray(np.ascontiguousarray(values[..., i])) for i in range(3)]
 
 
-def grey16(image: Any) -> Any:
+def is_negative(image: Any) -> bool:
+    """Return whether 0 is white in an image of 16 bits: Pillow returns its values as they are."""
+    is_tiff16 = image.mode.startswith("I;16") and image.format == "TIFF"
+    return bool(is_tiff16 and image.tag_v2.get(KIND) == 0)
+
+
+def grey16(image: Any, negative: bool) -> Any:
     """Convert an image to mode I, which keeps the values of the file.
+
+    Args:
+        image: The image.
+        negative: Whether 0 is white; the values are then inverted, as Pillow does for 8 bits.
 
     Raises:
         Unusable: The image has colours, or values beyond 16 bits.
@@ -191,7 +202,7 @@ def grey16(image: Any) -> Any:
     low, high = image.getextrema()
     if low < 0 or high >= 2**16:
         raise Unusable(f"its values are {low} to {high}; --mode L16 takes 0 to 65535")
-    return image
+    return image.point(lambda value: value * -1 + 65535) if negative else image
 
 
 def check_whole(image: Any, kind: str, content: bytes) -> None:
@@ -220,7 +231,9 @@ def _check_chunks(content: memoryview) -> None:
         if end + 4 > len(content):
             raise Unusable("it is cut off: the end of the PNG is missing")
         if zlib.crc32(content[at + 4 : end]) != int.from_bytes(content[end : end + 4], "big"):
-            raise Unusable(f"it is damaged: the checksum of its part {kind!r} is another one")
+            raise Unusable(
+                f"it is damaged: the checksum of its part {kind.decode('latin-1')!r} is another one"
+            )
         at = end + 4
 
 

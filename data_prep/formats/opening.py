@@ -89,11 +89,11 @@ def parquet_batches(
 
 @contextmanager
 def naming(paths: Sequence[str]) -> Iterator[None]:
-    """Add the first of these files to the message of an error that names none of them."""
+    """Add the first of these files, if there is one, to an error that names none of them."""
     try:
         yield
     except (ConfigError, DataError) as error:
-        if any(path in str(error) for path in paths):
+        if not paths or any(path in str(error) for path in paths):
             raise
         raise type(error)(f"{paths[0]}: {error}") from None
 

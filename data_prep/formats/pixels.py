@@ -34,6 +34,7 @@ from data_prep.formats.image_files import (
     grey16,
     has_alpha,
     is_deep,
+    is_negative,
     is_opaque,
     least_alpha,
     opened,
@@ -344,7 +345,7 @@ class Pixels:
 
     def _upright(self, image: Any) -> Any:
         """Decode an image, apply its orientation, and convert it to the mode of the samples."""
-        deep = is_deep(image)
+        deep, negative = is_deep(image), is_negative(image)
         if self.draft and self.size and image.format in ("JPEG", "MPO"):
             height, width = self.size[::-1] if orientation(image) > 4 else self.size
             if self.resize == "pad":
@@ -360,7 +361,7 @@ class Pixels:
             )
         image = upright(image, orientation(image))
         if self.mode == "L16":
-            return grey16(image)
+            return grey16(image, negative)
         mode = self.mode or ("L" if image.mode in ("1", "L", "LA", "La") else "RGB")
         if has_alpha(image):
             image = image.convert("RGBA")

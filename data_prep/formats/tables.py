@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.formats import nested
+from data_prep.formats.columns import plain
 from data_prep.formats.csv_files import Csv, Rows, csv_rows, first_rows, may_be_cut
 from data_prep.formats.files import Part, ranges
 from data_prep.formats.opening import GROWTH, one_line, open_parquet, parquet_batches, pyarrow
@@ -84,7 +85,8 @@ def schema_of(path: str, csv: Csv) -> tuple[Any, Any]:
         schema, first = first_rows(path, csv)
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
-        raise DataError(f"{path} has {len(twice)} columns twice, such as {min(twice)!r}")
+        more = f", and {len(twice) - 1} other names twice" if len(twice) > 1 else ""
+        raise DataError(f"{path} has more than one column {min(twice)!r}{more}")
     return schema, first
 
 
@@ -170,11 +172,19 @@ def _checked(batch: Any, names: Sequence[str]) -> Any:
     batch = batch.select(nested.roots(batch.schema, names))
     batch.validate(full=True)
     batch = nested.select(batch, names)
-    plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
-    kinds = [plain.get(kind, kind) for kind in batch.schema.types]
-    if kinds == batch.schema.types:
+    ordinary = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    if not any(plain(kind) in ordinary for kind in batch.schema.types):
         return batch
-    return batch.cast(pa.schema(list(zip(batch.schema.names, kinds, strict=True))))
+    columns = []
+    for column in batch.columns:
+        if (kind := ordinary.get(plain(column.type))) is None:
+            columns.append(column)
+        elif pa.types.is_dictionary(column.type):
+            values = column.dictionary.cast(kind)
+            columns.append(pa.DictionaryArray.from_arrays(column.indices, values))
+        else:
+            columns.append(column.cast(kind))
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 @contextmanager

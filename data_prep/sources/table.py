@@ -12,7 +12,9 @@ dates, times     int64 in the unit of the column's type, which is in the provena
 text, binary     variable-length uint8 (text as UTF-8); with --categorical int32 codes of the
                  sorted values, whose names are in the index
 lists            fixed-size lists: (n, k); other lists: variable-length
-structs, maps    cannot be stored: use --drop
+structs          each member is a column: s.x; the members of a list of structs are lists
+decimals         what --cast NAME=DTYPE says; a float is rounded, an integer is exact
+maps, others     cannot be stored: use --drop
 
 An integer column of Parquet keeps the category names that `export` has written with it.
 
@@ -37,11 +39,11 @@ import numpy as np
 from data_prep.formats import csv_text, files, tables
 from data_prep.formats.categories import categorical, names_of
 from data_prep.formats.column_choice import ColumnChoice, listed, pairs
-from data_prep.formats.columns import Column, plain, shown
-from data_prep.formats.csv_files import Csv, Rows, may_be_rounded
+from data_prep.formats.columns import Column, plain
+from data_prep.formats.csv_files import Csv, Rows
 from data_prep.formats.files import Part
 from data_prep.formats.matrices import numbers_of
-from data_prep.formats.opening import naming
+from data_prep.formats.opening import naming, one_line, pyarrow
 from data_prep.formats.tables import without
 from data_prep.options import Options, add_arguments, parse_size
 from data_prep.source import BadRecords, Block, Source
@@ -139,13 +141,17 @@ class Table(Source):
         names = list(dict.fromkeys([column.name for column in columns]))
         if self.column and self.column not in names:
             names.append(self.column)
+        arrow = pyarrow()
         for part in what:
-            for rows in tables.rows_of(part, names, self.csv):
-                numbers = numbers_of(rows.batch, columns)
-                others = [column for column in columns if column.name not in numbers]
-                bad = self._bad(rows, others, part.path, reading)
-                if len(bad) < rows.batch.num_rows:
-                    yield self._block(rows, numbers, bad, part.path)
+            try:
+                for rows in tables.rows_of(part, names, self.csv):
+                    numbers = numbers_of(rows.batch, columns)
+                    others = [column for column in columns if column.name not in numbers]
+                    bad = self._bad(rows, others, part.path, reading)
+                    if len(bad) < rows.batch.num_rows:
+                        yield self._block(rows, numbers, bad, part.path)
+            except arrow.ArrowException as error:
+                raise DataError(f"{part.path} cannot be converted: {one_line(error)}") from None
 
     def _bad(
         self, rows: Rows, columns: Sequence[Column], path: str, reading: BadRecords
@@ -296,10 +302,13 @@ def _schema(path: str, choice: ColumnChoice, csv: Csv) -> tuple[Any, Csv]:
         cast = choice.cast_of(name, outputs.get(name, ""))
         kind = _csv_type(cast, kind)
         if pa.types.is_null(kind) or pa.types.is_binary(kind):
+            given = f"--cast {name}=DTYPE gives it a type"
             why = (
                 f"is not UTF-8; {csv_text.CURE}, --cast {name}=text reports each such row"
                 if pa.types.is_binary(kind)
-                else "has no value in its first rows; --cast gives it a type"
+                else f"has no value in its first rows; {given}"
+                if first is not None and first.num_rows
+                else f"has no value: no row has {len(schema)} values, as the header has; {given}"
             )
             if name in chosen:
                 raise DataError(f"{path}: column {name!r} {why}, --drop leaves it out")
@@ -307,12 +316,6 @@ def _schema(path: str, choice: ColumnChoice, csv: Csv) -> tuple[Any, Csv]:
         if pa.types.is_floating(kind) and not cast.startswith("float"):
             exact.add(name)
         types[name] = kind
-    checked = exact & chosen
-    columns = [name for name in schema.names if name in checked]
-    if first is not None and may_be_rounded(first.select(columns)):
-        for name in columns:
-            if not choice.cast_of(name, outputs[name]):
-                _check_large(path, name, first.column(name))
     return pa.schema(list(types.items())), replace(csv, types=types, exact=frozenset(exact))
 
 
@@ -327,21 +330,6 @@ def _csv_type(cast: str, kind: Any) -> Any:
     if cast and not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         return pa.int64()
     return kind
-
-
-def _check_large(path: str, name: str, values: Any) -> None:
-    """Refuse integers beyond int64: Arrow reads them as floats, which would round them."""
-    import pyarrow.compute as pc
-
-    largest = pc.max(pc.abs(values)).as_py()
-    if largest is None or largest < 2**63:
-        return
-    whole = pc.all(pc.equal(values, pc.floor(values))).as_py()
-    if whole:
-        raise DataError(
-            f"{path}: column {name!r} has integers beyond int64, such as {shown(largest)}, which "
-            f"a float would round; --cast {name}=float64 allows that, {name}=text keeps them"
-        )
 
 
 def _check_same(first: str, schema: Any, path: str, csv: Csv, needed: Sequence[str] | None) -> None:

@@ -1,5 +1,6 @@
 """Files that are damaged or odd are refused with one message that names the file."""
 
+import decimal
 import gzip
 import hashlib
 import json
@@ -98,12 +99,30 @@ def test_chunks_that_nobody_wrote_hold_the_fill_value(tmp_path, data_prep):
     assert data_prep("index", "x.h5", "--field", "x=x", "--workers", 1)[0] == 0
 
 
+@pytest.mark.parametrize("store", ["x.zarr", "x.zarr.zip"])
+def test_chunks_of_zarr_that_nobody_wrote(tmp_path, refused, data_prep, store):
+    zarr = pytest.importorskip("zarr")
+    options = {"shape": (40,), "chunks": (10,), "dtype": "i4", "zarr_format": 2}
+    for fill in (None, 7):
+        target = zarr.storage.ZipStore(store, mode="w") if "zip" in store else store
+        array = zarr.create_array(target, fill_value=fill, overwrite=fill is not None, **options)
+        array[:20] = np.arange(20)
+        if "zip" in store:
+            target.close()
+        args = ("arrays", "OUT", "--field", f"x={store}", "--workers", 1)
+        if fill is None:
+            refused(f"{store} has values that were never written, in the chunk 2, and no f", *args)
+    assert data_prep(*args)[0] == 0
+    with h5py.File("OUT/train-00000.h5") as file:
+        assert file["x"][:].tolist() == [*range(20), *[7] * 20]
+
+
 # HDF5's B-tree of chunks, which has no checksum
 
 
-def chunked_file(path):
+def chunked_file(path, compression="gzip"):
     with h5py.File(path, "w") as file:
-        file.create_dataset("x", data=X, chunks=(2, 4), compression="gzip")
+        file.create_dataset("x", data=X, chunks=(2, 4), compression=compression)
 
 
 def keys(path, level):
@@ -125,9 +144,10 @@ def keys(path, level):
         ("above", "HDF5 does not find the chunk at"),
     ],
 )
-def test_a_damaged_btree_of_chunks(tmp_path, refused, damage, words):
+@pytest.mark.parametrize("compression", ["gzip", None])
+def test_a_damaged_btree_of_chunks(tmp_path, refused, damage, words, compression):
     path = tmp_path / "x.h5"
-    chunked_file(path)
+    chunked_file(path, compression)
     if damage == "above":
         flip(path, keys(path, 1)[0][1], 6)  # the root leads to another leaf for some chunks
     else:
@@ -187,6 +207,18 @@ def test_a_damaged_compressed_npz(tmp_path, refused, method, words):
         archive.write("x.npy")
     flip(tmp_path / "x.npz", (tmp_path / "x.npz").stat().st_size // 2)
     refused(words, "arrays", "x.npz", "OUT", "--workers", 1)
+
+
+def test_an_npz_that_hides_an_array(tmp_path, refused):
+    np.savez("x.npz", x=X, y=X)
+    path = tmp_path / "x.npz"
+    entry = path.read_bytes().index(b"PK\1\2")
+    (size,) = struct.unpack_from("<H", path.read_bytes(), path.read_bytes().rindex(b"PK\1\2") + 28)
+    content = bytearray(path.read_bytes())
+    struct.pack_into("<H", content, entry + 32, 46 + size)  # the next entry is taken for a comment
+    path.write_bytes(content)
+    assert list(np.load(path)) == ["x"]
+    refused("x.npz is damaged: it says 2 arrays, and lists 1", "arrays", "x.npz", "OUT")
 
 
 def test_an_npz_compressed_by_an_unknown_method(tmp_path, refused):
@@ -322,6 +354,16 @@ def test_virtual_datasets_in_a_circle(refused, first, second):
     refused(words, "arrays", "OUT", "--field", "x=a.h5:x", "--external")
 
 
+def test_a_virtual_dataset_of_values_that_nobody_wrote(refused):
+    with h5py.File("x.h5", "w") as file:
+        file.create_dataset("y", (4,), "i4", fill_time="never")
+        layout = h5py.VirtualLayout((4,), "i4")
+        layout[:] = h5py.VirtualSource(".", "y", shape=(4,))
+        file.create_virtual_dataset("x", layout)
+    words = "x.h5:x is virtual, and y of it was made for [4] values, none of which was ever written"
+    refused(words, "arrays", "OUT", "--field", "x=x.h5:x", "--workers", 1)
+
+
 @pytest.mark.parametrize("axes", [33, 70])
 def test_more_axes_than_hdf5_has(tmp_path, refused, axes):
     header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {(1,) * axes}, }}".ljust(373)
@@ -349,6 +391,46 @@ def test_views_of_text_with_a_null(refused, data_prep):
     assert data_prep(*args)[0] == 0
     with h5py.File("OUT/train-00000.h5") as file:
         assert bytes(file["s/values"][:]) == b"anone" + b"long " * 9
+
+
+def test_a_dictionary_of_views(refused, data_prep):
+    pa = pytest.importorskip("pyarrow")
+    values = pa.array(["long " * 9, "b"], pa.string_view())
+    column = pa.DictionaryArray.from_arrays(pa.array([1, 0, 1], pa.int8()), values)
+    table = pa.table({"s": column})
+    with pa.ipc.new_file("x.arrow", table.schema) as file:
+        file.write_table(table)
+    assert data_prep("table", "x.arrow", "OUT", "--workers", 1)[0] == 0
+    with h5py.File("OUT/train-00000.h5") as file:
+        assert bytes(file["s/values"][:]) == b"b" + b"long " * 9 + b"b"
+
+
+def test_a_cast_of_what_no_field_can_hold(refused):
+    pa = pytest.importorskip("pyarrow")
+    columns = {
+        "texts": pa.array([["a"]]),
+        "map": pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int8())),
+        "struct": pa.array([{}], pa.struct([])),
+        "view": pa.array([[1]], pa.list_view(pa.int32())),
+    }
+    table = pa.table(columns)
+    with pa.ipc.new_file("x.arrow", table.schema) as file:
+        file.write_table(table)
+    for name, column in columns.items():
+        words = f"x.arrow: the column {name!r} is {column.type}, which no field can hold; --columns"
+        command = ("table", "x.arrow", "OUT", "--columns", name, "--cast", f"{name}=int32")
+        refused(words, *command, "--workers", 1)
+
+
+def test_a_decimal_with_a_negative_scale(data_prep):
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"d": pa.array([decimal.Decimal(100)], pa.decimal128(5, -2))})
+    with pa.ipc.new_file("x.arrow", table.schema) as file:
+        file.write_table(table)
+    command = ("table", "x.arrow", "OUT", "--cast", "d=int32", "--workers", 1)
+    assert data_prep(*command)[0] == 0
+    with h5py.File("OUT/train-00000.h5") as file:
+        assert file["d"][:].tolist() == [100]
 
 
 def test_a_text_that_does_not_fit_into_memory(tmp_path, refused):

@@ -99,6 +99,15 @@ def test_avif():
         check_depth("AVIF", deep)
 
 
+def test_tiff_of_16_bits_in_which_0_is_white():
+    grey = DEEP[:, :, 0]
+    content = bytearray(encoded(grey, "TIFF"))
+    at = content.index(struct.pack("<HHI", 262, 3, 1)) + 8  # the entry of the colours
+    assert content[at] == 1
+    content[at] = 0
+    np.testing.assert_array_equal(Pixels(mode="L16").sample(bytes(content)), 65535 - grey[None])
+
+
 def test_jpeg2000_of_more_bits():
     grey = DEEP[:, :, 0]
     content = encoded(grey, "JPEG2000")

@@ -33,8 +33,8 @@ def test_an_integer_that_a_float_would_round_is_never_rounded(data_prep):
     Path("a.csv").write_text(f"x\n1.5\n{LARGE}\n{LARGE - 1}\n1e300\ninf\n{-LARGE}\n{10**400}\n")
     code, _, err = data_prep("table", "a.csv", "OUT")
     assert code == 3
-    assert err.startswith("data_prep: a.csv: row 2: column 'x': the other values are floats, wh")
-    assert f"would round '{LARGE}'; --cast x=float64 allows that, --cast x=text keeps" in err
+    assert err.startswith("data_prep: a.csv: row 2: column 'x' is read as floats, which would ")
+    assert f"round '{LARGE}'; --cast x=float64 allows that, --cast x=text keeps" in err
     assert data_prep("table", "a.csv", "OUT", "--on-error", "skip")[0] == 0
     assert rows()["x"].tolist() == [1.5, 2.0**53, 1e300, np.inf]
     assert [record for record, _ in problems()] == ["row 2", "row 6", "row 7"]
@@ -113,6 +113,15 @@ def test_a_file_is_cut_where_a_byte_ends_a_line(data_prep):
         (TEXT.encode("utf-16")[:-1], [], "a.csv is not utf-16: byte 30 is 0x0a; --encoding"),
         (b"n\n\x81\n", ["--encoding", "cp1252"], "a.csv is not cp1252: byte 2 is 0x81; --encoding"),
         (b"n,w\n1," + b"a" * 2**21, [], "a row has more than 1.0 MB of text; --block 8MiB reads"),
+        (
+            TEXT.encode(),
+            ["--encoding", "utf-16"],
+            "a.csv has no byte order mark, which utf-16",
+        ),
+        (b"n\n1\n", ["--encoding", "undefined"], "--encoding undefined: there is no such encoding"),
+        (b'n,w\n"a,1\n', [], "column 'n' has no value: no row has 2 values, as the header has;"),
+        (b"n\n1\n", ["--split", "column:z"], "a.csv: --split column:z: table has no such column"),
+        (b"n\n1.5\n", ["--stratify", "n"], "a.csv: --stratify 'n': it is a field with one whole"),
         (b"n\n1\n", ["--encoding", "klingon"], "--encoding klingon: there is no such encoding"),
         (b"n\n1\n", ["--encoding", "zlib"], "--encoding zlib: there is no such encoding"),
         (b"n\n1\n", ["--block", "3KB"], "--block 3KB: from 1MiB to 1GiB"),

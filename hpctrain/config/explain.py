@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
+from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from hpctrain.config.arguments import signature
@@ -95,7 +97,11 @@ def same_name(name: str, keys: Iterable[str]) -> list[str]:
 def _unknown_argument(key: str, section: Mapping[Any, Any]) -> str:
     """Return the error for a key that a section with a `_target_` does not have yet."""
     place, _, name = key.rpartition(".")
-    target, adds = section.get("_target_"), f"+{key}=VALUE adds it"
+    adds, target = f"+{key}=VALUE adds it", None
+    with suppress(OmegaConfBaseException):  # `???`, or it refers to what is not there
+        target = section.get("_target_")
+    if target is None:
+        return f"unknown key {key}: {place} has no _target_ yet; choose one with {place}=NAME"
     known = signature(str(target))
     names = [each.name for each in known.parameters] if known else [str(each) for each in section]
     if name in names:

@@ -193,6 +193,13 @@ def test_what_is_wrong_in_a_file_of_the_user_is_said_without_a_traceback(
         compose("experiment=mine", "--config-dir", str(tmp_path))
 
 
+def test_a_key_of_a_section_without_a_target(compose: Compose) -> None:
+    with pytest.raises(
+        ConfigError, match=r"unknown key model.a: model has no _target_ yet; choose"
+    ):
+        compose("model.a=1")
+
+
 def test_all_that_is_wrong_is_said_at_once(compose: Compose) -> None:
     with pytest.raises(ConfigError) as caught:
         validate(compose("experiment=digits", "seed=-1", "optimizer.lr=0", "data.threads=-2"))

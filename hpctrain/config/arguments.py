@@ -176,7 +176,7 @@ def _generic_allows(name: str, inner: ast.expr, value: Any) -> bool:
     if name in _LISTS:
         if not isinstance(value, list | tuple):
             return False
-        if len(items) == 1 or ast.unparse(items[-1]) == "...":
+        if len(items) == 1 or (items and ast.unparse(items[-1]) == "..."):
             return all(_allows(items[0], each) for each in value)
         return len(items) == len(value) and all(map(_allows, items, value))
     return name not in _DICTS or isinstance(value, dict)

@@ -17,6 +17,7 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from hpctrain.config.choices import conf_dir, groups
 from hpctrain.config.explain import explain, same_name
@@ -51,7 +52,7 @@ def compose(argv: list[str]) -> Config | None:
     try:
         with our_launchers():
             hydra.main(config_path=str(conf_dir()), config_name="config", **base)(composed.append)()
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(explain(error, known_keys())) from error
     except ValueError as error:
         if not _is_raised_by_hydra(error):

@@ -22,6 +22,7 @@ from hydra.core.utils import setup_globals
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from hpctrain.config.choices import conf_dir
 from hpctrain.config.compose import our_launchers, store_schema
@@ -68,7 +69,7 @@ def composed(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None
     try:
         with our_launchers():
             yield _call(list(overrides), config_dir)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(explain(error, known_keys())) from error
 
 

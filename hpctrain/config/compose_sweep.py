@@ -19,6 +19,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from hpctrain.config import launcher_keys
 from hpctrain.config.explain import explain
@@ -73,7 +74,7 @@ class Composer:
         """
         try:
             return from_omegaconf(self(overrides))
-        except (HydraException, OmegaConfBaseException) as error:
+        except (HydraException, OmegaConfBaseException, YAMLError) as error:
             raise ConfigError(explain(error, known_keys())) from error
 
     def _compose(self, choices: list[str]) -> DictConfig:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
+
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from hpctrain.config.arguments import signature
 from hpctrain.config.launcher_keys import unknown as unknown_launcher_key
@@ -15,7 +19,7 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
     """Return a text with the key, the value and what is allowed.
 
     Args:
-        error: The exception of Hydra or OmegaConf. Its causes are read too.
+        error: The exception of Hydra, OmegaConf or the YAML reader. Its causes are read too.
         known_keys: The dotted keys of the schema, for a "did you mean".
     """
     text = str(error)
@@ -28,6 +32,10 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
         error = cause
         text += "\n" + str(error)
     keys = list(known_keys)
+    if isinstance(error, YAMLError):
+        return f"a config cannot be read: {' '.join(text.split())}"
+    if file := re.search(r"In '((?:experiment|debug)/.*)': Could not override '\S+@", text):
+        return f"{file[1]}.yaml: {_GLOBAL}"
     key = (re.search(r"full_key: (\S+)", text) or ["", ""])[1]
     if key and re.search(r"Key '.*' (is )?not in ", text):
         section, parent = key.rpartition(".")[0], getattr(error, "parent_node", None)
@@ -61,12 +69,17 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
     return " ".join(dict.fromkeys(ln for ln in lines if ln and not ln.startswith(noise)))
 
 
+_GLOBAL = "its first line must be `# @package _global_`"
+
+
 def unknown_key(key: str, keys: list[str]) -> str:
     """Return a text with the most similar key and with the keys of the section."""
     section, _, name = key.rpartition(".")
     others = [known for known in keys if not key.startswith(f"{known}.")]
     near = same_name(name, others) or difflib.get_close_matches(key, others, n=1, cutoff=0.7)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
+    if key in ("experiment", "debug"):
+        return f"unknown key {key}: if it comes from a file in {key}/, {_GLOBAL}"
     siblings = [k.rpartition(".")[2] for k in keys if k.rpartition(".")[0] == section]
     if section == "hydra.launcher":
         return unknown_launcher_key(key.rpartition(".")[2])
@@ -87,7 +100,11 @@ def same_name(name: str, keys: Iterable[str]) -> list[str]:
 def _unknown_argument(key: str, section: Mapping[Any, Any]) -> str:
     """Return the error for a key that a section with a `_target_` does not have yet."""
     place, _, name = key.rpartition(".")
-    target, adds = section.get("_target_"), f"+{key}=VALUE adds it"
+    adds, target = f"+{key}=VALUE adds it", None
+    with suppress(OmegaConfBaseException):  # `???`, or it refers to what is not there
+        target = section.get("_target_")
+    if target is None:
+        return f"unknown key {key}: {place} has no _target_ yet; choose one with {place}=NAME"
     known = signature(str(target))
     names = [each.name for each in known.parameters] if known else [str(each) for each in section]
     if name in names:

@@ -27,13 +27,16 @@ def names(config: Config) -> tuple[str, ...] | None:
     return training + (() if config.data.val_split is None else evaluation) + speed
 
 
-def problems(config: Config) -> Iterator[str]:
+def problems(config: Config, needed: bool = False) -> Iterator[str]:
     """Yield why no run with this config has the metric `config.metric`.
 
-    The default may be missing: only a sweeper needs it.
+    Args:
+        config: The config of a run.
+        needed: Whether the metric must be there, as in a search. Otherwise the default may be
+            missing.
     """
     metric, known = config.metric, names(config)
-    if metric == Config().metric or (known is not None and metric in known):
+    if (metric == Config().metric and not needed) or (known is not None and metric in known):
         return
     group, _, name = metric.partition("/")
     if known is None and group in ("train", "val", "perf") and name:

@@ -7,6 +7,7 @@ import sys
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import fitting_nodes
 from hpctrain.errors import ConfigError
+from hpctrain.launch import slurm
 from hpctrain.launch.executor import LocalExecutor
 from hpctrain.launch.jobs import LocalRunJob
 from hpctrain.runs.run_dir import RunDir
@@ -45,7 +46,10 @@ def check(config: Config) -> None:
         ConfigError: It needs several nodes.
     """
     if 1 not in fitting_nodes(config):
+        reason, cure = "sbatch is not on the PATH, and without a cluster", "slurm/dev-cluster up"
+        if slurm.available():
+            reason, cure = "with hydra/launcher=submitit_local", "hydra/launcher=submitit_slurm"
         raise ConfigError(
-            f"launch.nodes={config.launch.nodes}: sbatch is not on the PATH, and without a cluster "
-            "a run has one node; launch.nodes=1, or try slurm/dev-cluster up"
+            f"launch.nodes={config.launch.nodes}: {reason} a run has one node; launch.nodes=1, "
+            f"or try {cure}"
         )

@@ -28,6 +28,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
+from hpctrain.config import metrics
 from hpctrain.config.compose_sweep import Composer
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError
 from hpctrain.runs.freeze import check
@@ -144,8 +145,8 @@ class Search:
         valid = [index for index, outcome in enumerate(outcomes) if outcome is None]
         if valid:
             parent = {"uid": study.user_attrs["uid"], "name": f"search {self._name}"}
-            metrics = launch([overrides[index] for index in valid], parent)
-            for index, metric in zip(valid, metrics, strict=True):
+            results = launch([overrides[index] for index in valid], parent)
+            for index, metric in zip(valid, results, strict=True):
                 outcomes[index] = metric
         failed = 0
         for trial, outcome in zip(batch, outcomes, strict=True):
@@ -175,12 +176,14 @@ class Search:
         return [*self._fixed, *values, "launch.wait=true"]
 
     def _config_error(self, overrides: list[str]) -> HpctrainError | None:
-        """Return the error in the config of a trial; None if it is valid."""
+        """Return the error in the config of a trial; None if it is valid and has the metric."""
         try:
-            check(self._composer.typed(overrides))
+            config = self._composer.typed(overrides)
+            check(config)
         except HpctrainError as error:
             return error
-        return None
+        missing = list(metrics.problems(config, needed=True))
+        return ConfigError("\n".join(missing)) if missing else None
 
     def _study(self, storage: Any) -> Study:
         import optuna

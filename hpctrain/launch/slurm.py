@@ -129,7 +129,9 @@ def expected_start(script: str, config: Config) -> str:
 
 def _too_few(asked: int, fitting: dict[str, int], config: Config, words: str) -> str:
     launch = config.launch
-    counts = {"CPU": launch.tasks_per_node * launch.cpus_per_task, "GPU": launch.gpus_per_node}
+    kind = config.site.gpu_type
+    gpu = f"{kind} GPU" if kind else "GPU"
+    counts = {"CPU": launch.tasks_per_node * launch.cpus_per_task, gpu: launch.gpus_per_node}
     each = [f"{count} {what}{'s' * (count > 1)}" for what, count in counts.items() if count]
     each += [f"{launch.mem_gb:g} GB"] if launch.mem_gb else []
     there = ", ".join(f"{name}: {count}" for name, count in fitting.items())
@@ -138,8 +140,8 @@ def _too_few(asked: int, fitting: dict[str, int], config: Config, words: str) ->
         f"launch.nodes={launch.nodes}: it needs {nodes} with {', '.join(each)} each "
         f"(launch.tasks_per_node={launch.tasks_per_node}, "
         f"launch.cpus_per_task={launch.cpus_per_task}, "
-        f"launch.gpus_per_node={launch.gpus_per_node}, launch.mem_gb={launch.mem_gb}); such nodes "
-        f"in the partition {there} (sbatch: {words})"
+        f"launch.gpus_per_node={launch.gpus_per_node}{f', site.gpu_type={kind}' if kind else ''}, "
+        f"launch.mem_gb={launch.mem_gb}); such nodes in the partition {there} (sbatch: {words})"
     )
 
 
@@ -160,12 +162,13 @@ def nodes_that_fit(config: Config) -> dict[str, int] | None:
     if answer is None:
         return None
     launch, named = config.launch, config.site.partition
+    kind = f":{re.escape(config.site.gpu_type)}" if config.site.gpu_type else "(?::[^:,(]+)?"
     cpus = 0 if "overcommit" in config.site.sbatch else launch.tasks_per_node * launch.cpus_per_task
     fitting: dict[str, int] = {}
     for line in answer.splitlines():
         name, has_cpus, has_mb, devices = line.split("|", 3)
         if name.rstrip("*") in named.split(",") if named else name.endswith("*"):
-            gpus = sum(map(int, re.findall(r"\bgpu(?::[^:,(]+)?:(\d+)", devices)))
+            gpus = sum(map(int, re.findall(rf"\bgpu{kind}:(\d+)", devices, re.I)))
             fits = int(has_cpus) >= cpus and gpus >= launch.gpus_per_node
             fits &= int(has_mb) >= 1000 * (launch.mem_gb or 0)  # sbatch is exact
             partition = name.rstrip("*")

@@ -55,6 +55,7 @@ def wrapped(width): pass
 def augment(sample, random, sizes: tuple[int, ...] | int = 3): pass
 def steps(betas: tuple[float, float], careful: bool = 0, count: int = False): pass
 def several(*layers): pass
+def bare(none: tuple[()]): pass
 if cache:
     def late(width): pass
 else:
@@ -87,6 +88,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("argued.nets.Net", {"_args_": [3]}),
         ("argued.nets.steps", {"betas": [0.9, 1], "careful": True, "count": True}),
         ("argued.nets.steps", {"betas": [0.9, 1], "careful": 1}),
+        ("argued.nets.bare", {"none": []}),
         *(
             (f"argued.nets.{name}", {"anything": 1})
             for name in (

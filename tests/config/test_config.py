@@ -173,6 +173,33 @@ def test_what_is_wrong_for_every_number_of_nodes_is_said_once(compose: Compose) 
     assert str(caught.value) == "parallel.sync=every with parallel.zero=1 is parallel.zero=2"
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("name: a: b", r"a config cannot be read: mapping values .*mine\.yaml\", line 1, column 8"),
+        ("defaults: [{override /model: mlp}]", "experiment/mine.yaml: its first line must be `# @"),
+        (
+            "name: mine",
+            "if it comes from a file in experiment/, its first line must be `# @package",
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_file_of_the_user_is_said_without_a_traceback(
+    compose: Compose, tmp_path: Path, content: str, message: str
+) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        compose("experiment=mine", "--config-dir", str(tmp_path))
+
+
+def test_a_key_of_a_section_without_a_target(compose: Compose) -> None:
+    with pytest.raises(
+        ConfigError, match=r"unknown key model.a: model has no _target_ yet; choose"
+    ):
+        compose("model.a=1")
+
+
 def test_all_that_is_wrong_is_said_at_once(compose: Compose) -> None:
     with pytest.raises(ConfigError) as caught:
         validate(compose("experiment=digits", "seed=-1", "optimizer.lr=0", "data.threads=-2"))

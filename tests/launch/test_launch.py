@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError
+from hpctrain.launch import local, slurm
 from tests import forkserver
 from tests.conftest import NET, Completed, run_json, runs
 
@@ -38,6 +41,16 @@ def test_more_nodes_than_this_one_need_a_cluster(
     done = train("-m", "seed=1,2", "launch.nodes=2", code=2, **no_sbatch)
     assert "launch.nodes=2: sbatch is not on the PATH" in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_local_launcher_refuses_more_nodes_where_there_is_a_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slurm, "available", lambda: True)
+    config = Config()
+    config.launch.nodes = 2
+    with pytest.raises(ConfigError, match=r"nodes=2: with hydra/launcher=submitit_local a run has"):
+        local.check(config)
 
 
 def test_without_sbatch_the_sweep_runs_here(

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.config.schema import Config
 from hpctrain.launch.queue import ask
+from hpctrain.launch.slurm import nodes_that_fit
 
 
 @pytest.fixture
@@ -31,3 +33,21 @@ def test_a_killed_command_is_run_again(
         assert ask("squeue", "--jobs", "1") == answer
     assert len((squeue / "calls").read_text().splitlines()) == min(kills + 1, 5)
     assert ("died with <Signals.SIGTERM: 15>" in caplog.text) == (answer is None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "fitting"),
+    [(None, 6, 1), (None, 2, 2), ("a100", 4, 1), ("a100", 5, 0), ("V100", 2, 1), ("h100", 1, 0)],
+)
+def test_nodes_with_gpus_of_a_type_are_counted(
+    kind: str | None, count: int, fitting: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sinfo").write_text(
+        "#!/bin/sh\necho 'batch*|8|16000|gpu:a100:4(S:0-1),gpu:v100:2'\n"
+        "echo 'batch*|8|16000|gpu:2'\necho 'other|8|16000|gpu:h100:8'\n"
+    )
+    (tmp_path / "sinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    config = Config()
+    config.launch.gpus_per_node, config.site.gpu_type = count, kind
+    assert nodes_that_fit(config) == {"batch": fitting}

@@ -325,6 +325,8 @@ def test_checking_asks_the_scheduler_and_shows_the_start(train: Train, tmp_path:
     done = train("-m", "seed=1,2", "launch.nodes=9", "train.global_batch_size=72", code=4)
     assert "launch.nodes=9: it needs 9 nodes with 1 CPU each" in done.stderr
     assert "such nodes in the partition batch: 4 (sbatch: " in done.stderr
+    done = train("-m", "launch.gpus_per_node=2", "site.gpu_type=h100", code=4)
+    assert "it needs 1 node with 1 CPU, 2 h100 GPUs each" in done.stderr
     assert not cluster.queue()
     assert not (tmp_path / "runs").exists()
 

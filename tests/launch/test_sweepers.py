@@ -115,6 +115,7 @@ def test_an_experiment_of_ones_own_is_globbed_too(dry_run: Train, tmp_path: Path
         (["hydra/sweeper/sampler=none"], "hydra/sweeper/sampler=none: no such choice; there are"),
         (["optimizer.lrr=1"], "unknown key optimizer.lrr: did you mean optimizer.lr"),
         (["train.max_epochs=0"], "train.max_epochs=0: it must be at least 1"),
+        (["data.val_split=null"], "metric=val/accuracy: did you mean train/accuracy? this run"),
     ],
 )
 def test_a_wrong_search_writes_nothing(

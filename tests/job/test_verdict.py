@@ -6,10 +6,15 @@ from typing import Any
 
 import pytest
 
+from hpctrain.config.frozen import dump
+from hpctrain.config.schema import Config
 from hpctrain.errors import DistributedError
-from hpctrain.job.verdict import verdict
+from hpctrain.job.verdict import close_tracking, verdict
 from hpctrain.runs import failure, stop_request
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.tracking import ending
+from hpctrain.tracking.journal import Journal, journal_path, last_record
+from hpctrain.tracking.process import Process
 from tests.conftest import run_json
 
 JOB, KILLED, TERMINATED = "7_1", 137, 143
@@ -153,3 +158,40 @@ def test_a_saved_job_that_rank_0_could_not_requeue_is_requeued(begin: Begin) -> 
     begin(restarts=0)
     run.end_attempt("interrupted", reason="SIGINT", step=5)
     assert verdict(run, 130, JOB, 0) == ""
+
+
+def test_the_end_of_a_run_whose_rank_0_was_killed_is_recorded_for_mlflow(begin: Begin) -> None:
+    def dies(run: RunDir) -> None:
+        journal = Journal(run.path)
+        journal.append("status", status="RUNNING", **Process("elsewhere", 7, 1)._asdict())
+        journal.append("metrics", step=3, metrics={})
+        journal.close()
+        assert ending.is_open(run.path)
+        assert not ending.has_died_here(run.path)
+
+    def recorded(run: RunDir) -> tuple[Any, ...]:
+        found = last_record(journal_path(run.path), "status") or {}
+        return tuple(found[key] for key in ("attempt", "status", "reason"))
+
+    config = Config()
+    config.data.path, config.tracking.upload = "/data", False
+    run = begin()
+    run.config_file.write_text(dump(config))
+    close_tracking(run, KILLED)  # a run without a journal
+    dies(run)
+    run.end_attempt("interrupted", reason="a rank was killed", step=3)
+    close_tracking(run, KILLED)
+    assert recorded(run) == (1, "KILLED", "a rank was killed")
+    size = journal_path(run.path).stat().st_size
+    close_tracking(run, KILLED)
+    assert journal_path(run.path).stat().st_size == size
+    begin(restarts=1)
+    dies(run)
+    assert verdict(run, KILLED, JOB, 1) == ""
+    close_tracking(run, KILLED)
+    assert recorded(run)[:2] == (2, "FAILED")
+    assert "no checkpoint was saved since the last restart" in recorded(run)[2]
+    begin(restarts=2)
+    dies(run)
+    close_tracking(run, 3)
+    assert recorded(run) == (3, "KILLED", "the ranks ended with exit code 3")

@@ -69,7 +69,8 @@ def verdict(run: RunDir, code: int, job_id: str, restart_count: int) -> str:
     if not attempt:
         run.begin_attempt(job_id=job_id, restart_count=restart_count, launcher="slurm")
     if error:
-        if state != "failed":  # Slurm has ended rank 0 before it could record anything
+        # Slurm has ended rank 0 before it could record anything, or rank 0 does not know the cause.
+        if state != "failed" or failure.is_of_another_rank(str(attempt.get("error"))):
             run.end_attempt("failed", error=error)
         return ""
     killed = f"a rank was killed (exit code {code})"

@@ -88,6 +88,12 @@ def test_a_rank_that_fails_by_itself_is_not_requeued(begin: Begin) -> None:
     assert verdict(run, TERMINATED, JOB, 0) == ""
     assert (run_json(run.path)["state"], len(run_json(run.path)["attempts"])) == ("failed", 1)
     assert last(run)["error"] == "ZeroDivisionError: of mine"
+    run.end_attempt("failed", error="RuntimeError: Connection closed by peer [10.77.1.12]:4711")
+    assert verdict(run, 1, JOB, 0) == ""
+    assert last(run)["error"] == "ZeroDivisionError: of mine"
+    run.end_attempt("failed", error="ValueError: of rank 0")
+    assert verdict(run, 1, JOB, 0) == ""
+    assert last(run)["error"] == "ValueError: of rank 0"
     # The record of an older start of the job says nothing about this one.
     begin(restarts=1)
     save(run, 20)

@@ -67,7 +67,10 @@ def verdict(run: RunDir, code: int, job_id: str, restart_count: int) -> str:
     if state == "finished" or (code <= 128 and not error):
         return ""
     if not attempt:
-        run.begin_attempt(job_id=job_id, restart_count=restart_count, launcher="slurm")
+        facts: dict[str, Any] = {"job_id": job_id, "restart_count": restart_count}
+        if error:  # `logs` shows what was written since the start
+            facts["started"] = (run.path / "failed").stat().st_mtime
+        run.begin_attempt(launcher="slurm", **facts)
     if error:
         # Slurm has ended rank 0 before it could record anything, or rank 0 does not know the cause.
         if state != "failed" or failure.is_of_another_rank(str(attempt.get("error"))):

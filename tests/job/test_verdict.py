@@ -129,6 +129,8 @@ def test_an_error_before_the_attempt_is_recorded_as_one(tmp_path: Path) -> None:
         raise ValueError("mine")
     assert verdict(run, 2, JOB, 0) == ""
     assert (last(run)["state"], last(run)["error"]) == ("failed", "ValueError: mine")
+    # `logs` finds the message, which the rank has printed since then.
+    assert last(run)["started"] == (tmp_path / "failed").stat().st_mtime
 
 
 @pytest.mark.parametrize("code", [1, 2, 5, 127])

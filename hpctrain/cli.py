@@ -166,9 +166,10 @@ def _env(argv: list[str]) -> int:
 
 
 def _sync(argv: list[str]) -> int:
+    from hpctrain.commands.state import ended_for_good
     from hpctrain.tracking.sync import main as sync
 
-    return sync(argv)
+    return sync(argv, ended_for_good)
 
 
 def _keys(argv: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Determine the state of a run, for the user, from the facts. Nothing here reads files.
+"""Determine the state of a run, for the user, from the facts. `judge` reads no files.
 
     created      frozen, but never submitted or started
     queued       in the queue of Slurm, not started yet
@@ -17,10 +17,12 @@ run.json alone does not give the state: a process that is killed cannot update i
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
-from hpctrain.commands.facts import Facts
+from hpctrain.commands.facts import Facts, gather
 from hpctrain.runs.failure import is_of_another_rank, one_line
 
 # In the order of a long table: states that need the user's attention come first.
@@ -55,6 +57,22 @@ def judge(run: Facts, now: float) -> State:
     if run.recorded_state in ("created", "failed", "interrupted"):
         return _at_rest(run)
     return _gone(run, now)
+
+
+def ended_for_good(paths: list[Path]) -> dict[Path, tuple[str, str]]:
+    """Return MLflow's status and the reason for the runs whose jobs Slurm has no more.
+
+    A run without a job is left out: its process may be alive on another host.
+    """
+    found, now = {}, time.time()
+    for run in gather(paths):
+        state = judge(run, now)
+        if run.held or not (run.scheduler or run.ended):
+            continue
+        if state.name in ("failed", "lost", "cancelled", "interrupted"):
+            status = "FAILED" if state.name == "failed" else "KILLED"
+            found[run.path] = status, f"{state.name}: {state.reason}"
+    return found
 
 
 def step(run: Facts) -> int | None:

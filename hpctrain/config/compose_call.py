@@ -29,6 +29,7 @@ from hpctrain.config.compose import our_launchers, store_schema
 from hpctrain.config.compose_sweep import Composer
 from hpctrain.config.explain import explain
 from hpctrain.config.frozen import known_keys
+from hpctrain.config.launcher_keys import is_local
 from hpctrain.errors import ConfigError
 
 
@@ -94,8 +95,8 @@ def _call(overrides: list[str], config_dir: str | os.PathLike[str] | None) -> Ca
     parser = OverridesParser.create(config_loader=loader)
     parsed = parser.parse_overrides([*params, *master.hydra.overrides.task])
     (runs,) = BasicSweeper.split_arguments(parsed, None)
-    launcher = master.hydra.launcher
-    return Call(Composer(loader, master), runs, Path(str(master.hydra.sweep.dir)), launcher.local)
+    here = is_local(master.hydra.launcher)
+    return Call(Composer(loader, master), runs, Path(str(master.hydra.sweep.dir)), here)
 
 
 _SWEEPER = "hydra_plugins.hpctrain_launcher.HpctrainSweeper"

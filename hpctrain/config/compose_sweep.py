@@ -80,6 +80,8 @@ class Composer:
     def _compose(self, choices: list[str]) -> DictConfig:
         config = self._loader.load_sweep_config(self._master, choices)
         launcher: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
+        if launcher.get("name") == config.hydra.job.name:  # the default of submitit's launcher
+            launcher["name"] = None
         own = [str(key) for key in config if key != "hydra"]
         config = OmegaConf.masked_copy(config, own)
         for key, value, note in launcher_keys.read(launcher):
@@ -91,7 +93,7 @@ class Composer:
                 except OmegaConfBaseException as error:
                     asked = note.partition(" is read as ")[0]
                     raise ConfigError(f"{asked} ({explain(error, ())})") from error
-        if launcher.get("local", False) != self._master.hydra.launcher.get("local", False):
+        if launcher_keys.is_local(launcher) != launcher_keys.is_local(self._master.hydra.launcher):
             raise ConfigError(
                 f"{' '.join(choices)}: this run has another hydra/launcher than the sweep; give "
                 "hydra/launcher=submitit_local or submitit_slurm on the command line"

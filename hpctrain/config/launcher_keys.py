@@ -48,6 +48,17 @@ INSTEAD = {
     "use_srun": "nothing: srun always starts the ranks",
 }
 _EXTRA = "additional_parameters"
+_STOCK = "hydra_plugins.hydra_submitit_launcher.submitit_launcher"
+
+
+def is_local(launcher: Mapping[str, Any]) -> bool:
+    """Return whether the section `hydra.launcher` says that the runs run on this machine."""
+    return bool(launcher.get("local")) or launcher.get("_target_") == f"{_STOCK}.LocalLauncher"
+
+
+def is_stock(launcher: Mapping[str, Any]) -> bool:
+    """Return whether the section names a class of hydra-submitit-launcher instead of ours."""
+    return str(launcher.get("_target_")).startswith(f"{_STOCK}.")
 
 
 def read(launcher: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:

@@ -16,17 +16,23 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hpctrain.config.frozen import load
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.errors import StorageError
+from hpctrain.errors import HpctrainError
 from hpctrain.job.requeue import may_requeue
 from hpctrain.runs import failure, stop_request
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.tracking import ending
+from hpctrain.tracking.process import python_module
 
 log = logging.getLogger(__name__)
+_START_S = 60.0  # how long the uploader may take to import mlflow
 
 
 def verdict(run: RunDir, code: int, job_id: str, restart_count: int) -> str:
@@ -61,15 +67,22 @@ def verdict(run: RunDir, code: int, job_id: str, restart_count: int) -> str:
     if state == "finished" or (code <= 128 and not error):
         return ""
     if not attempt:
-        run.begin_attempt(job_id=job_id, restart_count=restart_count, launcher="slurm")
+        facts: dict[str, Any] = {"job_id": job_id, "restart_count": restart_count}
+        if error:  # `logs` shows what was written since the start
+            facts["started"] = (run.path / "failed").stat().st_mtime
+        run.begin_attempt(launcher="slurm", **facts)
     if error:
-        if state != "failed":  # Slurm has ended rank 0 before it could record anything
+        # Slurm has ended rank 0 before it could record anything, or rank 0 does not know the cause.
+        if state != "failed" or failure.is_of_another_rank(str(attempt.get("error"))):
             run.end_attempt("failed", error=error)
         return ""
     killed = f"a rank was killed (exit code {code})"
     if cancelled or may_requeue(restart_count, first, last):
         run.end_attempt("interrupted", reason=killed, step=last)
-        log.error("%s: the run goes on from its checkpoint of step %d", killed, last)
+        goes_on = (
+            f"goes on from its checkpoint of step {last}" if last else "starts at step 0 again"
+        )
+        log.error("%s: the run %s", killed, goes_on)
         return "cancel" if cancelled else "requeue"
     error = (
         f"{killed}, and no checkpoint was saved since the last restart: not requeued. If the host "
@@ -80,13 +93,46 @@ def verdict(run: RunDir, code: int, job_id: str, restart_count: int) -> str:
     return ""
 
 
+def close_tracking(run: RunDir, code: int) -> None:
+    """Record the end of a run whose rank 0 was killed, and upload it within `tracking.drain_s`."""
+    tracking = load(run.config_file).tracking
+    if not tracking.enabled or not ending.is_open(run.path):
+        return
+    attempt: dict[str, Any] = (run.read()["attempts"] or [{}])[-1]
+    failed = attempt.get("state") == "failed"
+    reason = (
+        attempt.get("error" if failed else "reason") or f"the ranks ended with exit code {code}"
+    )
+    ending.close(run.path, "FAILED" if failed else "KILLED", reason)
+    if tracking.upload:
+        command, env = python_module(
+            "hpctrain.tracking.uploader", str(run.path), f"--drain={tracking.drain_s}"
+        )
+        with (
+            (run.path / "journal" / "uploader.log").open("ab") as output,
+            suppress(subprocess.TimeoutExpired),
+        ):
+            subprocess.run(
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                timeout=tracking.drain_s + _START_S,
+            )
+
+
 def main(argv: list[str]) -> int:
     """Print the verdict on the run directory and the exit code in `argv`."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     job = RankInfo.from_env(os.environ | {"HPCTRAIN_LAUNCHER": "single"})
     try:
-        print(verdict(RunDir.open(Path(argv[0])), int(argv[1]), job.job_id, job.restart_count))
-    except StorageError as error:  # the ranks have told it, too
+        run, code = RunDir.open(Path(argv[0])), int(argv[1])
+        action = verdict(run, code, job.job_id, job.restart_count)
+        print(action)
+        if action != "requeue":
+            close_tracking(run, code)
+    except HpctrainError as error:  # the ranks have told it, too
         log.error("%s", error)
     return 0
 

@@ -73,7 +73,8 @@ class Journal:
         self._lock = threading.Lock()
         self._dirty = False
         self._closed = threading.Event()
-        self.attempt = _last(self._fd, size, "attempt") + 1
+        newest = _last(self._fd, size, "attempt")
+        self.attempt = int(newest["attempt"]) + 1 if newest else 1
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
             os.write(self._fd, b"\n")
         os.lseek(self._fd, 0, os.SEEK_END)
@@ -234,15 +235,19 @@ def decode(value: float | str) -> float:
 
 def last_step(path: Path) -> int:
     """Return the step of the last metrics; 0 if there are none."""
+    return int((last_record(path, "step") or {"step": 0})["step"])
+
+
+def last_record(path: Path, key: str) -> dict[str, Any] | None:
+    """Return the last valid record that has this key; None if none has."""
     try:
         with path.open("rb") as file:
-            return _last(file.fileno(), path.stat().st_size, "step")
+            return _last(file.fileno(), path.stat().st_size, key)
     except FileNotFoundError:
-        return 0
+        return None
 
 
-def _last(fd: int, size: int, key: str) -> int:
-    """Return the value of `key` in the last valid record that has one; 0 if none has."""
+def _last(fd: int, size: int, key: str) -> dict[str, Any] | None:
     window = _TAIL
     while True:
         begin = max(0, size - window)
@@ -250,7 +255,7 @@ def _last(fd: int, size: int, key: str) -> int:
         for line in reversed(lines if begin == 0 else lines[1:]):
             body = parse(line)
             if body is not None and key in body:
-                return int(body[key])
+                return body
         if begin == 0:
-            return 0
+            return None
         window *= 8

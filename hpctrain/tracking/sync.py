@@ -7,10 +7,11 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from hpctrain.errors import TrackingError
+from hpctrain.tracking import ending
 from hpctrain.tracking.client import explain
 from hpctrain.tracking.journal import journal_path, read
 from hpctrain.tracking.meta import Meta, Uploaded
@@ -20,8 +21,16 @@ from hpctrain.tracking.upload import GaveUp, Upload, upload_lock
 _PATIENCE = 60.0  # seconds of pauses per run while the store does not answer
 
 
-def main(argv: list[str]) -> int:
+# For open runs: status and reason of those whose jobs have ended for good.
+Ended = Callable[[list[Path]], dict[Path, tuple[str, str]]]
+
+
+def main(argv: list[str], ended: Ended | None = None) -> int:
     """Upload the journals of the run directories; of all under `runs/` if none is given.
+
+    Args:
+        argv: The arguments of the command.
+        ended: Asks the scheduler about runs that have recorded no end.
 
     Raises:
         TrackingError: Something could not be uploaded.
@@ -49,6 +58,9 @@ def main(argv: list[str]) -> int:
     if not run_dirs:
         raise TrackingError("no run directory named, and none under runs/")
     uri = options.uri and resolve_uri(options.uri, Path.cwd())
+    if ended and (unclear := [path for path in run_dirs if ending.is_open(path)]):
+        for path, (status, reason) in ended(unclear).items():
+            ending.close(path, status, reason)
     return sync(run_dirs, check=options.check, from_start=options.from_start, uri=uri)
 
 
@@ -87,7 +99,8 @@ def sync(
             if uri and uri != meta.uri:
                 meta = dataclasses.replace(meta, uri=uri)
                 meta.write(run_dir)
-            done = not (check or from_start) and is_uploaded(run_dir, meta)
+            asked = check or from_start or ending.has_died_here(run_dir)
+            done = not asked and is_uploaded(run_dir, meta)
             outcome = "nothing to do" if done else _upload(run_dir, meta, from_start)
             print(f"{run_dir}: {outcome}", flush=True)
         except TrackingError as error:
@@ -133,10 +146,11 @@ def _upload(run_dir: Path, meta: Meta, from_start: bool = False) -> str:
             upload.drain()
             if from_start:
                 upload.fill_in()
-            ending = ""
+            note = ""
             if upload.writer_died:
-                upload.close_killed()
-                ending = "; its process is gone, so it is KILLED"
+                ending.close(run_dir, "KILLED", "the training process ended without a final status")
+                upload.drain()
+                note = "; its process is gone, so it is KILLED"
     except _Busy:
         return "its own uploader is at work"
     except GaveUp as error:
@@ -146,7 +160,7 @@ def _upload(run_dir: Path, meta: Meta, from_start: bool = False) -> str:
         if isinstance(error, OSError) or hasattr(error, "error_code"):
             raise TrackingError(f"{meta.uri}: {explain(error, meta.uri)}") from error
         raise
-    return f"{upload.points} points uploaded to {meta.uri}{ending}"
+    return f"{upload.points} points uploaded to {meta.uri}{note}"
 
 
 class _Busy(Exception):

@@ -20,12 +20,13 @@ from rich.console import Console
 
 from hpctrain.checkpoint.manifest import Manifest, digest
 from hpctrain.commands import checkpoints, gc
+from hpctrain.commands import state as state_module
 from hpctrain.commands import status as status_module
 from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.fault import find_fault, tail
 from hpctrain.commands.files import rank_logs
 from hpctrain.commands.select import select
-from hpctrain.commands.state import State, duration, eta_s, judge
+from hpctrain.commands.state import State, duration, ended_for_good, eta_s, judge
 from hpctrain.commands.status import Row, _table
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.faults.stop import Stop
@@ -195,6 +196,24 @@ def test_the_state_of_a_run(
     state = judge(Facts(Path("/runs/x"), record, **more), NOW)
     assert (state.name, reason in state.reason) == (expected, True), state
     assert bool(reason) == bool(state.reason)
+
+
+def test_mlflow_learns_only_of_runs_whose_jobs_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(name: str, said: str = "running", **more: Any) -> Facts:
+        attempts = [ATTEMPT | ({"error": "boom"} if said == "failed" else {})]
+        record = {"state": said, "attempts": attempts, "submission": SUBMITTED}
+        return Facts(Path(name), record, **{"scheduler": True} | more)
+
+    found = [
+        *(run("lost", ended=ended("NODE_FAIL")), run("failed", "failed")),
+        *(run("waits", job=job("PENDING")), run("runs", job=job("RUNNING"))),
+        *(run("unknown", scheduler=False), run("held", held=True)),
+    ]
+    monkeypatch.setattr(state_module, "gather", lambda paths: found)
+    assert ended_for_good([each.path for each in found]) == {
+        Path("lost"): ("KILLED", "lost: NODE_FAIL"),
+        Path("failed"): ("FAILED", "failed: boom"),
+    }
 
 
 def test_a_job_says_nothing_of_a_run_taken_up_in_a_terminal(tmp_path: Path, no_slurm: None) -> None:

@@ -6,10 +6,15 @@ from typing import Any
 
 import pytest
 
+from hpctrain.config.frozen import dump
+from hpctrain.config.schema import Config
 from hpctrain.errors import DistributedError
-from hpctrain.job.verdict import verdict
+from hpctrain.job.verdict import close_tracking, verdict
 from hpctrain.runs import failure, stop_request
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.tracking import ending
+from hpctrain.tracking.journal import Journal, journal_path, last_record
+from hpctrain.tracking.process import Process
 from tests.conftest import run_json
 
 JOB, KILLED, TERMINATED = "7_1", 137, 143
@@ -83,6 +88,12 @@ def test_a_rank_that_fails_by_itself_is_not_requeued(begin: Begin) -> None:
     assert verdict(run, TERMINATED, JOB, 0) == ""
     assert (run_json(run.path)["state"], len(run_json(run.path)["attempts"])) == ("failed", 1)
     assert last(run)["error"] == "ZeroDivisionError: of mine"
+    run.end_attempt("failed", error="RuntimeError: Connection closed by peer [10.77.1.12]:4711")
+    assert verdict(run, 1, JOB, 0) == ""
+    assert last(run)["error"] == "ZeroDivisionError: of mine"
+    run.end_attempt("failed", error="ValueError: of rank 0")
+    assert verdict(run, 1, JOB, 0) == ""
+    assert last(run)["error"] == "ValueError: of rank 0"
     # The record of an older start of the job says nothing about this one.
     begin(restarts=1)
     save(run, 20)
@@ -118,6 +129,8 @@ def test_an_error_before_the_attempt_is_recorded_as_one(tmp_path: Path) -> None:
         raise ValueError("mine")
     assert verdict(run, 2, JOB, 0) == ""
     assert (last(run)["state"], last(run)["error"]) == ("failed", "ValueError: mine")
+    # `logs` finds the message, which the rank has printed since then.
+    assert last(run)["started"] == (tmp_path / "failed").stat().st_mtime
 
 
 @pytest.mark.parametrize("code", [1, 2, 5, 127])
@@ -153,3 +166,40 @@ def test_a_saved_job_that_rank_0_could_not_requeue_is_requeued(begin: Begin) -> 
     begin(restarts=0)
     run.end_attempt("interrupted", reason="SIGINT", step=5)
     assert verdict(run, 130, JOB, 0) == ""
+
+
+def test_the_end_of_a_run_whose_rank_0_was_killed_is_recorded_for_mlflow(begin: Begin) -> None:
+    def dies(run: RunDir) -> None:
+        journal = Journal(run.path)
+        journal.append("status", status="RUNNING", **Process("elsewhere", 7, 1)._asdict())
+        journal.append("metrics", step=3, metrics={})
+        journal.close()
+        assert ending.is_open(run.path)
+        assert not ending.has_died_here(run.path)
+
+    def recorded(run: RunDir) -> tuple[Any, ...]:
+        found = last_record(journal_path(run.path), "status") or {}
+        return tuple(found[key] for key in ("attempt", "status", "reason"))
+
+    config = Config()
+    config.data.path, config.tracking.upload = "/data", False
+    run = begin()
+    run.config_file.write_text(dump(config))
+    close_tracking(run, KILLED)  # a run without a journal
+    dies(run)
+    run.end_attempt("interrupted", reason="a rank was killed", step=3)
+    close_tracking(run, KILLED)
+    assert recorded(run) == (1, "KILLED", "a rank was killed")
+    size = journal_path(run.path).stat().st_size
+    close_tracking(run, KILLED)
+    assert journal_path(run.path).stat().st_size == size
+    begin(restarts=1)
+    dies(run)
+    assert verdict(run, KILLED, JOB, 1) == ""
+    close_tracking(run, KILLED)
+    assert recorded(run)[:2] == (2, "FAILED")
+    assert "no checkpoint was saved since the last restart" in recorded(run)[2]
+    begin(restarts=2)
+    dies(run)
+    close_tracking(run, 3)
+    assert recorded(run) == (3, "KILLED", "the ranks ended with exit code 3")

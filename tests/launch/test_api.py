@@ -18,6 +18,7 @@ from hpctrain.config.launcher_keys import INSTEAD, NOT_NEEDED, READ_AS
 from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.launch import slurm
 from hpctrain.launch.jobs import LocalRunJob, RunJob
+from hpctrain.launch.sweep import Sweep
 from tests import forkserver
 from tests.conftest import journal_metrics, run_json, run_module
 
@@ -232,6 +233,28 @@ def test_an_experiment_chooses_the_launcher_and_its_keys(where: list[str], tmp_p
         assert call.composer.typed(call.runs[0]).launch.time_min == 5
         with pytest.raises(ConfigError, match="this run has another hydra/launcher than the sweep"):
             call.composer.typed(call.runs[1])
+
+
+@pytest.mark.parametrize("name", ["Slurm", "Local"])
+def test_a_launcher_of_submitit_in_a_users_folder_is_ours(
+    where: list[str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "conf" / "hydra" / "launcher").mkdir(parents=True)
+    (tmp_path / "conf" / "hydra" / "launcher" / "mine.yaml").write_text(
+        "_target_: hydra_plugins.hydra_submitit_launcher.submitit_launcher."
+        f"{name}Launcher\ntimeout_min: 9\nname: ${{hydra.job.name}}\ncpus_per_gpu: null\n"
+    )
+    given = [*where, "hydra/launcher=mine", "launch.snapshot=off"]
+    with composed(given, tmp_path / "conf") as call:
+        assert call.local == (name == "Local")
+        config = call.composer.typed(call.runs[0])
+    assert (config.launch.time_min, config.name) == (9, "digits")
+    submitted = []
+    monkeypatch.setattr(Sweep, "submit", lambda sweep: submitted.append(sweep) or [None])
+    monkeypatch.chdir(tmp_path)
+    command_line.compose(["-m", "--config-dir", str(tmp_path / "conf"), *given])
+    assert [sweep._local for sweep in submitted] == [name == "Local"]
+    assert submitted[0].entries[0].config.launch.time_min == 9
 
 
 def test_keys_of_submitits_launcher_that_are_not_read_are_named(where: list[str]) -> None:

@@ -14,7 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.errors import StorageError
-from hpctrain.tracking.journal import Journal, decode, encode, journal_path, read, read_all
+from hpctrain.tracking import sync as sync_module
+from hpctrain.tracking.ending import is_open
+from hpctrain.tracking.journal import (
+    Journal,
+    decode,
+    encode,
+    journal_path,
+    last_record,
+    read,
+    read_all,
+)
 
 
 def bodies(run_dir: Path) -> list[dict[str, object]]:
@@ -175,3 +185,28 @@ def test_importing_the_package_is_light() -> None:
         "sys.exit(str((bad, ours)) if bad or ours else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_sync_closes_open_runs_whose_jobs_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync_module, "sync", lambda run_dirs, **_: 0)
+    runs = [tmp_path / name for name in ("open", "done", "gone")]
+    for run in runs:
+        journal = Journal(run)
+        journal.append("status", status="RUNNING", host="elsewhere", pid=1, started=2)
+        if run.name == "done":
+            journal.append("status", status="FINISHED", reason="")
+        journal.close()
+    asked = []
+
+    def ended(paths: list[Path]) -> dict[Path, tuple[str, str]]:
+        asked.extend(paths)
+        return {runs[2]: ("KILLED", "lost: NODE_FAIL")}
+
+    assert sync_module.main([*map(str, runs)], ended) == 0
+    assert asked == [runs[0], runs[2]]
+    assert [is_open(run) for run in runs] == [True, False, False]
+    last = last_record(journal_path(runs[2]), "reason")
+    assert last is not None
+    assert (last["attempt"], last["status"], last["reason"]) == (1, "KILLED", "lost: NODE_FAIL")

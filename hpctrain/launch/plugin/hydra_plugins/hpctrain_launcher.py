@@ -7,7 +7,9 @@ from pathlib import Path
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.utils import JobReturn, JobStatus
+from hydra.types import HydraContext, TaskFunction
 from hydra_plugins.hydra_submitit_launcher.submitit_launcher import SlurmLauncher
+from omegaconf import DictConfig, open_dict
 
 
 class HpctrainSweeper(BasicSweeper):
@@ -15,6 +17,19 @@ class HpctrainSweeper(BasicSweeper):
 
     The launcher checks all runs and reports all errors.
     """
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Prepare the sweep; our launcher takes the place of those of hydra-submitit-launcher."""
+        from hpctrain.config.launcher_keys import is_local, is_stock
+
+        launcher = config.hydra.launcher
+        if is_stock(launcher):
+            with open_dict(launcher):
+                launcher.local = is_local(launcher)
+                launcher._target_ = f"{HpctrainLauncher.__module__}.{HpctrainLauncher.__name__}"
+        super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
 
     def sweep(self, arguments: list[str]) -> None:
         """Launch all runs in one batch.

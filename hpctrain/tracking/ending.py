@@ -1,0 +1,40 @@
+"""The final status of a run whose process was killed, and so could not record it itself.
+
+The batch script records it when its ranks have ended for good (`hpctrain.job.verdict`), and
+`hpctrain sync` records it when Slurm knows the job no more. Without it MLflow would show the run as
+RUNNING for ever.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hpctrain.tracking.journal import Journal, journal_path, last_record
+from hpctrain.tracking.process import Process
+
+
+def is_open(run_dir: Path) -> bool:
+    """Return whether the newest attempt of a run has recorded its start, and no final status."""
+    return _status(run_dir).get("status") == "RUNNING"
+
+
+def has_died_here(run_dir: Path) -> bool:
+    """Return whether the process of an open run was on this host and runs no more."""
+    body = _status(run_dir)
+    if body.get("status") != "RUNNING":
+        return False
+    writer = Process(body["host"], body["pid"], body["started"])
+    return writer.here and not writer.alive
+
+
+def close(run_dir: Path, status: str, reason: str) -> None:
+    """Record the final status of the newest attempt. No process of the run may be alive."""
+    journal = Journal(run_dir)
+    journal.attempt -= 1
+    journal.append("status", status=status, reason=reason)
+    journal.close()
+
+
+def _status(run_dir: Path) -> dict[str, Any]:
+    return last_record(journal_path(run_dir), "status") or {}

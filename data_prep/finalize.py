@@ -58,7 +58,8 @@ def finalize(job: Job) -> Index:
     for result in results:
         for split, fields in result.moments.items():
             for name, state in fields.items():
-                moments[split].setdefault(name, Moments()).merge(Moments.from_state(state))
+                into = moments[split].setdefault(name, Moments(len(fields)))
+                into.merge(Moments.from_state(state))
     digest = xxhash.xxh3_128("".join(result.digest for result in results).encode()).hexdigest()
     skipped: Counter[str] = Counter()
     for result in results:

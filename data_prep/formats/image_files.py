@@ -1,6 +1,7 @@
 """Image files opened by Pillow: checks of their format, completeness, depth and transparency."""
 
 import io
+import logging
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -43,6 +44,8 @@ def pillow() -> Any:
         raise ConfigError(
             "images need Pillow, which is not installed: pip install 'hpctrain[prep]'"
         ) from None
+    # Pillow also logs why it refuses a file; our message says it once, with the file's name.
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)
     return Image
 
 

@@ -89,7 +89,8 @@ class Survey:
                     _check_offsets(layout, name, shard.count)
                     elements[name] = layout.totals[f"{name}/values"]
                 if self.statistics:
-                    moments[name] = _moments(layout, name, field, shard.count).state()
+                    found = _moments(layout, name, field, shard.count, len(self.schema))
+                    moments[name] = found.state()
         except MemoryError:
             raise DataError(f"{path}: a sample of {name!r} does not fit into memory") from None
         notes = _how_read(layout, self.schema)
@@ -170,8 +171,8 @@ def _check_offsets(layout: Layout, name: str, count: int) -> None:
         last = int(ends[-1])
 
 
-def _moments(layout: Layout, name: str, field: Field, count: int) -> Moments:
-    moments = Moments()
+def _moments(layout: Layout, name: str, field: Field, count: int, fields: int) -> Moments:
+    moments = Moments(fields)
     for _, values in blocks(layout, {name: field}, 0, count):
         moments.add(values[name])
     return moments

@@ -342,7 +342,7 @@ def _index(
     moments: dict[str, dict[str, Moments]] = defaultdict(dict)
     for each in found:
         for name, state in each.moments.items():
-            into = moments[each.shard.split].setdefault(name, Moments())
+            into = moments[each.shard.split].setdefault(name, Moments(len(schema)))
             into.merge(Moments.from_state(state))
     return Index(
         fields=schema,

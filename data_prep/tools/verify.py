@@ -191,7 +191,7 @@ def _problems(
         for rows in opened.blocks(shard.count):
             values: Any
             for name, values in rows.items():
-                moments = look.moments.setdefault(name, Moments())
+                moments = look.moments.setdefault(name, Moments(len(rows)))
                 if isinstance(values, np.ndarray) or hasattr(moments, "lengths"):
                     moments.add(values)
             advance(len(values), 0)
@@ -217,7 +217,7 @@ def _wrong_statistics(index: Index, looks: Sequence[_Look]) -> Iterator[Problem]
         if split in damaged:
             continue
         for name, values in listed.items():
-            total, seen = Moments(), False
+            total, seen = Moments(len(index.fields)), False
             for look in looks:
                 if look.split == split and name in look.moments:
                     total.merge(look.moments[name])

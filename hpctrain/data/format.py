@@ -311,7 +311,7 @@ class _Split:
         """Add new samples to the statistics, while they are in the cache."""
         for name, parts in self.parts.items():
             if new := parts[self._seen :]:
-                self.moments.setdefault(name, Moments()).add(_joined(new))
+                self.moments.setdefault(name, Moments(len(self.parts))).add(_joined(new))
         self._seen, self._seen_bytes = len(parts), self.bytes
 
 

@@ -24,14 +24,19 @@ BLOCK = 2**17  # values of a block: their float64 copy stays in the cache
 BYTES_BLOCK, ROW = 2**18, 256  # the same for 8-bit integers; 256 · 255² < 2**24 is exact in float32
 ONES = np.ones(ROW, np.float32)
 PIVOT = 64  # the pivot is the mean of every 64th value
-MOST_CLASSES = 1000
+MOST_CLASSES = 1000  # of a field
+MOST_COUNTS = 2**20  # classes of all fields together
 SPAN = 2**16  # largest range of integers that is counted in a table
 
 
 class Moments:
     """Running statistics of a field, in float64.
 
+    Args:
+        fields: Number of fields of the data set: with many fields, each may have fewer classes.
+
     Attributes:
+        most: The most classes that are counted.
         count: Number of finite values.
         mean: Mean of the finite values.
         square: Sum of the squared deviations from the mean.
@@ -40,12 +45,13 @@ class Moments:
         nonfinite: Number of values that are not finite.
         nan: How many of these are NaN.
         classes: How often each value occurs; None if a sample is not one integer, or there are
-            more than MOST_CLASSES values.
+            more than `most` values.
         lengths: Statistics of the lengths of variable-length samples.
         total: Sum of the lengths.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fields: int = 1) -> None:
+        self.most = max(2, min(MOST_CLASSES, MOST_COUNTS // max(1, fields)))
         self.count, self.mean, self.square = 0, 0.0, 0.0
         self.low: Any = None
         self.high: Any = None
@@ -87,7 +93,7 @@ class Moments:
         self.low = low if self.low is None else min(self.low, low)
         self.high = high if self.high is None else max(self.high, high)
         if self.classes is not None:
-            self._add_classes(_counts(values, low, high))
+            self._add_classes(_counts(values, low, high, self.most))
         moments = _of_bytes if wide.dtype == np.float32 else _of_values
         self._combine(values.size, *moments(values, wide))
 
@@ -128,7 +134,7 @@ class Moments:
             return
         for value, count in classes.items():
             self.classes[value] = self.classes.get(value, 0) + count
-        if len(self.classes) > MOST_CLASSES:
+        if len(self.classes) > self.most:
             self.classes = None
 
     def _combine(self, count: int, mean: float, square: float) -> None:
@@ -185,14 +191,14 @@ def _of_bytes(values: Array, wide: Array) -> tuple[float, float]:
     return sum_ / count, (squares * count - sum_ * sum_) / count
 
 
-def _counts(values: Array, low: int, high: int) -> dict[int, int] | None:
-    """Return how often each integer occurs; None if there are more than MOST_CLASSES."""
+def _counts(values: Array, low: int, high: int, most: int) -> dict[int, int] | None:
+    """Return how often each integer occurs; None if there are more than `most`."""
     if high - low < SPAN:
         table = np.bincount(values.astype(np.int64) - low)
         which = np.flatnonzero(table)
         found, counts = which + low, table[which]
     else:
         found, counts = np.unique(values, return_counts=True)
-    if len(found) > MOST_CLASSES:
+    if len(found) > most:
         return None
     return dict(zip(found.tolist(), counts.tolist(), strict=True))

@@ -170,3 +170,12 @@ def test_pieces_are_merged_as_if_they_were_one(parts):
         assert getattr(found, key) == (number and pytest.approx(number, rel=1e-13))
     for key in ("min", "max", "nonfinite", "nan", "classes", "lengths"):
         assert getattr(found, key) == getattr(whole, key)
+
+
+def test_many_fields_have_few_classes_each():
+    few, many = Moments(100_000), Moments(100_000)
+    few.add(np.arange(100) % 10)
+    many.add(np.arange(100) % 11)
+    assert few.result().classes == dict.fromkeys(range(10), 10)
+    assert many.result().classes is None
+    assert Moments.from_state(many.state()).most == 10

@@ -160,6 +160,15 @@ def test_a_damaged_btree_of_chunks(tmp_path, refused, damage, words, compression
     refused(["x.h5", words], "index", "x.h5", "--field", "x=x", "--no-statistics")
 
 
+def test_a_plain_chunk_of_another_size(tmp_path, refused):
+    """HDF5 ignores the size, a loader does not."""
+    path = tmp_path / "x.h5"
+    chunked_file(path, None)
+    flip(path, keys(path, 0)[0][0] - 8, 2)
+    words = ["x.h5", "lists a chunk of 36 bytes, not 32"]
+    refused(words, "index", "x.h5", "--field", "x=x", "--no-statistics")
+
+
 def test_a_filter_that_hdf5_does_not_apply(tmp_path, refused):
     """A loader ignores the level of a compression, HDF5 checks it."""
     path = tmp_path / "x.h5"

@@ -108,6 +108,20 @@ def test_tiff_of_16_bits_in_which_0_is_white():
     np.testing.assert_array_equal(Pixels(mode="L16").sample(bytes(content)), 65535 - grey[None])
 
 
+def test_a_damaged_tiff_is_refused_in_one_line(tmp_path, monkeypatch, data_prep, caplog):
+    monkeypatch.chdir(tmp_path)
+    Path("in/a").mkdir(parents=True)
+    content = bytearray(encoded(PAGES[0], "TIFF"))
+    at = content.index(struct.pack("<HHI", 277, 3, 1)) + 8  # the entry of the samples per pixel
+    content[at : at + 2] = struct.pack("<H", 2048)
+    Path("in/a/x.tif").write_bytes(content)
+    code, _, err = data_prep("images", "in", "OUT", "--workers", 1)
+    assert code == 3
+    assert "in/a/x.tif" in err
+    assert err.count("\n") == 1
+    assert not caplog.records  # Pillow would log another line
+
+
 def test_jpeg2000_of_more_bits():
     grey = DEEP[:, :, 0]
     content = encoded(grey, "JPEG2000")

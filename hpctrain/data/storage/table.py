@@ -20,8 +20,8 @@ class ChunkTable:
 
     Raises:
         Undecodable: Only HDF5 can read the dataset.
-        Damaged: A chunk reaches beyond the end of the file or is where none can be, or the number
-            of chunks is absurd.
+        Damaged: A chunk reaches beyond the end of the file, is where none can be, or is not
+            compressed but has another size than a chunk, or the number of chunks is absurd.
     """
 
     def __init__(self, dataset: h5py.Dataset, path: Path) -> None:
@@ -43,6 +43,10 @@ class ChunkTable:
             self._offsets[chunks] = [chunk.byte_offset for chunk in found]
             self._sizes[chunks] = [chunk.size for chunk in found]
             self._masks[chunks] = [chunk.filter_mask for chunk in found]
+        wrong = self._sizes[chunks] != self._pipeline.nbytes
+        if not self._pipeline.applied(0) and wrong.any():
+            size = self._sizes[chunks][wrong][0]
+            raise Damaged(f"it lists a chunk of {size} bytes, not {self._pipeline.nbytes}")
 
     def read(self, chunk: int, out: Bytes) -> None:
         """Fill `out` with a whole chunk. A chunk that was never written holds the fill value."""

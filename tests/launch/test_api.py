@@ -167,7 +167,7 @@ def test_a_function_runs_here_without_a_cluster(
         "launch.nodes=1-3": "a function needs one number",
         "launch.gpus_per_node=-1": "it must be at least 0",
         "launch.dry_run=true": "there is no dry run of a function",
-        "launch.nodes=2": "sbatch is not on the PATH",
+        "launch.nodes=2": "with hydra/launcher=submitit_local a run has one node",
     }.items():
         with pytest.raises(ConfigError, match=words):
             hpctrain.submit_function(rank, 1, overrides=[*place, wrong])

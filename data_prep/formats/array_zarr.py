@@ -2,7 +2,8 @@
 
 import os
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -62,9 +63,8 @@ class ZarrArray(ArrayFile):
 
     def _rows(self, start: int, stop: int) -> Array:
         if not self._has_fill:
-            there = self._members()
             for name in self._chunk_names(start, stop):
-                if not there(name):
+                if not self._has(name):
                     raise DataError(
                         f"{self.where} has values that were never written, in the chunk {name}, "
                         "and no fill value"
@@ -82,15 +82,19 @@ class ZarrArray(ArrayFile):
             return
         metadata = (os.path.join(self._key, name) for name in ("zarr.json", ".zarray", ".zattrs"))
         for name in (*metadata, *self._chunk_names(start, stop)):
-            if os.path.exists(path := os.path.join(self.where.path, name)):
-                yield path
+            if self._has(name):
+                yield os.path.join(self.where.path, name)
 
-    def _members(self) -> Callable[[str], bool]:
-        """Return a function that says whether the store has a file."""
+    def _has(self, name: str) -> bool:
+        """Return whether the store has a file."""
         if self._zip is None:
-            return lambda name: os.path.exists(os.path.join(self.where.path, name))
+            return os.path.exists(os.path.join(self.where.path, name))
+        return name in self._zipped
+
+    @cached_property
+    def _zipped(self) -> frozenset[str]:
         with zipfile.ZipFile(self.where.path) as archive:
-            return frozenset(archive.namelist()).__contains__
+            return frozenset(archive.namelist())
 
     def _chunk_names(self, start: int, stop: int) -> Iterator[str]:
         """Yield the names in the store of the chunks of these rows, also of missing ones."""

@@ -69,7 +69,7 @@ def verdict(run: RunDir, code: int, job_id: str, restart_count: int) -> str:
     if not attempt:
         facts: dict[str, Any] = {"job_id": job_id, "restart_count": restart_count}
         if error:  # `logs` shows what was written since the start
-            facts["started"] = (run.path / "failed").stat().st_mtime
+            facts["started"] = failure.path(run.path).stat().st_mtime
         run.begin_attempt(launcher="slurm", **facts)
     if error:
         # Slurm has ended rank 0 before it could record anything, or rank 0 does not know the cause.

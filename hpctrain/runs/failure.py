@@ -42,6 +42,11 @@ def one_line(error: str) -> str:
     return " ".join(error.partition('\n  File "')[0].split())
 
 
+def path(run: Path) -> Path:
+    """Return the file with the error of the first rank that failed."""
+    return run / "failed"
+
+
 @contextmanager
 def recorded(run: Path, job_id: str, restart_count: int) -> Iterator[None]:
     """Record an exception of the context, unless it follows from the death of another rank.
@@ -64,14 +69,14 @@ def recorded(run: Path, job_id: str, restart_count: int) -> Iterator[None]:
                 "restart_count": restart_count,
             }
             with suppress(OSError):
-                write_atomically(run / "failed", json.dumps(content) + "\n", sync=False)
+                write_atomically(path(run), json.dumps(content) + "\n", sync=False)
         raise
 
 
 def read(run: Path, job_id: str, restart_count: int) -> str | None:
     """Return the error that a rank has recorded since this start of the job; None without one."""
     try:
-        content = json.loads((run / "failed").read_text())
+        content = json.loads(path(run).read_text())
         if (content["job_id"], content["restart_count"]) == (job_id, restart_count):
             return str(content["error"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -13,6 +13,8 @@ from typing import Any
 from hpctrain.tracking.journal import Journal, journal_path, last_record
 from hpctrain.tracking.process import Process
 
+UNRECORDED = "the training process ended without a final status"
+
 
 def is_open(run_dir: Path) -> bool:
     """Return whether the newest attempt of a run has recorded its start, and no final status."""
@@ -24,8 +26,7 @@ def has_died_here(run_dir: Path) -> bool:
     body = _status(run_dir)
     if body.get("status") != "RUNNING":
         return False
-    writer = Process(body["host"], body["pid"], body["started"])
-    return writer.here and not writer.alive
+    return Process(body["host"], body["pid"], body["started"]).died_here
 
 
 def close(run_dir: Path, status: str, reason: str) -> None:

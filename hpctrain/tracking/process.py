@@ -41,6 +41,11 @@ class Process(NamedTuple):
         """Whether the process still runs; a zombie does not."""
         return _started(self.pid) == self.started
 
+    @property
+    def died_here(self) -> bool:
+        """Whether the process was on this host and runs no more."""
+        return self.here and not self.alive
+
 
 def _started(pid: int) -> int | None:
     """Return the start time of `pid` in clock ticks since boot; None if it does not run."""

@@ -148,7 +148,7 @@ def _upload(run_dir: Path, meta: Meta, from_start: bool = False) -> str:
                 upload.fill_in()
             note = ""
             if upload.writer_died:
-                ending.close(run_dir, "KILLED", "the training process ended without a final status")
+                ending.close(run_dir, "KILLED", ending.UNRECORDED)
                 upload.drain()
                 note = "; its process is gone, so it is KILLED"
     except _Busy:

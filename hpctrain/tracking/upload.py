@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from hpctrain.lock import file_lock
+from hpctrain.tracking.ending import UNRECORDED
 from hpctrain.tracking.journal import Record, decode, journal_path, read, read_all
 from hpctrain.tracking.meta import Meta, Uploaded
 from hpctrain.tracking.mlrun import BATCH, DeletedError, MlflowRun, Point, stored
@@ -67,7 +68,7 @@ class Upload:
         """Whether the newest attempt has died on this host without a final status."""
         if self.ended or self.writer is None:
             return False
-        return self.writer.here and not self.writer.alive
+        return self.writer.died_here
 
     def scan(self) -> int:
         """Read the states and superseded ranges in the new part of the journal; return its end."""
@@ -142,10 +143,9 @@ class Upload:
     def close_killed(self) -> None:
         """Set the status KILLED, with the time of the last record as the end time."""
         run = self._open()
-        reason = "the training process ended without a final status"
-        log.info("KILLED: %s", reason)
+        log.info("KILLED: %s", UNRECORDED)
         run.set_ended("KILLED", self._last_time)
-        run.log_tags({"hpctrain.reason": reason}, self.position)
+        run.log_tags({"hpctrain.reason": UNRECORDED}, self.position)
 
     def _open(self) -> MlflowRun:
         if self._run is None:

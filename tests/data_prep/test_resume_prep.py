@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -169,7 +170,8 @@ def test_a_worker_alone_is_killed(tmp_path):
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (6, "")
     assert err.count("\n") == 1
-    assert "a worker process died at piece" in err
+    # The other one may have done all pieces so far, while this one was still starting.
+    assert re.search(r"a worker process died at (piece \d+|its start): ", err)
     assert "SIGKILL (out of memory? --workers takes fewer); the same command goes on" in err
     assert not alive(second)
 

@@ -42,12 +42,15 @@ format: $(VENV)/.test
 clean:
 	rm -rf $(VENV) data/digits .mypy_cache .ruff_cache .pytest_cache
 
-# pip resolves all requirements in one call, so torch's upper bound also holds for the packages that
-# depend on torch. pip compiles the packages on one core, which takes as long as everything else;
-# compileall uses several. It leaves out what hardly anybody imports: tests of the packages, and the
-# models of transformers. Some packages have templates that do not compile; pip ignores them, too.
+# The pip that comes with Python may be years old, and then takes three times as long to resolve the
+# requirements. pip resolves all of them in one call, so torch's upper bound also holds for the
+# packages that depend on torch. pip compiles the packages on one core, which takes as long as
+# everything else; compileall uses several. It leaves out what hardly anybody imports: tests of the
+# packages, and the models of transformers. Some packages have templates that do not compile; pip
+# ignores them, too.
 $(VENV)/.%: pyproject.toml | $(VENV)/bin/python
 	@echo "installing hpctrain[$*] into $(VENV) (the first time takes minutes)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile 'pip>=25.1'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[$*]'
 	@$(BIN)/python -m compileall -qq -j 4 -x 'site-packages/.*/tests?/|/transformers/models/' \
 		$(VENV)/lib || true

@@ -54,6 +54,7 @@ LIGHT = (
 HEAVY = (
     *LIGHT,
     *("torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp"),
+    *("torch.distributed.tensor", "torch.distributed.pipelining", "fsspec", "pytest"),
 )
 # READ_AT_START are the variables that Python, libc or one of these libraries reads at its start.
 # HANDED_OVER are the exceptions, which a fork can take over: `sys.path` is made from the first two,

@@ -115,18 +115,7 @@ def reference(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 @pytest.fixture(scope="session")
 def composer() -> "Composer":
     """Composes configs as a sweep does: equal to Hydra's (test_sweep.py), but in milliseconds."""
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-    from hydra._internal.utils import create_config_search_path
-    from hydra.core.config_store import ConfigStore
-    from hydra.types import RunMode
-
-    from hpctrain.config.choices import conf_dir
-    from hpctrain.config.compose_sweep import Composer
-    from hpctrain.config.schema import Config
-
-    ConfigStore.instance().store(name="schema", node=Config)
-    loader = ConfigLoaderImpl(create_config_search_path(str(conf_dir())))
-    return Composer(loader, loader.load_configuration("config", [], run_mode=RunMode.MULTIRUN))
+    return make_composer()
 
 
 @pytest.fixture(scope="session")
@@ -189,6 +178,25 @@ def group_of_one() -> Iterator[None]:
     alone = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
     with process_group(alone, ParallelConfig(device="cpu")):
         yield
+
+
+def make_composer(*folders: Path) -> "Composer":
+    """Return a composer for a sweep with the configs of these folders, which come first."""
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.utils import create_config_search_path
+    from hydra.core.config_store import ConfigStore
+    from hydra.types import RunMode
+
+    from hpctrain.config.choices import conf_dir
+    from hpctrain.config.compose_sweep import Composer
+    from hpctrain.config.schema import Config
+
+    ConfigStore.instance().store(name="schema", node=Config)
+    search_path = create_config_search_path(str(conf_dir()))
+    for folder in folders:
+        search_path.prepend("tests", f"file://{folder}")
+    loader = ConfigLoaderImpl(search_path)
+    return Composer(loader, loader.load_configuration("config", [], run_mode=RunMode.MULTIRUN))
 
 
 def run_module(

@@ -1,6 +1,7 @@
 """Configs of DeepSpeed and Accelerate, like those in their documentation, are translated."""
 
 import json
+import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -11,31 +12,40 @@ import yaml
 
 from hpctrain.commands.translate import accelerate, deepspeed
 from hpctrain.commands.translate.translation import Translation
-from hpctrain.config.compose import compose
 from hpctrain.config.compose_sweep import Composer
 from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
-from tests.conftest import run_module
+from tests.conftest import make_composer, run_module
 
 Composed = Callable[..., Config]
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of configs, as `--config-dir` adds it."""
+    (folder := tmp_path_factory.mktemp("conf") / "experiment").mkdir()
+    return folder.parent
+
+
+@pytest.fixture(scope="module")
+def with_folder(folder: Path) -> Composer:
+    """The composer of a sweep with `--config-dir`."""
+    return make_composer(folder)
+
+
 @pytest.fixture
-def composed(tmp_path: Path, composer: Composer) -> Composed:
+def composed(folder: Path, with_folder: Composer) -> Composed:
     """Compose a translation in both of its forms, which must give the same valid config."""
 
     def call(made: Translation, *more: str, ranks: int | None = None) -> Config:
-        (tmp_path / "experiment").mkdir(exist_ok=True)
-        (tmp_path / "experiment" / "translated.yaml").write_text(made.yaml("Translated"))
+        name = f"translated{len(os.listdir(folder / 'experiment'))}"
+        (folder / "experiment" / f"{name}.yaml").write_text(made.yaml("Translated"))
         where = ["data.path=/data", "output_dir=/runs"]
         line = shlex.split(shlex.join(made.overrides()))
-        first = composer.typed(["experiment=digits", *where, *line, *more])
-        second = compose(
-            [*where, "--config-dir", str(tmp_path), "experiment=[digits,translated]", *more]
-        )
-        assert second is not None
+        first = with_folder.typed(["experiment=digits", *where, *line, *more])
+        second = with_folder.typed([f"experiment=[digits,{name}]", *where, *more])
         assert plain(first) == plain(second)
         validate(first, ranks)
         return first

@@ -39,22 +39,35 @@ def test_the_experiment_composes_to_typed_values(compose: Compose, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("argument", "message"),
     [
-        ("optimizer.lrr=1", "unknown key optimizer.lrr: did you mean optimizer.lr"),
         ("hydra.sweeper.n_job=1", "unknown key hydra.sweeper.n_job: `--cfg hydra` shows"),
-        (
-            "model.hiden=1",
-            "unknown key model.hiden: did you mean model.hidden? hpctrain.models.MLP has in_",
-        ),
         ("name=über", "quote what is no plain word"),
         ("--watch", "unrecognized arguments: --watch; --help shows"),
         ("--experiment=digits", "--experiment=digits; write experiment=digits; --help shows"),
         ("-seed=1", "unrecognized arguments: -seed=1; write seed=1; --help shows"),
         ("--lr=1", "unrecognized arguments: --lr=1; write optimizer.lr=1; --help shows"),
+        ("model=null", "Config group override must be"),
+        ("optimizer.lr=[", "optimizer.lr=[: not of the form KEY=VALUE"),
+    ],
+)
+def test_bad_argument(compose: Compose, argument: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(HpctrainError) as caught:
+        check(compose("experiment=digits", argument))
+    assert message in str(caught.value)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimizer.lrr=1", "unknown key optimizer.lrr: did you mean optimizer.lr"),
+        (
+            "model.hiden=1",
+            "unknown key model.hiden: did you mean model.hidden? hpctrain.models.MLP has in_",
+        ),
         ("lr=1", "unknown key lr: did you mean optimizer.lr? the top level has"),
         ("launch.partition=a", "unknown key launch.partition: did you mean site.partition? launch"),
-        ("model=null", "Config group override must be"),
         ("+train.stepz=1", "unknown key train.stepz: did you mean train.max_steps"),
         ("trainn=1", "unknown key trainn: did you mean train?"),
         ("optimizer.lr=abc", "optimizer.lr=abc: it must be of type float"),
@@ -105,7 +118,6 @@ def test_the_experiment_composes_to_typed_values(compose: Compose, tmp_path: Pat
         ("task.target=lable", "task.target=lable: did you mean label? the samples have image, la"),
         ("metric=val/acc", "metric=val/acc: did you mean val/accuracy? this run produces train/"),
         ("data.val_split=test", "or train without evaluation: data.val_split=null"),
-        ("optimizer.lr=[", "optimizer.lr=[: not of the form KEY=VALUE"),
         (
             "parallel.dp_shard=3",
             "dp_replicate -1 x dp_shard 3 x cp 1 x tp 1 x pp 1, but",
@@ -119,9 +131,12 @@ def test_the_experiment_composes_to_typed_values(compose: Compose, tmp_path: Pat
         ("launch.warn_s=3600", "launch.warn_s=3600 seconds is not below launch.time_min=60"),
     ],
 )
-def test_bad_value(compose: Compose, override: str, message: str, tmp_path: Path) -> None:
+def test_bad_value(
+    composer: Composer, digits: Path, tmp_path: Path, override: str, message: str
+) -> None:
+    where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
     with pytest.raises(HpctrainError) as caught:
-        check(compose("experiment=digits", override))
+        check(composer.typed(["experiment=digits", *where, override]))
     assert message in str(caught.value)
     assert not (tmp_path / "runs").exists()
 

@@ -40,7 +40,7 @@ from hpctrain.data.steps import Tail
 from hpctrain.data.transforms import Compose, bind
 from hpctrain.data.windows import Windows
 from hpctrain.data.workers.pool import Workers
-from hpctrain.data.workers.samples import Sample, Transform
+from hpctrain.data.workers.samples import OneByOne
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, DataError
@@ -274,22 +274,3 @@ class DataBuilder:
             return self._made(f"data.val_{key}", own)
         made = self._made(f"data.{key}", getattr(self.config.data, key))
         return [transform for transform in made if not getattr(transform, "random", False)]
-
-
-class OneByOne:
-    """Applies transforms to a sample, one after the other."""
-
-    def __init__(self, transforms: Sequence[Transform]) -> None:
-        self.transforms = list(transforms)
-
-    def __call__(self, sample: Sample, random: np.random.Generator) -> Sample:
-        """Return the transformed sample; `hpctrain.data.workers.samples` has the interface."""
-        for transform in self.transforms:
-            result: Any = transform(sample, random)
-            if not isinstance(result, Mapping):
-                raise DataError(
-                    f"the transform {transform} returned {type(result).__name__}; it must return "
-                    "a dict of fields"
-                )
-            sample = dict(result)
-        return sample

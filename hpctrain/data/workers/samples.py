@@ -15,7 +15,7 @@ independent stream for each key and counter (Salmon et al., "Parallel random num
 every restart.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,25 @@ class SampleRandom:
         inner["counter"][1] = position  # word 0 counts within the stream
         self._bits.state = self._state
         return self.generator
+
+
+class OneByOne:
+    """Applies transforms to a sample, one after the other."""
+
+    def __init__(self, transforms: Sequence[Transform]) -> None:
+        self.transforms = list(transforms)
+
+    def __call__(self, sample: Sample, random: np.random.Generator) -> Sample:
+        """Return the transformed sample; the module describes the interface."""
+        for transform in self.transforms:
+            result: Any = transform(sample, random)
+            if not isinstance(result, Mapping):
+                raise DataError(
+                    f"the transform {transform} returned {type(result).__name__}; it must return "
+                    "a dict of fields"
+                )
+            sample = dict(result)
+        return sample
 
 
 def apply(

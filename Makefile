@@ -46,14 +46,15 @@ clean:
 # requirements. pip resolves all of them in one call, so torch's upper bound also holds for the
 # packages that depend on torch. pip compiles the packages on one core, which takes as long as
 # everything else; compileall uses several. It leaves out what hardly anybody imports: tests of the
-# packages, and the models of transformers. Some packages have templates that do not compile; pip
-# ignores them, too.
+# packages, models of transformers, and some libraries of libraries, which are compiled when they
+# are needed. Some packages have templates that do not compile; pip ignores them, too.
+SELDOM := databricks|fontTools|lightning|mypyc?|pip|pygments/lexers|pytorch_lightning|setuptools
+SELDOM := site-packages/(.*/tests?|$(SELDOM)|torchmetrics|transformers/models)/
 $(VENV)/.%: pyproject.toml | $(VENV)/bin/python
 	@echo "installing hpctrain[$*] into $(VENV) (the first time takes minutes)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile 'pip>=25.1'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[$*]'
-	@$(BIN)/python -m compileall -qq -j 4 -x 'site-packages/.*/tests?/|/transformers/models/' \
-		$(VENV)/lib || true
+	@$(BIN)/python -m compileall -qq -j 4 -x '$(SELDOM)' $(VENV)/lib || true
 	@touch $@
 
 .PRECIOUS: $(VENV)/.%

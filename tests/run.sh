@@ -71,15 +71,16 @@ if (($#)); then
     make --no-print-directory VENV="$(dirname "$bin")" types
     tests "$@" || failed=$?
 else
-    # The cluster tests mostly wait. mypy and the other tests run at the same time, in one process
-    # more than there are cores, because these wait too; their output is shown afterwards.
+    # The cluster tests mostly wait. mypy and the other tests run at the same time, in two processes:
+    # on two cores, a third one cost a tenth more CPU time for the same tests. Their output is shown
+    # afterwards.
     said=$(mktemp -d)
     style=(-o console_output_style=classic) # without percentages, which would fill a wide log
     if [[ -t 1 ]]; then style+=(--color=yes); fi
     set -m # each gets a process group, so that `stop` reaches all processes that it starts
     make --no-print-directory VENV="$(dirname "$bin")" types >"$said/types" 2>&1 &
     types=$!
-    tests -m "not slurm" -n 3 --dist loadfile "${style[@]}" >"$said/beside" 2>&1 &
+    tests -m "not slurm" -n 2 --dist loadfile "${style[@]}" >"$said/beside" 2>&1 &
     beside=$!
     set +m
     tests -m slurm -n 3 --dist loadgroup --timeout 900 "${style[@]}" 2>&1 | tee -i "$said/cluster" || failed=$?

@@ -92,6 +92,7 @@ def _claim() -> tuple[int, socket.socket]:
         except OSError:
             name.close()
         else:
+            atexit.register(name.close)
             return n, name
     raise AssertionError("254 other test processes run on this machine")
 

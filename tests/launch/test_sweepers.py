@@ -243,6 +243,8 @@ def test_a_search_on_the_cluster_outlives_a_failure_and_its_command(
     assert first <= records.keys()
     assert len(records) == 5
     assert {record["state"] for record in records.values()} == {"failed", "finished"}
-    assert max(len(record["attempts"]) for record in records.values()) == 1
+    # A trial that fails before the second command looks at it is tried once more.
+    attempts = {"finished": 1, "failed": 2}
+    assert all(len(each["attempts"]) <= attempts[each["state"]] for each in records.values())
     assert len({json.dumps(record["sweep"]) for record in records.values()}) == 1
     check_best(tmp_path / "runs")

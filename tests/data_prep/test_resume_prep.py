@@ -197,7 +197,9 @@ def test_ctrl_c_on_a_terminal_ends_at_once_with_one_line(tmp_path):
 
         out, err = process.communicate(timeout=60)
         os.close(controller)
-        assert process.returncode == 130, err
+        # Where Ctrl-C meets code that a library makes from text, such as a named tuple, Python ends
+        # itself by SIGINT after all, although the exception was caught. A shell shows 130 for both.
+        assert process.returncode in (130, -signal.SIGINT), err
         lines = [line for line in err.splitlines() if "goes on, " not in line]
         assert (out, lines) == ("", ["data_prep: interrupted; the same command goes on"])
         assert len(pieces(tmp_path)) < 160  # the workers did not go on to the end

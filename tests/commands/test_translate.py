@@ -25,8 +25,9 @@ Composed = Callable[..., Config]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of configs, as `--config-dir` adds it."""
-    (folder := tmp_path_factory.mktemp("conf") / "experiment").mkdir()
-    return folder.parent
+    folder = tmp_path_factory.mktemp("conf")
+    (folder / "experiment").mkdir()
+    return folder
 
 
 @pytest.fixture(scope="module")

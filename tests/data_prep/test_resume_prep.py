@@ -116,7 +116,7 @@ def alive(pid):
         return False
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(6, marks=pytest.mark.slow)])
 def test_killed_at_random_moments_with_workers(tmp_path, kills):
     """Slurm, a user or the system may send a signal to all processes at once."""
     rng = random.Random(0)
@@ -144,7 +144,7 @@ def test_killed_at_random_moments_with_workers(tmp_path, kills):
             break
         assert process.returncode in (-signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM, 130), stderr
     assert codes[-1] == 0
-    assert len(codes) > 1
+    assert len(codes) > kills // 2
     assert content(tmp_path / "OUT") == content(tmp_path / "REF")
 
 

@@ -160,7 +160,7 @@ def test_evaluation_leaves_out_what_is_random(build: Build, digits: Path) -> Non
     assert torch.allclose(image, wanted, atol=1e-5)
 
 
-# Each worker process would need a second and 200 MB for torch, which this transform does not use.
+# Each worker process would need a second and 280 MB for torch, which this transform does not use.
 MINE = """\
 import os, sys
 

@@ -6,7 +6,8 @@
     ├── LaunchError          4   the scheduler, submission
     ├── DistributedError     5   ranks, ports, the process group
     ├── StorageError         6   the run directory, checkpoints, permissions, space
-    └── TrackingError        7   the MLflow store
+    ├── TrackingError        7   the MLflow store
+    └── HealthError          8   a loss, a gradient or a parameter that is not finite
 
 A message is one short paragraph with the key or file, its value and what is allowed. The command
 line prints it without a traceback; `HPCTRAIN_DEBUG=1` shows the traceback. Exit code 1 is an
@@ -55,3 +56,9 @@ class TrackingError(HpctrainError):
     """The MLflow store cannot be used."""
 
     exit_code = 7
+
+
+class HealthError(HpctrainError):
+    """The training has produced numbers that are not finite, and may not go on."""
+
+    exit_code = 8

@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_state_dict,
     set_state_dict,
 )
+from torch.distributed.tensor import DTensor
 
 from hpctrain.checkpoint import manifest
 from hpctrain.checkpoint.manifest import Manifest, Progress
@@ -71,6 +72,8 @@ class SpreadModel(Protocol):
 class Checkpointer:
     """Saves and loads model, optimizer, random state and progress.
 
+    The newest checkpoint whose parameters are finite is never removed.
+
     What a rank has for itself is saved as `random.*.RANK` and `parallel.RANK.*`. If the replicas of
     the model differ, all of them are saved as `replica.RANK.*`. Only the same number of ranks loads
     `parallel` and `replica`; another number of ranks starts from the replica of rank 0.
@@ -95,12 +98,16 @@ class Checkpointer:
         self.model, self.optimizer = model, optimizer
         self._own, self._replica = f"parallel.{ranks.rank}.", f"replica.{ranks.rank}."
 
-    def save(self, step: int, progress: Progress) -> None:
+    def save(self, step: int, progress: Progress) -> bool:
         """Write and commit a checkpoint; every rank calls this at the same step.
 
         Args:
             step: Global step.
             progress: Everything else that the run needs to continue, as JSON; rank 0's is written.
+
+        Returns:
+            Whether all parameters are finite, the same on all ranks. A checkpoint whose parameters
+            are not is written for a look at them; no run resumes from it.
 
         Raises:
             StorageError: There is no space or no permission. Older checkpoints stay as they are.
@@ -113,10 +120,11 @@ class Checkpointer:
         self.model.share_buffers()
         try:
             self._write_state(temporary)
-            digests: list[dict[str, Any] | None] = [None] * self.ranks.world_size
-            dist.all_gather_object(digests, dict(self._own_files(temporary)))
+            known: list[Any] = [None] * self.ranks.world_size
+            dist.all_gather_object(known, (self._finite(), dict(self._own_files(temporary))))
+            healthy = all(finite for finite, _ in known)
             if self.ranks.is_main:
-                files = {name: facts for part in digests if part for name, facts in part.items()}
+                files = {name: facts for _, part in known for name, facts in part.items()}
                 made = Manifest(
                     step,
                     self.ranks.world_size,
@@ -124,6 +132,7 @@ class Checkpointer:
                     files,
                     time.time(),
                     dict(self.model.layout),
+                    healthy,
                 )
                 made.write(temporary)
                 sync(temporary)
@@ -135,6 +144,7 @@ class Checkpointer:
         except (OSError, dcp.api.CheckpointException) as error:
             reason = str(error).strip().splitlines()[-1]
             raise StorageError(f"{temporary}: the checkpoint was not written ({reason})") from error
+        return healthy
 
     def load_latest(self) -> Progress | None:
         """Load the newest intact checkpoint and return its progress; None when there is none.
@@ -238,8 +248,17 @@ class Checkpointer:
             sync(path)
             yield path.name, {"bytes": path.stat().st_size, "xxh3_128": manifest.digest(path)}
 
+    def _finite(self) -> bool:
+        """Return whether what this rank has of the parameters is finite."""
+        values = (p.detach() for p in self.model.module.parameters() if p.requires_grad)
+        local = [v.to_local() if isinstance(v, DTensor) else v for v in values]
+        return not local or bool(torch.stack([torch.isfinite(v).all() for v in local]).all())
+
     def _remove_old(self) -> None:
+        healthy = manifest.newest_healthy(self.folder)
         for path in manifest.checkpoints(self.folder)[self.keep :]:
+            if path == healthy:
+                continue
             # Renamed first, since a half-removed folder must not look like a checkpoint.
             doomed = path.with_suffix(".tmp")
             path.rename(doomed)

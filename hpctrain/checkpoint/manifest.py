@@ -29,6 +29,7 @@ from hpctrain.errors import StorageError
 log = logging.getLogger(__name__)
 
 NAME = "manifest.json"
+NOT_HEALTHY = "its parameters are not finite"
 Progress = dict[str, Any]
 _DIGEST = b',\n "digest": "xxh3_128:%s"\n}\n'
 
@@ -44,6 +45,7 @@ class Manifest:
         files: Size and digest of each file, by name: `bytes` and `xxh3_128`.
         time: When it was saved, in seconds since the epoch.
         layout: The degrees of parallelism, without those that are 1; None in version 1.
+        healthy: Whether all its parameters are finite; True where older releases did not look.
     """
 
     step: int
@@ -52,6 +54,7 @@ class Manifest:
     files: Mapping[str, Mapping[str, Any]]
     time: float
     layout: Mapping[str, int] | None
+    healthy: bool = True
 
     def write(self, checkpoint: Path) -> None:
         """Write and sync the manifest in the folder of a checkpoint."""
@@ -103,6 +106,7 @@ class Manifest:
                 files,
                 float(found.get("time", changed)),
                 found.get("layout"),
+                bool(found.get("healthy", True)),
             )
         except (LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
@@ -122,22 +126,37 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-????????"), reverse=True)
 
 
+def is_healthy(checkpoint: Path) -> bool:
+    """Return False if the manifest of a checkpoint says that not all parameters are finite."""
+    try:
+        return Manifest.read(checkpoint).healthy
+    except StorageError:
+        return True  # nothing is known; `damage` says what is wrong
+
+
+def newest_healthy(folder: Path) -> Path | None:
+    """Return the newest checkpoint that is healthy, intact or not; None without one."""
+    return next(filter(is_healthy, checkpoints(folder)), None)
+
+
 def newest_intact(folder: Path) -> Path | None:
-    """Return the newest intact checkpoint; None if there are no checkpoints.
+    """Return the newest checkpoint that is intact and healthy; None if there are no checkpoints.
 
     Raises:
-        StorageError: There are checkpoints, but none is intact.
+        StorageError: There are checkpoints, but none is intact and healthy.
     """
     found = checkpoints(folder)
     for path in found:
-        problem = damage(path)
-        if not problem:
+        if not is_healthy(path):
+            log.warning("%s is not healthy (%s); trying the one before", path, NOT_HEALTHY)
+        elif problem := damage(path):
+            log.warning("%s is not intact (%s); trying the one before", path, problem)
+        else:
             return path
-        log.warning("%s is not intact (%s); trying the one before", path, problem)
     if found:
         raise StorageError(
-            f"{folder}: no checkpoint is intact; see the warnings above (if none can be brought "
-            "back, remove them: train.from_scratch=true then starts at step 0)"
+            f"{folder}: no checkpoint is intact and healthy; see the warnings above (if none can "
+            "be brought back, remove them: train.from_scratch=true then starts at step 0)"
         )
     return None
 

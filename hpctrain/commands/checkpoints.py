@@ -19,7 +19,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from hpctrain.checkpoint.manifest import Manifest, checkpoints, damage
+from hpctrain.checkpoint.manifest import NOT_HEALTHY, Manifest, checkpoints, damage
 from hpctrain.commands.facts import Facts
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import metric
@@ -138,6 +138,7 @@ def look(run: Facts, *, verify: bool) -> list[Row]:
         manifest, problem = None, damage(path) if verify else None
         try:
             manifest = Manifest.read(path)
+            problem = problem if manifest.healthy else NOT_HEALTHY
         except StorageError as error:
             problem = str(error).removeprefix(f"{path}/")
         rows.append(Row(run, path, manifest, "spare" if number else "latest", problem))

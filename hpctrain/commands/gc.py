@@ -30,7 +30,7 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from hpctrain.checkpoint.manifest import Manifest
+from hpctrain.checkpoint.manifest import Manifest, is_healthy
 from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.select import all_runs, is_archived, runs_of
 from hpctrain.commands.state import UNDER_WAY, State, judge
@@ -206,7 +206,7 @@ def _checkpoints(run: Path, keep: int) -> Iterator[Item]:
     kept = 0
     for entry in newest_first:
         if kept < keep:
-            kept += _is_complete(Path(entry.path))
+            kept += _is_complete(Path(entry.path)) and is_healthy(Path(entry.path))
         else:
             yield Item("checkpoint", Path(entry.path), f"the run is finished; {kept} newer", run)
 

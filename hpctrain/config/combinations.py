@@ -113,5 +113,10 @@ def _replicas(config: Config, degrees: Degrees) -> Iterator[str]:
             yield f"{key} with precision.reduce={precision.reduce}: use null"
         if precision.compute == "fp16":
             yield f"{key} with precision.compute=fp16: ranks would not agree on overflows; use bf16"
+        if config.train.nonfinite == "skip" and kind != "int8":
+            yield (
+                f"train.nonfinite=skip with {key}: what a NaN leaves in the replicas, or in the "
+                "errors of the compression, cannot be undone; use stop or rollback"
+            )
     if local.every is not None and parallel.ddp.static_graph:
         yield f"parallel.ddp.static_graph=true with {chosen[-1]}: torch cannot have both"

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from hpctrain.faults import early_signals as signals
+from hpctrain.faults.copied import Copied
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 # If the ranks have different reasons, the first of these counts: after a stop request by the user
@@ -52,8 +53,7 @@ class Stop:
     def __init__(self) -> None:
         self.asked = self.reason = ""
         self._file: Path | None = None
-        self._totals: list[float] | torch.Tensor | None = None
-        self._copied: torch.cuda.Event | None = None
+        self._totals = Copied()
 
     def __enter__(self) -> Stop:
         self._reading, self._writing = socket.socketpair()
@@ -108,23 +108,12 @@ class Stop:
 
     def offer(self, totals: list[float] | torch.Tensor) -> None:
         """Store the reduced flags, one for each of REASONS, without waiting for the device."""
-        if isinstance(totals, torch.Tensor) and totals.device.type == "cuda":
-            if self._copied is None:
-                self._pinned = torch.zeros(len(REASONS), pin_memory=True)
-                self._totals, self._copied = self._pinned, torch.cuda.Event()
-            self._pinned.copy_(totals, non_blocking=True)
-            self._copied.record()
-        else:
-            self._totals = totals
+        self._totals.offer(totals)
 
     @property
     def agreed(self) -> bool:
         """Whether any rank had a stop request at the last `offer`; the same on every rank."""
-        if self._copied is not None:
-            # The event was recorded a whole step ago, so this waits only for a slow device.
-            self._copied.synchronize()
-        if self._totals is not None:
-            totals = self._totals if isinstance(self._totals, list) else self._totals.tolist()
+        if totals := self._totals.read():
             asked = zip(REASONS, totals, strict=True)
             self.reason = next((reason for reason, ranks in asked if ranks), "")
         return bool(self.reason)

@@ -21,8 +21,8 @@ from hpctrain.distributed.ranks import RankInfo
 from hpctrain.job.requeue import may_requeue, requeue
 from hpctrain.launch.container import leave_note, note_from_env
 from hpctrain.runs import lost_checkpoints, provenance, stop_request
+from hpctrain.runs.failure import described
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.secrets import mask
 from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
 from hpctrain.train.trainer import Outcome
 
@@ -89,7 +89,7 @@ class Attempt(NoAttempt):
 
     def _failed(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
-            reason = mask(f"{type(error).__name__}: {error}")
+            reason = described(error)
             self._run.end_attempt("failed", error=reason)
             self.tracker.finish("FAILED", reason=reason)
 

@@ -25,6 +25,7 @@ from hpctrain.config.schema import Config
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
+from hpctrain.faults.health import Health
 from hpctrain.faults.stop import Stop
 from hpctrain.job.build_data import DataBuilder
 from hpctrain.job.effective import Effective
@@ -106,6 +107,7 @@ def build(
             optimizer,
             clip_norm=config.train.clip_norm,
             stop=stop,
+            health=_health(config, run, ranks),
             micro_batches=micro_batches,
         ),
         schedule=Schedule(
@@ -125,6 +127,25 @@ def build(
             evaluate=config.train.eval_every or loader.steps_per_epoch,
             checkpoint=config.checkpoint.every_steps,
         ),
+    )
+
+
+def _health(config: Config, run: RunDir, ranks: RankInfo) -> Health:
+    """Return what judges the steps; rank 0 knows which batches earlier rollbacks left out."""
+    known: list[Any] = [run.read().get("left_out", []) if ranks.is_main else None]
+    dist.broadcast_object_list(known, src=0)
+
+    def record(left_out: list[tuple[int, int]]) -> None:
+        if ranks.is_main:
+            run.update(left_out=left_out)
+
+    return Health(
+        config.train.nonfinite,
+        budget=config.train.nonfinite_budget,
+        window=config.train.nonfinite_window,
+        run=run.path,
+        left_out=[(step, consumed) for step, consumed in known[0]],
+        record=record,
     )
 
 

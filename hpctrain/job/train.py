@@ -17,6 +17,7 @@ import torch
 from hpctrain.config.schema import Config
 from hpctrain.distributed.group import process_group
 from hpctrain.distributed.ranks import RankInfo
+from hpctrain.faults.health import RolledBack
 from hpctrain.faults.stop import Stop, stop_with_launcher
 from hpctrain.job.attempt import Attempt, NoAttempt
 from hpctrain.job.build import build
@@ -86,15 +87,21 @@ def _fit(
 ) -> Outcome:
     """Train the run. The model is gone when this returns, so it ends before the process group.
 
+    After a rollback everything is built again, as another attempt would: the trainer then loads the
+    newest healthy checkpoint.
+
     A DistributedDataParallel that outlives its group is the last to hold it. It then ends gloo's
     threads while it holds Python's lock, and such a thread may wait for this lock for ever.
     """
-    trainer = build(config, run, ranks, device, tracker, stop)
-    try:
-        return trainer.fit()
-    except torch.OutOfMemoryError:
-        _lower_micro_batch(run, ranks, trainer.train_step.micro_batches)
-        raise
+    while True:
+        trainer = build(config, run, ranks, device, tracker, stop)
+        with suppress(RolledBack):
+            try:
+                return trainer.fit()
+            except torch.OutOfMemoryError:
+                _lower_micro_batch(run, ranks, trainer.train_step.micro_batches)
+                raise
+        del trainer  # before its successor needs the memory
 
 
 def _lower_micro_batch(run: RunDir, ranks: RankInfo, sizes: MicroBatches | None) -> None:

@@ -10,7 +10,6 @@ others, which change how gradients are reduced.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
@@ -104,14 +103,11 @@ class ParallelModel:
             clip_norm: The largest L2 norm; None does not clip.
 
         Returns:
-            The norm before clipping, the same on all ranks; without clipping it is computed only
-            in fp16, and is NaN otherwise.
+            The norm before clipping, the same on all ranks.
         """
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        norm: Scalar = math.nan
-        if clip_norm is not None or self.precision.compute == "fp16":
-            whole = global_norm(gradients, self.mesh)
-            norm = factor * (whole if isinstance(factor, torch.Tensor) else whole.item())
+        whole = global_norm(gradients, self.mesh)
+        norm = factor * (whole if isinstance(factor, torch.Tensor) else whole.item())
         if clip_norm is not None:
             factor = factor * at_most(clip_norm / (norm + 1e-6), 1.0)
         local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
@@ -178,6 +174,8 @@ def global_norm(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
         mesh: The ranks.
     """
     if mesh.degrees.pp == 1 and not any(isinstance(g, DTensor) for g in gradients):
+        if not gradients:
+            return torch.zeros((), device=mesh.device)
         # As torch.nn.utils.get_total_norm, which also sorts them by dtype and device.
         norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         return norm

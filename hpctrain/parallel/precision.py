@@ -18,6 +18,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 _FIRST_SCALE = 65536.0
 _GROWTH_STEPS = 2000  # steps without an overflow after which the scale is doubled
+_LEAST_SCALE = 2.0**-14  # the smallest normal number of fp16: 30 overflows in a row lead to it
 
 
 class Precision:
@@ -25,7 +26,9 @@ class Precision:
 
     In fp16 small gradients would become 0, so the loss is multiplied by `scale`, and the gradient
     is divided by it. The scale is halved, and the step is left out, when the gradient overflows.
-    The norm that shows it is global, so all ranks decide alike.
+    The norm that shows it is global, so all ranks decide alike. A gradient that still overflows at
+    the least scale is not finite by itself: `exhausted` says so, and `hpctrain.faults.health`
+    decides.
 
     Args:
         config: The section `precision`.
@@ -62,21 +65,30 @@ class Precision:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.autocast)
 
-    def accepts(self, norm: float | torch.Tensor) -> bool:
+    def accepts(self, loss: float | torch.Tensor, norm: float | torch.Tensor) -> bool:
         """Return whether the step may be made, and adapt the scale; waits for the device in fp16.
 
         Args:
+            loss: The sum of the losses of all ranks. If it is not finite, the scale is not the
+                cause, and does not change.
             norm: The norm of the global gradient.
         """
         if self.compute != "fp16":
             return True
+        if not math.isfinite(loss):
+            return False
         if not math.isfinite(norm):
-            self.scale, self._good_steps = self.scale / 2, 0
+            self.scale, self._good_steps = max(self.scale / 2, _LEAST_SCALE), 0
             return False
         self._good_steps += 1
         if self._good_steps == _GROWTH_STEPS:
             self.scale, self._good_steps = self.scale * 2, 0
         return True
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the scale cannot be lowered any more, so that an overflow has another cause."""
+        return self.compute != "fp16" or self.scale == _LEAST_SCALE
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scale and the steps since it changed, as JSON."""

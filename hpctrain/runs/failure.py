@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hpctrain.disk import write_atomically
+from hpctrain.errors import HealthError
 from hpctrain.secrets import mask
 
 # A collective that has timed out is no such error: then a rank hangs, and none has died.
@@ -35,6 +36,15 @@ _OF_ANOTHER_RANK = re.compile(
 def is_of_another_rank(error: str) -> bool:
     """Return whether an error only says that another rank has died."""
     return _OF_ANOTHER_RANK.search(error) is not None
+
+
+def described(error: BaseException) -> str:
+    """Return the text of an error that records keep, without secrets.
+
+    The name of its class comes first, except where the text says everything about a run's health.
+    """
+    name = "" if isinstance(error, HealthError) else f"{type(error).__name__}: "
+    return mask(f"{name}{error}")
 
 
 def one_line(error: str) -> str:
@@ -59,7 +69,7 @@ def recorded(run: Path, job_id: str, restart_count: int) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        text = mask(f"{type(error).__name__}: {error}")
+        text = described(error)
         follows = isinstance(error, Exception) and is_of_another_rank(text)
         if job_id and not follows and read(run, job_id, restart_count) is None:
             content = {

@@ -31,6 +31,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hpctrain.checkpoint.manifest import newest_healthy
 from hpctrain.config.frozen import dump
 from hpctrain.config.identity import signature
 from hpctrain.config.schema import Config
@@ -86,9 +87,9 @@ class RunDir:
         return self.path / "checkpoints"
 
     def last_checkpoint(self) -> int:
-        """Return the global step of the newest checkpoint; 0 without one."""
-        steps = (int(path.name[5:]) for path in self.checkpoints.glob("step-????????"))
-        return max(steps, default=0)
+        """Return the global step of the newest healthy checkpoint; 0 without one."""
+        newest = newest_healthy(self.checkpoints)
+        return 0 if newest is None else int(newest.name[5:])
 
     @property
     def logs(self) -> Path:  # noqa: D102

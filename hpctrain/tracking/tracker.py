@@ -136,6 +136,7 @@ class JournalTracker:
         self._restarts = 0
         self._finished = False
         self._rewound = False
+        self._logged = False
         self._journal = Journal(self._run_dir)
         self.attempt = self._journal.attempt
         meta = Meta(self._uri, experiment, run_name, uid, parent_uid, parent_name)
@@ -174,6 +175,7 @@ class JournalTracker:
         """
         if not self._rewound:
             self.rewind(0)
+        self._logged = True
         values = {key: encode(value) for key, value in metrics.items()}
         self._journal.append("metrics", step=int(step), metrics=values)
 
@@ -184,7 +186,7 @@ class JournalTracker:
     def rewind(self, position: int) -> None:
         """After a resume, mark the metrics logged since `position` as superseded."""
         self._rewound = True
-        if self.attempt > 1:
+        if self.attempt > 1 or self._logged:
             self._journal.rewind(position)
 
     def sync(self) -> None:

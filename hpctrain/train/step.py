@@ -2,7 +2,7 @@
 
 micro-batches ── task ── sums and counts ──┬── backward (hpctrain.parallel.model)
                                            └── one reduction: [sums, counts, stop, loads of experts]
-gradient x global batch size / global count ── clip ── optimizer
+gradient x global batch size / global count ── clip ── finite? ── optimizer
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from hpctrain.data.types import Batch
+from hpctrain.faults.health import Health
 from hpctrain.faults.stop import Stop
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.micro_batches import MicroBatches
@@ -83,12 +84,12 @@ class TrainStep:
         optimizer: Updates the parameters of the model.
         clip_norm: Largest L2 norm of the global gradient; None does not clip.
         stop: The stop request, whose flags are reduced together with the sums.
+        health: Judges each step; None stops at the first one that is not healthy.
         micro_batches: Changes the size of micro-batches; None keeps it.
 
     Attributes:
         totals: The sums since the last report.
-        grad_norm: The norm of the global gradient before clipping; NaN when the last step did not
-            need it.
+        grad_norm: The norm of the global gradient before clipping.
     """
 
     def __init__(
@@ -99,11 +100,12 @@ class TrainStep:
         *,
         clip_norm: float | None,
         stop: Stop,
+        health: Health | None = None,
         micro_batches: MicroBatches | None = None,
     ) -> None:
         self.model, self.task, self.optimizer = model, task, optimizer
         self.micro_batches = micro_batches
-        self.clip_norm, self.stop = clip_norm, stop
+        self.clip_norm, self.stop, self.health = clip_norm, stop, health or Health()
         self.totals = Totals()
         self.grad_norm: Scalar = math.nan
 
@@ -115,18 +117,30 @@ class TrainStep:
             lr: Learning rate of this step.
         """
         mesh, precision = self.model.mesh, self.model.precision
+        buffers = list(self.model.module.buffers()) if self.health.undoes else []
+        before = [buffer.clone() for buffer in buffers]  # such as the statistics of a batch norm
         names, values = self._forward_backward(batch)
         flags = self.stop.flags()
         reduced = over_ranks(self.model.loads.joined(joined(values, flags)), mesh)
         sums, rest = reduced[: len(values)], reduced[len(values) :]
         self.stop.offer(rest[: len(flags)])
-        self.totals.add(*self.model.loads.balance(rest[len(flags) :], names, sums))
-        count = sums[2 * names.index("loss") + 1]
+        balanced = self.model.loads.balance(rest[len(flags) :], names, sums)
+        place = 2 * names.index("loss")
+        loss, count = sums[place], sums[place + 1]
         # The gradient is a mean over the ranks of sums / rows; it becomes the sum / global count.
         rows = len(batch["mask"]) // mesh.weight
         factor = rows * mesh.averaged / at_least(count, 1) / precision.scale
         self.grad_norm = self.model.scale_gradients(factor, self.clip_norm)
-        if precision.accepts(self.grad_norm):
+        fits = precision.accepts(loss, self.grad_norm)
+        # An overflow of fp16 is no fault, and replicas that differ have norms of their own.
+        judged = (fits or precision.exhausted) and not self.model.replicas_differ
+        norm = self.grad_norm if judged else None
+        healthy = self.health.accepts(loss, norm, values[place])
+        if healthy:
+            self.totals.add(*balanced)
+        elif buffers:
+            torch._foreach_copy_(buffers, before)
+        if fits and healthy:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             self.optimizer.step()

@@ -1,6 +1,6 @@
 """The training loop. It receives objects that are already built; `fit` reads top to bottom.
 
-load the checkpoint, then loop { step; log; evaluate; agree on stopping; save a checkpoint }
+load the checkpoint, then loop { step; judge; log; evaluate; agree on stopping; save a checkpoint }
 
 A stop request also ends an evaluation, between two of its batches. The checkpoint then says that
 the evaluation is due, and the resumed run begins with it, so its metrics are logged once.
@@ -8,6 +8,7 @@ the evaluation is due, and the resumed run begins with it, so its metrics are lo
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -28,6 +29,8 @@ from hpctrain.train.display import Display
 from hpctrain.train.schedule import Schedule
 from hpctrain.train.step import Totals, TrainStep
 from hpctrain.train.throughput import Throughput
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,12 @@ class Trainer:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def fit(self) -> Outcome:
-        """Train from the last checkpoint, or from step 0, to `max_steps` or a stop request."""
+        """Train from the last checkpoint, or from step 0, to `max_steps` or a stop request.
+
+        Raises:
+            HealthError: A loss, a gradient or a parameter is not finite, and the run must stop.
+            RolledBack: The run goes on from its newest healthy checkpoint: build it again.
+        """
         first_step = self._resume()
         self.display.start(self.step, self.max_steps)
         saved = self.step
@@ -89,6 +97,7 @@ class Trainer:
                 self.train_step(batch, self.schedule(self.step))
                 self.step += 1
                 self.display.advance(self.step)
+                self._judge(self.train_step.health.problem)
                 done = self.step == self.max_steps
                 if done:
                     self.train_step.model.finish()
@@ -115,19 +124,29 @@ class Trainer:
     def _batches(self) -> Iterator[Batch]:
         if self.step >= self.max_steps:
             return
+        left_out = self.train_step.health.left_out
         for batch in first_in_long_work("the first batch", self.loader):
+            if self.loader.state_dict()["consumed"] in left_out:
+                continue
             yield batch
             if self.step >= self.max_steps:
                 return
+
+    def _judge(self, problem: str) -> None:
+        """Return if the run is healthy, or goes on without the update of the last step."""
+        if problem:
+            consumed = self.loader.state_dict()["consumed"]
+            self.train_step.health.decide(problem, self.step, consumed, self.loader.samples)
 
     def _training_means(self) -> dict[str, float]:
         means = derived(self.train_step.task, self.train_step.totals.means())
         if math.isnan(means.get("bubble", 0.0)):  # the first step of a pipeline measures none
             del means["bubble"]
-        norm = float(self.train_step.grad_norm)
+        skipped = self.train_step.health.skipped
         return (
             {f"train/{name}": value for name, value in means.items()}
-            | ({} if math.isnan(norm) else {"train/grad_norm": norm})
+            | {"train/grad_norm": float(self.train_step.grad_norm)}
+            | ({"train/skipped_steps": skipped} if skipped else {})
             | {"train/lr": self.schedule(self.step - 1), "train/epoch": self.loader.epoch}
         )
 
@@ -142,6 +161,9 @@ class Trainer:
             if means is None:
                 return False
             self._log({f"val/{name}": value for name, value in means.items()})
+            wrong = [f"val/{name}={v}" for name, v in means.items() if not math.isfinite(v)]
+            if wrong and dist.get_rank() == 0:
+                log.warning("step %d: not finite: %s", self.step, ", ".join(wrong))
         self.evaluation_due = False
         return True
 
@@ -177,7 +199,7 @@ class Trainer:
 
     def _save(self) -> None:
         self.tracker.sync()
-        self.checkpointer.save(
+        healthy = self.checkpointer.save(
             self.step,
             {
                 "step": self.step,
@@ -187,8 +209,10 @@ class Trainer:
                 "metrics": self.metrics,
                 "totals": self.train_step.totals.state_dict(),
                 "precision": self.train_step.model.precision.state_dict(),
+                "health": self.train_step.health.state_dict(),
             },
         )
+        self._judge("" if healthy else "parameters")
 
     def _resume(self) -> int:
         progress = self.checkpointer.load_latest()
@@ -200,6 +224,9 @@ class Trainer:
             self.train_step.totals.load_state_dict(progress["totals"], self.device)
             if "precision" in progress:  # checkpoints of release 0.1 had no loss scale
                 self.train_step.model.precision.load_state_dict(progress["precision"])
-            self.tracker.rewind(progress["tracker"])
+            if "health" in progress:  # older ones lack it
+                self.train_step.health.load_state_dict(progress["health"])
+        # After a rollback without a checkpoint the run starts at step 0 again.
+        self.tracker.rewind(progress["tracker"] if progress is not None else 0)
         dist.barrier()
         return self.step

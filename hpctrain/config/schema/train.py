@@ -146,6 +146,30 @@ class TrainConfig:
     clip_norm: float | None = key(
         1.0, "The global gradient is clipped to this L2 norm. Null does not clip.", above=0
     )
+    nonfinite: str = key(
+        "stop",
+        "What happens when the loss or the gradient of a step is NaN or infinite. The update is "
+        "never made. stop ends the run as failed. skip goes on without the update. rollback goes "
+        "back to the newest healthy checkpoint and leaves the batch out. fp16 first lowers its "
+        "loss scale.",
+        choices=("stop", "skip", "rollback"),
+        identity=False,
+    )
+    nonfinite_budget: int = key(
+        10,
+        "skip and rollback leave out at most this many steps of nonfinite_window, then the run "
+        "fails.",
+        unit="steps",
+        at_least=1,
+        identity=False,
+    )
+    nonfinite_window: int = key(
+        1000,
+        "nonfinite_budget counts the steps that were left out within this many steps.",
+        unit="steps",
+        at_least=1,
+        identity=False,
+    )
     log_every: int = key(
         20, "Metrics are reported every this many steps.", unit="steps", at_least=1, identity=False
     )

@@ -1,0 +1,216 @@
+"""Health: no update is made from numbers that are not finite, and all ranks decide alike.
+
+    sum of the losses of all ranks ── (the reduction of the step) ──┐
+    norm of the global gradient ────────────────────────────────────┴── finite? ── update
+                                                                           │
+    train.nonfinite  stop       the run fails                              └── no
+                     skip       this update is left out
+                     rollback   the run goes back to its newest healthy checkpoint, and leaves out
+                                the batch when it comes to it again
+
+The sums carry a NaN or an infinity of any rank to all ranks, so this needs no communication of its
+own. Only after such a step the ranks tell each other which of them had it first.
+
+On the CPU the numbers are known before the update, which is then not made. On a GPU the host reads
+them after the step, with the stop request. For `stop` and `rollback` that is early enough, because
+the parameters of this process are dropped and those of a checkpoint are loaded. For `skip` the host
+waits for them before the update.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpctrain.disk import write_atomically
+from hpctrain.errors import HealthError
+from hpctrain.faults.copied import Copied
+
+log = logging.getLogger(__name__)
+
+Samples = list[tuple[str, int]]
+_SHOWN = 3  # samples in a message; the file has all of them
+
+
+class RolledBack(Exception):
+    """The run goes on from its newest healthy checkpoint, in the same processes."""
+
+
+class Health:
+    """Judges every step, and decides what becomes of one that is not healthy.
+
+    Args:
+        policy: The key `train.nonfinite`.
+        budget: `train.nonfinite_budget`: so many steps of the last `window` may be left out.
+        window: `train.nonfinite_window`.
+        run: The run directory, in which the samples of an unhealthy step are listed; None does not
+            list them.
+        left_out: The batches that rollbacks have left out so far, as (global step, samples that
+            the training had been given after the batch).
+        record: Called with `left_out` after a rollback has added to it.
+
+    Attributes:
+        skipped: The number of steps that were left out since the start of the run.
+        left_out: The batches to leave out: the samples that the training has been given after each.
+    """
+
+    def __init__(
+        self,
+        policy: str = "stop",
+        *,
+        budget: int = 10,
+        window: int = 1000,
+        run: Path | None = None,
+        left_out: Sequence[tuple[int, int]] = (),
+        record: Callable[[list[tuple[int, int]]], None] = lambda _: None,
+    ) -> None:
+        self.policy, self.skipped = policy, len(left_out)
+        self._budget, self._window, self._run = budget, window, run
+        self._left_out, self._record = [*left_out], record
+        self._steps = [step for step, _ in left_out]
+        self.left_out = {consumed for _, consumed in left_out}
+        self._offered = Copied()
+        self._own_loss: float | torch.Tensor = 0.0
+
+    @property
+    def undoes(self) -> bool:
+        """Whether a step may be left out, so that what its forward pass changed is undone."""
+        return self.policy == "skip"
+
+    def accepts(
+        self,
+        loss: float | torch.Tensor,
+        norm: float | torch.Tensor | None,
+        own_loss: float | torch.Tensor,
+    ) -> bool:
+        """Return whether the update may be made; on a GPU, True as long as it is not known.
+
+        Args:
+            loss: The sum of the losses of all ranks, a tensor of shape () on a GPU.
+            norm: The norm of the global gradient, likewise; None if it does not count.
+            own_loss: The sum of this rank's losses.
+        """
+        self._own_loss = own_loss
+        norm = loss if norm is None else norm
+        if isinstance(loss, torch.Tensor):
+            both = torch.stack([loss, torch.as_tensor(norm, device=loss.device).to(loss.dtype)])
+            self._offered.offer(both)
+            if loss.device.type == "cuda" and not self.undoes:
+                return True
+            return not self.problem
+        self._offered.offer([loss, float(norm)])
+        return not self.problem
+
+    @property
+    def problem(self) -> str:
+        """What is not finite since the last step: "loss", "gradient" or ""; alike on all ranks."""
+        numbers = zip(("loss", "gradient"), self._offered.read(), strict=False)
+        return next((name for name, number in numbers if not math.isfinite(number)), "")
+
+    def decide(
+        self, problem: str, step: int, consumed: int, samples: Callable[[], Samples]
+    ) -> None:
+        """Return if the run goes on without the update of a step; all ranks call this together.
+
+        Args:
+            problem: What is not finite: "loss", "gradient" or "parameters".
+            step: The global step, counted from 1.
+            consumed: The samples that the training has been given, over all ranks and epochs.
+            samples: Returns the samples of this rank's part of the batch, as (file, row).
+
+        Raises:
+            HealthError: The run has to stop.
+            RolledBack: The run has to go on from its newest healthy checkpoint.
+        """
+        found = self._gathered(problem, samples)
+        text = f"{_is(problem)} not finite since step {step}{_first(found)}"
+        if self._run is not None:
+            text += self._listed(text, step, found)
+        if self.policy == "stop" or (self.policy == "skip" and problem == "parameters"):
+            raise HealthError(f"{text}. {_CURE}")
+        self._steps = [each for each in self._steps if each > step - self._window] + [step]
+        self.skipped += 1
+        if len(self._steps) > self._budget:
+            raise HealthError(
+                f"{text}. train.nonfinite={self.policy} has left out {self._budget} steps within "
+                f"{self._window} steps already (train.nonfinite_budget). {_CURE}"
+            )
+        if dist.get_rank() == 0:
+            log.warning(
+                "%s: %s (%d of train.nonfinite_budget=%d within %d steps)",
+                *(text, _DOES[self.policy], len(self._steps), self._budget, self._window),
+            )
+        if self.policy == "rollback":
+            self._record([*self._left_out, (step, consumed)])
+            raise RolledBack
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return which steps were left out, as JSON."""
+        return {"skipped": self.skipped, "steps": self._steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with what `state_dict` returned; a rollback may have added steps since."""
+        self._steps = sorted({*self._steps, *state["steps"]})
+        self.skipped = max(self.skipped, state["skipped"])
+
+    def _gathered(self, problem: str, samples: Callable[[], Samples]) -> list[dict[str, Any]]:
+        """Return what each rank knows of the step: those that had the problem, or else all."""
+        own = float(self._own_loss)
+        mine = {
+            "rank": dist.get_rank(),
+            "host": socket.gethostname(),
+            "loss": own if math.isfinite(own) else repr(own),  # JSON has no NaN
+            "samples": samples(),
+        }
+        known: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(known, mine)
+        first = [each for each in known if isinstance(each["loss"], str)]
+        return first if problem == "loss" and first else known
+
+    def _listed(self, text: str, step: int, found: list[dict[str, Any]]) -> str:
+        """Write the samples of the step into the run directory; return a text that names some."""
+        assert self._run is not None
+        file = self._run / "nonfinite" / f"step-{step:08d}.json"
+        if dist.get_rank() == 0:
+            try:
+                file.parent.mkdir(exist_ok=True)
+                content = {"step": step, "problem": text, "ranks": found}
+                write_atomically(file, json.dumps(content, indent=1) + "\n")
+            except OSError as error:
+                log.warning("%s: not written (%s)", file, error.strerror)
+        # The ranks that divide a layer or the layers have the same samples.
+        all_samples = list(dict.fromkeys((str(f), row) for r in found for f, row in r["samples"]))
+        if not all_samples:
+            return ""
+        some = ", ".join(f"{name} row {row}" for name, row in all_samples[:_SHOWN])
+        more = f" and {len(all_samples) - _SHOWN} more" if len(all_samples) > _SHOWN else ""
+        return f"; its samples: {some}{more} ({file})"
+
+
+_DOES = {
+    "skip": "the update is left out",
+    "rollback": "the run goes back to its newest healthy checkpoint, and will leave out this batch",
+}
+_CURE = (
+    "`resume` starts from the newest healthy checkpoint; if the samples are to blame, with "
+    "train.nonfinite=skip or rollback, if the training has diverged, start anew with a smaller "
+    "optimizer.lr or with train.clip_norm"
+)
+
+
+def _is(problem: str) -> str:
+    return "parameters are" if problem == "parameters" else f"{problem} is"
+
+
+def _first(found: list[dict[str, Any]]) -> str:
+    """Return the first rank that had a loss that is not finite; "" if none had."""
+    first = found[0]
+    return f" (first on rank {first['rank']}, {first['host']})" * isinstance(first["loss"], str)

@@ -51,7 +51,7 @@ def judge(run: Facts, now: float) -> State:
     if run.damage:
         return State("damaged", run.damage)
     if run.recorded_state == "finished":
-        return State("finished")
+        return State("finished", str(run.attempt.get("reason", "")))  # a metric that is NaN
     if run.job is not None and (state := _in_the_queue(run, now)):
         return state
     if run.recorded_state in ("created", "failed", "interrupted"):

@@ -12,7 +12,9 @@ _OF_TASK = {
     "Classification": ("loss", "accuracy"),
     "LanguageModel": ("loss", "bits_per_byte", "perplexity"),
 }
-_OF_TRAINING = (*("lr", "epoch", "grad_norm", "bubble", "expert_load_max", "expert_dropped"),)
+_OF_TRAINING = (
+    *("lr", "epoch", "grad_norm", "skipped_steps", "bubble", "expert_load_max", "expert_dropped"),
+)
 _OF_SPEED = ("samples_per_s", "data_wait_fraction")
 
 

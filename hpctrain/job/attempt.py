@@ -7,6 +7,7 @@ metrics. The other ranks have a `NoAttempt`.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import sys
@@ -93,8 +94,16 @@ class Attempt(NoAttempt):
             self._run.end_attempt("failed", error=reason)
             self.tracker.finish("FAILED", reason=reason)
 
-    def finished(self, outcome: Outcome) -> None:  # noqa: D102
-        self._run.end_attempt("finished", result={"step": outcome.step} | outcome.metrics)
+    def finished(self, outcome: Outcome) -> None:
+        """Record that all steps were made, and which results are not finite."""
+        result = {"step": outcome.step} | outcome.metrics
+        wrong = [
+            f"{name} is {value}"
+            for name, value in outcome.metrics.items()
+            if not math.isfinite(value) and (name == self._config.metric or name.startswith("val/"))
+        ]
+        reason = {"reason": ", ".join(wrong)} if wrong else {}
+        self._run.end_attempt("finished", result=result, **reason)
         self.tracker.finish("FINISHED")
 
     def interrupted(self, outcome: Outcome, reason: str) -> None:

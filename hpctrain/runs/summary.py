@@ -26,7 +26,8 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
         run: The run directory.
         arguments: The overrides on the command line; empty inside a job.
     """
-    result = run.read().get("result") or {}
+    record = run.read()
+    result = record.get("result") or {}
     table = Table(show_header=False)
     table.add_row("run", Text(run.name))
     table.add_row("steps", f"{result.get('step', 0):,}")
@@ -39,6 +40,8 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
     # Lines are not wrapped, so that paths can be copied.
     console = Console(soft_wrap=True)
     console.print(table)
+    if wrong := (record.get("attempts") or [{}])[-1].get("reason"):
+        console.print(f"not finite: {wrong}", style="red", highlight=False)
     console.print("look further:", highlight=False)
     if config.tracking.enabled:
         uri = mask(str(config.tracking.uri))

@@ -130,3 +130,22 @@ def test_no_update_is_made_on_any_rank(layout: str, tmp_path: Path) -> None:
     assert f"its samples: shard.h5 row {bad}" in first[0]
     for text in first[1:]:
         assert text.startswith("gradient is not finite since step 3; its samples: shard.h5 row 0")
+
+
+def noticed(kinds: list[str]) -> list[str]:
+    """Return the problem of a step with a NaN gradient on one rank, for each compression."""
+    problems = []
+    for kind in kinds:
+        keys = {"parallel.dp_replicate": 2, "train.compression.kind": kind}
+        training = build(Cell("conv", 2, tuple(keys.items())))
+        training.step.task = task = Poisoned(training.step.task)
+        training.run(Cell("conv", 2), 1)
+        task.poison = "gradient" * distributed.get_rank()
+        training.step(training._share(batch("conv", 1)), 0.1)
+        problems.append(training.step.health.problem)
+    return problems
+
+
+def test_compression_does_not_hide_a_nan() -> None:
+    kinds = ["powersgd", "topk", "int8", "onebit"]
+    assert run_ranks(noticed, 2, kinds) == [["gradient"] * 4] * 2

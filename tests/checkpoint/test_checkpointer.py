@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import pickle
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch.distributed.checkpoint.metadata import StorageMeta
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.checkpoint.manifest import Manifest, damage, digest
+from hpctrain.checkpoint.manifest import Manifest, checkpoints, damage, digest
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import StorageError
 from hpctrain.job.generate import load_weights
@@ -61,6 +62,37 @@ def test_only_the_newest_stay_and_an_unfinished_one_is_none(tmp_path: Path) -> N
         "step-00000003",
     ]
     assert saved.load_latest() == {"step": 3}
+
+
+def test_the_newest_healthy_one_stays_and_is_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    step = make()
+    saved = checkpointer(tmp_path, step)
+    assert saved.save(1, {"step": 1})
+    healthy = weights(step)
+    with torch.no_grad():
+        step.model.parameters[0][0, 0] = float("inf")
+    assert not any(saved.save(number, {"step": number}) for number in (2, 3, 4))
+    left = sorted(int(path.name[5:]) for path in checkpoints(tmp_path))
+    assert left == [1, 3, 4], "the newest healthy one, beside the two that are kept"
+    with caplog.at_level(logging.WARNING):
+        assert saved.load_latest() == {"step": 1}
+    assert "step-00000004 is not healthy (its parameters are not finite)" in caplog.text
+    assert torch.equal(weights(step), healthy)
+    assert all(saved.save(number, {"step": number}) for number in (5, 6))
+    assert sorted(int(path.name[5:]) for path in checkpoints(tmp_path)) == [5, 6]
+    # A release that did not look has written no such entry.
+    manifest = tmp_path / "step-00000005" / "manifest.json"
+    body = json.loads(manifest.read_text())
+    del body["healthy"], body["digest"]
+    assert Manifest.parse(json.dumps(body | {"version": 1}).encode(), 0.0).healthy
+    for path in (5, 6):
+        shutil.rmtree(tmp_path / f"step-{path:08d}")
+    step.model.parameters[0].data[0, 0] = float("nan")
+    saved.save(7, {"step": 7})
+    with pytest.raises(StorageError, match="no checkpoint is intact and healthy"):
+        saved.load_latest()
 
 
 @pytest.mark.parametrize("kind", ["bit", "truncated", "missing", "manifest", "progress"])

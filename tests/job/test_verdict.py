@@ -8,7 +8,7 @@ import pytest
 
 from hpctrain.config.frozen import dump
 from hpctrain.config.schema import Config
-from hpctrain.errors import DistributedError
+from hpctrain.errors import DistributedError, HealthError
 from hpctrain.job.verdict import close_tracking, verdict
 from hpctrain.runs import failure, stop_request
 from hpctrain.runs.run_dir import RunDir
@@ -46,6 +46,15 @@ def save(run: RunDir, step: int) -> None:
 def last(run: RunDir) -> dict[str, Any]:
     attempt: dict[str, Any] = run_json(run.path)["attempts"][-1]
     return attempt
+
+
+def test_a_run_that_is_not_healthy_is_not_requeued(begin: Begin) -> None:
+    run = begin(20)
+    text = "loss is not finite since step 50 (first on rank 1, node2)"
+    with pytest.raises(HealthError), failure.recorded(run.path, JOB, 0):
+        raise HealthError(text)
+    assert verdict(run, HealthError.exit_code, JOB, 0) == ""
+    assert (run_json(run.path)["state"], last(run)["error"]) == ("failed", text)
 
 
 def test_killed_ranks_come_back_as_long_as_they_make_progress(begin: Begin) -> None:

@@ -155,6 +155,39 @@ def test_preempted_requeued_resumed(
     assert journal_metrics(run) == journal_metrics(undisturbed)
 
 
+POISONED = """\
+import torch.distributed as dist
+from hpctrain.tasks import Classification
+
+class Poisoned(Classification):
+    calls = 0
+
+    def sums(self, outputs, batch):
+        self.calls += 1
+        bad = self.calls == 5 and dist.get_rank() == 1
+        return super().sums(outputs * float("nan") if bad else outputs, batch)
+"""
+
+
+def test_a_loss_that_is_not_finite_fails_the_job(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "poisoned.py").write_text(POISONED)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    where = ["launch.nodes=2", "checkpoint.every_steps=2", "tracking=off"]
+    train("-m", "task._target_=poisoned.Poisoned", "train.max_steps=8", *where)
+    (run,) = runs(tmp_path / "runs")
+    (job,) = cluster.job_ids(tmp_path / "runs")
+    assert cluster.wait_for_end([job]) == {job: "FAILED"}, "it is not requeued"
+    record = run_json(run)
+    (attempt,) = record["attempts"]
+    host = attempt["hosts"][1]
+    said = f"loss is not finite since step 5 (first on rank 1, {host}); its samples: "
+    assert attempt["error"].startswith(said)
+    (listed,) = (run / "nonfinite").iterdir()
+    assert [each["rank"] for each in json.loads(listed.read_text())["ranks"]] == [1]
+
+
 KILLED = """\
 import os, signal
 import torch.distributed as dist

@@ -75,3 +75,22 @@ def test_bf16_computes_in_bf16_and_keeps_fp32_parameters() -> None:
     with Precision(PrecisionConfig("bf16"), torch.device("cpu")).forward():
         assert model(torch.ones(1, 4)).dtype == torch.bfloat16
     assert model.weight.dtype == torch.float32
+
+
+def test_the_loss_scale_of_fp16_has_a_limit() -> None:
+    step = make()
+    step.model.precision = Precision(PrecisionConfig("fp16"), torch.device("cpu"))
+    before, seen = weights(step), []
+    step.model.parameters[0].register_hook(lambda gradient: gradient * float("inf"))
+    for number in range(32):
+        step(batch(8, number), 1e-2)
+        seen.append((step.model.precision.scale, step.health.problem))
+    assert seen[:3] == [(2.0**15, ""), (2.0**14, ""), (2.0**13, "")]
+    assert seen[28:31] == [(2.0**-13, ""), (2.0**-14, "gradient"), (2.0**-14, "gradient")]
+    # A loss that is not finite has another cause, so the scale stays.
+    step = make()
+    step.model.precision = precision = Precision(PrecisionConfig("fp16"), torch.device("cpu"))
+    step.model.module.register_forward_hook(lambda *given: given[2] * float("nan"))
+    step(batch(8), 1e-2)
+    assert (precision.scale, step.health.problem) == (2.0**16, "loss")
+    assert torch.equal(weights(step), before)

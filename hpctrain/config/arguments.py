@@ -51,7 +51,8 @@ def problems(
         node: Its content with a `_target_` that exists. Names with a leading underscore are
             Hydra's.
         positional: How many positional arguments hpctrain itself gives.
-        inner: The config keys of arguments that are not in `section` itself.
+        inner: The config keys of arguments that are not in `section` itself. They may come from an
+            experiment that chooses another class, so the error says how to remove them.
     """
     target = str(node["_target_"])
     known = signature(target)
@@ -79,6 +80,7 @@ def problems(
         yield (
             f"{key(name)}={value}: {target} has no argument {name}; {hint}"
             f"it has {', '.join(names) or 'none'}"
+            + (f"; '~{inner[name]}' removes it" if name in inner else "")
         )
 
 

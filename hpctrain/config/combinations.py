@@ -46,6 +46,8 @@ def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:
     yield from ep_problems(degrees, parallel.ep)
     yield from pipeline.problems(config, degrees)
     yield from _context(config, degrees)
+    if train.sync_batchnorm:
+        yield from sync_problems(config, degrees)
     if precision.params == "bf16" and precision.compute in ("fp16", "fp8"):
         yield (
             f"precision.params=bf16 with precision.compute={precision.compute}: use bf16, or "
@@ -55,6 +57,23 @@ def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:
         yield f"precision.compute={precision.compute} with parallel.device=cpu: it needs a GPU"
     if parallel.device == "cpu" and parallel.backend == "nccl":
         yield "parallel.backend=nccl with parallel.device=cpu: use gloo or auto"
+
+
+def sync_problems(config: Config, degrees: Degrees) -> Iterator[str]:
+    """Yield why `train.sync_batchnorm=true` is impossible.
+
+    Args:
+        config: Every value by itself is valid.
+        degrees: The degrees for the number of ranks.
+    """
+    parallel, local = config.parallel, config.train.local_sgd
+    key = "train.sync_batchnorm=true with"
+    if degrees.pp > 1:
+        yield f"{key} parallel.pp={degrees.pp}: each of its micro-batches has its own statistics"
+    if parallel.weights is not None:
+        yield f"{key} parallel.weights={parallel.weights}: nodes make different numbers of passes"
+    if local.every is not None:
+        yield f"{key} train.local_sgd.every={local.every}: replicas train by themselves"
 
 
 def _tensor(config: Config, degrees: Degrees) -> Iterator[str]:

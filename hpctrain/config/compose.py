@@ -23,6 +23,7 @@ from hpctrain.config.choices import conf_dir, groups
 from hpctrain.config.explain import explain, same_name
 from hpctrain.config.frozen import from_omegaconf, known_keys
 from hpctrain.config.schema import Config
+from hpctrain.config.schema.key import keys
 from hpctrain.errors import ConfigError, StorageError
 
 
@@ -45,10 +46,11 @@ def compose(argv: list[str]) -> Config | None:
     composed: list[DictConfig] = []
     own_argv = sys.argv
     overrides = _overrides(argv)
+    given = [extending(text) for text in overrides]
     # Let Hydra raise its errors instead of printing a long report and exiting with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     # Hydra 1.3 wants all overrides side by side; `experiment=digits -m seed=1,2` works here.
-    sys.argv = [own_argv[0], *(text for text in argv if text not in overrides), *overrides]
+    sys.argv = [own_argv[0], *(text for text in argv if text not in overrides), *given]
     try:
         with our_launchers():
             hydra.main(config_path=str(conf_dir()), config_name="config", **base)(composed.append)()
@@ -73,6 +75,16 @@ def compose(argv: list[str]) -> Config | None:
             "nothing was started"
         )
     return from_omegaconf(composed[0]) if composed else None
+
+
+def extending(override: str) -> str:
+    """Return an override by which a free section, such as `parallel.plan={a.*: colwise}`, may grow.
+
+    Hydra itself refuses names that the section does not have yet, unless the override has `++`.
+    """
+    name, _, value = override.partition("=")
+    free = (key.name for key in keys(Config) if key.type.startswith("dict") and "." in key.name)
+    return f"++{override}" if value.lstrip().startswith("{") and name in free else override
 
 
 def _is_raised_by_hydra(error: ValueError) -> bool:

@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from hpctrain.config.choices import conf_dir
-from hpctrain.config.compose import our_launchers, store_schema
+from hpctrain.config.compose import extending, our_launchers, store_schema
 from hpctrain.config.compose_sweep import Composer
 from hpctrain.config.explain import explain
 from hpctrain.config.frozen import known_keys
@@ -69,7 +69,7 @@ def composed(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None
             )
     try:
         with our_launchers():
-            yield _call(list(overrides), config_dir)
+            yield _call([extending(text) for text in overrides], config_dir)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(explain(error, known_keys())) from error
 

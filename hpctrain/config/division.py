@@ -11,9 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from hpctrain.config.degrees import Degrees
+from hpctrain.config.own_models import TRANSFORMER
 from hpctrain.config.schema import Config, ParallelConfig
-
-_TRANSFORMER = ("hpctrain.models.Transformer", "hpctrain.models.transformer.Transformer")
 
 
 def division_problems(config: Config, degrees: Degrees) -> Iterator[str]:
@@ -23,7 +22,7 @@ def division_problems(config: Config, degrees: Degrees) -> Iterator[str]:
         config: Every value by itself is valid.
         degrees: The degrees for the number of ranks.
     """
-    if config.model.get("_target_") not in _TRANSFORMER:
+    if config.model.get("_target_") not in TRANSFORMER:
         return
     experts = config.model.get("experts")
     if isinstance(experts, int):

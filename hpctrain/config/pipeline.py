@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.micro_batches import accumulate
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
 
 ZERO_BUBBLE = ("zbv", "interleaved_zb")
@@ -32,6 +32,27 @@ def bubble(schedule: str, pp: int, parts: int) -> float:
         return max(0.0, 1 - parts / (2 * pp - 1))
     work = SCHEDULES[schedule] * parts * (3 if schedule == "interleaved_zb" else 1)
     return (pp - 1) / (work + pp - 1)
+
+
+def block_problem(what: str, count: int, parallel: ParallelConfig, pp: int) -> str:
+    """Return why the stages cannot divide the blocks of a model among themselves; "" if they can.
+
+    Args:
+        what: What has these blocks, such as "Transformer has 4 blocks (layers)".
+        count: The number of blocks.
+        parallel: The section of the config.
+        pp: The ranks that divide the layers.
+    """
+    stages, asked = pp * SCHEDULES[parallel.pipeline.schedule], parallel.pipeline.blocks
+    if count < stages:
+        return (
+            f"parallel.pp={pp} with parallel.pipeline.schedule={parallel.pipeline.schedule} makes "
+            f"{stages} stages, but {what}, and each stage needs one"
+        )
+    if asked is None or sum(asked) == count:
+        return ""
+    even = [count // stages + (i < count % stages) for i in range(stages)]
+    return f"parallel.pipeline.blocks={asked} has {sum(asked)} blocks, but {what}, such as {even}"
 
 
 def problems(config: Config, degrees: Degrees) -> Iterator[str]:

@@ -16,6 +16,7 @@ from hpctrain.config.combinations import parallel_problems
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.division import division_problems
 from hpctrain.config.frozen import plain
+from hpctrain.config.own_models import own_model_problems
 from hpctrain.config.schema import Config, DataConfig
 from hpctrain.config.schema.key import keys
 from hpctrain.config.variables import variables
@@ -251,6 +252,7 @@ def size_problems(config: Config, ranks: int) -> Iterator[str]:
         return
     yield from parallel_problems(config, degrees)
     yield from division_problems(config, degrees)
+    yield from own_model_problems(config, degrees)
     parts = shares.shares(config.parallel, degrees.dp)
     yield from _sampling(config, parts)
     if config.data.workers and not (config.data.transforms or config.data.val_transforms):
@@ -307,12 +309,3 @@ def _sampling(config: Config, dp: int) -> Iterator[str]:
             yield f"data.stage=none: {url} cannot be read in place; use auto, which copies shards"
         elif data.stage == "sbcast":
             yield f"data.stage=sbcast sends files of a folder; {url} is a URL: use node"
-    yield from _buckets(config)
-
-
-def _buckets(config: Config) -> Iterator[str]:
-    buckets = config.data.buckets
-    size_key = "train.global_batch_size" if buckets.size is None else "data.buckets.size"
-    size = buckets.size or config.train.global_batch_size
-    if buckets.field is not None and buckets.window % size:
-        yield f"data.buckets.window={buckets.window}: it must be a multiple of {size_key}={size}"

@@ -94,7 +94,7 @@ def build(
         "optimizer",
         {
             "_target_": config.optimizer._target_,
-            "lr": effective.lr,
+            "lr": config.optimizer.lr,  # lr_scaling multiplies the rates of all its groups
             "weight_decay": config.optimizer.weight_decay,
             **config.optimizer.options,
         },
@@ -109,6 +109,7 @@ def build(
             stop=stop,
             health=_health(config, run, ranks),
             micro_batches=micro_batches,
+            base_lr=config.optimizer.lr,
         ),
         schedule=Schedule(
             effective.lr, config.scheduler, effective.max_steps, effective.warmup_steps

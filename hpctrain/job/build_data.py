@@ -202,7 +202,8 @@ class DataBuilder:
         if data.buckets.field is not None:
             lengths = partial(reader.lengths, data.buckets.field)
             size = data.buckets.size or self.config.train.global_batch_size
-            sampler = Buckets(sampler, lengths, data.buckets.window, size, seed)
+            window = -(-data.buckets.window // size) * size
+            sampler = Buckets(sampler, lengths, window, size, seed)
         return Repeat(sampler, data.repeat) if data.repeat > 1 else sampler
 
     def _order(self, blocks: Reader | Windows, count: int, seed: int) -> Sampler:

@@ -15,7 +15,9 @@ def find_blocks(model: nn.Module, classes: list[str]) -> list[tuple[str, nn.Modu
 
     Without class names these are the members of the longest list (`nn.ModuleList`,
     `nn.ModuleDict` or `nn.Sequential`) whose members with parameters, at least two, have one class.
-    Lists of the same class of members, such as the stages of a ResNet, are taken together.
+    Lists of the same class of members, such as the stages of a ResNet, are taken together. A list
+    of layers of several classes is taken if all that was found is within them: nothing, linear
+    layers, or the experts of some layers that are beside dense ones.
 
     Args:
         model: The model.
@@ -27,24 +29,39 @@ def find_blocks(model: nn.Module, classes: list[str]) -> list[tuple[str, nn.Modu
     if classes:
         return _named(model, classes)
     lists: dict[type, list[tuple[str, nn.Module]]] = {}
+    mixed: list[list[tuple[str, nn.Module]]] = []
     for name, module in model.named_modules():
         if not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
             continue
         members = [(key, m) for key, m in module.named_children() if _size(m)]
         kinds = {type(member) for _, member in members}
+        named = [(f"{name}.{key}" if name else key, m) for key, m in members]
         if len(kinds) == 1:
-            prefix = f"{name}." if name else ""
-            lists.setdefault(kinds.pop(), []).extend((prefix + key, m) for key, m in members)
+            lists.setdefault(kinds.pop(), []).extend(named)
+        elif len(members) > 1 and all(any(True for _ in m.children()) for _, m in members):
+            mixed.append(named)
     # Layers within layers, such as the experts of each block, are not blocks by themselves.
     found = [_outermost(blocks) for blocks in lists.values() if len(blocks) > 1]
-    if not found:
+    longest = max(found, key=_sum, default=[])
+    around = [blocks for blocks in mixed if _contains(blocks, longest)]
+    if not longest and not around:
         raise ConfigError(
             f"the blocks of {type(model).__name__} cannot be found: it has no list (nn.ModuleList, "
             "nn.ModuleDict or nn.Sequential) of two or more modules with parameters and of one "
-            f"class. Name the classes of its blocks: parallel.blocks=[{_classes(model)[0]}]; it "
-            f"has {', '.join(_classes(model))}"
+            f"class. Name the classes of its blocks{_largest(model)}; it has "
+            f"{', '.join(_classes(model)) or 'none'}"
         )
-    return max(found, key=lambda blocks: sum(_size(block) for _, block in blocks))
+    return max(around, key=_sum, default=longest)
+
+
+def _contains(blocks: list[tuple[str, nn.Module]], found: list[tuple[str, nn.Module]]) -> bool:
+    """Return whether layers of several classes are the blocks, and not what was found in them."""
+    holders = [{b for b, _ in blocks if name.startswith(f"{b}.")} for name, _ in found]
+    # A class that comes again is that of a layer. An encoder with layers and a head are no blocks.
+    repeated = len({type(block) for _, block in blocks}) < len(blocks)
+    some = len(set().union(*holders)) < len(blocks)
+    single = all(not any(True for _ in module.children()) for _, module in found)
+    return all(holders) and (single or (some and repeated))
 
 
 def _named(model: nn.Module, classes: list[str]) -> list[tuple[str, nn.Module]]:
@@ -70,10 +87,24 @@ def _outermost(blocks: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module
     return [(name, module) for name, module in blocks if not within(name)]
 
 
+def _largest(model: nn.Module) -> str:
+    """Return an example of `parallel.blocks`, of a class whose modules have layers; "" if none."""
+    sizes: dict[str, int] = {}
+    for name, module in model.named_modules():
+        if name and any(True for _ in module.children()):
+            kind = type(module).__name__
+            sizes[kind] = sizes.get(kind, 0) + _size(module)
+    return f": parallel.blocks=[{max(sizes, key=sizes.__getitem__)}]" if any(sizes.values()) else ""
+
+
 def _classes(model: nn.Module) -> list[str]:
     """Return the class names of the modules that have parameters below them, without the model."""
     found = {type(m).__name__: None for name, m in model.named_modules() if name and _size(m)}
-    return list(found) or ["CLASS"]
+    return list(found)
+
+
+def _sum(blocks: list[tuple[str, nn.Module]]) -> int:
+    return sum(_size(block) for _, block in blocks)
 
 
 def _size(module: nn.Module) -> int:

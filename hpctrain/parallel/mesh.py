@@ -135,6 +135,17 @@ class Mesh:
         mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("pp", "stage"))
         return mesh["stage"].get_group()
 
+    @cached_property
+    def batch(self) -> dist.ProcessGroup:
+        """The ranks that have the other rows and positions of a batch, for the same layers.
+
+        The group is one of its own, because backward passes reduce gradients in others meanwhile.
+        All ranks ask for it together.
+        """
+        grid = torch.arange(self._ranks).view(self.degrees.pp, self.averaged, self.degrees.tp)
+        groups = grid.transpose(1, 2).reshape(-1, self.averaged).tolist()
+        return dist.new_subgroups_by_enumeration(groups)[0]
+
     def add(self, values: torch.Tensor) -> None:
         """Replace `values` by their sum over all ranks, in place.
 

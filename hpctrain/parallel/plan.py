@@ -56,7 +56,7 @@ def find_plan(model: nn.Module, parallel: ParallelConfig, degrees: Degrees) -> P
     if degrees.tp > 1 and not plan.tensor:
         raise ConfigError(
             f"parallel.tp={degrees.tp}: {kind} has no plan for tensor parallel; give the styles of "
-            f"its modules, such as parallel.plan='{_EXAMPLE}'"
+            f"its modules, such as 'parallel.plan={_EXAMPLE}'"
         )
     if degrees.pp > 1 and not plan.blocks:
         raise ConfigError(

@@ -21,6 +21,7 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.models.plan import Plan
 from hpctrain.parallel.activation import checkpoint_activations
+from hpctrain.parallel.batch_norm import prepare_batch_norms
 from hpctrain.parallel.blocks import find_blocks
 from hpctrain.parallel.ddp import DDPModel
 from hpctrain.parallel.expert_parallel import divide_experts
@@ -86,6 +87,7 @@ def parallelize(
             divided_loss=divided_loss,
         )
     module = build_whole(build, config.seed, precision.params, precision.device)
+    prepare_batch_norms(module, config, mesh)
     train, blocks = config.train, []
     if train.activation_checkpointing != "none" or train.compile == "blocks":
         blocks = [block for _, block in find_blocks(module, parallel.blocks)]
@@ -111,6 +113,7 @@ def _divided(
     if model is None:
         model = build_whole(build, seed, precision.params, device)
     cast_parameters(model, precision.params)
+    prepare_batch_norms(model, config, mesh)
     plan = Plan()
     if mesh.degrees.ranks > mesh.degrees.dp or config.parallel.ep > 1:
         plan = find_plan(model, config.parallel, mesh.degrees)
@@ -153,6 +156,8 @@ def _pipeline(
         if model is None or not meta:
             model = build_whole(build, seed, precision.params, torch.device("cpu"))
         cast_parameters(model, precision.params)
+        if not stages:
+            prepare_batch_norms(model, config, mesh)
         plan = find_plan(model, parallel, mesh.degrees)
         names = [name for name, _ in find_blocks(model, parallel.blocks)]
         inputs = list(inspect.signature(model.forward).parameters)

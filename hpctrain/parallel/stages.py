@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import nn
 
+from hpctrain.config.pipeline import block_problem
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.errors import ConfigError
@@ -90,21 +91,11 @@ def block_counts(model: nn.Module, plan: Plan, parallel: ParallelConfig, pp: int
     _check(model, plan, pp)
     costs = [_size(block) for block in blocks.children()]
     stages = pp * SCHEDULES[parallel.pipeline.schedule]
-    if len(costs) < stages:
-        raise ConfigError(
-            f"parallel.pp={pp} with parallel.pipeline.schedule={parallel.pipeline.schedule} makes "
-            f"{stages} stages, but {kind} has {len(costs)} blocks ({plan.blocks}), and each stage "
-            "needs one"
-        )
-    asked = parallel.pipeline.blocks
-    if asked is not None:
-        if sum(asked) != len(costs):
-            even = [len(costs) // stages + (i < len(costs) % stages) for i in range(stages)]
-            raise ConfigError(
-                f"parallel.pipeline.blocks={asked} has {sum(asked)} blocks, but {kind} has "
-                f"{len(costs)} ({plan.blocks}), such as {even}"
-            )
-        return asked
+    what = f"{kind} has {len(costs)} blocks ({plan.blocks})"
+    if problem := block_problem(what, len(costs), parallel, pp):
+        raise ConfigError(problem)
+    if parallel.pipeline.blocks is not None:
+        return parallel.pipeline.blocks
     first, last = (
         sum(_size(model.get_submodule(name)) for name in names) for names in (plan.first, plan.last)
     )

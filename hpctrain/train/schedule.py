@@ -7,6 +7,9 @@ scheduler.warmup_* ── warmup_steps ┴── Schedule(step)
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+
+import torch
 
 from hpctrain.config.schema import OptimizerConfig, SchedulerConfig
 
@@ -35,6 +38,33 @@ class Schedule:
         if self.config.kind == "cosine":
             progress = (1 - math.cos(math.pi * progress)) / 2
         return self.lr * (1 - (1 - final) * progress)
+
+
+def rate_ratios(optimizer: torch.optim.Optimizer, lr: float) -> list[float]:
+    """Return each parameter group's own learning rate, divided by that of the config.
+
+    This is known before a checkpoint is loaded, since that has the rates of its last step.
+
+    Args:
+        optimizer: As it was made. A group without a rate has that of the config.
+        lr: The learning rate that the optimizer was made with.
+    """
+    return [float(group.get("lr", lr)) / lr for group in optimizer.param_groups]
+
+
+def set_rates(optimizer: torch.optim.Optimizer, lr: float, ratios: Sequence[float]) -> None:
+    """Give each parameter group its learning rate of a step.
+
+    Args:
+        optimizer: Rates that are tensors stay the same tensors.
+        lr: The learning rate of the step.
+        ratios: That of each group is `lr` times this.
+    """
+    for group, ratio in zip(optimizer.param_groups, ratios, strict=True):
+        if isinstance(group.get("lr"), torch.Tensor):
+            group["lr"].fill_(lr * ratio)
+        else:
+            group["lr"] = lr * ratio
 
 
 def peak_lr(config: OptimizerConfig, batch: int) -> float:

@@ -29,6 +29,7 @@ from hpctrain.parallel.scalars import (
     reordered,
 )
 from hpctrain.tasks import Task
+from hpctrain.train.schedule import rate_ratios, set_rates
 
 
 class Totals:
@@ -81,11 +82,13 @@ class TrainStep:
     Args:
         model: The model on the ranks of its mesh.
         task: Computes sums and counts from a batch (`hpctrain.tasks`).
-        optimizer: Updates the parameters of the model.
+        optimizer: Updates the parameters of the model, as it was made.
         clip_norm: Largest L2 norm of the global gradient; None does not clip.
         stop: The stop request, whose flags are reduced together with the sums.
         health: Judges each step; None stops at the first one that is not healthy.
         micro_batches: Changes the size of micro-batches; None keeps it.
+        base_lr: The learning rate that the optimizer was made with. Groups of parameters with
+            another one keep the ratio to it. None lets all groups have the same.
 
     Attributes:
         totals: The sums since the last report.
@@ -102,10 +105,13 @@ class TrainStep:
         stop: Stop,
         health: Health | None = None,
         micro_batches: MicroBatches | None = None,
+        base_lr: float | None = None,
     ) -> None:
         self.model, self.task, self.optimizer = model, task, optimizer
         self.micro_batches = micro_batches
         self.clip_norm, self.stop, self.health = clip_norm, stop, health or Health()
+        groups = optimizer.param_groups
+        self._ratios = rate_ratios(optimizer, base_lr) if base_lr else [1.0] * len(groups)
         self.totals = Totals()
         self.grad_norm: Scalar = math.nan
 
@@ -114,7 +120,7 @@ class TrainStep:
 
         Args:
             batch: Tensors on the device. A rank has the rows of `mesh.weight` shares.
-            lr: Learning rate of this step.
+            lr: Learning rate of this step, of which a group of parameters may have a multiple.
         """
         mesh, precision = self.model.mesh, self.model.precision
         buffers = list(self.model.module.buffers()) if self.health.undoes else []
@@ -141,8 +147,7 @@ class TrainStep:
         elif buffers:
             torch._foreach_copy_(buffers, before)
         if fits and healthy:
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
+            set_rates(self.optimizer, lr, self._ratios)
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.model.after_step()

@@ -40,13 +40,15 @@ def with_folder(folder: Path) -> Composer:
 def composed(folder: Path, with_folder: Composer) -> Composed:
     """Compose a translation in both of its forms, which must give the same valid config."""
 
-    def call(made: Translation, *more: str, ranks: int | None = None) -> Config:
+    def call(
+        made: Translation, *more: str, ranks: int | None = None, base: str = "digits"
+    ) -> Config:
         name = f"translated{len(os.listdir(folder / 'experiment'))}"
         (folder / "experiment" / f"{name}.yaml").write_text(made.yaml("Translated"))
         where = ["data.path=/data", "output_dir=/runs"]
         line = shlex.split(shlex.join(made.overrides()))
-        first = with_folder.typed(["experiment=digits", *where, *line, *more])
-        second = with_folder.typed([f"experiment=[digits,{name}]", *where, *more])
+        first = with_folder.typed([f"experiment={base}", *where, *line, *more])
+        second = with_folder.typed([f"experiment=[{base},{name}]", *where, *more])
         assert plain(first) == plain(second)
         validate(first, ranks)
         return first
@@ -281,13 +283,30 @@ def test_single_keys(content: dict[str, Any], expected: dict[str, Any], composed
 @pytest.mark.parametrize(
     ("content", "name", "reason"),
     [
-        ({"optimizer": {"type": "OneBitAdam"}}, "optimizer.type=OneBitAdam", "1 bit"),
+        (
+            {"optimizer": {"type": "OneBitAdam"}},
+            "optimizer.type=OneBitAdam",
+            "train.compression.kind=onebit sends gradients of 1 bit for any optimizer",
+        ),
+        ({"expert_parallel": {"size": 4}}, "expert_parallel", "parallel.ep divides the experts"),
+        ({"pipeline": {"stages": "auto"}}, "pipeline", "parallel.pp and parallel.pipeline divide"),
+        # One unknown key does not make the others useless.
+        (
+            {"gradient_cliping": 1.0, "zero_optimization": {"stage": 2}},
+            "gradient_cliping=1.0",
+            "there is no such key: did you mean gradient_clipping?",
+        ),
+        (
+            {"steps_per_print": 10, "my_lab": {"owner": "x"}},
+            "my_lab.owner=x",
+            "there is no such key",
+        ),
         ({"optimizer": {"type": "Lamb"}}, "optimizer.type=Lamb", "torch has no LAMB"),
         ({"scheduler": {"type": "OneCycle"}}, "scheduler.type=OneCycle", "constant, linear"),
         ({"fp16": {"enabled": True, "loss_scale": 128}}, "fp16.loss_scale=128", "begins at"),
         ({"elasticity": {"enabled": True, "max_gpus": 8}}, "elasticity", "any number of ranks"),
         ({"wandb": {"enabled": False, "team": "x"}}, "wandb", "it is off"),
-        ({"tensor_parallel": {"autotp_size": 4}}, "tensor_parallel", "plan"),
+        ({"tensor_parallel": {"tp_grain_size": 8}}, "tensor_parallel", "parallel.plan"),
         (
             {"zero_optimization": {"stage": 3, "max_live_parameters": 5}},
             "zero_optimization.max_live_parameters=5",
@@ -543,7 +562,41 @@ def test_deepspeed_through_accelerate(composed: Composed, tmp_path: Path) -> Non
             "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\nnum_processes: 8\n"
             "parallelism_config: {parallelism_config_dp_replicate_size: 2, "
             "parallelism_config_dp_shard_size: 2, parallelism_config_tp_size: 2}",
-            {"parallel.dp_replicate": 2, "parallel.dp_shard": -1},
+            {"parallel.dp_replicate": 2, "parallel.dp_shard": 2, "parallel.tp": 2},
+        ),
+        (
+            "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\nnum_processes: 8\n"
+            "parallelism_config: {parallelism_config_dp_shard_size: 2, "
+            "parallelism_config_cp_size: 4, parallelism_config_sp_size: 1}",
+            {"parallel.dp_shard": 2, "parallel.cp": 4, "launch.tasks_per_node": 8},
+        ),
+        (
+            "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\nnum_processes: 8\n"
+            "parallelism_config: {parallelism_config_dp_shard_size: 4, "
+            "parallelism_config_sp_size: 2}",
+            {"parallel.dp_shard": -1, "parallel.cp": None},
+        ),
+        (
+            "distributed_type: TP\nnum_processes: 2\ntp_config: {tp_size: 2}",
+            {"parallel": "ddp", "parallel.tp": 2},
+        ),
+        (
+            "distributed_type: MEGATRON_LM\nnum_processes: 8\nmegatron_lm_config: "
+            "{megatron_lm_tp_degree: 2, megatron_lm_pp_degree: 2, "
+            "megatron_lm_num_micro_batches: 4, megatron_lm_sequence_parallelism: false, megatron_lm_gradient_clipping: 0.5}",
+            {
+                "parallel": "ddp",
+                "parallel.tp": 2,
+                "parallel.pp": 2,
+                "train.accumulate": 4,
+                "parallel.sequence_parallel": False,
+                "train.clip_norm": 0.5,
+            },
+        ),
+        # Accelerate starts one process then.
+        (
+            "distributed_type: 'NO'\nnum_processes: 8\nnum_machines: 2",
+            {"parallel": "single", "launch.tasks_per_node": 1, "launch.nodes": None},
         ),
         ("distributed_type: MULTI_GPU\ngradient_accumulation_steps: 2", {"train.accumulate": 2}),
     ],
@@ -554,7 +607,24 @@ def test_other_keys(
     made = translate(text, tmp_path)
     found = made.choices | made.values
     assert {name: found.get(name) for name in expected} == expected
-    composed(made)
+    # The model of the digits cannot be divided.
+    base = () if {"parallel.tp", "parallel.pp", "parallel.cp"}.isdisjoint(found) else _LANGUAGE
+    composed(made, *base, base="stdlib_lm" if base else "digits")
+
+
+_LANGUAGE = ("model.tied=false", "data.windows.length=129", "train.global_batch_size=16")
+
+
+def test_what_accelerate_has_and_we_have_not_is_named(tmp_path: Path) -> None:
+    alone = translate("distributed_type: 'NO'\nnum_processes: 8\nnew_key: 1", tmp_path)
+    assert alone.left["num_processes=8"].startswith("distributed_type=NO is one process")
+    assert alone.left["new_key=1"] == "there is no such key"
+    inner = translate("distributed_type: FSDP\nfsdp_config: {fsdp_shardin_strategy: X}", tmp_path)
+    hint = inner.left["fsdp_config.fsdp_shardin_strategy=X"]
+    assert hint.endswith("did you mean fsdp_config.fsdp_sharding_strategy?")
+    parts = "distributed_type: FSDP\nparallelism_config: {parallelism_config_sp_size: 2}"
+    (reason,) = [r for n, r in translate(parts, tmp_path).left.items() if "sp_size" in n]
+    assert "parallel.cp divides sequences" in reason
 
 
 @pytest.mark.parametrize(
@@ -562,9 +632,8 @@ def test_other_keys(
     [
         ("distributed_type: XLA", "distributed_type=XLA: allowed are NO, MULTI_GPU, "),
         ("compute_environment: AMAZON_SAGEMAKER", "allowed are LOCAL_MACHINE"),
-        ("distributed_type: MULTI_GPU\nnum_process: 4", "did you mean num_processes?"),
-        ("distributed_type: FSDP\nfsdp_config: {fsdp_sharding: X}", "fsdp_config.fsdp_sharding"),
-        ("num_machines: 3\nnum_processes: 4", "cannot be divided evenly"),
+        ("num_process: 4", "accelerate.yaml: num_process: there is no such key: did you mean num_"),
+        ("distributed_type: FSDP\nnum_machines: 3\nnum_processes: 4", "cannot be divided evenly"),
         ("just a text", "it has no keys"),
         ("a: [", "not YAML"),
     ],

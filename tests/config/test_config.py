@@ -1,5 +1,6 @@
 """Configs are composed, checked before anything is written, and read back unchanged."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from hypothesis import strategies as st
 
 from hpctrain.config.choices import conf_dir, groups
 from hpctrain.config.compose import compose as compose_config
+from hpctrain.config.compose import extending
+from hpctrain.config.compose_call import composed
 from hpctrain.config.compose_sweep import Composer
 from hpctrain.config.frozen import dump, load
 from hpctrain.config.identity import identity
@@ -139,6 +142,26 @@ def test_bad_value(
         check(composer.typed(["experiment=digits", *where, override]))
     assert message in str(caught.value)
     assert not (tmp_path / "runs").exists()
+
+
+def test_options_of_another_optimizer_are_removed_as_the_error_says(composer: Composer) -> None:
+    line = ["experiment=stdlib_lm", "data.path=/d", "output_dir=/r", "optimizer=sgd"]
+    with pytest.raises(ConfigError) as caught:
+        validate(composer.typed(line))
+    found = re.findall(r"'(~\S+)' removes it", str(caught.value))
+    assert found == ["~optimizer.options.betas"]
+    validate(composer.typed([*line, *found]))
+
+
+def test_a_plan_on_the_command_line(compose: Compose) -> None:
+    text = "parallel.plan={layers.*.up: colwise, layers.*.down: rowwise}"
+    plan = {"layers.*.up": "colwise", "layers.*.down": "rowwise"}
+    assert compose("experiment=digits", text, "seed=1").parallel.plan == plan
+    line = ["experiment=digits", "data.path=/d", "output_dir=/r", text, "seed=1,2"]
+    with composed(line, None) as call:
+        assert [call.composer.typed(run).parallel.plan for run in call.runs] == [plan, plan]
+    for other in ("model={a: 1}", "parallel.plan=x", "train={a: 1}", "+parallel.plan={a: rowwise}"):
+        assert extending(other) == other
 
 
 def test_batch_that_does_not_divide_shows_the_equation(compose: Compose) -> None:

@@ -8,9 +8,14 @@ import pytest
 from hpctrain.config.combinations import parallel_problems
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.division import division_problems
+from hpctrain.config.own_models import own_model_problems
 from hpctrain.config.schema import Config
 
 MODEL = {"_target_": "hpctrain.models.Transformer", "vocab_size": 64, "dim": 64, "layers": 4}
+
+
+OTHER = {"_target_": "hpctrain.models.MLP"}
+PIPELINE = {"parallel__pp": 2, "train__accumulate": 4}
 
 
 def problems(ranks: int, model: dict[str, Any] | None = None, **given: Any) -> list[str]:
@@ -20,13 +25,21 @@ def problems(ranks: int, model: dict[str, Any] | None = None, **given: Any) -> l
         *path, name = key.split("__")
         setattr(functools.reduce(getattr, path, config), name, value)
     degrees = Degrees.of(config.parallel, ranks)
-    return [*parallel_problems(config, degrees), *division_problems(config, degrees)]
+    return [
+        *parallel_problems(config, degrees),
+        *division_problems(config, degrees),
+        *own_model_problems(config, degrees),
+    ]
 
 
 def test_good() -> None:
     windows = {"data__windows__field": "text", "data__windows__length": 129}
     assert problems(4, parallel__tp=4, **windows) == []
     assert problems(8, parallel__tp=2, parallel__cp=2, **windows) == []
+    stages = {"parallel__pp": 2, "parallel__pipeline__blocks": [1, 3], "train__accumulate": 4}
+    assert problems(4, **stages) == []
+    assert problems(4, OTHER, parallel__tp=2, parallel__plan={"1": "colwise"}) == []
+    assert problems(4, {"heads": 4, "experts": 8, "tied": True}, parallel__ep=2) == []
 
 
 def test_degrees_fill_what_is_left() -> None:
@@ -79,6 +92,39 @@ def test_degrees_fill_what_is_left() -> None:
             None,
             {"parallel__tp": 2, "parallel__async_tp": True},
             "parallel.async_tp=true with train.compile=off: the compiler does it; use blocks",
+        ),
+        (
+            8,
+            None,
+            {"parallel__pp": 8, "train__accumulate": 8},
+            "makes 8 stages, but model.layers=4 gives 4 blocks, and each stage needs one",
+        ),
+        (
+            2,
+            None,
+            PIPELINE | {"parallel__pipeline__blocks": [1, 2]},
+            "blocks=[1, 2] has 3 blocks, but model.layers=4 gives 4 blocks, such as [2, 2]",
+        ),
+        (2, {"heads": 4, "tied": True}, PIPELINE, "parallel.pp=2 with model.tied=true: the first"),
+        (2, None, {"parallel__ep": 2}, "ep=2: the model has no experts; model.experts=8 gives it"),
+        (
+            2,
+            {"heads": 4, "experts": 8},
+            {"parallel__plan": {"head": "colwise"}},
+            "parallel.plan={'head': 'colwise'}: a model with experts divides itself",
+        ),
+        (2, OTHER, {"parallel__ep": 2}, "parallel.ep=2: hpctrain.models.MLP has no experts; use 1"),
+        (
+            2,
+            OTHER,
+            {"parallel__tp": 2},
+            "parallel.tp=2: hpctrain.models.MLP has no plan for tensor",
+        ),
+        (
+            2,
+            OTHER,
+            PIPELINE,
+            "parallel.pp=2: hpctrain.models.MLP has no plan for pipeline parallel",
         ),
         (2, None, {"parallel__tp": 2, "precision__compute": "fp8"}, "fp8 with tp 2: use bf16"),
         (

@@ -72,6 +72,7 @@ DEFAULTS: dict[str, Any] = {
     "train.local_sgd.start_step": 0,
     "train.local_sgd.outer_lr": 1.0,
     "train.local_sgd.outer_momentum": 0.0,
+    "train.sync_batchnorm": False,
     "precision.compute": "fp32",
     "precision.params": "fp32",
     "precision.reduce": None,

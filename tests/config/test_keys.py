@@ -14,7 +14,6 @@ from hpctrain.config.frozen import known_keys
 from hpctrain.config.keys import COLUMNS, main
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import REQUIRED, Rule, keys, members
-from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
 from tests.conftest import run_module
 
@@ -142,20 +141,3 @@ def test_a_config_gets_lists_and_dicts_of_its_own() -> None:
 def test_sections_come_before_their_keys() -> None:
     names = known_keys()
     assert names.index("data") < names.index("data.windows") < names.index("data.windows.length")
-
-
-def test_a_window_of_buckets_holds_whole_batches() -> None:
-    config = Config(model={"_target_": "torch.nn.Identity"}, task={"_target_": "torch.nn.Identity"})
-    config.data.path, config.train.max_steps = "/x", 1
-    validate(config)
-    config.train.global_batch_size = 60
-    validate(config)
-    config.data.buckets.field = "text"
-    expected = "data.buckets.window=8192: it must be a multiple of train.global_batch_size=60"
-    with pytest.raises(ConfigError, match=expected):
-        validate(config)
-    config.data.buckets.size = 100
-    with pytest.raises(ConfigError, match=r"it must be a multiple of data\.buckets\.size=100"):
-        validate(config)
-    config.data.buckets.window = 600
-    validate(config)

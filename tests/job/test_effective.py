@@ -60,3 +60,38 @@ def test_a_sweep_over_the_batch_scales_each_learning_rate(
         64: (pytest.approx(0.001), 10),
         128: (pytest.approx(0.002), 5),
     }
+
+
+OWN = """\
+import torch
+
+class Printing(torch.optim.SGD):
+    def step(self, closure=None):
+        print("rates", *(group["lr"] for group in self.param_groups))
+        return super().step(closure)
+
+def groups(params, lr, weight_decay, of_biases):
+    matrices = [p for p in params if p.ndim > 1]
+    others = [p for p in params if p.ndim < 2]
+    given = [{"params": matrices}, {"params": others, "lr": of_biases}]
+    return Printing(given, lr=lr, weight_decay=weight_decay)
+"""
+
+
+def test_an_own_optimizer_with_groups_trains_each_with_its_rate(
+    train: Callable[..., Completed], tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    done = train(
+        *(
+            "optimizer._target_=own.groups",
+            "optimizer.lr=0.003",
+            "+optimizer.options.of_biases=3e-4",
+        ),
+        *("optimizer.lr_scaling=linear", "optimizer.base_batch_size=32", "scheduler=constant"),
+        *("scheduler.warmup_steps=2", "train.max_steps=3", "tracking=off"),
+    )
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("rates")]
+    found = [tuple(map(float, rates)) for _, *rates in lines if float(rates[0])]  # DCP makes a step
+    # lr_scaling doubles both. Half of them is the first step of the warm-up.
+    assert found == [pytest.approx(rates) for rates in ((3e-3, 3e-4), (6e-3, 6e-4), (6e-3, 6e-4))]

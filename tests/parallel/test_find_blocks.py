@@ -40,6 +40,18 @@ def test_of_our_models() -> None:
     assert names(MLP(4, [4, 4], 2)) == ["1", "3", "5"], "layers without parameters do not count"
 
 
+def test_a_list_of_two_classes() -> None:
+    """Dense layers and layers with experts, whose lists have one class, are blocks."""
+    dense = [nn.Sequential(nn.Linear(8, 8)) for _ in range(2)]
+    model = nn.ModuleDict({"embed": nn.Linear(8, 8), "layers": nn.ModuleList([*dense, Stage()])})
+    assert names(model) == ["layers.0", "layers.1", "layers.2"]
+    model["layers"] = nn.ModuleList([Unlisted(), Stages(), Stages(), nn.Sequential(Unlisted())])
+    assert names(model) == ["layers.0", "layers.1", "layers.2", "layers.3"]
+    # The layers of an encoder beside a head are finer, and remain the blocks.
+    model = nn.ModuleDict({"encoder": Transformer(16, 8, 3, 2), "head": nn.Sequential(Stage())})
+    assert names(model) == ["encoder.layers.0", "encoder.layers.1", "encoder.layers.2"]
+
+
 def test_lists_of_one_class_belong_together() -> None:
     assert names(Stages()) == ["first.0", "first.1", "second.0", "second.1"]
 
@@ -50,7 +62,13 @@ def test_by_class_names() -> None:
 
 def test_what_cannot_be_found_is_named() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Conv1d(2, 2, 1))
-    with pytest.raises(ConfigError, match=r"parallel\.blocks=\[Linear\]; it has Linear, Conv1d"):
+    with pytest.raises(ConfigError, match=r"Name the classes of its blocks; it has Linear, Conv1d"):
+        find_blocks(model, [])
+    # A Linear comes first, but is no block.
+    model = nn.Sequential(nn.Linear(8, 8), nn.TransformerEncoderLayer(8, 2))
+    with pytest.raises(
+        ConfigError, match=r"parallel\.blocks=\[TransformerEncoderLayer\]; it has Lin"
+    ):
         find_blocks(model, [])
     with pytest.raises(ConfigError, match="has no module of class Layer; it has Stage"):
         find_blocks(Unlisted(), ["Layer"])

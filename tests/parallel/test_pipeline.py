@@ -394,7 +394,12 @@ def test_what_fits_is_no_problem() -> None:
     [
         ("transformer", 2, None, "embed.weight and head.weight of Transformer are one parameter"),
         ("untied", 5, None, "makes 5 stages, but Transformer has 4 blocks"),
-        ("untied", 2, [1, 2], r"\[1, 2\] has 3 blocks, but Transformer has 4 \(layers\), such as"),
+        (
+            "untied",
+            2,
+            [1, 2],
+            r"\[1, 2\] has 3 blocks, but Transformer has 4 blocks \(layers\), such",
+        ),
         ("conv", 2, None, "ConvNet has no plan for pipeline parallel"),
         ("odd", 2, None, "the plan of Odd puts scale.weight in no stage; it names embed, "),
     ],

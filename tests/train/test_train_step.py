@@ -1,17 +1,20 @@
 """Tests of the training step, its totals, precision and schedule, in a process group of one."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
+from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.schema import PrecisionConfig, SchedulerConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models import MLP
 from hpctrain.parallel.precision import Precision
 from hpctrain.tasks import Classification
 from hpctrain.train.schedule import Schedule
-from hpctrain.train.step import Totals
-from tests.steps import batch, make, weights
+from hpctrain.train.step import Totals, TrainStep
+from tests.steps import ALONE, batch, make, weights
 
 pytestmark = pytest.mark.usefixtures("group_of_one")
 
@@ -43,6 +46,45 @@ def test_clipping_is_of_the_global_norm() -> None:
     before = weights(step)
     step(batch(32), 1.0)
     assert (weights(step) - before).norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+def grouped(*rates: float | torch.Tensor | None) -> TrainStep:
+    """Return a step whose optimizer was made with 0.003, and has groups with these rates."""
+    step = make()
+    parts = zip(step.model.parameters[: len(rates) - 1], rates, strict=False)
+    groups = [{"params": [p], "lr": lr} for p, lr in parts]
+    groups.append({"params": step.model.parameters[len(rates) - 1 :], "lr": rates[-1]})
+    given = [{k: v for k, v in group.items() if v is not None} for group in groups]
+    optimizer = torch.optim.AdamW(given, lr=0.003)
+    return TrainStep(
+        step.model, step.task, optimizer, clip_norm=None, stop=step.stop, base_lr=0.003
+    )
+
+
+def test_groups_of_parameters_keep_the_ratio_of_their_rates(tmp_path: Path) -> None:
+    def rates(step: TrainStep) -> list[float]:
+        return [float(group["lr"]) for group in step.optimizer.param_groups]
+
+    step = grouped(None, 0.0003, torch.tensor(0.006))
+    tensor = step.optimizer.param_groups[2]["lr"]
+    before = [p.detach().clone() for p in step.model.parameters]
+    step(batch(16), 0.0015)  # the schedule is at a half
+    assert rates(step) == pytest.approx([0.0015, 0.00015, 0.003])
+    assert step.optimizer.param_groups[2]["lr"] is tensor
+    pairs = zip(step.model.parameters, before, strict=True)
+    moved = [float((p.detach() - old).abs().max()) for p, old in pairs]
+    assert moved[:3] == pytest.approx([0.0015, 0.00015, 0.003], rel=2e-2)  # Adam's first step
+    # A checkpoint has the rates of its last step, which are not those that the run began with.
+    saved = Checkpointer(tmp_path, 2, ALONE, step.model, step.optimizer)
+    saved.save(1, {"step": 1})
+    again = grouped(None, 0.0003, torch.tensor(0.006))
+    loaded = Checkpointer(tmp_path, 2, ALONE, again.model, again.optimizer)
+    assert loaded.load_latest() == {"step": 1}
+    assert rates(again) == pytest.approx([0.0015, 0.00015, 0.003])
+    for each in (step, again):
+        each(batch(16, 1), 0.003)
+        assert rates(each) == pytest.approx([0.003, 0.0003, 0.006])
+    assert torch.equal(weights(step), weights(again))
 
 
 def test_totals_resume_in_the_middle() -> None:

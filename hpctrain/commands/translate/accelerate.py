@@ -34,8 +34,8 @@ _REASONS = {
     "mpirun_config": "ranks are started by srun, not by mpirun",
     "ipex_config": "Intel's extension is not used",
     "fp8_config": "float8 is torchao's, with its own recipe",
-    "megatron_lm_config": "the model needs a plan for it: see `parallel`",
-    "tp_config": "the model needs a plan for it: see `parallel`",
+    "megatron_lm_config": "Megatron-LM is not used: see `parallel`",
+    "tp_config": "parallel.plan says how a model is divided; many bring a plan",
     **dict.fromkeys(
         (
             *("downcast_bf16", "tpu_name", "tpu_zone", "tpu_use_cluster", "tpu_use_sudo"),
@@ -66,9 +66,9 @@ _REASONS = {
     "deepspeed_config.zero3_save_16bit_model": "checkpoints are sharded, and any layout loads them",
     "deepspeed_config.offload_optimizer_nvme_path": ALWAYS + "nothing is offloaded to NVMe",
     "deepspeed_config.offload_param_nvme_path": ALWAYS + "nothing is offloaded to NVMe",
-    "parallelism_config.parallelism_config_cp_comm_strategy": ALWAYS + "it belongs to context "
-    "parallel",
-    "parallelism_config.parallelism_config_cp_backend": ALWAYS + "it belongs to context parallel",
+    "parallelism_config.parallelism_config_cp_comm_strategy": ALWAYS + "keys and values are "
+    "all-gathered",
+    "parallelism_config.parallelism_config_cp_backend": ALWAYS + "it is hpctrain's own",
 }
 _TYPES = {
     name: name
@@ -127,7 +127,7 @@ def translate(content: dict[str, Any], file: Path) -> Translation:
     source.choice("compute_environment", {"local_machine": ""}, "local_machine")
     kind = source.choice("distributed_type", _TYPES, "no")
     gpus = not source.take("use_cpu", False) and kind != "multi_cpu"
-    ranks = _ranks(source, made, gpus)
+    ranks = _ranks(source, made, gpus, alone=kind == "no")
     precision = _precision(source)
     inner, named = _deepspeed(source)
     if kind == "deepspeed" and named is not None:
@@ -151,10 +151,8 @@ def translate(content: dict[str, Any], file: Path) -> Translation:
         elif precision is not None:
             made.values["precision.compute"] = precision
         _fsdp(source, made, used=kind == "fsdp")
-        if kind in ("no", "multi_gpu", "multi_cpu"):
+        if kind != "fsdp":
             made.choices["parallel"] = "single" if kind == "no" else "ddp"
-        if kind in ("megatron_lm", "tp"):
-            source.drop("distributed_type", "the model needs a plan for it: see `parallel`")
     _compile(source, made)
     _degrees(source, made)
     if (
@@ -171,12 +169,24 @@ def translate(content: dict[str, Any], file: Path) -> Translation:
     return made
 
 
-def _ranks(source: Source, made: Translation, gpus: bool) -> int | None:
-    """Translate the number of processes; return it, or None if the launcher gives it."""
+def _ranks(source: Source, made: Translation, gpus: bool, *, alone: bool) -> int | None:
+    """Translate the number of processes; return it, or None if the launcher gives it.
+
+    Args:
+        source: The config.
+        made: It gets the keys of `launch`.
+        gpus: Whether each process has a GPU.
+        alone: Whether there is only one process, whatever the config says.
+    """
     nodes = source.number("num_machines", 1)
     ranks: int | None = source.number("num_processes", None)
     if ranks is not None and ranks < 1:
         ranks = None
+    if alone:
+        for name, number in (("num_processes", ranks), ("num_machines", nodes)):
+            if number is not None and number > 1:
+                source.drop(name, "distributed_type=NO is one process; parallel=ddp uses more")
+        nodes, ranks = 1, ranks and 1
     if nodes > 1:
         made.values["launch.nodes"] = nodes
     if ranks is not None:
@@ -262,11 +272,25 @@ def _degrees(source: Source, made: Translation) -> None:
     for name in ("dp_replicate", "dp_shard"):
         if sizes[name] is not None:
             made.values[f"parallel.{name}"] = sizes[name]
-    others = [name for name in ("tp", "cp", "sp") if sizes[name] not in (None, 1)]
-    for name in others:
+    sizes["tp"] = source.number("tp_config.tp_size", sizes["tp"])
+    megatron = "megatron_lm_config.megatron_lm_"
+    sizes["tp"] = source.number(f"{megatron}tp_degree", sizes["tp"])
+    sizes["pp"] = source.number(f"{megatron}pp_degree", None)
+    for name in ("tp", "cp", "pp"):
+        if sizes[name] not in (None, 1):
+            made.values[f"parallel.{name}"] = sizes[name]
+    parts = source.number(f"{megatron}num_micro_batches", None)
+    if parts is not None:
+        made.values["train.accumulate"] = parts
+    clip = source.number(f"{megatron}gradient_clipping", None)
+    if clip is not None:
+        made.values["train.clip_norm"] = clip or None
+    sequence = source.take(f"{megatron}sequence_parallelism")
+    if sequence is not None and sizes["tp"] not in (None, 1):
+        made.values["parallel.sequence_parallel"] = bool(sequence)
+    if sizes["sp"] not in (None, 1):
         source.drop(
-            f"{section}{name}_size",
-            "the model needs a plan for it: see `parallel`; here its ranks are part of dp_shard",
+            f"{section}sp_size",
+            "parallel.cp divides sequences, in another way; here its ranks are part of dp_shard",
         )
-    if others:
         made.values["parallel.dp_shard"] = -1

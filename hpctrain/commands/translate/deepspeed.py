@@ -94,6 +94,9 @@ def translate(content: dict[str, Any], file: str, ranks: int | None = None) -> T
         made.values["train.log_every"] = int(steps)
     elif steps is not None:
         source.drop("steps_per_print", "metrics would not be tracked either (train.log_every)")
+    tp = source.number("tensor_parallel.autotp_size", None, "parallel.tp")
+    if tp is not None and tp > 1:
+        made.values["parallel.tp"] = tp
     drop_last = source.take("dataloader_drop_last")
     if drop_last is not None:
         made.values["data.tail"] = "drop" if drop_last else "pad"

@@ -4,7 +4,8 @@
     source.take("zero_optimization.stage", 0)     # 3
     source.left()                                 # what was not taken, with the reason
 
-A key that is neither taken nor in the table of reasons is unknown to the other program.
+A key that is neither taken nor in the table of reasons is left, too: releases add keys, and people
+keep their own beside them.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class Source:
         """Return `KEY=VALUE` of what has no counterpart, each with the reason.
 
         Raises:
-            ConfigError: The other program does not have a key of the file.
+            ConfigError: All keys are unknown, so the file belongs to something else.
         """
         left, unknown = {}, []
         for name, value in self._values.items():
@@ -111,9 +112,11 @@ class Source:
                 always = reason.startswith(ALWAYS)
                 shorter = reason.removeprefix(ALWAYS)
                 left[f"{name}={shown(value)}"] = _OFF if off and not always else shorter
-        if unknown:
-            raise ConfigError("\n".join(map(self._unknown, unknown)))
-        return left
+        if unknown and len(unknown) == len(self._values):
+            raise ConfigError(
+                "\n".join(f"{self.file}: {name}: {self._unknown(name)}" for name in unknown)
+            )
+        return left | {f"{n}={shown(self._values[n])}": self._unknown(n) for n in unknown}
 
     def _is_section(self, name: str) -> bool:
         return any(key.startswith(f"{name}.") for key in (*self._known, *self._reasons))
@@ -125,7 +128,7 @@ class Source:
         inner = difflib.get_close_matches(name.rpartition(".")[2], last, n=1, cutoff=0.8)
         guess = near or [last[key] for key in inner]
         hint = f": did you mean {guess[0]}?" if guess else ""
-        return f"{self.file}: {name}: there is no such key{hint}"
+        return f"there is no such key{hint}"
 
 
 # A reason that begins with this holds for `false`, too.

@@ -71,7 +71,7 @@ class BucketsConfig:
     )
     window: int = key(
         8192,
-        "This many samples are sorted by length at a time. It must be a multiple of `size`.",
+        "This many samples are sorted by length at a time, rounded up to a multiple of `size`.",
         unit="samples",
         at_least=1,
     )

@@ -13,7 +13,12 @@ from hpctrain.config.schema.key import key
 class OptimizerConfig:
     """Any torch optimizer."""
 
-    _target_: str = key("torch.optim.AdamW", "This class is the optimizer.")
+    _target_: str = key(
+        "torch.optim.AdamW",
+        "This class is the optimizer. It, or a function that returns an optimizer, gets a list of "
+        "the parameters, lr, weight_decay and options. If its groups of parameters have learning "
+        "rates of their own, lr_scaling and the schedule multiply all of them by one factor.",
+    )
     lr: float = key(
         1e-3,
         "The learning rate has this value after warm-up, unless lr_scaling changes it.",

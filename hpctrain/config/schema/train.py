@@ -133,6 +133,13 @@ class TrainConfig:
         "(PYTORCH_ALLOC_CONF=expandable_segments:True).",
         identity=False,
     )
+    sync_batchnorm: bool = key(
+        False,
+        "Batch norms take the mean and the variance of a micro-batch from all data-parallel ranks, "
+        "so that without accumulation every loss is that of one process. Several micro-batches "
+        "have statistics of their own in any case: those of the whole batch are known only after "
+        "all of them have passed the layers before. With false, each rank has its own statistics.",
+    )
     max_epochs: int | None = key(
         None, "The run ends after this many epochs. Null means no limit.", unit="epochs", at_least=1
     )

@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import forkserver
-from tests.conftest import linked_python
+from tests.conftest import ignoring_sigint, linked_python
 
 FACTS = """\
 import json, os, random, signal, sys
@@ -152,12 +153,9 @@ def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
     program = "import signal\nprint(signal.getsignal(signal.SIGINT).__class__.__name__)"
     command = write(tmp_path, "handler", program)
     said = []
-    for handler in (signal.SIG_IGN, signal.default_int_handler):
-        before = signal.signal(signal.SIGINT, handler)
-        try:
+    for how in (ignoring_sigint, nullcontext):
+        with how():
             done = forkserver.run(command, capture_output=True, text=True, cwd=tmp_path)
-        finally:
-            signal.signal(signal.SIGINT, before)
         said.append(done.stdout.strip())
     assert said == ["Handlers", "builtin_function_or_method"]
 

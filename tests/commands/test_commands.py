@@ -38,7 +38,7 @@ from hpctrain.tracking.meta import Uploaded
 from hpctrain.train.display import NoDisplay
 from hpctrain.train.progress_file import ProgressFile
 from tests import forkserver
-from tests.conftest import Completed, run_json, run_module, runs
+from tests.conftest import Completed, ignoring_sigint, run_json, run_module, runs
 
 Train = Callable[..., Completed]
 NOW = 1_800_000_000.0
@@ -382,13 +382,15 @@ def test_watching_ends_by_itself_and_by_ctrl_c(tmp_path: Path, no_slurm: None) -
     with RunDir(run).lock():
         (run / "run.json").write_text(json.dumps({"state": "running", "attempts": [ATTEMPT]}))
         command = [sys.executable, "-u", "-m", "hpctrain", *where]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+        with ignoring_sigint():  # the command heeds Ctrl-C all the same
+            watching = forkserver.Popen(command, stdout=subprocess.PIPE, text=True)
+        with watching:
             assert watching.stdout is not None
             seen = ""
             while seen.count("1 running") < 2:
                 seen += watching.stdout.readline()
             watching.send_signal(signal.SIGINT)
-            assert watching.wait(20) == 0
+            assert watching.wait(60) == 0
     wrong = run_module("hpctrain", "status", "--watch", run.name, code=2)
     assert "give the run first" in wrong.stderr
 

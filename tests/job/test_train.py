@@ -93,13 +93,17 @@ def test_digits_reach_97_percent_and_are_tracked(train: Train, tmp_path: Path) -
     ("variant", "tolerance"),
     [
         (("train.accumulate=4",), 1e-5),
-        (("precision.compute=bf16",), 5e-2),
+        (("precision.compute=bf16",), None),  # three times as far as bf16 is from fp32 here
         # The last batch of the epoch has 7 of the 1,415 samples, and the ranks' shares differ.
         (("data.tail=pad",), 1e-5),
     ],
 )
 def test_two_ranks_give_the_loss_of_one(
-    reference: Reference, digits: Path, tmp_path: Path, variant: tuple[str, ...], tolerance: float
+    reference: Reference,
+    digits: Path,
+    tmp_path: Path,
+    variant: tuple[str, ...],
+    tolerance: float | None,
 ) -> None:
     short = (
         "train.max_steps=25",
@@ -118,9 +122,12 @@ def test_two_ranks_give_the_loss_of_one(
     assert two.keys() == one.keys()
     known = metric_names(load(alone / "config.yaml")) or ()
     assert {name for name, _ in one} <= {*known}
-    for (name, step), value in one.items():
-        if name.endswith("loss"):
-            assert two[name, step] == pytest.approx(value, rel=tolerance), (name, step)
+    losses = [key for key in one if key[0].endswith("loss")]
+    if tolerance is None:
+        plain = journal_metrics(reference(*short))
+        tolerance = 3 * max(abs(one[key] / plain[key] - 1) for key in losses)
+    for key in losses:
+        assert two[key] == pytest.approx(one[key], rel=tolerance), key
 
 
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])

@@ -682,7 +682,7 @@ def test_cancel_and_resume_here(digits: Path, tmp_path: Path, no_slurm: None) ->
         assert "nothing to delete" in run_module("hpctrain", "gc", cwd=tmp_path).stdout
         done = run_module("hpctrain", "cancel", run.name, "--save", cwd=tmp_path)
         assert f"{run.name}: asked to save and stop" in done.stdout
-        assert process.wait(30) == 143
+        assert process.wait(60) == 143
     record = run_json(run)
     assert record["attempts"][-1]["reason"] == "cancel"
     saved = record["attempts"][-1]["step"]
@@ -699,7 +699,7 @@ def test_cancel_and_resume_here(digits: Path, tmp_path: Path, no_slurm: None) ->
         assert not stop_request.stop_file(run).exists()
         done = run_module("hpctrain", "cancel", "--all", "--json", cwd=tmp_path)
         assert json.loads(done.stdout)[0]["action"] == "terminate"
-        assert process.wait(30) == 143
+        assert process.wait(60) == 143
     assert run_json(run)["attempts"][-1]["reason"] == "SIGTERM"
     assert run_json(run)["attempts"][-1]["step"] > record["attempts"][-1]["step"]
     done = run_module("hpctrain", "cancel", run.name, cwd=tmp_path)
@@ -783,7 +783,7 @@ def test_the_stop_file_is_seen(tmp_path: Path) -> None:
     assert stop_request.read(tmp_path, since=time.time() + 1) is None
     with Stop() as stop:
         stop.watch(stop_request.stop_file(tmp_path))
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while not stop.asked and time.monotonic() < end:
             time.sleep(0.01)
         assert stop.asked == "cancel"

@@ -132,7 +132,7 @@ def test_ctrl_c_of_a_sweep_here_saves_first(
         time.sleep(0.1)
     # A terminal sends the signal to every process of the group.
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "the same command goes on" in said
     states = [run_json(run)["state"] for run in runs(tmp_path / "runs")]

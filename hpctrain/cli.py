@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain.faults.early_signals import heed_ctrl_c
 from hpctrain.secrets import mask
 
 HELP = """\
@@ -69,6 +70,9 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     code = 1
     try:
+        # The ranks of a local job ignore Ctrl-C until they can save (see hpctrain.launch.executor).
+        if sys.argv[1:2] not in (["run"], ["call"]):
+            heed_ctrl_c()
         os.umask(umask())
         code = _dispatch(sys.argv[1:])
     except HpctrainError as error:

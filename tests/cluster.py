@@ -50,7 +50,7 @@ def _problem() -> str:
     if "PYTEST_XDIST_WORKER" in os.environ or "SLURM_CONF" not in os.environ:
         return _start_own()
     try:
-        slurm("sinfo", "--noheader", timeout=10)
+        slurm("sinfo", "--noheader", timeout=60)
     except (OSError, AssertionError, subprocess.TimeoutExpired) as error:
         return f"the cluster of SLURM_CONF={os.environ['SLURM_CONF']} does not answer ({error})"
     return ""
@@ -97,7 +97,7 @@ def _claim() -> tuple[int, socket.socket]:
     raise AssertionError("254 other test processes run on this machine")
 
 
-def slurm(*command: str, env: Mapping[str, str] | None = None, timeout: float = 60) -> str:
+def slurm(*command: str, env: Mapping[str, str] | None = None, timeout: float = 120) -> str:
     """Run a command and return its output; an AssertionError shows the output of a failed one."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env)
     said = f"{done.stdout}{done.stderr}"

@@ -3,10 +3,12 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +40,10 @@ os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
 for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
     os.environ.pop(name, None)
 forkserver.begin()
+# Where the tests run in the background (`nohup make test &` in a script, CI systems), the shell has
+# had SIGINT ignored, and every process that a test starts would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 Completed = subprocess.CompletedProcess[str]
 ROOT = Path(__file__).parents[1]
@@ -236,6 +242,16 @@ def linked_python(folder: Path) -> Path:
         (folder / "pyvenv.cfg").write_text(config.read_text())
     (folder / "lib").symlink_to(Path(sys.prefix, "lib"))
     return python
+
+
+@contextmanager
+def ignoring_sigint() -> Iterator[None]:
+    """Let processes start with SIGINT ignored, as those of `command &` in a shell script do."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def run_json(run: Path) -> dict[str, Any]:

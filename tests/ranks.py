@@ -22,7 +22,7 @@ from tests import forkserver
 
 ROOT = Path(__file__).parents[1]
 # After one rank has failed, the others have this number of seconds to end by themselves.
-GRACE_S = 3
+GRACE_S = 10
 # After so many calls there are new processes. torch's caches keep the groups of earlier calls
 # alive, with threads that wake up all the time, and clearing these caches can hang in torch.
 RENEW = 25
@@ -98,7 +98,7 @@ POOL = _Pool()
 atexit.register(POOL.close)
 
 
-def run_ranks(fn: Callable[..., Any], n: int, *args: Any, timeout: float = 60) -> list[Any]:
+def run_ranks(fn: Callable[..., Any], n: int, *args: Any, timeout: float = 120) -> list[Any]:
     """Call `fn(*args)` on `n` ranks of a new process group.
 
     Returns:

@@ -15,9 +15,26 @@ noted: list[int] = []
 
 
 def note() -> None:
-    """Note the signals of preemption and time limit, which would otherwise end the process."""
+    """Note the signals of preemption and time limit, which would otherwise end the process.
+
+    SIGINT ends the process at once, as Ctrl-C should before anything is trained. Where it is
+    ignored, as by submitit's local controller, it would be lost; so it is noted there, too.
+    """
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, _note)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _note)
+
+
+def heed_ctrl_c() -> None:
+    """Let SIGINT raise KeyboardInterrupt also where the process was started with SIGINT ignored.
+
+    A shell script starts `command &` so, and CI systems do. Python then installs no handler, and
+    neither Ctrl-C nor `kill -INT` would stop the command. Other signals keep what they inherit:
+    `nohup` has SIGHUP ignored on purpose.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _note(number: int, frame: FrameType | None) -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,7 +173,7 @@ def test_from_the_queue_to_the_end(
     told = f"{running.name} ({row['job_id']}): saved at step {saved}; its job ends now"
     assert told in done.stdout
     # Slurm shows neither FAILED nor COMPLETED, which would start the jobs that depend on this one.
-    assert cluster.wait_for_end([row["job_id"]], 60) == {row["job_id"]: "CANCELLED"}
+    assert cluster.wait_for_end([row["job_id"]]) == {row["job_id"]: "CANCELLED"}
     row = wait_for_state(running, "interrupted")
     assert f"cancelled by {me}" in row["reason"]
     assert saved >= first + 20
@@ -290,7 +289,7 @@ def test_following_across_a_restart(train: Train, tmp_path: Path, paced: Paced) 
         cluster.wait_for(lambda: len(run_json(run)["attempts"]) == 2, 180, "the second attempt")
         wait_for_step(run, run_json(run)["attempts"][0]["step"] + 20)
         run_module("hpctrain", "cancel", "--save", "--dir", str(run.parent), run.name)
-        assert following.wait(90) == 0
+        assert following.wait(180) == 0
     text = out.read_text()
     assert text.count(": it resumes there") == 2
     assert f"{run.name} is interrupted (saved at step" in text
@@ -321,14 +320,16 @@ def test_a_thousand_runs_ask_slurm_once(
         (run / "run.json").write_text(json.dumps(record))
         (run / "progress.json").write_text(json.dumps({"step": 3, "max_steps": 9, "time": 1.5}))
     calls()
-    begin = time.monotonic()
+    before = os.times()
     rows = status(folder)
-    seconds = time.monotonic() - begin
-    print(f"status of 1,000 runs: {seconds:.2f} s")
+    after = os.times()
+    # Processor time, because the machine may be busy with something else.
+    seconds = sum(after[2:4]) - sum(before[2:4])
+    print(f"status of 1,000 runs: {seconds:.2f} s of processor time")
     assert calls() == {"squeue": 1, "sacct": 1}
     assert len(rows) == 1000
     assert sum(row["state"] == "lost" for row in rows.values()) == 400
-    assert seconds < 5  # 0.4 s on an idle machine
+    assert 0 < seconds < 5  # 0.4 s are usual
 
 
 def test_a_controller_that_does_not_answer(train: Train, tmp_path: Path, paced: Paced) -> None:

@@ -29,7 +29,7 @@ def interrupt(digits: Path, folder: Path, paced: Paced) -> Path:
         assert process.poll() is None
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
+    assert process.wait(timeout=120) == 130
     paced.go()
     return found[0].parents[1]
 

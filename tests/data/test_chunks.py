@@ -360,7 +360,7 @@ def test_threads_that_need_the_same_chunk_load_it_once():
 
     def load(buffer):
         calls.append(1)
-        begun.wait(10)
+        begun.wait(60)
         buffer[:] = 3
 
     def use():
@@ -411,7 +411,7 @@ def test_a_reader_inside_the_pool(tmp_path):
     path = write(tmp_path / "a.h5", **FILTERS["gzip"])
     with ThreadPoolExecutor(1) as pool:
         chunked = read(path, pool=pool)
-        pool.submit(compare, chunked, IMAGES, range(50)).result(30)
+        pool.submit(compare, chunked, IMAGES, range(50)).result(60)
 
 
 @pytest.mark.parametrize("name", ["plain", "zstd", "blosc lz4", "blosc2 lz4", "bitshuffle"])

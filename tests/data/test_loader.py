@@ -310,7 +310,7 @@ def test_the_thread_reads_no_more_than_it_may():
     reader = Numbers(1000)
     iterator = iter(Loader(reader, global_batch_size=10, prefetch_bytes=3 * prefetcher.GROUP))
     next(iterator)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while reader.reads < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.1)
@@ -447,7 +447,7 @@ def test_the_first_batch_waits_for_nothing_else():
     class Stuck(Numbers):
         def read(self, indices, out=None):
             if threading.current_thread() is not threading.main_thread():
-                assert behind.wait(10)
+                assert behind.wait(60)
             return super().read(indices, out)
 
     loader = Loader(Stuck(10_000), global_batch_size=10, shuffle=False, max_epochs=1)

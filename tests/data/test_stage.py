@@ -92,7 +92,7 @@ def size_of(path):
         return 0
 
 
-def wait_until(true, seconds=20):
+def wait_until(true, seconds=60):
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end
@@ -254,7 +254,7 @@ def test_after_kill_9_during_a_copy_another_process_takes_over(source, shards, b
         assert not other.done()
         process.kill()
         process.communicate()
-        assert right(other.result(timeout=20), shards[0])
+        assert right(other.result(timeout=60), shards[0])
         assert stage.copied_bytes == shards[0].bytes
         assert staged(stage.folder) == {shards[0].digest[9:]}
 
@@ -298,7 +298,7 @@ CHAOS = """
     shards, rng = load_index(source).shards, random.Random(int(seed))
     stage = Stage(source, Path(base), budget_bytes=3 * shards[0].bytes)
     end, count = time.monotonic() + 3, 0
-    while time.monotonic() < end:
+    while time.monotonic() < end or count < 20:
         window = rng.sample(shards, 3)
         stage.plan(window)
         for shard in window[: rng.randint(1, 3)]:
@@ -307,7 +307,6 @@ CHAOS = """
             count += 1
         for shard in window:
             stage.release(shard)
-    assert count > 10
 """
 
 
@@ -331,7 +330,7 @@ def test_a_process_that_ends_stops_its_copy(source, base):
     code = SLOW.replace("Stage(source, Path(base)).path(shard)", "s = Stage(source, Path(base))\n"
                         "    s.plan([shard])\n    time.sleep(0.5)")  # fmt: skip
     process = python(code, f"faulty://{source}", base, 0.8)
-    assert "done" in process.communicate(timeout=20)[0]
+    assert "done" in process.communicate(timeout=60)[0]
     assert process.returncode == 0
     # The process did not finish the copy.
     assert staged(base / f"hpctrain-stage-{os.geteuid()}") == set()

@@ -41,7 +41,7 @@ def thread_names():
     return {thread.name for thread in threading.enumerate()}
 
 
-def wait_for(condition, what, seconds=20):
+def wait_for(condition, what, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, what
@@ -55,7 +55,7 @@ def test_the_result_is_the_same_as_that_of_a_plain_loop(into):
         {"image": IMAGES[33].copy(), "label": np.int64(33), "text": TEXTS[33]}, random
     )
     with Workers(Source(into=into), worker_parts.augment, 2) as workers:
-        batch = run(workers, 30, 40, (5, 2), shift=3).result(20)
+        batch = run(workers, 30, 40, (5, 2), shift=3).result(60)
     assert {name: value[0].tolist() for name, value in batch.items()} == {
         name: np.asarray(value).tolist() for name, value in expected.items()
     }
@@ -69,7 +69,7 @@ def test_the_same_for_every_number_of_workers_and_size_of_batch():
     def everything(count, size):
         with Workers(Source(), worker_parts.augment, count) as workers:
             futures = [run(workers, i, min(i + size, 90), (-1, 7)) for i in range(0, 90, size)]
-            batches = [future.result(20) for future in futures]
+            batches = [future.result(60) for future in futures]
             return {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
 
     expected = everything(0, 90)
@@ -105,8 +105,8 @@ def test_streams_of_neighbours_are_independent():
 
 def test_batches_keep_their_values_while_they_are_held():
     with Workers(FIXED, worker_parts.same, 2) as workers:
-        held = [run(workers, i, i + 10).result(20)["label"] for i in range(0, 90, 10)]
-        again = [run(workers, i, i + 10).result(20)["label"] for i in range(0, 90, 10)]
+        held = [run(workers, i, i + 10).result(60)["label"] for i in range(0, 90, 10)]
+        again = [run(workers, i, i + 10).result(60)["label"] for i in range(0, 90, 10)]
     del workers
     gc.collect()
     assert np.concatenate(held).tolist() == np.concatenate(again).tolist() == list(range(90))
@@ -114,10 +114,10 @@ def test_batches_keep_their_values_while_they_are_held():
 
 def test_memory_is_reused_after_the_last_array_is_dropped():
     with Workers(FIXED, worker_parts.same, 1) as workers:
-        run(workers, 0, 10).result(20)
+        run(workers, 0, 10).result(60)
         descriptors = len(os.listdir("/proc/self/fd"))
         for i in range(50):
-            batch = run(workers, i, i + 10).result(20)
+            batch = run(workers, i, i + 10).result(60)
             part = torch.from_numpy(batch["label"])[3:].view(-1)[2:]
             del batch
             assert part.tolist() == list(range(i + 5, i + 10))
@@ -128,20 +128,20 @@ def test_memory_is_reused_after_the_last_array_is_dropped():
 def test_results_larger_than_their_samples():
     with Workers(FIXED, worker_parts.repeat, 1) as workers:
         for size in (1, 50, 7, 100):
-            batch = run(workers, 0, size).result(20)
+            batch = run(workers, 0, size).result(60)
             assert batch["image"].shape == (size, 2000, 3, 4)
             assert (batch["image"][:, ::1000] == IMAGES[:size]).all()
 
 
 def test_threads_may_share_workers():
     with Workers(FIXED, worker_parts.same, 2) as workers, ThreadPoolExecutor(8) as pool:
-        labels = pool.map(lambda i: run(workers, i, i + 9).result(20)["label"].tolist(), range(90))
+        labels = pool.map(lambda i: run(workers, i, i + 9).result(60)["label"].tolist(), range(90))
         assert list(labels) == [list(range(i, i + 9)) for i in range(90)]
 
 
 def test_the_process_of_a_worker():
     with Workers(FIXED, worker_parts.report, 2) as workers:
-        batches = [run(workers, i, i + 1).result(20) for i in range(6)]
+        batches = [run(workers, i, i + 1).result(60) for i in range(6)]
         first = batches[0]
         assert {int(batch["pid"][0]) for batch in batches} <= set(children())
         job = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -152,7 +152,7 @@ def test_the_process_of_a_worker():
         for pid in children():
             for number in job:
                 os.kill(pid, number)
-        assert run(workers, 0, 3).result(20)["pid"][0] in children()
+        assert run(workers, 0, 3).result(60)["pid"][0] in children()
     assert children() == []
 
 
@@ -185,11 +185,11 @@ def test_closing_at_once():
 )
 def test_an_error_names_the_worker_that_died(how, words):
     with Workers(FIXED, partial(worker_parts.end, how=how), 2) as workers:
-        run(workers, 0, 2).result(20)
+        run(workers, 0, 2).result(60)
         futures = [run(workers, 10, 20) for _ in range(4)]
         for future in futures:
             with pytest.raises(DataError) as error:
-                future.result(20)
+                future.result(60)
             assert words in str(error.value)
             assert str(error.value).startswith("worker ")
         with pytest.raises(DataError, match=r"worker \d of the data"):
@@ -199,7 +199,7 @@ def test_an_error_names_the_worker_that_died(how, words):
 
 def test_an_idle_worker_that_dies():
     with Workers(FIXED, worker_parts.same, 1) as workers:
-        run(workers, 0, 2).result(20)
+        run(workers, 0, 2).result(60)
         os.kill(children()[0], signal.SIGKILL)
         wait_for(lambda: "hpctrain-workers" not in thread_names(), "its end is noticed")
         with pytest.raises(DataError, match="SIGKILL while it had nothing to do"):
@@ -210,7 +210,7 @@ def test_an_idle_worker_that_dies():
 def test_an_exception_of_the_transform_keeps_its_type(count):
     with Workers(FIXED, partial(worker_parts.end, how="kept"), count) as workers:
         with pytest.raises(worker_parts.Kept) as error:
-            run(workers, 5, 9, (0, 3), shift=6).result(20)
+            run(workers, 5, 9, (0, 3), shift=6).result(60)
         notes = "\n".join(error.value.__notes__)
         assert (
             "in the transform of sample 13 (position 7 of epoch 3), whose fields are "
@@ -219,14 +219,14 @@ def test_an_exception_of_the_transform_keeps_its_type(count):
         if count:
             assert 'worker_parts.py", line' in notes
             assert "In worker process" in notes
-        assert run(workers, 0, 2).result(20)["label"].tolist() == [0, 1]  # the workers still work
+        assert run(workers, 0, 2).result(60)["label"].tolist() == [0, 1]  # the workers still work
 
 
 @pytest.mark.parametrize("how", ["odd", "huge"])
 def test_an_exception_that_cannot_be_sent(how):
     with Workers(FIXED, partial(worker_parts.end, how=how), 1) as workers:
         with pytest.raises(RuntimeError, match="in a worker process") as error:
-            run(workers, 10, 20).result(20)
+            run(workers, 10, 20).result(60)
         assert "in the transform of sample 13" in str(error.value)
         assert ("Odd: one and two" if how == "odd" else "xxx") in str(error.value)
 
@@ -247,7 +247,7 @@ def test_results_that_differ_or_are_not_arrays_are_refused(count, how, words):
     with Workers(FIXED, partial(worker_parts.end, how=how), count) as workers:
         start = 13 if how in ("text", "nothing", "none") else 10
         with pytest.raises(DataError) as error:
-            run(workers, start, 20).result(20)
+            run(workers, start, 20).result(60)
         assert words in str(error.value)
 
 
@@ -293,7 +293,7 @@ def test_a_transform_whose_module_cannot_be_imported(tmp_path, monkeypatch):
         Workers(FIXED, passing.transform, 2) as workers,
         pytest.raises(ModuleNotFoundError, match="passing"),
     ):
-        run(workers, 0, 2).result(20)
+        run(workers, 0, 2).result(60)
 
 
 def test_too_little_memory(monkeypatch):
@@ -318,7 +318,7 @@ def double(sample, random):
 
 {guard}
     workers = Workers(worker_parts.FIXED, double, 2)
-    print(worker_parts.run(workers, 0, 3).result(20)["label"].tolist(), flush=True)
+    print(worker_parts.run(workers, 0, 3).result(60)["label"].tolist(), flush=True)
 """
 
 
@@ -370,7 +370,7 @@ def test_a_transform_of_a_notebook():
         "from hpctrain.data.workers.pool import Workers\n"
         "def double(sample, random): return sample\n"
         "with Workers(worker_parts.FIXED, double, 1) as workers:\n"
-        "    worker_parts.run(workers, 0, 3).result(20)\n"
+        "    worker_parts.run(workers, 0, 3).result(60)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(Path(__file__).parent)],

@@ -26,7 +26,7 @@ START = """
     from hpctrain.job.build import DataBuilder, _make
     from hpctrain.parallel.mesh import Mesh
 
-    rank, port, folder, timeout_s = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), 2
+    rank, port, folder, timeout_s = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), 4
     ranks = RankInfo("test", rank, rank, 0, 2, 2, 1, "127.0.0.1", port)
 
     def group():
@@ -93,7 +93,7 @@ def test_either_rank_may_take_longer_than_a_collective(tmp_path: Path) -> None:
         for slow in (0, 1):
             with long_work("slow"):
                 if rank == slow:
-                    time.sleep(2 * timeout_s)
+                    time.sleep(1.5 * timeout_s)
                     (folder / f"{rank} is done").touch()
             assert (folder / f"{slow} is done").exists()
     """
@@ -103,7 +103,7 @@ def test_either_rank_may_take_longer_than_a_collective(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("victim", "message"),
-    [(0, "verifying: rank 0 is gone"), (1, "verifying: rank 1 has given no sign of life for 2 s")],
+    [(0, "verifying: rank 0 is gone"), (1, "verifying: rank 1 has given no sign of life for 4 s")],
 )
 def test_a_dead_rank_is_noticed(tmp_path: Path, victim: int, message: str) -> None:
     program = f"""

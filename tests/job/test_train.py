@@ -93,13 +93,17 @@ def test_digits_reach_97_percent_and_are_tracked(train: Train, tmp_path: Path) -
     ("variant", "tolerance"),
     [
         (("train.accumulate=4",), 1e-5),
-        (("precision.compute=bf16",), 5e-2),
+        (("precision.compute=bf16",), None),  # three times as far as bf16 is from fp32 here
         # The last batch of the epoch has 7 of the 1,415 samples, and the ranks' shares differ.
         (("data.tail=pad",), 1e-5),
     ],
 )
 def test_two_ranks_give_the_loss_of_one(
-    reference: Reference, digits: Path, tmp_path: Path, variant: tuple[str, ...], tolerance: float
+    reference: Reference,
+    digits: Path,
+    tmp_path: Path,
+    variant: tuple[str, ...],
+    tolerance: float | None,
 ) -> None:
     short = (
         "train.max_steps=25",
@@ -118,9 +122,12 @@ def test_two_ranks_give_the_loss_of_one(
     assert two.keys() == one.keys()
     known = metric_names(load(alone / "config.yaml")) or ()
     assert {name for name, _ in one} <= {*known}
-    for (name, step), value in one.items():
-        if name.endswith("loss"):
-            assert two[name, step] == pytest.approx(value, rel=tolerance), (name, step)
+    losses = [key for key in one if key[0].endswith("loss")]
+    if tolerance is None:
+        plain = journal_metrics(reference(*short))
+        tolerance = 3 * max(abs(one[key] / plain[key] - 1) for key in losses)
+    for key in losses:
+        assert two[key] == pytest.approx(one[key], rel=tolerance), key
 
 
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
@@ -136,7 +143,7 @@ def test_stopped_and_resumed_is_the_undisturbed_run_bit_by_bit(
     process = start(digits, tmp_path, *common)
     wait_for_step(tmp_path / "runs", 50, process)
     process.send_signal(kill)
-    code = process.wait(60)
+    code = process.wait(120)
     assert code == {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[kill]
     run = only_run(tmp_path)
     stopped_at = max(step for _, step in journal_metrics(run))
@@ -189,13 +196,13 @@ def test_evaluations_that_were_stopped_are_made_again_bit_by_bit(
     for reached, begun in ((20, 2), (40, 14)):
         batches.write_text("")
         process = start(digits, tmp_path, *common)
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while batches.read_text().count("batch") < begun:
             assert process.poll() is None
             assert time.monotonic() < end
             time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 143
+        assert process.wait(120) == 143
         assert batches.read_text().count("batch") <= begun + 3
         run = only_run(tmp_path)
         attempt = run_json(run)["attempts"][-1]
@@ -255,7 +262,7 @@ def test_all_ranks_know_why_one_of_them_was_stopped(digits: Path, tmp_path: Path
         pid for pid in children if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()
     )
     os.kill(int(second), signal.SIGINT)
-    assert process.wait(60) == 1  # torchrun ends with 1, whatever the exit codes of its ranks
+    assert process.wait(120) == 1  # torchrun ends with 1, whatever the exit codes of its ranks
     record = run_json(only_run(tmp_path))
     assert (record["state"], record["attempts"][-1]["reason"]) == ("interrupted", "SIGINT")
 
@@ -265,7 +272,7 @@ def test_ranks_save_and_leave_when_torchrun_is_killed(digits: Path, tmp_path: Pa
     process.kill()
     process.wait()
     run = only_run(tmp_path)
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while run_json(run)["state"] != "interrupted":
         assert time.monotonic() < end
         time.sleep(0.1)
@@ -282,7 +289,7 @@ def test_interrupted_run_goes_on_as_the_same_mlflow_run(
     process = start(digits, tmp_path, *long)
     wait_for_step(tmp_path / "runs", 50, process)
     process.send_signal(signal.SIGINT)
-    assert process.wait(90) == 130
+    assert process.wait(120) == 130
     paced.go()
     train(*long)
     with sqlite3.connect(tmp_path / "runs" / "mlflow.db") as store:

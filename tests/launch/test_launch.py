@@ -15,7 +15,7 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.launch import local, slurm
 from tests import forkserver
-from tests.conftest import NET, Completed, run_json, runs
+from tests.conftest import NET, Completed, ignoring_sigint, run_json, runs
 
 Train = Callable[..., Completed]
 
@@ -119,19 +119,20 @@ def test_ctrl_c_of_a_sweep_here_saves_first(
     where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "tracking=off"]
     size = ["train.max_epochs=5000", "checkpoint.every_steps=20", "launch.tasks_per_node=2"]
     command = [sys.executable, "-m", "hpctrain", "-m", "experiment=digits", "seed=1,2"]
-    process = forkserver.Popen(
-        [*command, *where, *size],
-        env=os.environ | no_sbatch,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    with ignoring_sigint():  # as `command &` in a script starts it; it heeds Ctrl-C all the same
+        process = forkserver.Popen(
+            [*command, *where, *size],
+            env=os.environ | no_sbatch,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
     while not list(tmp_path.glob("runs/*/checkpoints/step-????????")):
         assert process.poll() is None
         time.sleep(0.1)
     # A terminal sends the signal to every process of the group.
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "the same command goes on" in said
     states = [run_json(run)["state"] for run in runs(tmp_path / "runs")]

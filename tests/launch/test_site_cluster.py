@@ -311,8 +311,8 @@ def test_a_cancelled_container_saves_and_stays_away(
     wait_for_step(run, 20)
     cluster.slurm("scancel", job)
     assert wait_for_end(job) == "CANCELLED"
-    cluster.wait_for(lambda: run_json(run)["state"] == "interrupted", 10, "the save")
+    cluster.wait_for(lambda: run_json(run)["state"] == "interrupted", 60, "the save")
     log = run / "logs" / f"{job}.rank0.log"
     # The ranks asked for a requeue, and the batch script saw that the job was cancelled.
-    cluster.wait_for(lambda: "the batch script was asked" in log.read_text(), 10, "an answer")
+    cluster.wait_for(lambda: "the batch script was asked" in log.read_text(), 60, "an answer")
     assert not cluster.slurm("squeue", "--noheader", "--me")

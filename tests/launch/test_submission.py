@@ -116,7 +116,7 @@ def test_a_submitter_killed_in_the_middle_neither_loses_nor_doubles(
         waiting.wait(timeout=1)
     assert cluster.queue() == []
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-    said += waiting.communicate(timeout=60)[1]
+    said += waiting.communicate(timeout=120)[1]
     assert waiting.returncode == 0, said
     assert len(cluster.queue()) == 3
     cluster.slurm("scancel", "--me")

@@ -93,17 +93,16 @@ def test_capacity_does_not_depend_on_other_samples() -> None:
 def test_grouped_products_equal_the_loop() -> None:
     draw = torch.Generator().manual_seed(0)
     counts, counted = torch.tensor([8, 0, 21, 3]), []
-    for compute in (one_by_one, grouped):
-        draw.manual_seed(0)
-        x, *weights = (
-            (torch.randn(shape, generator=draw) / 4).bfloat16().requires_grad_()
-            for shape in ((32, 16), *[(4, 24, 16)] * 3)
-        )
+    shapes = (32, 16), *[(4, 24, 16)] * 3
+    values = [(torch.randn(shape, generator=draw) / 4).bfloat16() for shape in shapes]
+    for compute, dtype in ((one_by_one, torch.float32), (one_by_one, None), (grouped, None)):
+        x, *weights = (value.detach().to(dtype).requires_grad_() for value in values)
         out = compute(x, counts, *weights)
         counted.append([out, *torch.autograd.grad((out * x.detach()).sum(), [x, *weights])])
-    for one, other in zip(*counted, strict=True):
-        assert torch.allclose(one, other, atol=1e-2, rtol=2e-2)
-        assert one.abs().max() > 0.02
+    for true, one, other in zip(*counted, strict=True):
+        # bf16 may lead as far away from float32 as the loop does on this machine.
+        assert (other - true).abs().max() < 2 * (one - true).abs().max()
+        assert true.abs().max() > 0.02
 
 
 def test_only_backward_passes_count() -> None:

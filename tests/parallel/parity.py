@@ -163,7 +163,7 @@ def results(cells: tuple[Cell, ...]) -> dict[Cell, list[Result]]:
     """Train the cells, which have the same number of ranks; return the results by rank."""
     (ranks,) = {cell.ranks for cell in cells}
     answers = run_ranks(
-        _train, ranks, cells, timeout=800 if any("compile" in str(cell) for cell in cells) else 240
+        _train, ranks, cells, timeout=800 if any("compile" in str(cell) for cell in cells) else 480
     )
     return {cell: [answer[i] for answer in answers] for i, cell in enumerate(cells)}
 

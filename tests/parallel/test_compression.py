@@ -226,7 +226,7 @@ def _trained(cells: dict[str, Cell]) -> dict[str, Trained]:
 
 @functools.cache
 def trained() -> list[dict[str, Trained]]:
-    return run_ranks(_trained, 2, CELLS, timeout=120)
+    return run_ranks(_trained, 2, CELLS, timeout=240)
 
 
 # The largest relative difference of a loss from that of plain DDP, in any of the 20 steps.

@@ -22,7 +22,8 @@ from hpctrain.parallel.context import SequencePart, causal_mask
 from hpctrain.tasks import Classification, LanguageModel, on_part
 from hpctrain.train.step import Totals
 from tests.parallel import parity
-from tests.parallel.parity import Cell, Result, check_equal, difference, reference, results
+from tests.parallel.low_precision import FORMATS, check_near
+from tests.parallel.parity import Cell, Result, check_equal, results
 from tests.ranks import run_ranks
 
 SHARD = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1}
@@ -87,9 +88,9 @@ def test_more_is_equal_to_one_process(cell: Cell) -> None:
 
 @pytest.mark.slow
 def test_bf16_within_its_bound() -> None:
-    one = cell("untied", 2, 2, keys={"precision.compute": "bf16"})
+    one = cell("untied", 2, 2, keys=FORMATS["bf16"])
     (by_rank,) = results((one,)).values()
-    assert max(difference(by_rank[0], reference("untied"))) < 1e-3
+    check_near(by_rank[0], "untied", "bf16")
 
 
 def evaluated(cp: int, tp: int) -> list[tuple[dict[str, float], int]]:
@@ -121,8 +122,13 @@ def test_evaluation_and_bits_per_byte() -> None:
             assert (length, whole) == (12, 24)
 
 
-def attention(length: int, grouped: bool, documents: bool, dtype: torch.dtype) -> list[float]:
-    """Return the largest differences of the output and three gradients from those of all."""
+def attention(
+    length: int, grouped: bool, documents: bool, dtype: torch.dtype
+) -> list[tuple[float, float]]:
+    """Return largest differences of the output and three gradients from those of all in float32.
+
+    The second of each pair is that of torch's attention over all in `dtype`.
+    """
     cp, rank = distributed.get_world_size(), distributed.get_rank()
     part = SequencePart(rank, cp, distributed.group.WORLD)
     shapes = [(2, 4, length, 8), *[(2, 2 if grouped else 4, length, 8)] * 2]
@@ -133,18 +139,25 @@ def attention(length: int, grouped: bool, documents: bool, dtype: torch.dtype) -
     if documents:
         mask = (numbers[:, :, None] == numbers[:, None, :]).tril()[:, None]
         masks = part.masks(numbers)
-    expected = F.scaled_dot_product_attention(
-        *whole, mask, is_causal=not documents, enable_gqa=grouped
-    )
-    (expected * weights).sum().backward()
+
+    def of_all(parts: list[torch.Tensor]) -> list[torch.Tensor]:
+        out = F.scaled_dot_product_attention(
+            *parts, mask, is_causal=not documents, enable_gqa=grouped
+        )
+        return [out, *torch.autograd.grad((out * weights.to(out.dtype)).sum(), parts)]
+
+    theirs = of_all(whole)
+    expected = of_all([x.detach().float().requires_grad_() for x in whole])
     own = [part.cut(x.detach(), 2).requires_grad_() for x in whole]
     out = part.attend(own[0], own[1], own[2], masks)
     (out * part.cut(weights, 2)).sum().backward()
-    pairs = [(out, expected), *((a.grad, b.grad) for a, b in zip(own, whole, strict=True))]
+    ours = [out, *(x.grad for x in own)]
     return [
-        float((a - part.cut(b, 2)).abs().max() / b.abs().max())
-        for a, b in pairs
-        if a is not None and b is not None
+        tuple(
+            float((a - part.cut(truth, 2)).abs().max() / truth.abs().max())
+            for a in (mine, part.cut(other, 2))
+        )
+        for mine, other, truth in zip(ours, theirs, expected, strict=True)
     ]
 
 
@@ -154,9 +167,12 @@ def test_attention_alone(grouped: bool, documents: bool) -> None:
     for cp, length in ((2, 4), (2, 24), (4, 24)):
         for differences in run_ranks(attention, cp, length, grouped, documents, torch.float32):
             assert len(differences) == 4
-            assert max(differences) < 1e-6
-    for differences in run_ranks(attention, 2, 24, grouped, documents, torch.bfloat16):
-        assert max(differences) < 3e-2
+            assert max(ours for ours, _ in differences) < 1e-6
+    # The bound is of this machine; both ranks together, because a half may round well by chance.
+    both = run_ranks(attention, 2, 24, grouped, documents, torch.bfloat16)
+    for pairs in zip(*both, strict=True):
+        ours, theirs = (max(found) for found in zip(*pairs, strict=True))
+        assert ours < 2 * theirs
 
 
 def test_a_group_of_one_is_plain_attention() -> None:

@@ -131,7 +131,7 @@ def alone(model: str) -> Seen:
 @functools.cache
 def trained(ranks: int, slow: bool) -> dict[Cell, list[Seen]]:
     cells = tuple(c for c in (MORE if slow else COVERING) if c.ranks == ranks)
-    answers = run_ranks(train, ranks, cells, timeout=800 if slow else 240)
+    answers = run_ranks(train, ranks, cells, timeout=800 if slow else 480)
     return {cell: [answer[i] for answer in answers] for i, cell in enumerate(cells)}
 
 

@@ -75,7 +75,7 @@ def _trained(cells: dict[str, Cell]) -> dict[str, Trained]:
 
 @functools.cache
 def trained() -> list[dict[str, Trained]]:
-    return run_ranks(_trained, 2, CELLS, timeout=120)
+    return run_ranks(_trained, 2, CELLS, timeout=240)
 
 
 @pytest.mark.parametrize("name", ["every step", "every step, accumulate", "later"])

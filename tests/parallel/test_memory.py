@@ -179,7 +179,7 @@ def measured(kind: str) -> dict[str, list[Measured]]:
         "large": (6_000, 4, LARGE),
         "more": (256, 8, MORE),
     }[kind]
-    answers = run_ranks(measure_all, RANKS, outside, blocks, list(cells.values()), timeout=270)
+    answers = run_ranks(measure_all, RANKS, outside, blocks, list(cells.values()), timeout=540)
     return {name: [answer[i] for answer in answers] for i, name in enumerate(cells)}
 
 

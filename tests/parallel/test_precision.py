@@ -9,6 +9,7 @@ from torch import distributed
 from hpctrain.config.schema import PrecisionConfig
 from hpctrain.errors import ConfigError
 from hpctrain.parallel.precision import Precision
+from tests.parallel.low_precision import FORMATS, check_near
 from tests.parallel.parity import Cell, batch, build, difference, reference, results
 from tests.ranks import run_ranks
 
@@ -23,30 +24,15 @@ def cell(model: str, keys: dict[str, Any]) -> Cell:
     return Cell(model, 2, tuple(keys.items()), steps=STEPS)
 
 
-# The largest relative differences from one process in fp32: of losses, norms and parameters. A
-# number has 8 bits in bf16 (4e-3) and 11 bits in fp16 (5e-4).
-BOUNDS: dict[str, tuple[dict[str, Any], tuple[float, float, float]]] = {
-    "bf16": ({"precision.compute": "bf16"}, (5e-3, 1e-1, 1e-2)),
-    "fp16": ({"precision.compute": "fp16"}, (3e-3, 5e-2, 5e-3)),
-    "pure bf16": (
-        {"precision.compute": "bf16", "precision.params": "bf16"},
-        (1e-2, 1e-1, 3e-2),
-    ),
-    "reduced in bf16": ({"precision.reduce": "bf16"}, (2e-3, 5e-2, 5e-3)),
-    "reduced in fp16": ({"precision.reduce": "fp16"}, (1e-3, 1e-2, 2e-3)),
-}
-
-
 @pytest.mark.parametrize("model", ["transformer", "conv"])
-@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("name", FORMATS)
 def test_within_bounds_of_fp32(name: str, model: str) -> None:
-    keys, bounds = BOUNDS[name]
-    cells = (cell(model, keys), cell(model, keys | ZERO3))
+    cells = (cell(model, FORMATS[name]), cell(model, FORMATS[name] | ZERO3))
     expected = reference(model, steps=STEPS)
     for by_rank in results(cells).values():
         first, second = (difference(result, expected) for result in by_rank)
         assert first == second, "the ranks have the same parameters"
-        assert all(ours < bound for ours, bound in zip(first, bounds, strict=True)), first
+        check_near(by_rank[0], model, name, STEPS)
         assert first[1] > 1e-6, "the precision must have an effect"
 
 

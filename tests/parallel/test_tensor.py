@@ -14,6 +14,7 @@ from hpctrain.models import MLP, Transformer
 from hpctrain.parallel.plan import find_plan
 from hpctrain.tasks import Classification, LanguageModel
 from tests.parallel import parity
+from tests.parallel.low_precision import FORMATS, check_near
 from tests.parallel.parity import (
     TOLERANCE,
     Cell,
@@ -77,13 +78,10 @@ def test_more_is_equal_to_one_process(cell: Cell) -> None:
 
 @pytest.mark.slow
 def test_reduced_precision_within_its_bounds() -> None:
-    cells = [
-        cell("untied", 2, {"precision.compute": "bf16"}),
-        cell("untied", 2, {"precision.compute": "fp16"}),
-    ]
-    for one, by_rank in results(tuple(cells)).items():
-        bound = 1e-3 if "bf16" in str(one) else 1e-4
-        assert max(difference(by_rank[0], reference("untied"))) < bound
+    cells = {name: cell("untied", 2, FORMATS[name]) for name in ("bf16", "fp16")}
+    found = results(tuple(cells.values()))
+    for name, one in cells.items():
+        check_near(found[one][0], "untied", name)
 
 
 class Dropping(nn.Module):

@@ -303,7 +303,7 @@ def test_mlflow_server_serves_other_nodes(digits: Path, empty_store: Path, here:
     assert names(uri) == [run]
     cluster.slurm("scancel", server)
     assert ended(here, server)[0].startswith("CANCELLED")
-    cluster.wait_for(lambda: not address.exists(), 10, "the address is gone")
+    cluster.wait_for(lambda: not address.exists(), 60, "the address is gone")
     assert "Finished server process" in output(here, server)
 
 

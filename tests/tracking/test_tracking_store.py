@@ -168,4 +168,5 @@ def test_a_server_that_is_away_is_no_error(caplog: pytest.LogCaptureFixture) -> 
         unused.listen()
         begin = time.perf_counter()
         assert initialise(uri, "exp") is False
-        assert time.perf_counter() - begin < 10
+        # MLflow alone would try for minutes.
+        assert time.perf_counter() - begin < 60

@@ -357,12 +357,12 @@ def test_a_store_that_cannot_be_written_ends_in_bounded_time(tmp_path: Path, tra
     begin = time.monotonic()
     text = process.communicate(timeout=120)[0]
     assert process.returncode == 0
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 60  # MLflow alone would try for minutes
     assert "INFO waiting up to 6 s until 10 points are in MLflow" in text
     assert "10 points are not in MLflow yet" in text
     assert "nothing is lost: `python -m hpctrain sync" in text
     log = (tmp_path / "r/journal/uploader.log").read_text
-    wait_for(lambda: "gave up" in log(), 30)
+    wait_for(lambda: "gave up" in log())
     assert "Traceback" not in log()
 
 
@@ -372,17 +372,22 @@ def test_a_signal_ends_the_wait_for_the_uploader(
 ) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     tracker = JournalTracker(
-        tmp_path / "r", uri=uri, experiment="exp", run_name="n", uid="r", upload=False, drain=60.0
+        tmp_path / "r", uri=uri, experiment="exp", run_name="n", uid="r", upload=False, drain=600.0
     )
     tracker.start({}, {})
     tracker.log_metrics({"a": 1, "b": 2}, 0)
-    tracker._uploader = subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE)
+    tracker._uploader = subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE)
     before = signal.getsignal(number)
-    ours = threading.Timer(0.2, os.kill, (os.getpid(), number))
-    begin = time.monotonic()
+
+    def interrupt() -> None:
+        wait_for(lambda: signal.getsignal(number) != before)
+        os.kill(os.getpid(), number)
+
+    ours = threading.Thread(target=interrupt)
     ours.start()
     tracker.finish("FINISHED")
-    assert time.monotonic() - begin < 10
+    assert tracker._uploader.poll() is None, "the wait has ended before the uploader"
+    ours.join()
     assert signal.getsignal(number) == before
     assert f"2 points are not in MLflow yet ({number.name}); nothing is lost" in caplog.text
     tracker._uploader.kill()

@@ -14,7 +14,7 @@ import numpy as np
 from hpctrain.data.field import Field
 from hpctrain.data.ragged import Ragged
 from hpctrain.data.samplers.permutation import groups
-from hpctrain.data.source import Prepares, Source
+from hpctrain.data.source import Prepares, SampleId, Source, sample_ids
 from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import DataError
 
@@ -79,6 +79,14 @@ class Concat:
                 array[rows] = piece
             joined[name] = array
         return joined
+
+    def sample_ids(self, indices: Int64s) -> list[SampleId]:
+        """See `hpctrain.data.source.Traceable`."""
+        found: dict[int, SampleId] = {}
+        places = np.arange(len(indices))
+        for source, own, rows in self._parts(indices):
+            found.update(zip(places[rows].tolist(), sample_ids(source, own), strict=True))
+        return [found[place] for place in range(len(indices))]
 
     def prepare(self, indices: Int64s) -> None:
         """See `hpctrain.data.source.Prepares`."""

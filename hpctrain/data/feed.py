@@ -20,6 +20,8 @@ import torch
 
 from hpctrain.data.draws import Draws
 from hpctrain.data.loader import Loader
+from hpctrain.data.plan import Step
+from hpctrain.data.source import SampleId
 from hpctrain.data.transforms import Transform
 from hpctrain.data.types import Batch
 
@@ -56,6 +58,7 @@ class Feed:
         self._seed, self._ahead_bytes, self._closes = seed, ahead_bytes, closes
         self._state = loader.state_dict()
         self._epoch = loader.epoch
+        self._given: Step | None = None  # the step of the batch that the training was given last
         self._waits: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
         self._waited_s = 0.0
 
@@ -86,6 +89,18 @@ class Feed:
         self.loader.load_state_dict(state)
         self._state, self._epoch = self.loader.state_dict(), self.loader.epoch
 
+    def samples(self) -> list[SampleId]:
+        """Return where this rank's samples of the batch given last are stored, in its order.
+
+        Samples that only fill up the last batch are left out. It costs nothing until it is asked.
+
+        Raises:
+            RuntimeError: The training has not been given a batch.
+        """
+        if self._given is None:
+            raise RuntimeError("the training has not been given a batch yet")
+        return self.loader.samples(self._given)
+
     def close(self) -> None:
         """End worker processes, and release staged shards."""
         for close in self._closes:
@@ -101,6 +116,7 @@ class Feed:
             if self._transform is not None:
                 batch = self._transform(batch, Draws(self._seed, *self.loader.where))
             self._state, self._epoch = self.loader.state_dict(), self.loader.epoch
+            self._given = self.loader.last
             yield batch
 
     def _on_gpu(self) -> Iterator[Batch]:
@@ -136,22 +152,22 @@ class Feed:
                 self._waits.append((asked, sent.there))
                 for value in sent.batch.values():
                     value.record_stream(current)
-                self._state, self._epoch = sent.state, sent.epoch
+                self._state, self._epoch, self._given = sent.state, sent.epoch, sent.step
                 yield sent.batch
         finally:  # the consumer may leave early: pinned buffers must outlive their copies
             stream.synchronize()
 
     def _send(self, host: Batch, stream: torch.cuda.Stream) -> "_Sent":
-        state, epoch, where = self.loader.state_dict(), self.loader.epoch, self.loader.where
+        state, epoch, step = self.loader.state_dict(), self.loader.epoch, self.loader.last
         copied, there = torch.cuda.Event(), torch.cuda.Event(enable_timing=True)
         with torch.cuda.stream(stream):
             batch = {name: x.to(self._device, non_blocking=True) for name, x in host.items()}
             copied.record(stream)
             if self._transform is not None:
-                batch = self._transform(batch, Draws(self._seed, *where))
+                batch = self._transform(batch, Draws(self._seed, *self.loader.where))
             there.record(stream)
         size = sum(value.nbytes for value in host.values())
-        return _Sent(batch, host, size, copied, there, state, epoch)
+        return _Sent(batch, host, size, copied, there, state, epoch, step)
 
 
 class _Sent(NamedTuple):
@@ -164,3 +180,4 @@ class _Sent(NamedTuple):
     there: torch.cuda.Event
     state: dict[str, int]
     epoch: int
+    step: Step

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from hpctrain.data.field import Field
 from hpctrain.data.ragged import Ragged
-from hpctrain.data.source import Prepares, ReadsAhead, Source
+from hpctrain.data.source import Prepares, ReadsAhead, SampleId, Source, sample_ids
 from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import ConfigError, DataError
 
@@ -151,6 +151,10 @@ class Decoded:
         options = self._options | {"samples": indices.tolist(), "pool": self._threads_here()}
         rows[self._field] = decode(images, **options, out=pixels)
         return rows
+
+    def sample_ids(self, indices: Int64s) -> list[SampleId]:
+        """See `hpctrain.data.source.Traceable`."""
+        return sample_ids(self._source, indices)
 
     def prepare(self, indices: Int64s) -> None:
         """See `hpctrain.data.source.Prepares`."""

@@ -24,10 +24,10 @@ from contextlib import closing
 from hpctrain.data.batch_reader import BatchReader
 from hpctrain.data.buffers import Buffers
 from hpctrain.data.collate import Collate, Layout
-from hpctrain.data.plan import Group, Planner
+from hpctrain.data.plan import Planner, Step
 from hpctrain.data.prefetcher import Prefetcher
 from hpctrain.data.samplers.order import Order, Sampler
-from hpctrain.data.source import Source
+from hpctrain.data.source import SampleId, Source, sample_ids
 from hpctrain.data.steps import Steps, Tail
 from hpctrain.data.types import Batch, Int64s
 from hpctrain.data.workers.pool import Workers
@@ -96,6 +96,7 @@ class Loader:
         pin_memory: bool = False,
         workers: Workers | None = None,
     ) -> None:
+        self._source = source
         sampler = sampler or Order(len(source), seed, shuffle)
         self._steps = Steps(
             sampler.count,
@@ -130,7 +131,7 @@ class Loader:
         )
         self._consumed = self._iteration = 0
         self._here: deque[Batch] = deque()  # the batches of the current group that are left
-        self._last: tuple[Group, int] | None = None  # the batch handed out last: its step there
+        self._last: Step | None = None  # whose batch was handed out last
         self.steps_per_epoch = self._steps.steps_per_epoch
 
     @property
@@ -155,10 +156,31 @@ class Loader:
         Raises:
             RuntimeError: No batch has been handed out.
         """
+        return self.last.group.epoch, self.last.positions
+
+    @property
+    def last(self) -> Step:
+        """The step whose batch was handed out last. Keeping it keeps its plan, not its batch.
+
+        Raises:
+            RuntimeError: No batch has been handed out.
+        """
         if self._last is None:
             raise RuntimeError("the loader has not handed out a batch yet")
-        group, step = self._last
-        return group.epoch, group.plan.positions[step]
+        return self._last
+
+    def samples(self, step: Step | None = None) -> list[SampleId]:
+        """Return where this rank's samples of a step are stored, in the order of the batch.
+
+        Samples that only fill up the last batch are left out.
+
+        Args:
+            step: A step that was `last`; None: the one that is.
+
+        Raises:
+            RuntimeError: No batch has been handed out.
+        """
+        return sample_ids(self._source, (step or self.last).samples)
 
     @property
     def ready(self) -> bool:
@@ -196,8 +218,8 @@ class Loader:
         self._here = deque()
         with closing(self._prefetcher.read(self._consumed)) as groups:
             for group, self._here in groups:
-                for step, consumed in enumerate(group.consumed):
-                    self._consumed, self._last = consumed, (group, step)
+                for number, consumed in enumerate(group.consumed):
+                    self._consumed, self._last = consumed, Step(group, number)
                     # Taken out: a batch that the consumer has dropped shall not live on here.
                     yield self._here.popleft()
                     self._check_current(iteration)

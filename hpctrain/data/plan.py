@@ -57,6 +57,30 @@ class Group(NamedTuple):
         return self._replace(first=self.first + start, consumed=self.consumed[start:stop])
 
 
+class Step(NamedTuple):
+    """One step of a group.
+
+    Attributes:
+        group: The group.
+        number: The number of the step, counted from the first one there.
+    """
+
+    group: Group
+    number: int
+
+    @property
+    def positions(self) -> Int64s:
+        """Its positions in the epoch, int64 (share,)."""
+        return self.group.plan.positions[self.number]
+
+    @property
+    def samples(self) -> Int64s:
+        """Indices of its samples, without those that only fill up the last batch: int64 (n,)."""
+        _, samples, mask = self.group.plan
+        chosen: Int64s = samples[self.number][mask[self.number]]
+        return chosen
+
+
 class Planner:
     """Plans the steps of a loader, and tells the source what will be read.
 

@@ -28,6 +28,7 @@ from hpctrain.data.places.origin import is_url, load_index
 from hpctrain.data.places.place import Place
 from hpctrain.data.places.placement import open_place
 from hpctrain.data.ragged import Ragged, offsets_of
+from hpctrain.data.source import SampleId
 from hpctrain.data.storage.opened import IO, OpenShards
 from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import DataError
@@ -192,6 +193,18 @@ class Reader:
             chunk = self.opened.chunk_rows(0)
         size = max(1, self.shards[0].bytes // self.shards[0].count)
         return chunk * max(1, BLOCK_BYTES // (size * chunk))
+
+    def sample_ids(self, indices: Int64s) -> list[SampleId]:
+        """See `hpctrain.data.source.Traceable`."""
+        shards, rows = self.locate(indices)
+        return [
+            SampleId(self.shard_name(shard), row)
+            for shard, row in zip(shards.tolist(), rows.tolist(), strict=True)
+        ]
+
+    def shard_name(self, shard: int) -> str:
+        """Return the path or URL of a shard (its place in `self.shards`) in the data set."""
+        return f"{str(self.folder).rstrip('/')}/{self.shards[shard].path}"
 
     def prepare(self, indices: Int64s) -> None:
         """See `hpctrain.data.source.Prepares`."""

@@ -1,7 +1,7 @@
 """The interfaces between a loader and the source that it reads from."""
 
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from hpctrain.data.field import Field
 from hpctrain.data.ragged import Ragged
@@ -26,6 +26,38 @@ class Source(Protocol):
             indices: int64 (n,).
             out: Arrays (n, *shape) to fill, for some of the fixed-size fields.
         """
+
+
+class SampleId(NamedTuple):
+    """Where a sample is stored, for people and for reports.
+
+    Attributes:
+        file: The shard, with the path or URL of its data set as the config has it, such as
+            `data/digits/train-00000.h5`. A staged copy has the name of the original. Of a window it
+            is `FILE:DATASET`, such as `data/books/train-00000.h5:tokens/values`.
+        row: The number of the sample in that file. Of a window: its first element in that dataset.
+    """
+
+    file: str
+    row: int
+
+
+@runtime_checkable
+class Traceable(Protocol):
+    """A source that knows where its samples are stored."""
+
+    def sample_ids(self, indices: Int64s) -> list[SampleId]:
+        """Return where the samples `indices`, int64 (n,), are stored. Nothing is read."""
+
+
+def sample_ids(source: Source, indices: Int64s) -> list[SampleId]:
+    """Return where samples are stored; see `Traceable`.
+
+    A source that does not know it gives the name of its class as file, and the indices as rows.
+    """
+    if isinstance(source, Traceable):
+        return source.sample_ids(indices)
+    return [SampleId(type(source).__name__, index) for index in indices.tolist()]
 
 
 @runtime_checkable

@@ -19,6 +19,7 @@ import numpy as np
 
 from hpctrain.data.field import Field
 from hpctrain.data.reader import BLOCK_BYTES, Reader
+from hpctrain.data.source import SampleId
 from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import ConfigError, DataError
 
@@ -87,11 +88,7 @@ class Windows:
 
     def read(self, indices: Int64s, out: Mapping[str, Array] | None = None) -> dict[str, Array]:
         """Return the windows `indices`, in that order; see `Reader.read`."""
-        indices = np.asarray(indices, dtype=np.int64)
-        if indices.size and indices.view(np.uint64).max() >= len(self):
-            raise IndexError(f"indices {indices.min()} to {indices.max()} of {len(self)} windows")
-        shards = np.searchsorted(self._ends, indices, side="right")
-        starts = (indices - self._firsts[shards]) * self._stride
+        shards, starts = self._locate(indices)
         given = out or {}
         found = {
             name: given[name] if name in given else np.empty((len(starts), *spec.shape), spec.dtype)
@@ -106,9 +103,26 @@ class Windows:
         """Return how many windows make about BLOCK_BYTES."""
         return max(1, BLOCK_BYTES // self.fields[self._field].nbytes)
 
+    def sample_ids(self, indices: Int64s) -> list[SampleId]:
+        """See `hpctrain.data.source.Traceable`."""
+        dataset, _ = self._reader.fields[self._field].datasets(self._field)
+        shards, starts = self._locate(indices)
+        return [
+            SampleId(f"{self._reader.shard_name(shard)}:{dataset}", start)
+            for shard, start in zip(shards.tolist(), starts.tolist(), strict=True)
+        ]
+
     def prepare(self, indices: Int64s) -> None:
         """See `hpctrain.data.source.Prepares`."""
         self._reader.prepare_shards(np.searchsorted(self._ends, indices, side="right"))
+
+    def _locate(self, indices: Int64s) -> tuple[Int64s, Int64s]:
+        """Return the shard of each window, and its first element there: int64 (n,) each."""
+        indices = np.asarray(indices, dtype=np.int64)
+        if indices.size and indices.view(np.uint64).max() >= len(self):
+            raise IndexError(f"indices {indices.min()} to {indices.max()} of {len(self)} windows")
+        shards = np.searchsorted(self._ends, indices, side="right")
+        return shards, (indices - self._firsts[shards]) * self._stride
 
     def _number(self, shards: Int64s, starts: Int64s, out: Array) -> None:
         """Number the documents of each window, into `out`: 1 where one begins, then the sums."""

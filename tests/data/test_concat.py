@@ -1,3 +1,4 @@
+import h5py
 import numpy as np
 import pytest
 from hypothesis import given
@@ -56,6 +57,20 @@ def test_a_concatenation_is_a_source(readers):
     mixture = Mixture({name: len(reader) for name, reader in readers.items()}, count=100)
     ids = Concat(readers).read(mixture(0, np.arange(100)))["id"]
     assert set(ids.tolist()) == set(range(20))
+
+
+def test_samples_are_found_in_the_data_set_that_they_came_from(readers):
+    whole = Concat({"both": Concat({"a": readers["a"], "b": readers["b"]}), "c": readers["c"]})
+    indices = np.random.default_rng(0).permutation(20)
+    found = []
+    for path, row in whole.sample_ids(indices):
+        with h5py.File(path) as file:
+            found.append(file["id"][row])
+    assert found == indices.tolist()
+    assert whole.sample_ids(np.array([7, 8])) == [
+        (f"{readers['b'].folder}/train-00000.h5", 0),
+        (f"{readers['c'].folder}/train-00000.h5", 0),
+    ]
 
 
 @pytest.mark.parametrize("index", [-1, 20])

@@ -48,11 +48,28 @@ def test_the_state_is_what_was_given():
             break
     assert feed.state_dict() == {"consumed": 140}
     assert feed.epoch == 1
+    assert [row for _, row in feed.samples()] == before[-1]["x"].tolist()
     resumed = make()
     resumed.load_state_dict(feed.state_dict())
     assert drawn([*before[5:], *resumed]) == drawn(list(make())[5:])
     # A new iterator continues after the batches of the training, not after the prefetched ones.
     assert [batch["x"].tolist() for batch in feed] == [b["x"].tolist() for b in list(make())[7:]]
+
+
+def test_the_samples_are_those_of_this_rank_without_the_filling():
+    loaders = [
+        Loader(Numbers(10), global_batch_size=8, dp_rank=rank, dp_size=2, tail="pad", max_epochs=1)
+        for rank in range(2)
+    ]
+    seen = []
+    for feed in [Feed(loader, CPU) for loader in loaders]:
+        with pytest.raises(RuntimeError, match="has not been given a batch"):
+            feed.samples()
+        for batch in feed:
+            rows = [row for _, row in feed.samples()]
+            assert rows == batch["x"][batch["mask"]].tolist()
+            seen += rows
+    assert sorted(seen) == list(range(10))
 
 
 def test_what_it_reads_from_is_closed_with_it():
@@ -90,6 +107,7 @@ def test_batches_on_a_gpu_are_those_of_the_cpu():
     for step, batch in enumerate(feed, start=1):
         assert batch["x"].is_cuda
         assert feed.state_dict()["consumed"] == 20 * step
+        assert [row for _, row in feed.samples()] == batch["x"].tolist()
         there.append({name: value.cpu() for name, value in batch.items()})
         torch.cuda._sleep(1_000_000)
     torch.cuda.synchronize()

@@ -206,6 +206,7 @@ class Files:
 @pytest.mark.parametrize("threads", [1, 4])
 def test_a_source_of_decoded_images(threads):
     source = Decoded(Files([encoded(p) for p in PIXELS]), "image", threads=threads)
+    assert source.sample_ids(np.array([2, 0])) == [("Files", 2), ("Files", 0)]
     assert source.fields == {"image": Field("uint8", (3, 8, 12)), "label": Field("int64")}
     assert len(source) == 9
     for again in (source, pickle.loads(pickle.dumps(source))):

@@ -5,6 +5,7 @@ import threading
 import time
 from itertools import chain
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -236,7 +237,20 @@ def test_real_shards(tmp_path):
         for text, length, i in zip(batch["text"], batch["text_length"], rows, strict=False):
             assert text[:length].tolist() == samples["text"][i].tolist()
             assert not text[length:].any()
+        stored = []
+        for path, row in loader.samples():
+            with h5py.File(path) as file:
+                stored.append(file["word"][row])
+        assert stored == samples["word"][rows].tolist()
     assert positions == 2 * count
+
+
+def test_samples_of_a_source_without_files():
+    loader = Loader(Numbers(5), global_batch_size=4, tail="pad", shuffle=False, max_epochs=1)
+    with pytest.raises(RuntimeError, match="has not handed out a batch yet"):
+        loader.samples()
+    found = [loader.samples() for _ in loader]
+    assert found == [[("Numbers", i) for i in range(4)], [("Numbers", 4)]]
 
 
 def test_batches_are_independent():

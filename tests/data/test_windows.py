@@ -1,3 +1,4 @@
+import h5py
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -58,6 +59,10 @@ def test_windows_are_those_of_the_stream(tmp_path_factory, lengths, length, stri
     found = windows.read(some)
     assert found["text"].tolist() == [wanted[i][0] for i in some]
     assert found["text_document"].tolist() == [wanted[i][1] for i in some]
+    for (name, first), row in zip(windows.sample_ids(some[:5]), found["text"], strict=False):
+        path, dataset = name.rsplit(":", 1)
+        with h5py.File(path) as file:
+            assert file[dataset][first : first + length].tolist() == row.tolist()
 
 
 def test_the_loader_takes_them(tmp_path):

@@ -192,6 +192,7 @@ def _check_split(source: Source, options: Options) -> None:
 
     Raises:
         ConfigError: It does not have it.
+        DataError: A file belongs to no split, or no file to a split.
     """
     split = options.split
     if isinstance(split, ByColumn) and split.column not in source.columns:
@@ -200,8 +201,7 @@ def _check_split(source: Source, options: Options) -> None:
             f"--split {split}: {source.name} has no such column to go by; it has {has}"
         )
     if isinstance(split, ByFile):
-        for file in source.split_files():
-            split.of_file(file)
+        split.of_files(source.split_files())
     if not options.stratify:
         return
     field = source.fields.get(options.stratify)
@@ -248,17 +248,10 @@ def _plan(source: Source, options: Options) -> Plan:
     }
     content = json.dumps(identity, sort_keys=True).encode()
     fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
-    split = options.split
     return Plan(
         fingerprint=fingerprint,
         pieces=len(source.pieces),
-        splits=list(
-            split.fractions
-            if isinstance(split, Fractions)
-            else split.patterns
-            if isinstance(split, ByFile)
-            else []
-        ),
+        splits=list(options.split.names),
         fields=source.fields,
         categories=source.categories,
         provenance={

@@ -8,12 +8,13 @@ import xxhash
 
 from data_prep.job import JOB, Job, Plan, Problem, Result
 from data_prep.show.console import size
+from data_prep.split import left_empty, parse_split
 from hpctrain.data.commit import PARTIAL, commit, discard, settle, storage_error
 from hpctrain.data.index import Index, Shard
 from hpctrain.data.moments import Moments
 from hpctrain.data.shard import digest_file, shard_name
 from hpctrain.disk import write_atomically
-from hpctrain.errors import DataError
+from hpctrain.errors import ConfigError, DataError
 
 REPORT = "problems.jsonl"  # in OUT: the records that could not be used
 BESIDE = "beside"  # key in the provenance: {file: digest}, see `Source`
@@ -117,6 +118,8 @@ def summary(index: Index) -> str:
     shards = _counted(len(index.shards), "shard")
     splits = ", ".join(f"{name} {count}" for name, count in counts.items())
     lines = [f"{_counted(count, 'sample')} ({splits}) in {shards}, {size(nbytes)}, {index.digest}"]
+    if empty := _left_empty(index, count):
+        lines.append(empty)
     left_out = index.provenance.get("left_out", {})
     if left_out.get("unusable"):
         records = _counted(left_out["unusable"], "record")
@@ -133,6 +136,14 @@ def summary(index: Index) -> str:
         if bad := sum(values.nonfinite for values in statistics):
             lines.append(f"{name} has {bad} NaN or infinite values; --nan refuse would say where")
     return "\n".join(lines)
+
+
+def _left_empty(index: Index, count: int) -> str:
+    options = index.provenance.get("options") or {}
+    try:
+        return left_empty(parse_split(str(options.get("split", ""))), index.splits, count)
+    except ConfigError:  # an index that data_prep did not convert
+        return ""
 
 
 def _counted(count: int, what: str) -> str:

@@ -9,7 +9,7 @@ file:train=a-*,val=b-*        the first pattern that matches the sample's file d
 ['train', 'train']
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import accumulate
@@ -35,10 +35,14 @@ class Fractions:
     def __str__(self) -> str:
         return ",".join(f"{name}={fraction!r}" for name, fraction in self.fractions.items())
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the splits, in their order."""
+        return tuple(self.fractions)
+
     def of_keys(self, keys: Iterable[bytes]) -> list[str]:
         """Return the name of the split of each key."""
-        names = list(self.fractions)
-        return [names[number] for number in self.numbers(hash_keys(keys)).tolist()]
+        return [self.names[number] for number in self.numbers(hash_keys(keys)).tolist()]
 
     def numbers(self, hashes: NDArray[np.uint64]) -> NDArray[np.intp]:
         """Return for each hash the number of its split among the names, (n,)."""
@@ -77,6 +81,11 @@ class ByColumn:
     def __str__(self) -> str:
         return f"column:{self.column}"
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """None: they are only known when the column has been read."""
+        return ()
+
 
 @dataclass(frozen=True)
 class ByFile:
@@ -86,6 +95,11 @@ class ByFile:
 
     def __str__(self) -> str:
         return "file:" + ",".join(f"{name}={pattern}" for name, pattern in self.patterns.items())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the splits, in their order."""
+        return tuple(self.patterns)
 
     def of_file(self, file: str) -> str:
         """Return the split of all samples of a file.
@@ -101,8 +115,40 @@ class ByFile:
             "nor the name alone (a*)"
         )
 
+    def of_files(self, files: Iterable[str]) -> list[str]:
+        """Return the split of each file.
+
+        Raises:
+            DataError: No pattern matches a file, or a split has no file.
+        """
+        found = [self.of_file(file) for file in files]
+        if empty := sorted(self.patterns.keys() - set(found)):
+            raise DataError(f"--split {self}: no file is left for {', '.join(empty)}")
+        return found
+
 
 Split = Fractions | ByColumn | ByFile
+
+
+def left_empty(split: Split, found: Collection[str], samples: int) -> str:
+    """Return a line on the splits that got no sample, and what to do; "" if each got one.
+
+    Args:
+        split: The rule.
+        found: The names of the splits that have samples.
+        samples: How many samples there are in all splits.
+    """
+    empty = [name for name in split.names if name not in found]
+    if not empty:
+        return ""
+    line = f"no sample went to {' or '.join(empty)} (--split {split})"
+    if not isinstance(split, Fractions):
+        return line
+    first = f"{empty[0]}=PATTERN,{next(iter(found), 'train')}=*"
+    return (
+        f"{line}: a hash of each sample decides, and {samples} samples are few. Choose by the "
+        f"names of the files (--split file:{first}), or give more samples (text: --documents lines)"
+    )
 
 
 def hash_keys(keys: Iterable[bytes]) -> NDArray[np.uint64]:

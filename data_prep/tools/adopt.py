@@ -266,10 +266,7 @@ def _splits(text: str, paths: Sequence[str]) -> list[str]:
         return [text] * len(paths)
     split = parse_split(f"file:{text.removeprefix('file:')}")
     assert isinstance(split, ByFile)
-    found = [split.of_file(path) for path in paths]
-    if empty := [name for name in split.patterns if name not in found]:
-        raise DataError(f"--split {text}: no file is left for {', '.join(empty)}")
-    return found
+    return split.of_files(paths)
 
 
 def _schema(

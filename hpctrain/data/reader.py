@@ -8,6 +8,8 @@ without HDF5. `hpctrain.data.storage.layout` reads other layouts.
     >>> reader.read(np.array([5, 0, 5]))["image"].shape
     (3, 1, 8, 8)
 
+What `read` returns was read from unchanged files: see `hpctrain.data.storage.watch`.
+
 Threads may share a reader. A forked or unpickled reader opens the shards itself: handles of h5py
 must not be used after a fork.
 """
@@ -17,6 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,7 +36,6 @@ from hpctrain.data.storage.opened import IO, OpenShards
 from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import DataError
 
-CHECK_EVERY_S = 5.0  # time between two checks that nobody writes into open shards
 BLOCK_BYTES = 2**20  # stripes of parallel file systems have 1 to 4 MB
 
 
@@ -81,12 +83,12 @@ class Reader:
         self._ends: Int64s = np.cumsum(counts)
         self._firsts: Int64s = self._ends - counts
         self._announced: set[tuple[int, int]] = set()
+        self._since_ns = time.time_ns()
         self._forget()
 
     def _forget(self) -> None:
         """Begin without open shards, as a new process does."""
         self._opened: OpenShards | None = None
-        self._check_at = time.monotonic() + CHECK_EVERY_S
         self._lock = threading.Lock()
         _READERS.add(self)
 
@@ -107,27 +109,35 @@ class Reader:
             if the length varies.
 
         Raises:
-            DataError: A shard is missing, damaged or does not agree with the index.
+            DataError: A shard is missing, damaged, was changed during the run or does not agree
+                with the index.
             IndexError: An index is out of range.
         """
         shards, rows = self.locate(indices)
-        self._check_unchanged()
         given = out or {}
         found: dict[str, Array] = {
             name: given[name] if name in given else np.empty((len(rows), *field.shape), field.dtype)
             for name, field in self.fields.items()
             if not field.variable
         }
-        ragged: dict[str, list[Ragged]] = {n: [] for n in self.fields if self.fields[n].variable}
         opened = self.opened
-        for part in _parts(len(rows), opened.at_once):
-            with opened.held(shards[part]):
-                for name, array in found.items():
-                    opened.spans(name, shards[part], rows[part], 1, array[part])
-                for name, pieces in ragged.items():
-                    pieces.append(self._read_ragged(name, shards[part], rows[part]))
+
+        def read(part: slice) -> dict[str, Ragged]:
+            for name, array in found.items():
+                opened.spans(name, shards[part], rows[part], 1, array[part])
+            return {
+                name: self._read_ragged(name, shards[part], rows[part])
+                for name, field in self.fields.items()
+                if field.variable
+            }
+
+        ragged = [
+            opened.read(shards[part], partial(read, part))
+            for part in _parts(len(rows), opened.at_once)
+        ]
         return {
-            name: found[name] if name in found else _joined(ragged[name]) for name in self.fields
+            name: found[name] if name in found else _joined([part[name] for part in ragged])
+            for name in self.fields
         }
 
     def lengths(self, name: str, indices: Int64s) -> Int64s:
@@ -135,9 +145,9 @@ class Reader:
         shards, rows = self.locate(indices)
         found = np.empty(len(rows), np.int64)
         for part in _parts(len(rows), self.opened.at_once):
-            with self.opened.held(shards[part]):
-                starts, stops = self._places(name, shards[part], rows[part])
-                found[part] = stops - starts
+            places = partial(self._places, name, shards[part], rows[part])
+            starts, stops = self.opened.read(shards[part], places)
+            found[part] = stops - starts
         return found
 
     def spans(self, name: str, shards: Int64s, starts: Int64s, length: int, out: Array) -> None:
@@ -152,8 +162,8 @@ class Reader:
         """
         opened = self.opened
         for part in _parts(len(starts), opened.at_once):
-            with opened.held(shards[part]):
-                opened.spans(f"{name}/values", shards[part], starts[part], length, out[part])
+            of_part = (shards[part], starts[part], length, out[part])
+            opened.read(shards[part], partial(opened.spans, f"{name}/values", *of_part))
 
     def elements(self, name: str) -> Int64s:
         """Return how many elements of a variable-length field each shard has, int64 (shards,).
@@ -171,9 +181,8 @@ class Reader:
         """Return the offsets of a variable-length field in a shard, int64 (count + 1,)."""
         count = self.shards[shard].count + 1
         found: Int64s = np.empty(count, np.int64)
-        which = np.array([shard])
-        with self.opened.held(which):
-            self.opened.spans(f"{name}/offsets", which, np.array([0]), count, found[None])
+        whole = (np.array([shard]), np.array([0]), count, found[None])
+        self.opened.read(whole[0], partial(self.opened.spans, f"{name}/offsets", *whole))
         return found
 
     def only(self, fields: Iterable[str]) -> Self:
@@ -238,12 +247,6 @@ class Reader:
         shards = np.searchsorted(self._ends, indices, side="right")
         return shards, indices - self._firsts[shards]
 
-    def _check_unchanged(self) -> None:
-        """Check every CHECK_EVERY_S that nobody has written into open shards."""
-        if time.monotonic() > self._check_at:
-            self._check_at = time.monotonic() + CHECK_EVERY_S
-            self.opened.check_unchanged()
-
     def _will_need(self, start: int, stop: int) -> None:
         """Let the system read the samples `start` to `stop` ahead."""
         first, last = np.searchsorted(self._ends, (start, stop - 1), side="right").tolist()
@@ -261,7 +264,9 @@ class Reader:
         if self._opened is None:
             with self._lock:
                 if self._opened is None:
-                    self._opened = OpenShards(self.shards, self._place, self.fields, self._io)
+                    self._opened = OpenShards(
+                        *(self.shards, self._place, self.fields, self._io, self._since_ns)
+                    )
         return self._opened
 
     def _select(self, names: Iterable[str] | None) -> dict[str, Field]:

@@ -29,10 +29,11 @@ def data_digest(config: Config) -> str:
     data = config.data
     index = _checked("data.path", data.path)
     if data.val_split is not None:
-        _split("data.path", index, data.val_split, is_evaluation=True)
+        _split("data.val_split", data.val_split, data.path, index, is_evaluation=True)
     digests = [index.digest]
     if not data.mixture:
-        count = _training("data.path", index, config, data.train_split)
+        _check_fields("data.path", index, config)
+        count = _split("data.train_split", data.train_split, data.path, index)
         what = f"the split {data.train_split!r} of {data.path}"
         if data.subset is not None:
             count = _subset(digests, data, count)
@@ -41,7 +42,9 @@ def data_digest(config: Config) -> str:
     for i, part in enumerate(data.mixture):
         key = f"data.mixture[{i}]"
         index = _checked(f"{key}.path", part["path"])
-        count = _training(key, index, config, part.get("split", data.train_split))
+        _check_fields(key, index, config)
+        own = f"{key}.split" if "split" in part else "data.train_split"
+        count = _split(own, part.get("split", data.train_split), part["path"], index)
         digests.append(index.digest)
         if data.subset is not None:
             _subset(digests, data, count)
@@ -82,8 +85,8 @@ def _checked(key: str, path: str) -> Index:
         raise DataError(f"{key}: {error}{hint}") from error
 
 
-def _training(key: str, index: Index, config: Config, split: str) -> int:
-    """Check the fields that the config names; return the number of samples in the split."""
+def _check_fields(key: str, index: Index, config: Config) -> None:
+    """Check the fields that the config names."""
     data = config.data
     for name, field, kind in _fields(data):
         if field not in index.fields:
@@ -105,7 +108,6 @@ def _training(key: str, index: Index, config: Config, split: str) -> int:
             near = difflib.get_close_matches(field, available, 1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise ConfigError(f"{name}={field}: {hint}the samples have {', '.join(available)}")
-    return _split(key, index, split)
 
 
 def _of_task(config: Config) -> Iterator[tuple[str, str]]:
@@ -145,17 +147,26 @@ def _fields(data: DataConfig) -> Iterator[tuple[str, str, str | None]]:
             yield key, name, "fixed-size"
 
 
-def _split(key: str, index: Index, split: str, *, is_evaluation: bool = False) -> int:
+def _split(key: str, split: str, path: str, index: Index, *, is_evaluation: bool = False) -> int:
+    """Return the number of samples in the split that `key` names, of the data set in `path`."""
     try:
         return index.split(split).count
     except DataError as error:
-        cure = ""
-        if is_evaluation:
-            cure = (
-                ": write it with `--split train=0.9,val=0.1` of data_prep, or train without "
-                "evaluation: data.val_split=null"
+        cures = []
+        asked = str((index.provenance.get("options") or {}).get("split", ""))
+        if re.search(rf"(^|[:,]){re.escape(split)}=", asked):
+            cures.append(
+                f"data_prep was given `--split {asked}`, but no sample went to {split!r}: give it "
+                f"more samples, or choose by file names, `--split file:{split}=PATTERN,…`"
             )
-        raise DataError(f"{key}: {error}{cure}") from error
+        elif is_evaluation and len(index.splits) == 1:
+            cures.append("write it with `--split train=0.9,val=0.1` of data_prep")
+        elif len(index.splits) > 1:
+            cures.append("choose one of them")
+        if is_evaluation:
+            cures.append("train without evaluation: data.val_split=null")
+        what = "; ".join([f"{key}={split}: {path}: {error}", ", or ".join(cures)])
+        raise DataError(what.rstrip("; ")) from error
 
 
 def _check_batch(config: Config, count: int, what: str) -> None:

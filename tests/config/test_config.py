@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -17,7 +19,9 @@ from hpctrain.config.frozen import dump, load
 from hpctrain.config.identity import identity
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import fitting_nodes, validate
-from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain.data.format import write_shards
+from hpctrain.data.index import Index
+from hpctrain.errors import ConfigError, DataError, HpctrainError
 from hpctrain.runs.freeze import check, freeze
 
 Compose = Callable[..., Config]
@@ -120,14 +124,18 @@ def test_bad_argument(compose: Compose, argument: str, message: str, tmp_path: P
         ("+optimizer.options.beta=1", "optimizer.options.beta=1: torch.optim.AdamW has no"),
         ("task.target=lable", "task.target=lable: did you mean label? the samples have image, la"),
         ("metric=val/acc", "metric=val/acc: did you mean val/accuracy? this run produces train/"),
-        ("data.val_split=test", "or train without evaluation: data.val_split=null"),
+        (
+            "data.val_split=test",
+            "there is no split 'test'; this data set has train, val; choose one of them, or train "
+            "without evaluation: data.val_split=null",
+        ),
         (
             "parallel.dp_shard=3",
             "dp_replicate -1 x dp_shard 3 x cp 1 x tp 1 x pp 1, but",
         ),
         ("parallel.dp_replicate=3", "dp_replicate 3 x dp_shard 1 x cp 1 x tp 1 x pp 1 = 3, but"),
         ("train.global_batch_size=100000", "train.global_batch_size=100000, but the split 'train'"),
-        ("data.train_split=trian", "trian"),
+        ("data.train_split=trian", "data.train_split=trian: /"),
         ("tracking.uri=file:///x", "tracking.uri"),
         ("network.infiniband='a b'", "network.infiniband='a b': auto, none, or devices such as"),
         ("network.p2p_level=NVLINK", "network.p2p_level=NVLINK: allowed are null, LOC, NVL"),
@@ -162,6 +170,29 @@ def test_a_plan_on_the_command_line(compose: Compose) -> None:
         assert [call.composer.typed(run).parallel.plan for run in call.runs] == [plan, plan]
     for other in ("model={a: 1}", "parallel.plan=x", "train={a: 1}", "+parallel.plan={a: rowwise}"):
         assert extending(other) == other
+
+
+def test_a_split_that_stayed_empty(composer: Composer, tmp_path: Path) -> None:
+    """The way out is not the option that has left it empty."""
+    folder = tmp_path / "set"
+    write_shards(folder, [("train", {"x": np.arange(3)})])
+    where = [f"data.path={folder}", f"output_dir={tmp_path}/runs"]
+    config = composer.typed(["experiment=digits", "task.input=x", "task.target=x", *where])
+    write = "write it with `--split train=0.9,val=0.1` of data_prep, or train without evaluation"
+    with pytest.raises(DataError) as caught:
+        check(config)
+    missing = f"data.val_split=val: {folder}: there is no split 'val'; this data set has train"
+    assert str(caught.value) == f"{missing}; {write}: data.val_split=null"
+    index = Index.load(folder)
+    given = {"options": {"split": "train=0.7,val=0.3"}}
+    replace(index, provenance={**index.provenance, **given}).save(folder)
+    with pytest.raises(DataError) as caught:
+        check(config)
+    assert str(caught.value) == (
+        f"{missing}; data_prep was given `--split train=0.7,val=0.3`, but no sample went to 'val': "
+        "give it more samples, or choose by file names, `--split file:val=PATTERN,…`, or train "
+        "without evaluation: data.val_split=null"
+    )
 
 
 def test_batch_that_does_not_divide_shows_the_equation(compose: Compose) -> None:

@@ -54,6 +54,28 @@ def test_stratified(split, samples):
             assert len(set(got[hashes[rows] == value].tolist())) == 1
 
 
+def test_a_split_that_stays_empty_is_said(data_prep, tmp_path):
+    for i in range(3):
+        (tmp_path / f"{i}.txt").write_text(f"sample {i}")
+    files, split = [tmp_path / f"{i}.txt" for i in range(3)], "train=0.9,val=0.1"
+    assert parse_split(split).of_keys(b"sample %d" % i for i in range(3)) == ["train"] * 3
+    code, printed, _ = data_prep("text", *files, tmp_path / "OUT", "--split", split)
+    assert code == 0
+    assert printed.splitlines()[1] == (
+        "no sample went to val (--split train=0.9,val=0.1): a hash of each sample decides, and 3 "
+        "samples are few. Choose by the names of the files (--split file:val=PATTERN,train=*), or "
+        "give more samples (text: --documents lines)"
+    )
+    by_file = "file:val=2*,train=*"  # this is the way out that the line names
+    code, printed, _ = data_prep("text", *files, tmp_path / "B", "--split", by_file)
+    assert code == 0
+    assert f"{tmp_path}/B: 3 samples (val 1, train 2) in 2 shards" in printed
+    assert "no sample went to" not in printed
+    code, _, message = data_prep("text", *files, tmp_path / "C", "--split", "file:train=*,val=2*")
+    assert code == 3
+    assert "--split file:train=*,val=2*: no file is left for val" in message
+
+
 def test_extreme_hashes():
     halves = Fractions({"a": 0.5, "b": 0.5})
     hashes = np.array([0, 2**63 - 1, 2**63, 2**64 - 1], np.uint64)

@@ -115,7 +115,7 @@ class Verified:
                 self._start()
             with self._locks.setdefault(shard.digest, threading.Lock()):
                 if key not in self._right:
-                    _check(path, shard)
+                    check_digest(path, shard)
                     self._right.add(key)
         return path
 
@@ -155,8 +155,12 @@ def _problem(
     return None
 
 
-def _check(path: Path, shard: Shard) -> None:
-    """Compare a file with the index. The file may have another name than the shard."""
+def check_digest(path: Path, shard: Shard) -> None:
+    """Compare all bytes of a file with the index. The file may have another name than the shard.
+
+    Raises:
+        DataError: The file is missing or unreadable, or its bytes differ.
+    """
     try:
         pour(FolderOrigin(path.parent), replace(shard, path=path.name), lambda block: None)
     except DataError as error:  # a copy has another name

@@ -19,6 +19,7 @@ from hpctrain.data.index import Shard, check_shard
 from hpctrain.data.storage.chunks import Chunked, decoders
 from hpctrain.data.storage.grid import samples_first
 from hpctrain.data.storage.plain import Plain
+from hpctrain.data.storage.stamp import Stamp
 from hpctrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Layout:
         offsets: Byte offset in the file of each dataset that can be mapped.
         rows: The readers of the other datasets.
         totals: Number of elements of each dataset.
+        stamp: The stamp of the file from before it was opened.
 
     Raises:
         DataError: The file is missing, damaged or differs from the index.
@@ -57,6 +59,7 @@ class Layout:
         self._needs_hdf5 = False
         check_shard(path, shard)
         try:
+            self.stamp = Stamp.of(os.stat(path))
             self._file = _open(path)
             self._check_version()
             for name, field in fields.items():
@@ -67,10 +70,8 @@ class Layout:
                     self._add(name, place, (field.dtype,), (shard.count, *field.shape), field.axis)
             if not self._needs_hdf5:
                 self._file.close()
-            stat = os.stat(path)
         except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"shard {path} is damaged: {error}") from None
-        self._stamp = stat.st_ino, stat.st_size, stat.st_mtime_ns
 
     def map(self, arena: "Arena", slot: int) -> None:
         """Map the file into a slot.
@@ -81,31 +82,14 @@ class Layout:
         try:
             descriptor = os.open(self.path, os.O_RDONLY)
             try:
-                stat = os.fstat(descriptor)
+                stamp = Stamp.of(os.fstat(descriptor))
                 arena.map(slot, descriptor, self.size)
             finally:
                 os.close(descriptor)
         except OSError as error:
             raise DataError(f"shard {self.path} cannot be mapped: {error.strerror}") from None
-        if (stat.st_ino, stat.st_size, stat.st_mtime_ns) != self._stamp:
+        if stamp.file != self.stamp.file:
             raise DataError(f"shard {self.path} was replaced while it was being opened")
-
-    def check_unchanged(self) -> None:
-        """Check that nobody has written into the file since it was opened.
-
-        Raises:
-            DataError: Somebody has. If the file was replaced or removed, there is no error, because
-                the open file stays as it was.
-        """
-        try:
-            stat = os.stat(self.path)
-        except OSError:
-            return
-        if stat.st_ino == self._stamp[0] and (stat.st_size, stat.st_mtime_ns) != self._stamp[1:]:
-            raise DataError(
-                f"shard {self.path} was changed while it was being read: what has been trained on "
-                "since is not what the index says. Shards may be replaced, never edited"
-            )
 
     def _check_version(self) -> None:
         """Check the version of a shard in our format. Other HDF5 files have no such attribute."""

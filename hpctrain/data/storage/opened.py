@@ -8,11 +8,11 @@ one gather (see `hpctrain.data.storage.arena`), except those of datasets that ca
 
 import resource
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import gcd, prod
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -25,8 +25,12 @@ from hpctrain.data.storage.arena import WORDS, Addresses, Arena
 from hpctrain.data.storage.chunks import Chunked
 from hpctrain.data.storage.layout import Layout
 from hpctrain.data.storage.plain import Plain
+from hpctrain.data.storage.stamp import Stamp
+from hpctrain.data.storage.watch import Watch
 from hpctrain.data.types import Array, Int64s
+from hpctrain.errors import DataError
 
+T = TypeVar("T")
 IO = Literal["auto", "mmap", "read"]
 
 SHORT = 16  # elements; shorter spans of an unmapped dataset are read row by row, in one call
@@ -41,6 +45,7 @@ class OpenShards:
         fields: The fields that are read.
         io: How uncompressed, contiguous data is read: "mmap", "read", or "auto", which is "read" on
             network file systems.
+        since_ns: See `hpctrain.data.storage.watch`.
     """
 
     def __init__(
@@ -48,7 +53,8 @@ class OpenShards:
         shards: Sequence[Shard],
         place: Place,
         fields: Mapping[str, Field],
-        io: IO = "auto",
+        io: IO,
+        since_ns: int,
     ) -> None:
         self._shards, self._place, self._fields, self._io = shards, place, fields, io
         self._kinds: dict[Path, Kind] = {}
@@ -71,7 +77,7 @@ class OpenShards:
         # A shard that nobody holds may be closed; the least recently used one is closed first.
         self._users = np.zeros(files, np.int64)
         self._used = np.zeros(files, np.int64)
-        self._clock = self._checked = 0
+        self._clock = 0
         self._changed = threading.Condition()
         self._arena = Arena(files, max(shard.bytes for shard in shards))
         self._free = list(range(self._arena.slots - 1, -1, -1))
@@ -79,6 +85,30 @@ class OpenShards:
         self._unmapped: set[int] = set()
         self._max_files = _max_files()
         self._all_mapped = True  # among the shards opened so far
+        self._watch = Watch(shards, since_ns)
+        self._admitting = threading.Lock()
+        self._admitted_again = 0  # how often an open shard was touched, and was still right
+
+    def read(self, shards: Int64s, action: Callable[[], T]) -> T:
+        """Call `action`, which reads from `shards`, int64 (n,), and return what it returns.
+
+        What it returns was read from unchanged files. If one was touched, `action` is called again.
+
+        Raises:
+            DataError: A shard was changed since it was opened. Also see `held`.
+        """
+        while True:
+            with self.held(shards):
+                before = self._admitted_again
+                try:
+                    found = action()
+                except DataError:  # perhaps what is damaged has just been written
+                    if self._unchanged(shards):
+                        raise
+                    continue
+                # Another thread may have seen it first.
+                if self._unchanged(shards) and self._admitted_again == before:
+                    return found
 
     @contextmanager
     def held(self, shards: Int64s) -> Iterator[None]:
@@ -101,10 +131,11 @@ class OpenShards:
             missing = needed[~self._open[needed]].tolist()
             # Outside the lock, because it may wait for a copy.
             paths = [self._place.path(self._shards[shard]) for shard in missing]
+            stamps = [self._watch.admit(*each) for each in zip(missing, paths, strict=True)]
             with self._changed:
-                for shard, path in zip(missing, paths, strict=True):
+                for shard, path, stamp in zip(missing, paths, stamps, strict=True):
                     if not self._open[shard]:
-                        self._open_one(shard, path)
+                        self._open_one(shard, path, stamp)
             yield
         finally:
             with self._changed:
@@ -209,17 +240,22 @@ class OpenShards:
         else:
             self._layouts[shard].rows[name].prefetch(np.arange(start, stop))
 
-    def check_unchanged(self, limit: int = 64) -> None:
-        """Check that nobody has written into open shards: `limit` per call, in turn.
+    def _unchanged(self, shards: Int64s) -> bool:
+        """Return whether no held shard was touched since it was opened.
 
         Raises:
-            DataError: Somebody has.
+            DataError: One was changed.
         """
-        with self._changed:
-            layouts = list(self._layouts.values())
-        for i in range(min(limit, len(layouts))):
-            layouts[(self._checked + i) % len(layouts)].check_unchanged()
-        self._checked += limit
+        touched = self._watch.touched(shards)
+        for shard in touched:
+            with self._admitting:
+                if self._watch.touched(np.array([shard])):  # no other thread was faster
+                    path = self._layouts[shard].path
+                    stamp = self._watch.admit_again(shard)
+                    # The mapping stays. Other readers know the file by the time of its last write.
+                    self._layouts[shard] = self._layout(shard, path, stamp)
+                    self._admitted_again += 1
+        return not touched
 
     # Opening and closing. The caller holds the lock.
 
@@ -235,10 +271,16 @@ class OpenShards:
         others = np.count_nonzero(self._users) - np.count_nonzero(self._users[needed])
         return not others or int(others) + len(needed) <= self._limit
 
-    def _open_one(self, shard: int, path: Path) -> None:
+    def _layout(self, shard: int, path: Path, stamp: Stamp) -> Layout:
+        layout = Layout(path, self._shards[shard], self._fields, mapped=self._maps(path))
+        if layout.stamp.file != stamp.file:
+            raise DataError(f"shard {path} was replaced while it was being opened")
+        return layout
+
+    def _open_one(self, shard: int, path: Path, stamp: Stamp) -> None:
         if len(self._layouts) >= self._arena.slots:
             self._close_one_of(np.flatnonzero(self._open))
-        layout = Layout(path, self._shards[shard], self._fields, mapped=self._maps(path))
+        layout = self._layout(shard, path, stamp)
         if layout.rows:
             self._all_mapped = False
             if len(self._unmapped) >= self._max_files:

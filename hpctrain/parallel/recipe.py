@@ -84,6 +84,7 @@ def parallelize(
             zero=parallel.zero,
             every=every,
             divided_loss=divided_loss,
+            agree=parallel.fsdp.agree,
         )
     module = build_whole(build, config.seed, precision.params, precision.device)
     train, blocks = config.train, []

@@ -1,7 +1,7 @@
 """One optimizer step, and the sums that the steps add up.
 
 micro-batches ── task ── sums and counts ──┬── backward (hpctrain.parallel.model)
-                                           └── one reduction: [sums, counts, stop, loads of experts]
+                                           └── one reduction: [sums, counts, stop, loads, used parameters]
 gradient x global batch size / global count ── clip ── optimizer
 """
 
@@ -117,7 +117,8 @@ class TrainStep:
         mesh, precision = self.model.mesh, self.model.precision
         names, values = self._forward_backward(batch)
         flags = self.stop.flags()
-        reduced = over_ranks(self.model.loads.joined(joined(values, flags)), mesh)
+        mine = self.model.joined(self.model.loads.joined(joined(values, flags)))
+        reduced = self.model.settled(over_ranks(mine, mesh))
         sums, rest = reduced[: len(values)], reduced[len(values) :]
         self.stop.offer(rest[: len(flags)])
         self.totals.add(*self.model.loads.balance(rest[len(flags) :], names, sums))

@@ -80,9 +80,9 @@ class Unused:
         return total[:end]
 
     def _post_backward(self, group: Any, reduce: Any, *_: Any) -> None:
+        if not all(hasattr(part, "_unsharded_param") for part in group.fsdp_params):
+            return  # it was never gathered, and torch would fail when it accumulates
         for part in group.fsdp_params:
-            if not hasattr(part, "_unsharded_param"):  # it was never gathered
-                continue
             whole = part.unsharded_param
             if whole.grad is not None or part.unsharded_accumulated_grad is not None:
                 self._used.add(id(part.sharded_param))

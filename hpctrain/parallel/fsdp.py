@@ -29,9 +29,15 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Shard
 
 from hpctrain.config.schema import FSDPConfig, ParallelConfig
+from hpctrain.data.types import Batch
+from hpctrain.parallel.lockstep import Lockstep
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.model import ParallelModel
 from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.scalars import Scalars
+from hpctrain.parallel.ties import ties
+from hpctrain.parallel.unused import Unused
+from hpctrain.tasks import Task
 
 ExpertRanks = Sequence[tuple[nn.Module, DeviceMesh]]
 
@@ -47,6 +53,7 @@ class FSDPModel(ParallelModel):
         zero: The stage, 1 to 3.
         every: Reduce the gradients after each micro-batch instead of after the last one.
         divided_loss: As for `ParallelModel`.
+        agree: Let the ranks agree on the order of the blocks in every step.
     """
 
     can_repeat = False
@@ -61,18 +68,49 @@ class FSDPModel(ParallelModel):
         zero: int,
         every: bool,
         divided_loss: bool = False,
+        agree: bool = False,
     ) -> None:
         super().__init__(module, mesh, precision, accumulate, divided_loss=divided_loss)
         assert isinstance(module, FSDPModule)
         self._root, self._zero, self._every = module, zero, every
+        self._unused = Unused(module, undivided(module), mesh.data)
+        parts = {n: m for n, m in module.named_modules() if isinstance(m, FSDPModule)}
+        del parts[""]
+        self._lockstep = None
+        # Experts that are divided by themselves are blocks within blocks; our models skip none.
+        if not any(outer != n and n.startswith(f"{outer}.") for n in parts for outer in parts):
+            self._lockstep = Lockstep(module, parts, mesh.stage, mesh.device, always=agree)
+
+    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
+        """Add the gradient of the loss per row of a share; reduce it over the ranks."""
+        sums = super().forward_backward(task, batch)
+        self._unused.average()
+        return sums
+
+    def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
+        """Return the names and sums of a forward pass."""
+        if self._lockstep is not None:
+            self._lockstep.start(train=False)
+        return super().evaluate(task, batch)
+
+    def joined(self, values: Scalars) -> Scalars:
+        """Return the numbers, followed by which parameters this rank has used."""
+        return self._unused.joined(values, self.parameters)
+
+    def settled(self, total: Scalars) -> Scalars:
+        """Let the optimizer leave out the parameters that no rank has used."""
+        return self._unused.settled(total, self.parameters)
 
     def _reduced(self, last: bool) -> AbstractContextManager[object]:
+        if self._lockstep is not None:
+            self._lockstep.start(train=True)
         self._root.set_requires_gradient_sync(last or self._every)
         if self._zero < 3:  # the gathered parameters serve all micro-batches of a step
             self._root.set_reshard_after_backward(last)
         # Replicas add up once per step what their ranks have added after every micro-batch.
         self._root.set_requires_all_reduce(last)
-        self._root.set_is_last_backward(last)
+        # Without a reduction in between, the order of the gathers begins anew in each micro-batch.
+        self._root.set_is_last_backward(last or not self._every)
         return nullcontext()
 
 
@@ -107,7 +145,9 @@ def shard(
         "mesh": mesh.data,
         "mp_policy": policy,
         "offload_policy": offload,
+        "ignored_params": set(undivided(model)),
     }
+    blocks = _separate(model, blocks)
     if mesh.degrees.dp_shard == 1 and not fsdp.offload:
         # DDP knows neither the parameters of tensor parallel nor the passes of a pipeline.
         for module, ranks in experts:
@@ -129,6 +169,28 @@ def shard(
     # What is outside of the blocks is needed first in the backward pass, so it stays gathered.
     fully_shard(model, reshard_after_forward=None if within is True else within, **options)
     _prefetch(blocks, fsdp)
+
+
+def undivided(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that FSDP2 cannot divide: scalars and complex ones."""
+    return [p for p in model.parameters() if p.ndim == 0 or p.is_complex()]
+
+
+def _separate(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
+    """Return the blocks that share no parameter with other modules.
+
+    FSDP2 takes a parameter into one group, so the others are gathered with the rest of the model.
+    """
+    names = {id(block): name for name, block in model.named_modules()}
+    shared = {name: other for first, others in ties(model) for name in (first, *others)
+              for other in (first, *others) if other != name}
+    separate = []
+    for block in blocks:
+        prefix = f"{names[id(block)]}."
+        outside = [(n, o) for n, o in shared.items() if n.startswith(prefix) and not o.startswith(prefix)]
+        if not outside:
+            separate.append(block)
+    return separate
 
 
 def _divided_over(mesh: DeviceMesh) -> dict[str, Any]:

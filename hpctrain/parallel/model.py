@@ -95,6 +95,18 @@ class ParallelModel:
             sums = task(self.module, batch)
         return list(sums), self._counted(flat(sums))
 
+    def joined(self, values: Scalars) -> Scalars:
+        """Return the numbers of this rank's part of a step, followed by those of the model.
+
+        Args:
+            values: Numbers that are to be added over all ranks.
+        """
+        return values
+
+    def settled(self, total: Scalars) -> Scalars:
+        """Use what `joined` has appended, added over all ranks; return the other numbers."""
+        return total
+
     def scale_gradients(self, factor: Scalar, clip_norm: float | None) -> Scalar:
         """Multiply the gradients by `factor`, then clip their global norm.
 
@@ -112,7 +124,7 @@ class ParallelModel:
             factor = factor * at_most(clip_norm / (norm + 1e-6), 1.0)
         local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
         if local:
-            factor = torch.as_tensor(factor).to(local[0].device, local[0].dtype)
+            factor = torch.as_tensor(factor).to(local[0].device, local[0].dtype.to_real())
             torch._foreach_mul_(local, factor)
         return norm
 

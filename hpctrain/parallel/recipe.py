@@ -85,6 +85,7 @@ def parallelize(
             zero=parallel.zero,
             every=every,
             divided_loss=divided_loss,
+            agree=parallel.fsdp.agree,
         )
     module = build_whole(build, config.seed, precision.params, precision.device)
     prepare_batch_norms(module, config, mesh)

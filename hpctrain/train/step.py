@@ -1,7 +1,7 @@
 """One optimizer step, and the sums that the steps add up.
 
 micro-batches ── task ── sums and counts ──┬── backward (hpctrain.parallel.model)
-                                           └── one reduction: [sums, counts, stop, loads of experts]
+                                           └── one reduction: [sums, counts, stop, loads, used parameters]
 gradient x global batch size / global count ── clip ── finite? ── optimizer
 """
 
@@ -127,7 +127,8 @@ class TrainStep:
         before = [buffer.clone() for buffer in buffers]  # such as the statistics of a batch norm
         names, values = self._forward_backward(batch)
         flags = self.stop.flags()
-        reduced = over_ranks(self.model.loads.joined(joined(values, flags)), mesh)
+        mine = self.model.joined(self.model.loads.joined(joined(values, flags)))
+        reduced = self.model.settled(over_ranks(mine, mesh))
         sums, rest = reduced[: len(values)], reduced[len(values) :]
         self.stop.offer(rest[: len(flags)])
         balanced = self.model.loads.balance(rest[len(flags) :], names, sums)

@@ -73,6 +73,12 @@ class FSDPConfig:
         "Parameters, gradients and optimizer state stay in the memory of the host, and the "
         "optimizer runs there.",
     )
+    agree: bool = key(
+        False,
+        "Before each block the ranks agree which one is next, by a reduction of one number, for "
+        "models that call their blocks in an order that depends on the data. Without it they agree "
+        "in the first step only; a rank may skip blocks then, but not call others.",
+    )
 
 
 @dataclass

@@ -159,7 +159,7 @@ def _micro_batches(
 
 
 def _display(config: Config, run: RunDir, ranks: RankInfo) -> Display:
-    display = choose_display(ranks.is_main)
+    display = choose_display(ranks.is_main, config.metric)
     if not ranks.is_main:
         return display
     return ProgressFile(display, run.path / "progress.json", config.metric)

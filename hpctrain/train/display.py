@@ -95,7 +95,7 @@ class _Parts:
     """As many of the texts as fit into the line, from the first on.
 
     None is cut: rich would mark the cut with a letter that a terminal without UTF-8 lacks, and the
-    six characters `\\u2026` in its place would fold the line.
+    six characters of the escape in its place would fold the line.
     """
 
     def __init__(self, parts: Sequence[str]) -> None:

@@ -10,7 +10,10 @@ from rich.console import Console
 from hpctrain.train import display
 
 METRICS = {
-    **{"train/loss": 0.1234, "val/mse": 0.5, "val/loss": 0.2, "val/accuracy": 0.98},
+    "train/loss": 0.1234,
+    "val/mse": 0.5,
+    "val/loss": 0.2,
+    "val/accuracy": 0.98,
     "perf/samples_per_s": 12345.0,
 }
 
@@ -37,7 +40,7 @@ def last_line(monkeypatch: pytest.MonkeyPatch, width: int, encoding: str) -> str
     [
         (60, "", "loss 0.1234"),
         (80, "0:00:00 +", "loss 0.1234"),
-        (100, "0:00:00 +", "val loss 0.2"),
+        (100, "0:00:00 +", "val acc 0.98"),
         (140, "0:00:00 +", "12,345 samples/s"),
     ],
 )

@@ -1,7 +1,7 @@
 """The names of the metrics that a run produces: what the config tells, and what the run shows.
 
-a task of ours     `problems` knows all names before the run
-a task of a user   `Asked` learns them from the first log line and the first evaluation
+Those of a task of ours are known before the run (`problems`). Those of a user's task are learned
+from the first log line and the first evaluation (`Asked`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def problems(config: Config, needed: bool = False) -> Iterator[str]:
             missing.
     """
     metric, known = config.metric, names(config)
-    if (metric == Config().metric and not needed) or (known is not None and metric in known):
+    speed = [f"perf/{name}" for name in _OF_SPEED]
+    if (metric == Config().metric and not needed) or metric in (known or speed):
         return
     group, _, name = metric.partition("/")
     if known is None and group in ("train", "val") and name:
@@ -51,7 +52,7 @@ def problems(config: Config, needed: bool = False) -> Iterator[str]:
     elif known is None and group != "perf":
         yield f"metric={metric}: it must be train/NAME, val/NAME or perf/NAME"
     else:
-        yield _unknown(metric, known or [f"perf/{name}" for name in _OF_SPEED])
+        yield _unknown(metric, known or speed)
 
 
 def _unknown(metric: str, known: Collection[str]) -> str:

@@ -73,7 +73,7 @@ class Trainer:
     max_steps: int
     global_batch_size: int
     every: Every
-    asked: Asked = Asked()
+    asked: Asked = field(default_factory=Asked)
     step: int = 0
     evaluation_due: bool = False
     metrics: dict[str, float] = field(default_factory=dict)

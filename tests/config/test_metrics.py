@@ -52,7 +52,7 @@ def test_a_name_that_training_lacks_is_worth_an_evaluation_at_once() -> None:
 def test_a_wrong_name_is_refused_once_those_of_its_group_are_known() -> None:
     for fine in ("val/nope", "train/mse", ""):
         Asked(fine).check(LOGGED)
-    with pytest.raises(ConfigError, match="metric=train/ms: did you mean train/mse[?] this run"):
+    with pytest.raises(ConfigError, match=r"metric=train/ms: did you mean train/mse[?] this run"):
         Asked("train/ms").check(LOGGED)
-    with pytest.raises(ConfigError, match="this run produces perf/.* val/loss, val/mse$"):
+    with pytest.raises(ConfigError, match=r"this run produces perf/.* val/loss, val/mse$"):
         Asked("val/nope").check([*LOGGED, "val/loss", "val/mse"])

@@ -23,6 +23,7 @@ from hpctrain.config.choices import conf_dir, groups
 from hpctrain.config.explain import explain, same_name
 from hpctrain.config.frozen import from_omegaconf, known_keys
 from hpctrain.config.schema import Config
+from hpctrain.config.text_values import quoted
 from hpctrain.errors import ConfigError, StorageError
 
 
@@ -48,7 +49,8 @@ def compose(argv: list[str]) -> Config | None:
     # Let Hydra raise its errors instead of printing a long report and exiting with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     # Hydra 1.3 wants all overrides side by side; `experiment=digits -m seed=1,2` works here.
-    sys.argv = [own_argv[0], *(text for text in argv if text not in overrides), *overrides]
+    flags = [text for text in argv if text not in overrides]
+    sys.argv = [own_argv[0], *flags, *map(quoted, overrides)]
     try:
         with our_launchers():
             hydra.main(config_path=str(conf_dir()), config_name="config", **base)(composed.append)()

@@ -311,9 +311,14 @@ def test_interrupted_run_goes_on_as_the_same_mlflow_run(
 
 
 def test_a_failing_training_exits_1_with_its_traceback(train: Train, tmp_path: Path) -> None:
-    done = train("model.in_features=3", "tracking=off", code=1, new=True)
+    done = train(
+        "model.in_features=3", "tracking=off", code=1, new=True, PYTHONPROFILEIMPORTTIME="1"
+    )
     assert "Traceback" in done.stderr
     assert "mat1 and mat2 shapes" in done.stderr
+    # Importing torch takes seconds: there is one line before that.
+    before_torch, _, after = done.stderr.partition("| torch\n")
+    assert (before_torch.count(": starting"), after.count(": starting")) == (1, 0)
     assert run_json(only_run(tmp_path))["state"] == "failed"
 
 

@@ -7,8 +7,10 @@ from the first log line and the first evaluation (`Asked`).
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
@@ -59,6 +61,30 @@ def _unknown(metric: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(metric, known, 1, cutoff=0.5)
     hint = f"did you mean {near[0]}? " if near else ""
     return f"metric={metric}: {hint}this run produces {', '.join(known)}"
+
+
+# A word of a metric's name tells whether lower or higher values are better.
+_LOWER = {
+    *("loss", "error", "err", "mse", "rmse", "mae", "mape", "nll", "perplexity", "ppl", "bpb"),
+    *("bits", "wer", "cer", "fid", "kl", "divergence", "distance", "regret"),
+}
+_HIGHER = {
+    *("accuracy", "acc", "top1", "top5", "precision", "recall", "f1", "auc", "auroc", "ap", "map"),
+    *("iou", "miou", "dice", "r2", "correlation", "bleu", "rouge", "psnr", "ssim", "reward"),
+    *("score", "samples"),
+}
+
+
+def better(metric: str) -> Literal["lower", "higher"] | None:
+    """Return which values of a metric are better, by its name; None if the name does not tell.
+
+    >>> better("val/bits_per_byte"), better("val/top1_acc"), better("val/width")
+    ('lower', 'higher', None)
+    """
+    words = {*re.split(r"[^a-z0-9]+", metric.partition("/")[2].lower())}
+    if words & _LOWER:
+        return "lower"
+    return "higher" if words & _HIGHER else None
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ class _Parts:
 class _NoteColumn(ProgressColumn):
     """The metrics: the only column that is shortened where the terminal is too narrow."""
 
-    def render(self, task: Task) -> _Parts:  # type: ignore[override]
+    def render(self, task: Task) -> _Parts:
         return _Parts(task.fields["note"])
 
 

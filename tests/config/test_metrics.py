@@ -3,7 +3,7 @@
 import pytest
 
 from hpctrain.config.compose_sweep import Composer
-from hpctrain.config.metrics import Asked, problems
+from hpctrain.config.metrics import Asked, better, problems
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 
@@ -56,3 +56,11 @@ def test_a_wrong_name_is_refused_once_those_of_its_group_are_known() -> None:
         Asked("train/ms").check(LOGGED)
     with pytest.raises(ConfigError, match=r"this run produces perf/.* val/loss, val/mse$"):
         Asked("val/nope").check([*LOGGED, "val/loss", "val/mse"])
+
+
+def test_the_name_of_a_metric_tells_which_values_are_better() -> None:
+    lower = ("val/loss", "train/bits_per_byte", "val/perplexity", "val/mse", "val/word_error")
+    higher = ("val/accuracy", "val/top1_acc", "val/F1", "perf/samples_per_s")
+    assert [better(name) for name in lower] == ["lower"] * len(lower)
+    assert [better(name) for name in higher] == ["higher"] * len(higher)
+    assert better("val/width") is None

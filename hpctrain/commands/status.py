@@ -280,17 +280,18 @@ def _where(options: argparse.Namespace) -> str:
 
 
 def _fitting(titles: list[str], rows: list[list[Text]], width: int) -> list[int]:
-    """Return the columns that fit into the terminal. Names are never cut, so they can be copied."""
+    """Return the columns that have something to show and fit into the terminal.
+
+    Names are never cut, so they can be copied.
+    """
     widths = [
         max([len(title), *(row[n].cell_len for row in rows)]) for n, title in enumerate(titles)
     ]
     reason = _COLUMNS.index("reason")
     widths[reason] = min(widths[reason], _REASON_LEAST)
-    kept = list(range(len(titles)))
-    order = [_COLUMNS.index(name) for name in _LEFT_OUT]  # after the empty ones
-    empty = [n for n in (*order, reason) if not any(row[n].plain for row in rows)]
-    for n in [*empty, *(n for n in order if n not in empty)]:
-        if 1 + sum(widths[n] + 3 for n in kept) > width:
+    kept = [n for n in range(len(titles)) if any(row[n].plain for row in rows)]
+    for n in (_COLUMNS.index(name) for name in _LEFT_OUT):
+        if n in kept and 1 + sum(widths[n] + 3 for n in kept) > width:
             kept.remove(n)
     return kept
 

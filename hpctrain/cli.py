@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from hpctrain import __version__
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.faults.early_signals import heed_ctrl_c
 from hpctrain.secrets import mask
@@ -54,7 +55,7 @@ Values (KEY=VALUE)
   {keys}
   python -m hpctrain keys                          explains each of them
   python -m hpctrain experiment=digits --cfg job   prints the values of a config
-  --config-dir DIR adds a folder of configs; --hydra-help explains Hydra's own options.
+  --config-dir DIR adds a folder of configs; --hydra-help explains Hydra's own options; --version.
 
 Exit codes: 0 finished, 1 the training raised an exception, 2 config, 3 data, 4 scheduler, 5 ranks
 or ports, 6 run directory, 7 tracking, 130 saved and stopped by Ctrl-C, 143 saved and stopped by a
@@ -141,6 +142,9 @@ def _dispatch(argv: list[str]) -> int:
     without_help = ("freeze", "run", "call")  # the other commands print their own help
     if {"--help", "-h"} & {first, *argv} and (first not in commands or first in without_help):
         return _help()
+    if "--version" in argv and first not in commands:  # Hydra would print its own
+        print(f"hpctrain {__version__}")
+        return 0
     if first in commands:
         return commands[first](argv[1:])
     if not first.startswith(("-", "+", "~")) and "=" not in first:

@@ -105,6 +105,26 @@ class Facts:
             self.record["submission"], self.job_id, self.scheduler = None, "", False
 
     @property
+    def begun(self) -> float:
+        """When the run was last started or submitted, in seconds since the epoch; 0 if never."""
+        return max(float(self.attempt.get("started", 0.0)), float(self.submission.get("time", 0.0)))
+
+    def trained_s(self, now: float | None) -> float | None:
+        """Return the seconds of all attempts together; None if none has begun.
+
+        Args:
+            now: The time, for a run that is running. Otherwise an attempt that could not note its
+                end has lasted until the last heartbeat.
+        """
+        attempts = [each for each in self.record.get("attempts", []) if "started" in each]
+        total = 0.0
+        for attempt in attempts:
+            last = attempt is attempts[-1]
+            end = attempt.get("ended", now or self.progress.get("time") if last else None)
+            total += max(0.0, float(end or attempt["started"]) - float(attempt["started"]))
+        return total if attempts else None
+
+    @property
     def restarts(self) -> int:
         """The number of attempts after the first."""
         return max(0, len(self.record.get("attempts", [])) - 1)

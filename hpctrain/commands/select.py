@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from hpctrain.errors import ConfigError, StorageError
@@ -35,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
-def select(folder: Path, names: Sequence[str], archived: bool = False) -> list[Path]:
+def select(
+    folder: Path, names: Sequence[str], archived: bool = False, several: bool = False
+) -> list[Path]:
     """Return the run directories that are named, as distinct absolute paths.
 
     Args:
@@ -43,14 +46,16 @@ def select(folder: Path, names: Sequence[str], archived: bool = False) -> list[P
         names: The names on the command line; none means all runs.
         archived: Whether all runs include archived ones (`NAME.1`): old results of runs that were
             repeated. A name can always name an archived run.
+        several: Whether the start of several names means all of them. A command that changes
+            runs needs one run or sweep.
 
     Raises:
-        ConfigError: A name is unknown or ambiguous.
+        ConfigError: A name is unknown, or ambiguous where one is needed.
         StorageError: There is no such folder.
     """
     if not names:
         return all_runs(folder, archived)
-    found = (path for name in names for path in _find(folder, name))
+    found = (path for name in names for path in _find(folder, name, several))
     return list(dict.fromkeys(found))
 
 
@@ -105,7 +110,7 @@ def runs_of(sweep: Path) -> list[Path]:
         raise StorageError(f"{sweep}/sweep.json is damaged ({error!r})") from error
 
 
-def _find(folder: Path, name: str) -> Iterable[Path]:
+def _find(folder: Path, name: str, several: bool) -> Iterable[Path]:
     given = Path(os.path.abspath(name))
     if (given / "run.json").is_file():
         return [given]
@@ -113,16 +118,17 @@ def _find(folder: Path, name: str) -> Iterable[Path]:
         return _present(given, folder)
     runs, sweeps = all_runs(folder), all_sweeps(folder)
     known = {path.name: path for path in [*sweeps, *runs]}
-    if name in known:
-        match = known[name]
-    else:
+    matching = [name]
+    if name not in known:
         matching = [key for key in known if key.startswith(name)]
         # Archived runs count only if no other run matches.
         matching = [key for key in matching if not is_archived(key)] or matching
-        if len(matching) != 1:
+        if not matching or (len(matching) > 1 and not several):
             raise ConfigError(_unclear(name, folder, matching, list(known)))
-        match = known[matching[0]]
-    return _present(match, folder) if match in sweeps else [match]
+    matches = [known[key] for key in matching]
+    return chain.from_iterable(
+        _present(match, folder) if match in sweeps else [match] for match in matches
+    )
 
 
 def _is_sweep(path: Path) -> bool:

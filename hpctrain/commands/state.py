@@ -98,6 +98,15 @@ def metric(run: Facts) -> tuple[str, float] | None:
     return next(((name, float(values[name])) for name in names if name in values), None)
 
 
+def best(run: Facts) -> tuple[float, int] | None:
+    """Return the best value of the main metric and its step; None if its name tells no direction.
+
+    Rank 0 keeps it in progress.json, which runs of older releases do not have.
+    """
+    found = run.progress.get("best")
+    return None if found is None else (float(found["value"]), int(found["step"]))
+
+
 def _in_the_queue(run: Facts, now: float) -> State | None:
     job = run.job
     assert job is not None

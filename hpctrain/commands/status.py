@@ -17,12 +17,30 @@ from rich.text import Text
 
 from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.select import add_arguments, select
-from hpctrain.commands.state import STATES, UNDER_WAY, State, duration, eta_s, judge, metric, step
+from hpctrain.commands.state import (
+    STATES,
+    UNDER_WAY,
+    State,
+    best,
+    duration,
+    eta_s,
+    judge,
+    metric,
+    step,
+)
+from hpctrain.runs.swept import label
 from hpctrain.tracking.meta import Uploaded
 
 _ROWS = 40
 _PROBLEMS = 3  # lines about uploads
-_COLUMNS = ("run", "state", "reason", "node", "restarts", "step", "ETA", "metric")
+_LINES_AROUND = 7 + _PROBLEMS  # lines of --watch that are no rows
+_COLUMNS = (
+    *("run", "swept", "state", "reason", "node", "restarts", "time", "step", "ETA"),
+    *("metric", "best"),
+)
+# Columns are left out of a narrow table in this order; --json has all of them.
+_LEFT_OUT = ("restarts", "node", "time", "ETA", "best", "step", "metric", "swept")
+_URGENT = ("failed", "lost", "damaged", "cancelled")
 _REASON_LEAST = 12  # the smallest width of the reason, which is folded
 _REASON = 100  # characters of the reason in the table; --json has all of it, logs even more
 _COLOURS = {
@@ -52,9 +70,16 @@ class Row:
             return self.run.job.nodes
         if self.run.ended is not None and self.run.ended.nodes != "None assigned":
             return self.run.ended.nodes
-        hosts: list[str] = self.run.attempt.get("hosts", [])
-        more = f" +{len(hosts) - 2}" if len(hosts) > 2 else ""
-        return ",".join(hosts[:2]) + more
+        attempt = self.run.attempt
+        # torchrun tells a rank only the number of nodes; rank 0 knows its own.
+        hosts: list[str] = attempt.get("hosts") or [attempt.get("host", "")]
+        more = max(len(hosts), attempt.get("nodes", 0)) - len(hosts[:2])
+        return ",".join(hosts[:2]) + (f" +{more}" if more else "")
+
+    @property
+    def trained_s(self) -> float | None:
+        """The seconds that all attempts have taken together; None if none has begun."""
+        return self.run.trained_s(self.time if self.state.name == "running" else None)
 
     @property
     def eta_s(self) -> float | None:
@@ -73,28 +98,33 @@ class Row:
 
     def cells(self, metric_name: str = "") -> list[Text]:
         """Return the cells, one for each of _COLUMNS; the metric without `metric_name`."""
-        done, left, main_metric = step(self.run), self.eta_s, metric(self.run)
+        done, left, took, main_metric = step(self.run), self.eta_s, self.trained_s, metric(self.run)
+        found = best(self.run)
         total, reason = self.run.progress.get("max_steps"), self.state.reason
         steps = "" if done is None else f"{done}" if total is None else f"{done}/{total}"
         # Text, because a name or an error may look like rich's markup.
         return [
             Text(self.run.name, no_wrap=True),
+            Text(label(self.run.record.get("swept", []))),
             Text(self.state.name, style=_COLOURS.get(self.state.name, ""), no_wrap=True),
-            Text(reason if len(reason) <= _REASON else reason[: _REASON - 1] + "…"),
+            Text(reason if len(reason) <= _REASON else reason[: _REASON - 3] + "..."),
             Text(self.node),
             Text(str(self.run.restarts or "")),
+            Text("" if took is None else duration(took), no_wrap=True),
             Text(steps, no_wrap=True),
             Text("" if left is None else duration(left), no_wrap=True),
             Text(_metric(main_metric, metric_name), no_wrap=True),
+            Text("" if found is None else f"{found[0]:.4g}", no_wrap=True),
         ]
 
     def facts(self) -> dict[str, Any]:
         """Return the row for --json."""
         values = {**self.run.progress.get("metrics", {}), **(self.run.record.get("result") or {})}
         values.pop("step", None)
-        main_metric = metric(self.run)
+        main_metric, found = metric(self.run), best(self.run)
         return {
             "run": str(self.run.path),
+            "swept": self.run.record.get("swept", []),
             "state": self.state.name,
             "reason": self.state.reason,
             "job_id": self.run.job_id,
@@ -102,9 +132,11 @@ class Row:
             "restarts": self.run.restarts,
             "step": step(self.run),
             "max_steps": self.run.progress.get("max_steps"),
+            "duration_s": self.trained_s,
             "eta_s": self.eta_s,
             "upload_problem": self.upload_problem,
             "metric": None if main_metric is None else main_metric[0],
+            "best": None if found is None else {"value": found[0], "step": found[1]},
             # JSON has no NaN.
             "metrics": {k: v if math.isfinite(v) else None for k, v in values.items()},
         }
@@ -121,9 +153,11 @@ def main(argv: list[str]) -> int:
     """Print the table, once or with --watch again and again; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m hpctrain status",
-        description="Show a table of runs: state and reason, node, restarts, step, time left, last "
-        "metric. It reads the run directories, calls squeue once, and calls sacct if a job has "
-        "left the queue.",
+        description="Show a table of runs, those that run first and then the newest: swept values, "
+        "state and reason, node, restarts, time of all attempts, step, time left, the last and the "
+        "best value of the main metric. The start of a name shows all runs whose names begin so. "
+        "It reads the run directories, calls squeue once, and calls sacct if a job has left the "
+        "queue.",
         epilog="States: " + ", ".join(STATES),
     )
     add_arguments(parser, "default: all")
@@ -153,9 +187,21 @@ def main(argv: list[str]) -> int:
 
 def look(options: argparse.Namespace) -> list[Row]:
     """Read the runs and ask the scheduler."""
-    runs = gather(select(options.dir, options.runs, archived=options.all))
+    runs = gather(select(options.dir, options.runs, archived=options.all, several=True))
     now = time.time()
     return [Row(run, judge(run, now), now) for run in runs]
+
+
+def _in_order(rows: list[Row]) -> list[Row]:
+    """Return the runs that run, then the others, in both parts the newest first."""
+    return sorted(rows, key=lambda row: (row.state.name != "running", -row.run.begun))
+
+
+def _most_important(rows: list[Row], count: int) -> list[Row]:
+    """Return so many of the ordered rows: half of them may go to runs that need attention."""
+    urgent = [row for row in rows if row.state.name in _URGENT][: count // 2]
+    others = [row for row in rows if row not in urgent][: count - len(urgent)]
+    return [row for row in rows if row in urgent or row in others]
 
 
 def _watch(options: argparse.Namespace) -> None:
@@ -172,7 +218,9 @@ def _watch(options: argparse.Namespace) -> None:
         while True:
             there = bool(options.runs) or options.dir.exists()  # the first run makes the folder
             rows = look(options) if there else []
-            table = _table(rows, _where(options), console.width, everything=options.all)
+            # A Live display cuts what is below the lower edge of the terminal.
+            most = max(1, console.height - _LINES_AROUND)
+            table = _table(rows, _where(options), console.width, most)
             under_way = any(row.state.name in UNDER_WAY for row in rows)
             begun |= under_way or bool(options.runs)
             what = "nothing is queued or running" if there else f"there is no folder {options.dir}"
@@ -188,24 +236,33 @@ def _show(options: argparse.Namespace, rows: list[Row]) -> None:
         print(json.dumps([row.facts() for row in rows]), flush=True)
     else:
         console = _console()
-        console.print(_table(rows, _where(options), console.width, everything=options.all))
+        most = len(rows) if options.all else _ROWS
+        console.print(_table(rows, _where(options), console.width, most))
 
 
-def _table(rows: list[Row], where: str, width: int, *, everything: bool) -> Group:
+def _table(rows: list[Row], where: str, width: int, most: int = _ROWS) -> Group:
+    """Return the table with its head and notes.
+
+    Args:
+        rows: The runs in any order.
+        where: Where they are, for the head.
+        width: Of the terminal, in characters.
+        most: The largest number of rows.
+    """
     counts = Counter(row.state.name for row in rows)
     summary = ", ".join(f"{counts[name]} {name}" for name in STATES if counts[name])
     clock = time.strftime("%H:%M:%S")
     noun = "run" if len(rows) == 1 else "runs"
     head = Text(f"{len(rows)} {noun}{where}, {clock}" + (f": {summary}" if summary else ""))
-    shown, note = rows, Text("")
-    if len(rows) > _ROWS and not everything:
-        order = {name: place for place, name in enumerate(STATES)}
-        shown = sorted(rows, key=lambda row: order[row.state.name])[:_ROWS]
-        note = Text(f"… {len(rows) - _ROWS} more (--all, --json)")
+    shown, note = _in_order(rows), Text("")
+    if len(rows) > most:
+        shown = _most_important(shown, most)
+        note = Text(f"... {len(rows) - most} more (--all, --json)")
     # A metric that all runs share is named once, in the title.
     names = {found[0] for row in shown if (found := metric(row.run)) is not None}
-    titles = [*_COLUMNS[:-1], names.pop() if len(names) == 1 else _COLUMNS[-1]]
-    cells = [row.cells(titles[-1]) for row in shown]
+    titles, place = [*_COLUMNS], _COLUMNS.index("metric")
+    titles[place] = names.pop() if len(names) == 1 else "metric"
+    cells = [row.cells(titles[place]) for row in shown]
     kept, reason = _fitting(titles, cells, width), _COLUMNS.index("reason")
     table = Table(*(Column(titles[n], no_wrap=n != reason, overflow="fold") for n in kept))
     for row in cells:
@@ -223,18 +280,18 @@ def _where(options: argparse.Namespace) -> str:
 
 
 def _fitting(titles: list[str], rows: list[list[Text]], width: int) -> list[int]:
-    """Return the columns that fit into the terminal. Names are never cut, so they can be copied."""
+    """Return the columns that have something to show and fit into the terminal.
+
+    Names are never cut, so they can be copied.
+    """
     widths = [
         max([len(title), *(row[n].cell_len for row in rows)]) for n, title in enumerate(titles)
     ]
     reason = _COLUMNS.index("reason")
     widths[reason] = min(widths[reason], _REASON_LEAST)
-    kept = list(range(len(titles)))
-    # Columns are left out in this order, empty ones first; --json has all of them.
-    order = [_COLUMNS.index(name) for name in ("restarts", "node", "ETA", "step", "metric")]
-    empty = [n for n in (*order, reason) if not any(row[n].plain for row in rows)]
-    for n in [*empty, *(n for n in order if n not in empty)]:
-        if 1 + sum(widths[n] + 3 for n in kept) > width:
+    kept = [n for n in range(len(titles)) if any(row[n].plain for row in rows)]
+    for n in (_COLUMNS.index(name) for name in _LEFT_OUT):
+        if n in kept and 1 + sum(widths[n] + 3 for n in kept) > width:
             kept.remove(n)
     return kept
 

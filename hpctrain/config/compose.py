@@ -24,6 +24,7 @@ from hpctrain.config.explain import explain, same_name
 from hpctrain.config.frozen import from_omegaconf, known_keys
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import keys
+from hpctrain.config.text_values import quoted
 from hpctrain.errors import ConfigError, StorageError
 
 
@@ -46,7 +47,7 @@ def compose(argv: list[str]) -> Config | None:
     composed: list[DictConfig] = []
     own_argv = sys.argv
     overrides = _overrides(argv)
-    given = [extending(text) for text in overrides]
+    given = [quoted(extending(text)) for text in overrides]
     # Let Hydra raise its errors instead of printing a long report and exiting with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     # Hydra 1.3 wants all overrides side by side; `experiment=digits -m seed=1,2` works here.

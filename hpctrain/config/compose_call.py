@@ -63,9 +63,11 @@ def composed(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None
     """
     for text in overrides:
         if not isinstance(text, str) or text.startswith("-"):
+            is_folder = isinstance(text, str) and text.startswith(("--config-dir", "-cd"))
+            hint = "; config_dir=FOLDER is an argument of this function" if is_folder else ""
             raise ConfigError(
                 f"{text!r}: an override is text of the form 'KEY=VALUE'; flags of the command line "
-                "are not used here"
+                f"are not used here{hint}"
             )
     try:
         with our_launchers():

@@ -25,6 +25,7 @@ from hpctrain.config import launcher_keys
 from hpctrain.config.explain import explain
 from hpctrain.config.frozen import from_omegaconf, known_keys
 from hpctrain.config.schema import Config
+from hpctrain.config.text_values import quoted
 from hpctrain.errors import ConfigError
 
 
@@ -82,8 +83,8 @@ class Composer:
         launcher: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
         if launcher.get("name") == config.hydra.job.name:  # the default of submitit's launcher
             launcher["name"] = None
-        own = [str(key) for key in config if key != "hydra"]
-        config = OmegaConf.masked_copy(config, own)
+        # OmegaConf.masked_copy would forget the types of the keys at the top.
+        del config.__dict__["_content"]["hydra"]
         for key, value, note in launcher_keys.read(launcher):
             self.notes[note] = None
             if key:
@@ -115,7 +116,7 @@ class Composer:
 
     def _parse_one(self, text: str) -> Override | None:
         """Return the override if it sets a value, or None if it belongs to the choices."""
-        parsed: Override = OverridesParser.create().parse_override(text)
+        parsed: Override = OverridesParser.create().parse_override(quoted(text))
         if parsed.is_hydra_override() or parsed.key_or_group == "hydra":
             return None
         values = Overrides(self._loader.repository, [parsed]).config_overrides

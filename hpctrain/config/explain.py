@@ -34,6 +34,12 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
     keys = list(known_keys)
     if isinstance(error, YAMLError):
         return f"a config cannot be read: {' '.join(text.split())}"
+    if several := re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
+        key, values = several.groups()
+        return (
+            f"{key}={values}: these are several values; add -m for one run with each of them, or "
+            f"write '{key}=[{values}]' for a list"
+        )
     if file := re.search(r"In '((?:experiment|debug)/.*)': Could not override '\S+@", text):
         return f"{file[1]}.yaml: {_GLOBAL}"
     key = (re.search(r"full_key: (\S+)", text) or ["", ""])[1]

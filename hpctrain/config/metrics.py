@@ -1,11 +1,19 @@
-"""The names of the metrics that a run produces, as far as the config tells them."""
+"""The names of the metrics that a run produces: what the config tells, and what the run shows.
+
+Those of a task of ours are known before the run (`problems`). Those of a user's task are learned
+from the first log line and the first evaluation (`Asked`).
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError
 
 # The sums of our tasks, and what they derive from them. Other tasks have names of their own.
 _OF_TASK = {
@@ -38,15 +46,97 @@ def problems(config: Config, needed: bool = False) -> Iterator[str]:
             missing.
     """
     metric, known = config.metric, names(config)
-    if (metric == Config().metric and not needed) or (known is not None and metric in known):
+    speed = [f"perf/{name}" for name in _OF_SPEED]
+    if (metric == Config().metric and not needed) or metric in (known or speed):
         return
     group, _, name = metric.partition("/")
-    if known is None and group in ("train", "val", "perf") and name:
+    if known is None and group in ("train", "val") and name:
         if group == "val" and config.data.val_split is None:
             yield f"metric={metric}: data.val_split is null, so there is no evaluation"
-    elif known is None:
+    elif known is None and group != "perf":
         yield f"metric={metric}: it must be train/NAME, val/NAME or perf/NAME"
     else:
-        near = difflib.get_close_matches(metric, known, 1, cutoff=0.5)
-        hint = f"did you mean {near[0]}? " if near else ""
-        yield f"metric={metric}: {hint}this run produces {', '.join(known)}"
+        yield _unknown(metric, known or speed)
+
+
+def _unknown(metric: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(metric, known, 1, cutoff=0.5)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"metric={metric}: {hint}this run produces {', '.join(known)}"
+
+
+# A word of a metric's name tells whether lower or higher values are better.
+_LOWER = {
+    *("loss", "error", "err", "mse", "rmse", "mae", "mape", "nll", "perplexity", "ppl", "bpb"),
+    *("bits", "wer", "cer", "fid", "kl", "divergence", "distance", "regret"),
+}
+_HIGHER = {
+    *("accuracy", "acc", "top1", "top5", "precision", "recall", "f1", "auc", "auroc", "ap", "map"),
+    *("iou", "miou", "dice", "r2", "correlation", "bleu", "rouge", "psnr", "ssim", "reward"),
+    *("score", "samples"),
+}
+
+
+def better(metric: str) -> Literal["lower", "higher"] | None:
+    """Return which values of a metric are better, by its name; None if the name does not tell.
+
+    >>> better("val/bits_per_byte"), better("val/top1_acc"), better("val/width")
+    ('lower', 'higher', None)
+    """
+    words = {*re.split(r"[^a-z0-9]+", metric.partition("/")[2].lower())}
+    if words & _LOWER:
+        return "lower"
+    return "higher" if words & _HIGHER else None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The metric that was asked for with a task of a user, whose names the run has to show.
+
+    All ranks have the same names, so they decide alike.
+
+    Attributes:
+        name: `train/NAME` or `val/NAME`; "" if the config check has answered already, or if nobody
+            has asked for the default.
+    """
+
+    name: str = ""
+
+    @classmethod
+    def of(cls, config: Config) -> Asked:
+        """Return what is left to check of a config without `problems`."""
+        group, _, name = config.metric.partition("/")
+        fixed = config.metric == Config().metric or group == "perf" or names(config) is not None
+        if fixed or (group == "train" and name in _OF_TRAINING):
+            return cls()
+        return cls(config.metric)
+
+    def is_doubtful(self, seen: Collection[str]) -> bool:
+        """Return whether only an evaluation can tell that the metric exists.
+
+        A task usually has the same names in training and in an evaluation. If the first log line
+        does not have the name, an evaluation at once tells it before hours of training are spent.
+
+        Args:
+            seen: The names of all metrics so far.
+        """
+        group, _, name = self.name.partition("/")
+        doubtful = group == "val" and f"train/{name}" not in seen
+        return doubtful and any(text.startswith("train/") for text in seen) and not _of(group, seen)
+
+    def check(self, seen: Collection[str]) -> None:
+        """Check that the metric is among those of its group, once these are known.
+
+        Args:
+            seen: The names of all metrics so far.
+
+        Raises:
+            ConfigError: It is not.
+        """
+        known = _of(self.name.partition("/")[0], seen)
+        if self.name and known and self.name not in known:
+            raise ConfigError(_unknown(self.name, seen))
+
+
+def _of(group: str, seen: Collection[str]) -> list[str]:
+    return [name for name in seen if name.startswith(f"{group}/")]

@@ -14,6 +14,9 @@ from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+# The extras of hpctrain that install a package with models.
+_EXTRAS = {"timm": "vision", "torchvision": "vision", "transformers": "transformers"}
+
 
 def problem(target: str) -> str:
     """Return why `package.module.Name` does not exist, or "" if it does.
@@ -26,7 +29,9 @@ def problem(target: str) -> str:
     except ValueError:  # the module has no spec, such as __main__
         return ""
     if spec is None:
-        return f"no package {target.partition('.')[0]!r} here"
+        package = target.partition(".")[0]
+        extra = f": pip install 'hpctrain[{_EXTRAS[package]}]'" if package in _EXTRAS else ""
+        return f"no package {package!r} here{extra}"
     if not rest:
         return f"{target} is a module; name a class or function in it"
     names = _names(spec.origin or "", _package(spec))

@@ -24,6 +24,7 @@ from hpctrain.launch.container import leave_note, note_from_env
 from hpctrain.runs import lost_checkpoints, provenance, stop_request
 from hpctrain.runs.failure import described
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.swept import label
 from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
 from hpctrain.train.trainer import Outcome
 
@@ -68,6 +69,7 @@ class Attempt(NoAttempt):
                 pid=os.getpid(),
                 launcher=ranks.launcher,
                 world_size=ranks.world_size,
+                nodes=ranks.num_nodes,
                 hosts=list(ranks.hosts),
                 job_id=ranks.job_id,
                 restart_count=ranks.restart_count,
@@ -145,7 +147,7 @@ class Attempt(NoAttempt):
             self._run.path,
             uri=str(tracking.uri),
             experiment=tracking.experiment,
-            run_name=self._run.name,
+            run_name=" ".join(filter(None, (self._run.name, label(known.get("swept", []))))),
             uid=known["uid"],
             parent_uid=sweep.get("uid"),
             parent_name=sweep.get("name"),

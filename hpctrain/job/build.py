@@ -21,6 +21,7 @@ from hydra.utils import instantiate
 import hpctrain
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.degrees import Degrees
+from hpctrain.config.metrics import Asked
 from hpctrain.config.schema import Config
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
@@ -128,6 +129,7 @@ def build(
             evaluate=config.train.eval_every or loader.steps_per_epoch,
             checkpoint=config.checkpoint.every_steps,
         ),
+        asked=Asked.of(config),
     )
 
 
@@ -181,7 +183,7 @@ def _micro_batches(
 
 
 def _display(config: Config, run: RunDir, ranks: RankInfo) -> Display:
-    display = choose_display(ranks.is_main)
+    display = choose_display(ranks.is_main, config.metric)
     if not ranks.is_main:
         return display
     return ProgressFile(display, run.path / "progress.json", config.metric)

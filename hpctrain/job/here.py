@@ -114,6 +114,8 @@ def _train_to_the_end(
 def _train_attempt(config: Config, run: RunDir, ranks: RankInfo) -> int:
     from hpctrain.distributed.variables import export
 
+    if ranks.is_main:
+        log.info("%s: starting; importing torch takes some seconds", run.path)
     exported = export(config)
     if exported and ranks.is_main:
         log.info("exported variables are kept: %s", ", ".join(exported))

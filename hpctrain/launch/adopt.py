@@ -44,7 +44,7 @@ def adopt(
             continue
         # Without a journal, or if the run is somebody else's, there is nothing to do.
         with suppress(OSError, TrackingError):
-            entry.run.update(sweep=parent)
+            entry.run.update(**entry.place_in(parent))
             meta = Meta.read(entry.run.path)
             named = {"parent_uid": parent["uid"], "parent_name": parent["name"]}
             dataclasses.replace(meta, **named).write(entry.run.path)

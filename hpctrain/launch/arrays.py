@@ -49,6 +49,7 @@ class Entry:
         run: The run directory, which need not exist yet.
         code: The code snapshot that the run uses. None means the code as it is when the job starts.
         keeps_code: Whether `code` is the snapshot of an earlier submission of the same run.
+        swept: The overrides that distinguish the run from the others of its sweep.
         before: The content of run.json when the sweep began; empty for a new run.
         again: Whether the run is finished and shall be repeated.
         replaces: The waiting job of the run that shall be cancelled first (launch.rerun=queued).
@@ -63,6 +64,7 @@ class Entry:
     run: RunDir
     code: Snapshot | None = None
     keeps_code: bool = False
+    swept: list[str] = field(default_factory=list)
     before: dict[str, Any] = field(default_factory=dict)
     again: bool = False
     replaces: str = ""
@@ -70,6 +72,16 @@ class Entry:
     job: str = ""
     task: Task | None = None
     handle: RunJob | LocalRunJob | None = None
+
+    def place_in(self, sweep: dict[str, str] | None) -> dict[str, Any]:
+        """Return what run.json has to note of the sweep; a run keeps its first one.
+
+        Args:
+            sweep: Uid and name of the parent run in MLflow; None for a single run.
+        """
+        if sweep is None or "sweep" in self.before:
+            return {}
+        return {"sweep": sweep, **({"swept": self.swept} if self.swept else {})}
 
     def metric(self) -> float | None:
         """Return the value of the metric `config.metric`; None while there is no result."""
@@ -150,7 +162,7 @@ class Array:
                 code=entry.code.digest if entry.code else None,
                 provenance=entry.before.get("provenance") if entry.keeps_code else str(shared),
                 # MLflow shows the runs of a sweep under one parent; a run keeps its first parent.
-                **({"sweep": sweep} if sweep and "sweep" not in entry.before else {}),
+                **entry.place_in(sweep),
             )
         sync_file_system(self.entries[0].run.path)
 

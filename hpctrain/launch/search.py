@@ -144,7 +144,9 @@ class Search:
         outcomes: list[Metric] = [self._config_error(each) for each in overrides]
         valid = [index for index, outcome in enumerate(outcomes) if outcome is None]
         if valid:
-            parent = {"uid": study.user_attrs["uid"], "name": f"search {self._name}"}
+            keys = " ".join(self._space)
+            name = f"search {self._name} {keys}"
+            parent = {"uid": study.user_attrs["uid"], "name": name, "keys": keys}
             results = launch([overrides[index] for index in valid], parent)
             for index, metric in zip(valid, results, strict=True):
                 outcomes[index] = metric

@@ -33,6 +33,7 @@ from hpctrain.launch.room import Room
 from hpctrain.launch.run_state import query_queue, replace_waiting, set_states
 from hpctrain.launch.submit_lock import LOCK, submit_lock
 from hpctrain.launch.table import runs, say, show
+from hpctrain.runs import swept
 from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.lost_checkpoints import may_start_again
 from hpctrain.tracking import store
@@ -51,8 +52,8 @@ class Sweep:
     Args:
         folder: The folder for scripts and job lists; Hydra has created it and written
             multirun.yaml in it.
-        parent: Uid and name of the parent run in MLflow. None means that a new parent is made if
-            there are several runs.
+        parent: Uid and name of the parent run in MLflow, and the keys that a search varies,
+            separated by spaces. None means that a new parent is made if there are several runs.
         local: Whether the runs run on this machine, even if sbatch is on the PATH.
     """
 
@@ -60,8 +61,9 @@ class Sweep:
         self, folder: Path, parent: dict[str, str] | None = None, local: bool = False
     ) -> None:
         self.folder = folder.absolute()
-        self._fresh = {"uid": uuid.uuid4().hex, "name": f"sweep {folder.name}"}
-        self.parent, self._local = parent, local
+        self._uid = uuid.uuid4().hex
+        self.parent, self._local = dict(parent) if parent else None, local
+        self._searched = self.parent.pop("keys", "").split() if self.parent else []
         self.entries: list[Entry] = []
         self._wrong: list[tuple[list[str], HpctrainError]] = []
         self._locks: list[int] = []
@@ -91,6 +93,7 @@ class Sweep:
         try:
             self._refuse_wrong()
             name_apart(self.entries)
+            self._note_swept_values()
             self._copies.take(self.entries)
             scripts = self._scripts(cluster)
             if self._any("dry_run"):
@@ -146,7 +149,17 @@ class Sweep:
     @property
     def _sweep(self) -> dict[str, str] | None:
         """Uid and name of the parent run in MLflow; a single run has none."""
-        return self.parent or (self._fresh if len(self.entries) > 1 else None)
+        if self.parent or len(self.entries) < 2:
+            return self.parent
+        values = swept.span(entry.swept for entry in self.entries)
+        return {"uid": self._uid, "name": f"sweep {self.folder.name} {values}".strip()}
+
+    def _note_swept_values(self) -> None:
+        overrides = [entry.overrides for entry in self.entries]
+        for entry, values in zip(
+            self.entries, swept.values_of(overrides, self._searched), strict=True
+        ):
+            entry.swept = values
 
     def _any(self, key: str) -> bool:
         """Return whether `launch.KEY` is true for at least one run; then it holds for all."""
@@ -248,8 +261,8 @@ class Sweep:
             for entry in todo:
                 freeze(entry.config, entry.run)
                 entry.state = "frozen"
-                if self._sweep and "sweep" not in entry.before:
-                    entry.run.update(sweep=self._sweep)
+                if place := entry.place_in(self._sweep):
+                    entry.run.update(**place)
             return []
         except UnreachableError:
             raise

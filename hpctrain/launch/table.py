@@ -54,7 +54,7 @@ def show(entries: list[Entry]) -> None:
         cells = [entry.run.name, mask(" ".join(own)), entry.state, entry.job]
         for name in names:
             mine = name == entry.config.metric and metric is not None
-            cells.append(f"{metric:.4f}" if mine else "")
+            cells.append(f"{metric:.4g}" if mine else "")
         table.add_row(*map(Text, cells))
     Console(stderr=True, soft_wrap=True).print(table)
     if len(entries) > ROWS:

@@ -182,12 +182,19 @@ def _separate(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
     FSDP2 takes a parameter into one group, so the others are gathered with the rest of the model.
     """
     names = {id(block): name for name, block in model.named_modules()}
-    shared = {name: other for first, others in ties(model) for name in (first, *others)
-              for other in (first, *others) if other != name}
+    shared = {
+        name: other
+        for first, others in ties(model)
+        for name in (first, *others)
+        for other in (first, *others)
+        if other != name
+    }
     separate = []
     for block in blocks:
         prefix = f"{names[id(block)]}."
-        outside = [(n, o) for n, o in shared.items() if n.startswith(prefix) and not o.startswith(prefix)]
+        outside = [
+            (n, o) for n, o in shared.items() if n.startswith(prefix) and not o.startswith(prefix)
+        ]
         if not outside:
             separate.append(block)
     return separate

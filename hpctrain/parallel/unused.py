@@ -73,7 +73,9 @@ class Unused:
             The first numbers of `total`, without what `joined` has appended.
         """
         end = len(total) - len(parameters)
-        if not all(self._own):  # otherwise nothing is to be done, and the device need not be waited for
+        if not all(
+            self._own
+        ):  # otherwise nothing is to be done, and the device need not be waited for
             for parameter, ranks in zip(parameters, list(total[end:]), strict=True):
                 if not ranks:
                     parameter.grad = None

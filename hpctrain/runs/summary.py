@@ -17,6 +17,8 @@ from hpctrain.config.schema import Config
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.secrets import mask, reference
 
+_SHOWN = ("val/accuracy", "val/bits_per_byte", "val/loss", "train/loss")
+
 
 def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
     """Print the result of a finished run and the commands to look further.
@@ -31,9 +33,10 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
     table = Table(show_header=False)
     table.add_row("run", Text(run.name))
     table.add_row("steps", f"{result.get('step', 0):,}")
-    for name in ("val/accuracy", "val/bits_per_byte", "val/loss", "train/loss"):
+    # The main metric comes first.
+    for name in dict.fromkeys((config.metric, *_SHOWN)):
         if name in result:
-            table.add_row(name, f"{result[name]:.4f}")
+            table.add_row(name, _number(result[name]))
     if "perf/samples_per_s" in result:
         table.add_row("samples/s", f"{result['perf/samples_per_s']:,.0f}")
     table.add_row("run directory", Text(_short(run.path)))
@@ -56,7 +59,13 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
         command = f"{_tool('python')} -m hpctrain -m {shlex.join(map(reference, arguments))}"
         # Both values differ from that of this run, which would be "finished before".
         rates = f"{config.optimizer.lr / 3:.1g},{config.optimizer.lr * 3:.1g}"
-        print(f"  {command} optimizer.lr={rates}   # a sweep on SLURM")
+        where = "on SLURM" if shutil.which("sbatch") else "here, one run after the other"
+        print(f"  {command} optimizer.lr={rates}   # a sweep {where}")
+
+
+def _number(value: float) -> str:
+    """Return the value with four decimals; a small one with four digits, so that it is not 0."""
+    return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.4g}"
 
 
 def _tool(name: str) -> str:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 import time
 from collections import deque
 from pathlib import Path
 
+from hpctrain.config.metrics import better
 from hpctrain.disk import write_atomically
 from hpctrain.train.display import Display
 
@@ -27,12 +29,13 @@ class ProgressFile:
     Args:
         display: Shows the progress in this terminal or log.
         file: `progress.json`; readers see the old content or the new, never a mixture.
-        metric: Name of the metric that `hpctrain status` shows.
+        metric: Name of the metric that `hpctrain status` shows, and whose best value is kept.
     """
 
     def __init__(self, display: Display, file: Path, metric: str) -> None:
         self._display, self._file, self._metric = display, file, metric
         self._metrics: dict[str, float] = {}
+        self._best: dict[str, float] | None = None
         self._samples: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hpctrain-progress", daemon=True)
@@ -41,6 +44,7 @@ class ProgressFile:
         """Show and write that the run is at `step` of `max_steps`."""
         self._step, self._max = step, max_steps
         self._stepped = time.time()
+        self._best = self._best_until(step)
         self._display.start(step, max_steps)
         self._thread.start()
 
@@ -52,6 +56,9 @@ class ProgressFile:
     def report(self, step: int, metrics: dict[str, float]) -> None:
         """Show the metrics of the last report, and write them from now on."""
         self._metrics = self._metrics | metrics  # a new dict: the thread may be reading the old
+        value = metrics.get(self._metric, math.nan)
+        if math.isfinite(value) and self._is_best(value):
+            self._best = {"value": value, "step": step}
         self._display.report(step, metrics)
 
     def close(self) -> None:
@@ -59,6 +66,23 @@ class ProgressFile:
         self._over.set()
         self._thread.join()
         self._display.close()
+
+    def _is_best(self, value: float) -> bool:
+        direction = better(self._metric)
+        if direction is None or self._best is None:
+            return direction is not None
+        best = self._best["value"]
+        return value < best if direction == "lower" else value > best
+
+    def _best_until(self, step: int) -> dict[str, float] | None:
+        """Return the best value of the attempts before, unless its step is made again."""
+        try:
+            before = json.loads(self._file.read_text())
+            best: dict[str, float] | None = before["best"]
+            kept = before["metric"] == self._metric and best is not None and best["step"] <= step
+        except (OSError, ValueError, TypeError, KeyError):  # the first attempt, or an old release
+            return None
+        return best if kept else None
 
     def _run(self) -> None:
         over = False
@@ -86,4 +110,5 @@ class ProgressFile:
             "steps_per_s": (step - first) / (now - since) if step > first else None,
             "metric": self._metric,
             "metrics": self._metrics,
+            "best": self._best,  # of the metric, with its step; None while there is none
         }

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
+from hpctrain.config.metrics import Asked
 from hpctrain.data.feed import Feed
 from hpctrain.data.types import Batch
 from hpctrain.distributed.long_work import first_in_long_work
@@ -75,6 +76,7 @@ class Trainer:
     max_steps: int
     global_batch_size: int
     every: Every
+    asked: Asked = field(default_factory=Asked)
     step: int = 0
     evaluation_due: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
@@ -103,7 +105,8 @@ class Trainer:
                     self.train_step.model.finish()
                 if self.step % self.every.log == 0 or done:
                     self._log(throughput.metrics(self.step) | self._training_means())
-                if self.step % self.every.evaluate == 0 or done:
+                due = self.step % self.every.evaluate == 0 or done
+                if due or self.asked.is_doubtful(self.metrics):
                     self.evaluation_due = True
                 stopped = not self._evaluated(throughput) or (self.stop.agreed and not done)
                 if stopped:
@@ -196,6 +199,7 @@ class Trainer:
         self.metrics |= metrics
         self.tracker.log_metrics(metrics, self.step)
         self.display.report(self.step, metrics)
+        self.asked.check(self.metrics)
 
     def _save(self) -> None:
         self.tracker.sync()

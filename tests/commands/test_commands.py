@@ -257,6 +257,9 @@ def test_which_runs_are_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert select(Path("elsewhere"), ["digits-00000023"]) == [two]  # given as a path
     with pytest.raises(ConfigError, match="digits: could be digits-00000001, digits-00000023"):
         select(tmp_path, ["digits"])
+    assert select(tmp_path, ["digits"], several=True) == [one, two]
+    with pytest.raises(ConfigError, match="digist-0: no run or sweep"):
+        select(tmp_path, ["digist-0"], several=True)
     with pytest.raises(ConfigError, match=r"digist-0: no run or sweep .* did you mean digits-0000"):
         select(tmp_path, ["digist-0"])
     with pytest.raises(ConfigError, match="notes: a folder, but neither"):
@@ -316,7 +319,7 @@ def test_a_run_that_is_deleted_in_mlflow_says_so(tmp_path: Path) -> None:
         Uploaded("http://h:1", "u", "1", "2", 3, problem="the run is deleted").write(run)
     rows = [Row(facts, State("finished"), NOW) for facts in map(Facts.read, runs)]
     console = Console(width=400, file=io.StringIO())
-    console.print(_table(rows, " in runs", 400, everything=False))
+    console.print(_table(rows, " in runs", 400))
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().splitlines()
     cure = f"the run is deleted; then `python -m hpctrain sync {runs[1]}` uploads the rest"
@@ -363,14 +366,17 @@ def test_names_and_errors_are_no_markup(tmp_path: Path, no_slurm: None) -> None:
 
 def test_a_long_table_shows_what_wants_attention(tmp_path: Path, no_slurm: None) -> None:
     for number in range(60):
-        state = "failed" if number == 59 else "finished"
-        make_run(tmp_path, f"digits-{number:08x}", state=state, attempts=[{}])
+        state = "failed" if number == 7 else "finished"
+        attempts = [{"started": NOW + number, "ended": NOW + number + 90}]
+        make_run(tmp_path, f"digits-{number:08x}", state=state, attempts=attempts)
     where = ("status", "--dir", str(tmp_path))
     shown = run_module("hpctrain", *where).stdout
     assert "60 runs" in shown
     assert "1 failed, 59 finished" in shown
-    assert f"digits-{59:08x}" in shown
-    assert "… 20 more (--all, --json)" in shown
+    # The newest come first; the failed run is an old one.
+    names = [int(word[7:], 16) for word in shown.split() if word.startswith("digits-")]
+    assert names == [*range(59, 20, -1), 7]
+    assert "... 20 more (--all, --json)" in shown
     assert run_module("hpctrain", *where, "--all").stdout.count("digits-") == 60
     assert len(status(tmp_path)) == 60
 
@@ -567,7 +573,7 @@ def test_names_are_whole_on_a_narrow_terminal() -> None:
     row = Row(facts, State("failed", "ValueError: " + "word " * 20), NOW)
     for width in (60, 80, 120):
         console = Console(width=width, file=io.StringIO())
-        console.print(_table([row], " in runs", width, everything=False))
+        console.print(_table([row], " in runs", width))
         assert isinstance(console.file, io.StringIO)
         lines = console.file.getvalue().splitlines()
         assert max(map(len, lines)) <= width
@@ -589,12 +595,45 @@ def test_reason_and_metric_fit_into_80_columns() -> None:
         Row(Facts(Path("digits-00000001"), {"state": "queued"}, {}), State("queued"), NOW),
     ]
     console = Console(width=80, file=io.StringIO())
-    console.print(_table(rows, " in runs", 80, everything=False))
+    console.print(_table(rows, " in runs", 80))
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert max(map(len, text.splitlines())) <= 80
     for shown in ("val/accuracy", " 0.9812 ", " 50/100 ", "saved at"):
         assert shown in text, text
+
+
+def test_what_runs_is_shown_first_and_on_every_terminal() -> None:
+    def row(number: int, state: str) -> Row:
+        facts = Facts(Path(f"digits-{number:08x}"), {"attempts": [{"started": NOW + number}]}, {})
+        return Row(facts, State(state), NOW + 99)
+
+    rows = [row(1, "failed"), row(2, "running"), *(row(n, "finished") for n in range(3, 50))]
+    for most in (4, 40):
+        console = Console(width=100, file=io.StringIO())
+        console.print(_table(rows, "", 100, most))
+        assert isinstance(console.file, io.StringIO)
+        words = console.file.getvalue().split()
+        names = [int(word[7:], 16) for word in words if word.startswith("digits-")]
+        assert names == [2, *range(49, 51 - most, -1), 1]
+
+
+def test_swept_values_time_and_best_value_are_shown() -> None:
+    attempts = [{"started": NOW - 900, "ended": NOW - 300}, {"started": NOW - 180, "nodes": 3}]
+    attempts[1] |= {"host": "node7", "hosts": []}  # torchrun tells no rank the other hosts
+    beat = {**BEAT, "metric": "val/mse", "metrics": {"val/mse": 0.5}}
+    beat["best"] = {"value": 0.25, "step": 40}
+    record = {"attempts": attempts, "swept": ["optimizer.lr=0.1", "seed=2"]}
+    row = Row(Facts(Path("digits-00000001"), record, beat), State("running"), NOW)
+    cells = dict(zip(status_module._COLUMNS, map(str, row.cells("val/mse")), strict=True))
+    assert (cells["swept"], cells["time"]) == ("lr=0.1 seed=2", "13 min")
+    assert (cells["metric"], cells["best"], cells["node"]) == ("0.5", "0.25", "node7 +2")
+    facts = row.facts()
+    assert facts["swept"] == ["optimizer.lr=0.1", "seed=2"]
+    assert facts["best"] == {"value": 0.25, "step": 40}
+    assert facts["duration_s"] == 780
+    # An attempt that was killed has lasted until its last heartbeat.
+    assert Row(row.run, State("lost"), NOW).facts()["duration_s"] == 600 + 177
 
 
 def test_watching_on_a_terminal_waits_for_the_first_run(
@@ -765,6 +804,23 @@ def test_the_pulse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < content["steps_per_s"] < 60  # each step sleeps for 0.02 s
     assert content["stepped"] <= content["time"]
     assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
+
+
+def test_the_best_value_outlives_a_restart_unless_its_step_is_made_again(tmp_path: Path) -> None:
+    def best(metric: str, first: int, values: dict[int, float]) -> Any:
+        beat = ProgressFile(NoDisplay(), tmp_path / "progress.json", metric)
+        beat.start(first, 100)
+        for step, value in values.items():
+            beat.report(step, {metric: value, "train/loss": 0.0})
+        beat.close()
+        return json.loads((tmp_path / "progress.json").read_text())["best"]
+
+    first = best("val/loss", 0, {10: 0.5, 20: 0.3, 30: math.nan, 40: 0.4})
+    assert first == {"value": 0.3, "step": 20}
+    assert best("val/loss", 25, {30: 0.35}) == {"value": 0.3, "step": 20}
+    assert best("val/loss", 10, {20: 0.4}) == {"value": 0.4, "step": 20}
+    assert best("val/accuracy", 20, {30: 0.7, 40: 0.6}) == {"value": 0.7, "step": 30}
+    assert best("val/width", 40, {50: 0.7}) is None  # its name tells no direction
 
 
 def test_a_pulse_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:

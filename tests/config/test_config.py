@@ -55,6 +55,7 @@ def test_the_experiment_composes_to_typed_values(compose: Compose, tmp_path: Pat
         ("-seed=1", "unrecognized arguments: -seed=1; write seed=1; --help shows"),
         ("--lr=1", "unrecognized arguments: --lr=1; write optimizer.lr=1; --help shows"),
         ("model=null", "Config group override must be"),
+        ("seed=1,2", "seed=1,2: these are several values; add -m for one run with each of them"),
         ("optimizer.lr=[", "optimizer.lr=[: not of the form KEY=VALUE"),
     ],
 )
@@ -193,6 +194,23 @@ def test_a_split_that_stayed_empty(composer: Composer, tmp_path: Path) -> None:
         "give it more samples, or choose by file names, `--split file:val=PATTERN,…`, or train "
         "without evaluation: data.val_split=null"
     )
+
+
+@pytest.mark.parametrize(
+    ("override", "name"),
+    [("name=nan", "nan"), ("name=true", "true"), ("name=1e3", "1000.0"), ("name=007", "007")],
+)
+def test_a_text_stays_text_with_and_without_a_sweep(
+    compose: Compose, composer: Composer, override: str, name: str
+) -> None:
+    assert compose("experiment=digits", override).name == name
+    assert composer.typed(["experiment=digits", override]).name == name
+
+
+@pytest.mark.parametrize("override", ["seed=1.5", "seed=abc"])
+def test_the_keys_at_the_top_have_their_types_in_a_sweep(composer: Composer, override: str) -> None:
+    with pytest.raises(ConfigError, match=f"{override}: it must be of type integer"):
+        composer.typed(["experiment=digits", override])
 
 
 def test_batch_that_does_not_divide_shows_the_equation(compose: Compose) -> None:

@@ -106,3 +106,9 @@ def test_it_agrees_with_python() -> None:
     for name in ("hpctrain.models.transformer", "hpctrain.data.transforms", "hpctrain.data.loader"):
         for found in vars(importlib.import_module(name)):
             assert found.startswith("__") or problem(f"{name}.{found}") == "", found
+
+
+def test_the_extra_of_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # as if it were not installed
+    said = "no package 'torchvision' here: pip install 'hpctrain[vision]'"
+    assert problem("torchvision.models.resnet18") == said

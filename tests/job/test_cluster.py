@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hpctrain.runs.swept import label
 from tests import cluster
 from tests.cluster import Paced
 from tests.conftest import Completed, journal_metrics, run_json, runs
@@ -89,7 +90,8 @@ def test_a_sweep_of_two_jobs_of_two_nodes_and_two_tasks(
         assert (run / "logs" / f"{cluster.job_id(run)}.rank3.log").exists()
 
     *tracked, sweep = query(folder, "SELECT name, status FROM runs ORDER BY name")
-    assert tracked == [(run.name, "FINISHED") for run in runs(folder)]
+    named = [f"{run.name} {label(run_json(run)['swept'])}" for run in runs(folder)]
+    assert tracked == [(name, "FINISHED") for name in named]
     assert sweep == (run_json(runs(folder)[0])["sweep"]["name"], "FINISHED")
     parents = query(folder, "SELECT value FROM tags WHERE key='mlflow.parentRunId'")
     assert len(parents) == 2

@@ -318,9 +318,14 @@ def test_interrupted_run_goes_on_as_the_same_mlflow_run(
 
 
 def test_a_failing_training_exits_1_with_its_traceback(train: Train, tmp_path: Path) -> None:
-    done = train("model.in_features=3", "tracking=off", code=1, new=True)
+    done = train(
+        "model.in_features=3", "tracking=off", code=1, new=True, PYTHONPROFILEIMPORTTIME="1"
+    )
     assert "Traceback" in done.stderr
     assert "mat1 and mat2 shapes" in done.stderr
+    # Importing torch takes seconds: there is one line before that.
+    before_torch, _, after = done.stderr.partition("| torch\n")
+    assert (before_torch.count(": starting"), after.count(": starting")) == (1, 0)
     assert run_json(only_run(tmp_path))["state"] == "failed"
 
 
@@ -333,6 +338,30 @@ def test_the_model_ends_before_the_process_group(
     ours = ("task._target_=counting.Counting", "train.max_steps=2", "tracking=off")
     done = train(*ours, f"parallel={parallel}", PYTHONPATH=str(tmp_path))
     assert "models: 1 alive: 0" in done.stdout
+
+
+TASK = """\
+from hpctrain.tasks import Classification
+
+class Task(Classification):
+    def derived(self, means):
+        return {"rmse": means["loss"] ** 0.5}
+"""
+
+
+def test_a_metric_that_a_users_task_lacks_ends_the_run_at_its_first_log_line(
+    train: Train, tmp_path: Path
+) -> None:
+    (tmp_path / "my_task.py").write_text(TASK)
+    short = ("tracking=off", "train.log_every=3", "train.max_steps=9")
+    task = ("task._target_=my_task.Task", "metric=val/rmsee")
+    done = train(*task, *short, code=2, PYTHONPATH=str(tmp_path))
+    said = "error: metric=val/rmsee: did you mean val/rmse? this run produces perf/samples_per_s, "
+    assert said in done.stderr
+    assert "step 3/9" in done.stderr
+    assert "step 6/9" not in done.stderr
+    (run,) = runs(tmp_path / "runs")
+    assert run_json(run)["attempts"][-1]["error"].startswith("ConfigError: metric=val/rmsee")
 
 
 def test_no_traceback_unless_asked(train: Train) -> None:

@@ -132,6 +132,7 @@ def test_a_call_expands_and_refuses_as_the_command_line(where: list[str], tmp_pa
     for wrong, words in {
         ("optimizer.lrr=1",): "did you mean optimizer.lr",
         ("-m", "seed=1"): "'-m': an override is text",
+        ("--config-dir", "x"): "config_dir=FOLDER is an argument of this function",
         (3,): "3: an override is text",
         ("seed=0,-5",): "1 of 2 runs are wrong; nothing was queued",
         ("seed=1,2", "hydra/sweeper=optuna"): "belong to the command line",

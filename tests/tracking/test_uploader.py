@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hpctrain.config.schema import Config
 from hpctrain.launch.adopt import adopt
+from hpctrain.launch.arrays import Entry
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import JournalTracker
 from hpctrain.tracking.journal import Journal, journal_path, read_all
@@ -269,10 +269,8 @@ def test_offline_then_sync(
     checked = sync("--check", tmp_path / "a")
     assert "0 points uploaded" in checked.stdout
     # A sweep adopts the run that has ended, but not the run that has a parent.
-    entries: list[Any] = [
-        SimpleNamespace(
-            run=RunDir(tmp_path / name), before={"state": "finished"} | parent, config=Config()
-        )
+    entries = [
+        Entry([], Config(), RunDir(tmp_path / name), before={"state": "finished"} | parent)
         for name, parent in (("a", {}), ("b", {"sweep": {"uid": "x", "name": "x"}}))
     ]
     process = adopt(entries, {"uid": "p", "name": "sweep p"}, tmp_path)

@@ -1,6 +1,7 @@
-"""The bar of a training on narrow and wide terminals."""
+"""The bar of a training on narrow and wide terminals, with and without UTF-8, and its log lines."""
 
 import io
+import logging
 import re
 
 import pytest
@@ -8,20 +9,56 @@ from rich.console import Console
 
 from hpctrain.train import display
 
+METRICS = {
+    "train/loss": 0.1234,
+    "val/mse": 0.5,
+    "val/loss": 0.2,
+    "val/accuracy": 0.98,
+    "perf/samples_per_s": 12345.0,
+}
 
-@pytest.mark.parametrize(("width", "whole"), [(60, False), (80, False), (140, True)])
-def test_bar_count_and_eta_fit_and_only_the_metrics_are_cut(
-    monkeypatch: pytest.MonkeyPatch, width: int, whole: bool
-) -> None:
-    shown = io.StringIO()
-    console = Console(file=shown, width=width, force_terminal=True, color_system=None)
+
+def last_line(monkeypatch: pytest.MonkeyPatch, width: int, encoding: str) -> str:
+    """Draw the bar in a terminal with this encoding; return its last state as it arrives there."""
+    raw = io.BytesIO()
+    # As the command line sets it up: letters that the terminal lacks are written as escapes.
+    stream = io.TextIOWrapper(raw, encoding=encoding, errors="backslashreplace")
+    console = Console(file=stream, width=width, force_terminal=True, color_system=None)
     monkeypatch.setattr(display, "Console", lambda stderr: console)
-    bar = display.Bar()
+    bar = display.Bar("val/mse")
     bar.start(123456, 198000)
-    metrics = {"train/loss": 0.1234, "val/loss": 0.2, "val/accuracy": 0.98}
-    bar.report(123457, metrics | {"perf/samples_per_s": 12345.0})
+    bar.report(123457, METRICS)
     bar.close()
-    line = re.sub(r"\x1b\[\S*?[A-Za-z]", "", shown.getvalue()).strip().splitlines()[-1].strip()
+    stream.flush()
+    shown = re.sub(r"\x1b\[\S*?[A-Za-z]", "", raw.getvalue().decode(encoding))
+    return shown.strip().splitlines()[-1].rstrip()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
+@pytest.mark.parametrize(
+    ("width", "elapsed", "last"),
+    [
+        (60, "", "loss 0.1234"),
+        (80, "0:00:00 +", "loss 0.1234"),
+        (100, "0:00:00 +", "val acc 0.98"),
+        (140, "0:00:00 +", "12,345 samples/s"),
+    ],
+)
+def test_the_bar_is_one_line_and_has_the_main_metric(
+    monkeypatch: pytest.MonkeyPatch, width: int, elapsed: str, last: str, encoding: str
+) -> None:
+    line = last_line(monkeypatch, width, encoding)
     assert len(line) <= width
-    assert re.match(r"━+\S* +123456/198000 +0:00:00 +ETA +\S+ +loss 0\.1234", line), line
-    assert line.endswith("12,345 samples/s") == whole
+    assert re.match(rf"[━╸-]+\S* +123456/198000 +{elapsed}ETA +\S+ +val mse 0\.5", line), line
+    assert line.endswith(last), line
+
+
+def test_the_log_line_has_the_main_metric_first(caplog: pytest.LogCaptureFixture) -> None:
+    lines = display.Lines("val/mse")
+    lines.start(0, 10)
+    with caplog.at_level(logging.INFO):
+        lines.report(10, METRICS)
+        lines.report(10, {"train/loss": 1.0})
+    first, second = caplog.messages
+    assert first.startswith("step 10/10  val mse 0.5  loss 0.1234  val loss 0.2  val acc 0.98  12,")
+    assert second.startswith("step 10/10  loss 1  ETA")

@@ -1,4 +1,4 @@
-"""The training loop: an evaluation ends when the ranks have agreed on a stop request."""
+"""The training loop: an evaluation ends when the ranks agree on a stop request or on an error."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import distributed
 
+from hpctrain.config.metrics import Asked
 from hpctrain.data.types import Batch
+from hpctrain.errors import ConfigError
 from hpctrain.tracking.tracker import NullTracker
 from hpctrain.train.display import NoDisplay
 from hpctrain.train.trainer import Every, Trainer
@@ -34,17 +36,12 @@ class Batches:
             yield batch(8, number)
 
 
-def evaluated(signals: dict[int, int]) -> tuple[bool, int, list[str]]:
-    """Evaluate on a rank that gets a stop request before the batch `signals[rank]`.
-
-    Returns:
-        Whether the evaluation was made, the number of batches, and the names of the metrics.
-    """
+def trainer_of(feed: Batches, asked: str = "") -> Trainer:
+    """Return a trainer that is due to evaluate on the batches."""
     step = make()
-    feed = Batches(signals.get(distributed.get_rank()))
     unused: dict[str, Any] = dict.fromkeys(("schedule", "loader", "checkpointer"))
     evaluation: Any = feed
-    trainer = feed.trainer = Trainer(
+    feed.trainer = Trainer(
         train_step=step,
         evaluation=evaluation,
         tracker=NullTracker(),
@@ -54,14 +51,28 @@ def evaluated(signals: dict[int, int]) -> tuple[bool, int, list[str]]:
         max_steps=10,
         global_batch_size=8,
         every=Every(log=1, evaluate=1, checkpoint=1),
+        asked=Asked(asked),
         evaluation_due=True,
         **unused,
     )
-    throughput: Any = SimpleNamespace(paused=lambda: torch.no_grad())
+    return feed.trainer
+
+
+THROUGHPUT: Any = SimpleNamespace(paused=lambda: torch.no_grad())
+
+
+def evaluated(signals: dict[int, int]) -> tuple[bool, int, list[str]]:
+    """Evaluate on a rank that gets a stop request before the batch `signals[rank]`.
+
+    Returns:
+        Whether the evaluation was made, the number of batches, and the names of the metrics.
+    """
+    feed = Batches(signals.get(distributed.get_rank()))
+    trainer = trainer_of(feed)
     before = torch.get_rng_state()
-    made = trainer._evaluated(throughput)
+    made = trainer._evaluated(THROUGHPUT)
     assert made is not trainer.evaluation_due
-    assert step.model.module.training
+    assert trainer.train_step.model.module.training
     assert torch.equal(torch.get_rng_state(), before)
     return made, feed.given, sorted(trainer.metrics)
 
@@ -80,3 +91,18 @@ def test_ranks_agree_to_leave_an_evaluation(
 ) -> None:
     names = ["val/accuracy", "val/loss"] if made else []
     assert run_ranks(evaluated, 3, signals) == [(made, batches, names)] * 3
+
+
+def refused(asked: str) -> str:
+    """Evaluate on a rank, asked for this metric; return the error."""
+    try:
+        trainer_of(Batches(None), asked)._evaluated(THROUGHPUT)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_all_ranks_refuse_a_metric_that_the_evaluation_does_not_have() -> None:
+    said = "metric=val/los: did you mean val/loss? this run produces val/loss, val/accuracy"
+    assert run_ranks(refused, 2, "val/los") == [said] * 2
+    assert run_ranks(refused, 2, "val/loss") == run_ranks(refused, 2, "train/x") == [""] * 2

@@ -1,0 +1,34 @@
+"""What distinguishes the runs of a sweep, in texts for people."""
+
+import pytest
+
+from hpctrain.runs.swept import label, span, values_of
+
+GRID = [(lr, seed) for lr in (0.1, 0.2) for seed in (0, 1)]
+RUNS = [["experiment=digits", f"optimizer.lr={lr}", f"seed={seed}"] for lr, seed in GRID]
+
+
+def test_values_that_all_runs_share_are_left_out() -> None:
+    assert values_of(RUNS)[3] == ["optimizer.lr=0.2", "seed=1"]
+    assert values_of(RUNS[:2]) == [["seed=0"], ["seed=1"]]
+    assert values_of([]) == []
+
+
+def test_a_search_names_its_keys_for_its_trials_may_come_one_by_one() -> None:
+    assert values_of(RUNS[:1], ["optimizer.lr"]) == [["optimizer.lr=0.1"]]
+
+
+def test_secrets_are_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "s3cr3t-value-12345")
+    shown = values_of([["a=s3cr3t-value-12345"], ["a=b"]])
+    assert shown == [["a=${oc.env:MY_TOKEN}"], ["a=b"]]
+
+
+def test_keys_are_short_unless_two_are_alike() -> None:
+    assert label(values_of(RUNS)[0]) == "lr=0.1 seed=0"
+    assert label(["data.window=1", "model.window=2"]) == "data.window=1 model.window=2"
+    assert span(values_of(RUNS)) == "lr=0.1,0.2 seed=0,1"
+    many = span([f"seed={n}"] for n in range(999))
+    assert len(many) == 100
+    assert many.startswith("seed=0,1,2,")
+    assert many.endswith("...")

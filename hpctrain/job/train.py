@@ -15,8 +15,10 @@ from contextlib import nullcontext, suppress
 import torch
 
 from hpctrain.config.schema import Config
+from hpctrain.distributed import long_work
 from hpctrain.distributed.group import process_group
 from hpctrain.distributed.ranks import RankInfo
+from hpctrain.faults.late_ranks import LateRanks
 from hpctrain.faults.stop import Stop, stop_with_launcher
 from hpctrain.job.attempt import Attempt, NoAttempt
 from hpctrain.job.build import build
@@ -89,12 +91,15 @@ def _fit(
     A DistributedDataParallel that outlives its group is the last to hold it. It then ends gloo's
     threads while it holds Python's lock, and such a thread may wait for this lock for ever.
     """
-    trainer = build(config, run, ranks, device, tracker, stop)
-    try:
-        return trainer.fit()
-    except torch.OutOfMemoryError:
-        _lower_micro_batch(run, ranks, trainer.train_step.micro_batches)
-        raise
+    timeout_s, store = config.parallel.timeout_s, long_work.store()
+    with LateRanks(run.logs, ranks.rank, ranks.world_size, store, timeout_s, ranks.hosts) as late:
+        trainer = build(config, run, ranks, device, tracker, stop)
+        late.step = lambda: trainer.step
+        try:
+            return trainer.fit()
+        except torch.OutOfMemoryError:
+            _lower_micro_batch(run, ranks, trainer.train_step.micro_batches)
+            raise
 
 
 def _lower_micro_batch(run: RunDir, ranks: RankInfo, sizes: MicroBatches | None) -> None:

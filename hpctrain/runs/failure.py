@@ -21,7 +21,8 @@ from pathlib import Path
 from hpctrain.disk import write_atomically
 from hpctrain.secrets import mask
 
-# A collective that has timed out is no such error: then a rank hangs, and none has died.
+# A collective that has timed out is no such error: then a rank hangs, and none has died
+# (`hpctrain.faults.late_ranks`).
 _OF_ANOTHER_RANK = re.compile(
     r"Connection (was likely )?(closed|reset|refused)|Broken ?pipe"
     r"|(remote|peer).* (closed|exited|disconnected)"
@@ -31,10 +32,21 @@ _OF_ANOTHER_RANK = re.compile(
     re.IGNORECASE,
 )
 
+_LATE_RANK = re.compile(r"^LateRankError: |gloo/transport.*Timed out")
+
 
 def is_of_another_rank(error: str) -> bool:
     """Return whether an error only says that another rank has died."""
     return _OF_ANOTHER_RANK.search(error) is not None
+
+
+def is_of_late_rank(error: str) -> bool:
+    """Return whether an error says that a rank did not come to a collective operation.
+
+    It is a fault of a node or of the network, like a rank that was killed, and not an error of the
+    program. Another attempt may succeed.
+    """
+    return _LATE_RANK.search(error) is not None
 
 
 def one_line(error: str) -> str:

@@ -18,6 +18,7 @@ from rich.text import Text
 from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import STATES, UNDER_WAY, State, duration, eta_s, judge, metric, step
+from hpctrain.tracking.left import left_behind
 from hpctrain.tracking.meta import Uploaded
 
 _ROWS = 40
@@ -66,7 +67,7 @@ class Row:
         """Why the uploader cannot upload, with the cure; "" if nothing is known."""
         note = Uploaded.read(self.run.path)
         if note is None or not note.problem:
-            return ""
+            return left_behind(self.run.path) if self.state.name == "finished" else ""
         if self.state.name == "running":
             return note.problem
         return f"{note.problem}; then `python -m hpctrain sync {self.run.path}` uploads the rest"

@@ -5,6 +5,7 @@
     ├── DataError            3   shards, index, a source file
     ├── LaunchError          4   the scheduler, submission
     ├── DistributedError     5   ranks, ports, the process group
+    │   └── LateRankError    5   a rank did not come to a collective operation in time
     ├── StorageError         6   the run directory, checkpoints, permissions, space
     ├── TrackingError        7   the MLflow store
     └── HealthError          8   a loss, a gradient or a parameter that is not finite
@@ -44,6 +45,10 @@ class DistributedError(HpctrainError):
     """The ranks cannot form the requested process group."""
 
     exit_code = 5
+
+
+class LateRankError(DistributedError):
+    """A rank did not come to a collective operation within `parallel.timeout_s`."""
 
 
 class StorageError(HpctrainError):

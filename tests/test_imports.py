@@ -21,9 +21,10 @@ ALLOWED: dict[str, set[str]] = {
     | {"data.samplers.subset"},
     "launch": EVERYBODY
     | {"config", "runs"}
-    | {"tracking.store", "tracking.meta", "tracking.process"},
+    | {"tracking.store", "tracking.meta", "tracking.process", "tracking.left"},
     "commands": EVERYBODY
-    | {"config", "runs", "launch", "checkpoint.manifest", "job.generate", "tracking.meta"},
+    | {"config", "runs", "launch", "checkpoint.manifest", "job.generate", "tracking.meta"}
+    | {"tracking.left"},
     "models": {"errors"},
     "tasks": EVERYBODY | {"data.types", "data.tokenizer"},
     "parallel": EVERYBODY | {"config", "data.types", "models.plan", "tasks"},

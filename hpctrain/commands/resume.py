@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import time
 from datetime import datetime
 from pathlib import Path
@@ -24,6 +25,7 @@ from hpctrain.launch.sweep import Sweep
 from hpctrain.runs.freeze import check
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.snapshot import Snapshot
+from hpctrain.tracking.left import left_behind
 
 _BY_DEFAULT = ("failed", "interrupted", "lost")  # states that are resumed if no run is named
 _BY_NAME = (*_BY_DEFAULT, "cancelled", "created")
@@ -76,6 +78,8 @@ def main(argv: list[str]) -> int:
         print(json.dumps(done + left))
     else:
         _say_rest(rest, everything=bool(names) or not entries)
+        if finished := [run for run, state in rest if state.name == "finished" and names]:
+            _say_how_to_prolong(finished[0], overrides)
         if not found:
             print("no runs here")
     return 0
@@ -93,6 +97,22 @@ def _say_rest(rest: list[tuple[Facts, State]], *, everything: bool) -> None:
         if state.name not in _BY_NAME:
             reason = f", {state.reason}" if state.reason else ""
             print(f"{run.name}: {state.name}{reason}; not resumed")
+            if state.name == "finished" and (problem := left_behind(run.path)):
+                print(f"{run.name}: {problem}")
+
+
+def _say_how_to_prolong(run: Facts, overrides: list[str]) -> None:
+    """Tell how a new run goes on from a finished one, if a key of the result was to be changed."""
+    free = tuple(f"{name}." for name in changeable())
+    other = [text for text in overrides if not f"{text.partition('=')[0]}.".startswith(free)]
+    if other:
+        typed = " ".join(other)
+        print(
+            f"With {typed} it is another run. That one can go on from these checkpoints:\n"
+            f"  new=$(python -m hpctrain freeze OVERRIDES {typed})   # those of this run\n"
+            f'  cp -r {shlex.quote(str(run.path))}/checkpoints "$new"\n'
+            f"  python -m hpctrain OVERRIDES {typed}   # or with -m"
+        )
 
 
 def _is_chosen(run: Facts, state: State, *, named: bool) -> bool:

@@ -29,6 +29,7 @@ from hpctrain.commands.state import (
     step,
 )
 from hpctrain.runs.swept import label
+from hpctrain.tracking.left import left_behind
 from hpctrain.tracking.meta import Uploaded
 
 _ROWS = 40
@@ -91,7 +92,7 @@ class Row:
         """Why the uploader cannot upload, with the cure; "" if nothing is known."""
         note = Uploaded.read(self.run.path)
         if note is None or not note.problem:
-            return ""
+            return left_behind(self.run.path) if self.state.name == "finished" else ""
         if self.state.name == "running":
             return note.problem
         return f"{note.problem}; then `python -m hpctrain sync {self.run.path}` uploads the rest"

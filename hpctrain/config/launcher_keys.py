@@ -89,6 +89,10 @@ def read(launcher: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
         )
     for option, value in extra.items():
         named = str(option).replace("-", "_")
+        if option == "requeue" and value is True:
+            line = f"hydra.launcher.{_EXTRA}.requeue=true"
+            yield "", value, f"{line} is not needed: every job of hpctrain is submitted with it"
+            continue
         is_key = named in {member.name for member in fields(SiteConfig)}
         key = f"site.{named}" if is_key else f"site.sbatch.{option}"
         yield key, value, f"hydra.launcher.{_EXTRA}.{option}={value} is read as {key}={value}"

@@ -15,6 +15,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.distributed import long_work
@@ -81,6 +82,8 @@ def process_group(
         # gloo handles tensors on the CPU, also on ranks that use NCCL for the GPU.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=config.timeout_s)
+    # Groups that are made later, such as those of a mesh, would wait for torch's 10 or 30 minutes.
+    distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
     try:
         store = _store(ranks, timeout)
         dist.init_process_group(

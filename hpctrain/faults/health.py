@@ -200,9 +200,9 @@ _DOES = {
     "rollback": "the run goes back to its newest healthy checkpoint, and will leave out this batch",
 }
 _CURE = (
-    "Resuming the run starts from its newest healthy checkpoint. If the samples are to blame, resume "
-    "it with train.nonfinite=skip or rollback. If the training has diverged, begin a new run with a "
-    "smaller optimizer.lr or with train.clip_norm"
+    "Resuming the run starts from its newest healthy checkpoint. If the samples are to blame, "
+    "resume it with train.nonfinite=skip or rollback. If the training has diverged, begin a new "
+    "run with a smaller optimizer.lr or with train.clip_norm"
 )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import ConfigError, DataError, TrackingError
 from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.secrets import mask_logging
@@ -92,6 +92,7 @@ def _train_to_the_end(
             from hpctrain.runs.summary import show
 
             print(f"{run.name} is finished already; change a value (seed=1) for another run")
+            _complete_upload(config, run)
             show(config, run, argv)
         return 0
     from hpctrain.runs.terminal_log import kept
@@ -109,6 +110,20 @@ def _train_to_the_end(
             print_sample(run.path, config.train.sample_prompt)
         show(config, run, argv)
     return code
+
+
+def _complete_upload(config: Config, run: RunDir) -> None:
+    """Upload what the uploader of a finished run has left, if it was killed."""
+    from hpctrain.tracking.left import left_behind
+
+    if not (config.tracking.enabled and config.tracking.upload and left_behind(run.path)):
+        return
+    from hpctrain.tracking.sync import sync
+
+    try:
+        sync([run.path])
+    except TrackingError as error:
+        log.warning("%s", error)
 
 
 def _train_attempt(config: Config, run: RunDir, ranks: RankInfo) -> int:

@@ -11,13 +11,16 @@ from __future__ import annotations
 import faulthandler
 import logging
 from contextlib import nullcontext, suppress
+from functools import partial
 
 import torch
 
 from hpctrain.config.schema import Config
+from hpctrain.distributed import long_work
 from hpctrain.distributed.group import process_group
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.faults.health import RolledBack
+from hpctrain.faults.late_ranks import LateRanks
 from hpctrain.faults.stop import Stop, stop_with_launcher
 from hpctrain.job.attempt import Attempt, NoAttempt
 from hpctrain.job.build import build
@@ -93,15 +96,20 @@ def _fit(
     A DistributedDataParallel that outlives its group is the last to hold it. It then ends gloo's
     threads while it holds Python's lock, and such a thread may wait for this lock for ever.
     """
-    while True:
-        trainer = build(config, run, ranks, device, tracker, stop)
-        with suppress(RolledBack):
-            try:
-                return trainer.fit()
-            except torch.OutOfMemoryError:
-                _lower_micro_batch(run, ranks, trainer.train_step.micro_batches)
-                raise
-        del trainer  # before its successor needs the memory
+    timeout_s, store = config.parallel.timeout_s, long_work.store()
+    with LateRanks(run.logs, ranks.rank, ranks.world_size, store, timeout_s, ranks.hosts) as late:
+        while True:
+            trainer = build(config, run, ranks, device, tracker, stop)
+            late.step = partial(getattr, trainer, "step")
+            with suppress(RolledBack):
+                try:
+                    return trainer.fit()
+                except torch.OutOfMemoryError:
+                    _lower_micro_batch(run, ranks, trainer.train_step.micro_batches)
+                    raise
+            # Its successor needs the memory.
+            late.step = lambda: None
+            del trainer
 
 
 def _lower_micro_batch(run: RunDir, ranks: RankInfo, sizes: MicroBatches | None) -> None:

@@ -6,8 +6,9 @@
          └── scontrol requeue, or scancel
 
 A rank that is killed, for example by the host's out-of-memory killer, can neither requeue its job
-nor say why it ended, and Slurm only counts the job as failed. So the batch script requeues it. A
-run that fails by an error of its own is not requeued, since the error would come again.
+nor say why it ended, and Slurm only counts the job as failed. So the batch script requeues it. It
+also requeues a job in which a rank hangs, of which the other ranks tell. A run that fails by an
+error of its own is not requeued, since the error would come again.
 
 The batch script calls Slurm's commands, because this program may run in a container without them.
 """
@@ -71,22 +72,24 @@ def verdict(run: RunDir, code: int, job_id: str, restart_count: int) -> str:
         if error:  # `logs` shows what was written since the start
             facts["started"] = failure.path(run.path).stat().st_mtime
         run.begin_attempt(launcher="slurm", **facts)
-    if error:
+    late = error if error and failure.is_of_late_rank(error) else ""
+    if error and not late:
         # Slurm has ended rank 0 before it could record anything, or rank 0 does not know the cause.
         if state != "failed" or failure.is_of_another_rank(str(attempt.get("error"))):
             run.end_attempt("failed", error=error)
         return ""
-    killed = f"a rank was killed (exit code {code})"
+    cause = late.removeprefix("LateRankError: ") or f"a rank was killed (exit code {code})"
     if cancelled or may_requeue(restart_count, first, last):
-        run.end_attempt("interrupted", reason=killed, step=last)
+        run.end_attempt("interrupted", reason=cause, step=last)
         goes_on = (
             f"goes on from its checkpoint of step {last}" if last else "starts at step 0 again"
         )
-        log.error("%s: the run %s", killed, goes_on)
+        log.error("%s: the run %s", cause, goes_on)
         return "cancel" if cancelled else "requeue"
+    cure = "" if late else "If the host had no memory left, raise launch.mem_gb; "
     error = (
-        f"{killed}, and no checkpoint was saved since the last restart: not requeued. If the host "
-        "had no memory left, raise launch.mem_gb; `resume` starts the run again"
+        f"{cause}, and no checkpoint was saved since the last restart: not requeued. {cure}"
+        "`resume` starts the run again"
     )
     run.end_attempt("failed", error=error)
     log.error("%s", error)

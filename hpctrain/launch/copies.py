@@ -48,3 +48,5 @@ class Copies:
             say(f"code: a copy, {code.path}")
             for folder in code.unfrozen:
                 say(f"  not copied, because it is in no git repository: {folder}", style="yellow")
+            for line in code.left_out:
+                say(f"  not copied: {line}", style="yellow")

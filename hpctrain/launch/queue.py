@@ -25,6 +25,12 @@ class UnreachableError(LaunchError):
     """The controller does not answer. A job that was just submitted may be queued or not."""
 
 
+NO_CONTROLLER = (
+    "Slurm's controller does not answer: is it up (scontrol ping)? With "
+    "hydra/launcher=submitit_local, the command that starts a run trains it on this machine"
+)
+
+
 Task = tuple[str, int]
 """The path of the script and the number of the array task."""
 
@@ -208,7 +214,7 @@ def ask(*command: str, quiet: bool = False, tries: int = 5) -> str | None:
     except subprocess.CalledProcessError as error:
         if error.returncode < 0 and tries > 1:
             return ask(*command, quiet=quiet, tries=tries - 1)
-        message = (error.stderr or error.stdout).strip() or str(error)
+        message = " ".join((error.stderr or error.stdout).split()) or str(error)
     except (OSError, subprocess.TimeoutExpired) as error:
         message = str(error)
     else:

@@ -17,7 +17,7 @@ from hpctrain.config.schema import Config
 from hpctrain.config.validate import fitting_nodes
 from hpctrain.errors import LaunchError
 from hpctrain.launch.environment import clean_environment
-from hpctrain.launch.queue import UnreachableError, ask, me, queued
+from hpctrain.launch.queue import NO_CONTROLLER, UnreachableError, ask, me, queued
 
 log = logging.getLogger(__name__)
 
@@ -194,9 +194,9 @@ def max_array_size() -> int:
     Raises:
         UnreachableError: The controller does not answer.
     """
-    config = ask("scontrol", "show", "config")
+    config = ask("scontrol", "show", "config", quiet=True)
     if config is None:
-        raise UnreachableError("scontrol does not answer: is the controller up (scontrol ping)?")
+        raise UnreachableError(NO_CONTROLLER)
     limits = re.findall(r"(?:MaxArraySize|max_array_tasks)\s*=\s*(\d+)", config)
     return max(1, min(map(int, limits))) if limits else 1000
 

@@ -37,6 +37,7 @@ from hpctrain.runs import swept
 from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.lost_checkpoints import may_start_again
 from hpctrain.tracking import store
+from hpctrain.tracking.left import left_behind
 
 _WHERE = {
     True: "sbatch is on the PATH, submitting to Slurm",
@@ -67,6 +68,7 @@ class Sweep:
         self.entries: list[Entry] = []
         self._wrong: list[tuple[list[str], HpctrainError]] = []
         self._locks: list[int] = []
+        self._answers = True  # Slurm's controller, as far as known
         self._copies, self._room = Copies(), Room(self.folder)
 
     def add(self, overrides: list[str], compose: Callable[[list[str]], Config]) -> None:
@@ -123,6 +125,7 @@ class Sweep:
             self._write_list()
         show(self.entries)
         say_changes(self.entries)
+        self._say_left_behind()
         self._copies.say(self.entries)
         if cluster and self._any("wait"):
             try:
@@ -171,6 +174,15 @@ class Sweep:
         name = self.folder.name if usual else shlex.quote(str(self.folder))
         say(f"They run without this terminal: `python -m hpctrain status {name}`")
 
+    def _say_left_behind(self) -> None:
+        """Name finished runs of which not everything is in MLflow; to upload takes mlflow."""
+        before = [entry.run for entry in self.entries if entry.state == "finished before"]
+        left = [(run, line) for run in before if (line := left_behind(run.path))]
+        for run, line in left[:3]:
+            say(f"{run.name}: {line}", style="yellow")
+        if len(left) > 3:
+            say(f"… and {len(left) - 3} more (see status)", style="yellow")
+
     def _refuse_wrong(self) -> None:
         if not self._wrong:
             return
@@ -189,7 +201,17 @@ class Sweep:
 
     def _scripts(self, cluster: bool) -> list[str]:
         """Return the batch scripts, so that errors are raised before anything is written."""
-        size = slurm.max_array_size() if cluster else 1000
+        size = 1000
+        try:
+            size = slurm.max_array_size() if cluster else size
+        except UnreachableError:
+            if not self._any("dry_run"):
+                raise
+            self._answers = False
+            say(
+                "Slurm's controller does not answer: its limits and queue are unknown",
+                style="yellow",
+            )
         planned = arrays.plan(self.entries, self.folder, size)
         texts = [array.text() for array in planned]
         if not (cluster or self._any("dry_run")):
@@ -201,9 +223,10 @@ class Sweep:
         """Set the states for `launch.dry_run`, and check what would be submitted."""
         for entry in self.entries:
             entry.before = entry.run.read()
-        set_states(self.entries, query_queue(self.entries) if cluster else {})
+        asked = cluster and self._answers
+        set_states(self.entries, query_queue(self.entries) if asked else {})
         todo = [entry for entry in self.entries if not entry.state]
-        if cluster:
+        if asked:
             self._room.check(todo)
         for entry in todo:
             entry.state = "would be submitted" if cluster else "would run here"

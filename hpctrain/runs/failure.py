@@ -22,7 +22,8 @@ from hpctrain.disk import write_atomically
 from hpctrain.errors import HealthError
 from hpctrain.secrets import mask
 
-# A collective that has timed out is no such error: then a rank hangs, and none has died.
+# A collective that has timed out is no such error: then a rank hangs, and none has died
+# (`hpctrain.faults.late_ranks`).
 _OF_ANOTHER_RANK = re.compile(
     r"Connection (was likely )?(closed|reset|refused)|Broken ?pipe"
     r"|(remote|peer).* (closed|exited|disconnected)"
@@ -31,6 +32,8 @@ _OF_ANOTHER_RANK = re.compile(
     r"|rank \d+ (is gone|has given no sign of life|failed: )",
     re.IGNORECASE,
 )
+
+_LATE_RANK = re.compile(r"^LateRankError: |gloo/transport.*Timed out")
 
 
 def is_of_another_rank(error: str) -> bool:
@@ -45,6 +48,15 @@ def described(error: BaseException) -> str:
     """
     name = "" if isinstance(error, HealthError) else f"{type(error).__name__}: "
     return mask(f"{name}{error}")
+
+
+def is_of_late_rank(error: str) -> bool:
+    """Return whether an error says that a rank did not come to a collective operation.
+
+    It is a fault of a node or of the network, like a rank that was killed, and not an error of the
+    program. Another attempt may succeed.
+    """
+    return _LATE_RANK.search(error) is not None
 
 
 def one_line(error: str) -> str:

@@ -30,8 +30,8 @@ class Repo:
     def __init__(self, root: Path, used: list[Path], name: str = "") -> None:
         self.root, self.used, self.name = root, used, name
 
-    def files(self) -> list[str]:
-        """Return the paths of the code's files, relative to the root.
+    def files(self) -> dict[str, bool]:
+        """Return the paths of the code's files, relative to the root, and whether git tracks them.
 
         These are all tracked files, new files that are not ignored, and ignored modules in the same
         folders (`_version.py`, compiled extensions), without which imports would fail. Files of
@@ -44,15 +44,18 @@ class Repo:
         new = self._git(*others, "--", *folders)
         ignored = self._git(*others, "--ignored", "--directory", "--", *modules)
         # A name with a slash at its end is a folder that is ignored as a whole.
-        names = {name for name in ignored.split("\0") if not name.endswith("/")}
-        for name in {*tracked.split("\0"), *new.split("\0")} - {""}:
+        names = {name: False for name in ignored.split("\0") if name and not name.endswith("/")}
+        known = dict.fromkeys(new.split("\0"), False) | dict.fromkeys(tracked.split("\0"), True)
+        known.pop("", None)
+        for name, is_tracked in known.items():
             inner = self.root / name
             if inner.is_symlink() or not (inner / ".git").exists():
-                names.add(name)
+                names[name] = is_tracked
                 continue
             used = [folder for folder in self.used if folder.is_relative_to(inner)]
-            names |= {os.path.join(name, path) for path in Repo(inner, used or [inner]).files()}
-        return sorted(names - {""})
+            inside = Repo(inner, used or [inner]).files()
+            names |= {os.path.join(name, path): tracks for path, tracks in inside.items()}
+        return dict(sorted(names.items()))
 
     def facts(self) -> dict[str, Any]:
         """Return the entry for `git.json`: path, commit, branch, dirty, remote."""

@@ -5,6 +5,9 @@
         installed/hpctrain/…         this package, if it is installed and not in a working tree
         pythonpath.json              the folders in the snapshot that Python imports from
 
+Not copied, also where no .gitignore names them, are results (runs, sweeps, snapshots, MLflow's
+store), data sets, and large files, unless git tracks them.
+
 In a job these folders are at the front of PYTHONPATH. Installed packages are not copied because
 they have gigabytes. Their versions are recorded, and the job logs when they have changed.
 """
@@ -19,7 +22,7 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +35,7 @@ from hpctrain.runs.git import Repo, code_folders, repositories
 
 log = logging.getLogger(__name__)
 _PATHS = "pythonpath.json"
+_LARGE = 10e6  # bytes of a file that is no code, unless git tracks it
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -45,6 +49,7 @@ class Snapshot:
         pythonpath: The folders that Python imports from, in order: folders in the snapshot, and at
             the end the working directory if it is in no git repository.
         unfrozen: Folders with code that are in no git repository, so they are not copied.
+        left_out: A line for each folder and large file that is taken for no code.
     """
 
     digest: str
@@ -52,6 +57,7 @@ class Snapshot:
     pythonpath: tuple[Path, ...]
     unfrozen: tuple[Path, ...]
     _files: dict[str, _File] = field(repr=False)
+    left_out: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, path: Path) -> Snapshot | None:
@@ -150,7 +156,7 @@ def take(config: Config) -> Snapshot | None:
     # The user is not told about folders without modules.
     unfrozen = (f for f in outside if any(f.glob("*.py")) or any(f.glob("*/__init__.py")))
     imported = (*(path / folder for folder in copied), *here)
-    return Snapshot(digest, path, imported, tuple(unfrozen), reader.files)
+    return Snapshot(digest, path, imported, tuple(unfrozen), reader.files, reader.left_out())
 
 
 def _digest(files: dict[str, _File], imported: list[str]) -> str:
@@ -183,7 +189,8 @@ class _Reader:
             for place in (self._output, Path(config.data.path))
             if not any(folder.is_relative_to(place) for folder in used)
         ]
-        self._is_result = functools.cache(self._is_result_folder)
+        self._no_code: dict[tuple[str, Path], list[int]] = {}  # reason and place: bytes of files
+        self._reason = functools.cache(_reason)
 
     def read_repository(self, repo: Repo) -> None:
         """Read the files of a working tree.
@@ -203,8 +210,10 @@ class _Reader:
     def read_package(self) -> None:
         """Read the installed files of this package, unless it was in a working tree."""
         if not self._has_package:
-            modules = [str(path.relative_to(PACKAGE.parent)) for path in PACKAGE.rglob("*.py")]
-            self._read_all("installed", PACKAGE.parent, sorted(modules))
+            modules = sorted(
+                str(file.relative_to(PACKAGE.parent)) for file in PACKAGE.rglob("*.py")
+            )
+            self._read_all("installed", PACKAGE.parent, dict.fromkeys(modules, True))
             self._folders.append("installed")
 
     def imported(self) -> list[str]:
@@ -212,15 +221,40 @@ class _Reader:
         has = {folder for path in self.files for folder in _parents(path)}
         return [folder for folder in dict.fromkeys(self._folders) if folder in has]
 
-    def _read_all(self, name: str, root: Path, paths: Iterable[str]) -> None:
-        for path in paths:
+    def left_out(self) -> tuple[str, ...]:
+        """Return a line for each folder and large file that is taken for no code."""
+        return tuple(
+            f"{place} ({len(sizes):,} {'file' if len(sizes) == 1 else 'files'}, "
+            f"{sum(sizes) / 1e6:,.1f} MB): {reason}"
+            for (reason, place), sizes in self._no_code.items()
+        )
+
+    def _is_no_code(self, full: Path, root: Path) -> bool:
+        """Return whether a file that git does not track is a result, of a data set, or large."""
+        found: tuple[str, Path] | None = None
+        for folder in (folder for folder in full.parents if folder.is_relative_to(root)):
+            if reason := self._reason(folder):
+                # The runs of a folder are told together.
+                found = reason, folder if reason == _DATA else folder.parent
+        try:
+            size = full.lstat().st_size
+        except OSError:
+            return False
+        if found is None and full.name.startswith("mlflow.db"):
+            found = _RESULTS, full
+        if found is None and size > _LARGE:
+            found = f"above {_LARGE / 1e6:g} MB; `git add` it if the code needs it", full
+        if found is not None:
+            self._no_code.setdefault(found, []).append(size)
+        return found is not None
+
+    def _read_all(self, name: str, root: Path, paths: Mapping[str, bool]) -> None:
+        for path, is_tracked in paths.items():
             full = root / path
             if any(full.is_relative_to(folder) for folder in self._not_code):
                 continue
-            if full.is_relative_to(self._output):
-                first, *rest = full.relative_to(self._output).parts
-                if rest and self._is_result(first, rest[0]):
-                    continue
+            if not is_tracked and self._is_no_code(full, root):
+                continue
             if any(f"{name}/{folder}" in self.files for folder in _parents(path)):
                 continue  # tracked, but its folder is a link now
             try:
@@ -245,11 +279,6 @@ class _Reader:
             if self._total <= self._limit:
                 self.files[path] = _File(full.read_bytes(), stat.S_IXUSR & facts.st_mode)
 
-    def _is_result_folder(self, first: str, second: str) -> bool:
-        """Return whether a folder in `output_dir` is a run, a sweep or a code snapshot."""
-        match = re.match(r"code/\.?[0-9a-f]{16}|sweeps/\d{4}-", f"{first}/{second}")
-        return match is not None or (self._output / first / "run.json").exists()
-
     def check(self) -> None:
         """Raise ConfigError if the files are over the size limit."""
         if self._total <= self._limit:
@@ -261,6 +290,21 @@ class _Reader:
             f"files of {self._total / 1e6:,.0f} MB (largest: {shown}); list files that are no code "
             "in .gitignore, raise the limit, or set launch.snapshot=off"
         )
+
+
+_RESULTS, _DATA = "results of runs", "a data set"
+
+
+def _reason(folder: Path) -> str:
+    """Return why a folder has no code; "" if it may have some."""
+    name = f"{folder.parent.name}/{folder.name}"
+    if re.fullmatch(r"sweeps/\d{4}-.*|functions/\d{4}-.*|code/\.?[0-9a-f]{16}", name):
+        return _RESULTS
+    if re.search(r"-[0-9a-f]{8}(\.\d+)?$", name) and (folder / "run.json").exists():
+        return _RESULTS
+    if (folder / "index.json").exists() and next(folder.glob("*.h5"), None) is not None:
+        return _DATA
+    return ""
 
 
 def _parents(path: str) -> Iterator[str]:

@@ -13,8 +13,8 @@ from pathlib import Path
 from hpctrain.errors import TrackingError
 from hpctrain.tracking import ending
 from hpctrain.tracking.client import explain
-from hpctrain.tracking.journal import journal_path, read
-from hpctrain.tracking.meta import Meta, Uploaded
+from hpctrain.tracking.left import is_uploaded
+from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.store import check_uri, resolve_uri
 from hpctrain.tracking.upload import GaveUp, Upload, upload_lock
 
@@ -110,16 +110,6 @@ def sync(
         names = " ".join(map(str, failed))
         raise TrackingError(f"not everything is uploaded; what is missing stays in {names}")
     return 0
-
-
-def is_uploaded(run_dir: Path, meta: Meta) -> bool:
-    """Return whether everything is in the store of `meta`, according to `uploaded.json`."""
-    note = Uploaded.read(run_dir)
-    if note is None or note.problem:
-        return False
-    if (note.uri, note.uid, note.parent_uid) != (meta.uri, meta.uid, meta.parent_uid):
-        return False
-    return not read(journal_path(run_dir), note.offset, limit=1)[0]
 
 
 def _upload(run_dir: Path, meta: Meta, from_start: bool = False) -> str:

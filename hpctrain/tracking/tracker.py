@@ -12,6 +12,7 @@ process, the `uploader`, uploads the journal. The training does not notice if it
 """
 
 import logging
+import os
 import re
 import signal
 import subprocess
@@ -232,7 +233,16 @@ class JournalTracker:
         if note is not None and note.problem:
             why = note.problem
         elif code is None:
-            why = f"{signals[0]}" if signals else f"not done after tracking.drain_s={self._drain:g}"
+            goes_on = "in the background"
+            if "SLURM_JOB_ID" in os.environ:
+                goes_on += " until Slurm ends the processes of this job"
+            why = signals[0] if signals else f"after tracking.drain_s={self._drain:g}"
+            log.info(
+                "%s not in MLflow yet (%s); the uploader goes on %s, and nothing is lost: "
+                "`python -m hpctrain sync %s` uploads what it may leave",
+                *(self._left(), why, goes_on, self._run_dir),
+            )
+            return
         else:
             why = f"the uploader ended with {code}, see {self._log_path}"
         log.warning(

@@ -191,7 +191,7 @@ def test_a_loss_that_is_not_finite_fails_the_job(
 
 
 KILLED = """\
-import os, signal
+import os, signal, time
 import torch.distributed as dist
 from hpctrain.tasks import Classification
 
@@ -204,18 +204,22 @@ class Killed(Classification):
         if self.calls == 50 and dist.get_rank() == 1 and os.path.exists(kill):
             os.remove(kill)
             os.kill(os.getpid(), signal.SIGKILL)
+        hang = os.path.dirname(__file__) + "/hang"
+        if self.calls == 25 and dist.get_rank() == 1 and os.path.exists(hang):
+            os.remove(hang)
+            time.sleep(600)
         return super().__call__(model, batch)
 """
 
 
-def test_a_killed_rank_lets_its_job_come_back(
+def test_a_killed_rank_and_one_that_hangs_let_their_job_come_back(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_sbatch: dict[str, str]
 ) -> None:
     (tmp_path / "killed.py").write_text(KILLED)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     common = (
         *("train.max_epochs=4", "checkpoint.every_steps=20", "train.log_every=10"),
-        *("task._target_=killed.Killed", "tracking.upload=false"),
+        *("task._target_=killed.Killed", "tracking.upload=false", "parallel.timeout_s=20"),
     )
     (tmp_path / "kill").touch()
     train("-m", *common, "launch.nodes=2")
@@ -223,13 +227,23 @@ def test_a_killed_rank_lets_its_job_come_back(
     (job,) = cluster.job_ids(tmp_path / "runs")
     cluster.wait_for(lambda: run_json(run)["state"] == "interrupted", 180, "the kill")
     cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
+    (tmp_path / "hang").touch()  # for the second attempt, which begins at step 40
+    assert cluster.tool("hurry", job).returncode == 0
+    cluster.wait_for(lambda: not (tmp_path / "hang").exists(), 180, "the rank that hangs")
+    cluster.wait_for(lambda: run_json(run)["state"] == "interrupted", 180, "the end of the others")
+    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the second requeue")
     assert cluster.tool("hurry", job).returncode == 0
     assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
-    first, second = run_json(run)["attempts"]
+    first, second, third = run_json(run)["attempts"]
     assert (first["state"], first["step"]) == ("interrupted", 40)
     assert first["reason"].startswith("a rank was killed (exit code 1")
     assert (second["restart_count"], second["first_step"]) == (1, 40)
-    # The metrics are those of two ranks that nobody has killed, which need no cluster.
+    assert (second["state"], second["step"]) == ("interrupted", 60)
+    late = f"after step 61: rank 1 ({second['hosts'][1]}) did not arrive at all_reduce number "
+    assert second["reason"].startswith(late)
+    assert f"rank 1 is at {tmp_path}/killed.py:17 in __call__" in second["reason"]
+    assert (third["restart_count"], third["first_step"]) == (2, 60)
+    # The metrics are those of two undisturbed ranks, which need no cluster.
     folder = tmp_path / "undisturbed"
     train("-m", *common, "launch.tasks_per_node=2", f"output_dir={folder}", **no_sbatch)
     (undisturbed,) = runs(folder)

@@ -364,6 +364,16 @@ def test_a_metric_that_a_users_task_lacks_ends_the_run_at_its_first_log_line(
     assert run_json(run)["attempts"][-1]["error"].startswith("ConfigError: metric=val/rmsee")
 
 
+def test_a_missing_gpu_is_told_before_the_tracker_starts(train: Train, tmp_path: Path) -> None:
+    done = train("parallel.device=cuda", code=2, CUDA_VISIBLE_DEVICES="")
+    assert "parallel.device=cuda, but torch sees no GPU here" in done.stderr
+    (run,) = runs(tmp_path / "runs")
+    assert run_json(run)["state"] == "failed"
+    assert "sees no GPU" in run_json(run)["attempts"][-1]["error"]
+    # So there is nothing to upload, for which the error would wait.
+    assert not (run / "journal").exists()
+
+
 def test_no_traceback_unless_asked(train: Train) -> None:
     done = train("optimizer.lr=-1", code=2, new=True)
     assert done.stderr == "error: optimizer.lr=-1.0: it must be greater than 0 and less than 2^62\n"

@@ -8,7 +8,7 @@ import pytest
 
 from hpctrain.config.frozen import dump
 from hpctrain.config.schema import Config
-from hpctrain.errors import DistributedError, HealthError
+from hpctrain.errors import DistributedError, HealthError, LateRankError
 from hpctrain.job.verdict import close_tracking, verdict
 from hpctrain.runs import failure, stop_request
 from hpctrain.runs.run_dir import RunDir
@@ -72,6 +72,33 @@ def test_killed_ranks_come_back_as_long_as_they_make_progress(begin: Begin) -> N
     assert verdict(run, KILLED, JOB, 2) == ""
     assert run_json(run.path)["state"] == "failed"
     assert "no checkpoint was saved since the last restart" in last(run)["error"]
+
+
+def test_a_job_in_which_a_rank_hangs_comes_back_as_long_as_it_makes_progress(
+    begin: Begin,
+) -> None:
+    said = "after step 9: rank 1 (n1) did not arrive at all_reduce number 29"
+
+    def hangs(run: RunDir, restarts: int) -> None:
+        with pytest.raises(LateRankError), failure.recorded(run.path, JOB, restarts):
+            raise LateRankError(said)
+
+    run = begin()
+    hangs(run, 0)
+    run.end_attempt("failed", error=f"LateRankError: {said}")  # by rank 0
+    # Slurm has ended the rank that hung.
+    assert verdict(run, TERMINATED, JOB, 0) == "requeue"
+    assert (run_json(run.path)["state"], last(run)["reason"]) == ("interrupted", said)
+    begin(restarts=1)  # rank 0 hangs, and is ended before it can write
+    hangs(run, 1)
+    save(run, 20)
+    assert verdict(run, KILLED, JOB, 1) == "requeue"
+    begin(restarts=2)
+    hangs(run, 2)
+    assert verdict(run, TERMINATED, JOB, 2) == ""
+    assert run_json(run.path)["state"] == "failed"
+    assert last(run)["error"].startswith(f"{said}, and no checkpoint was saved since")
+    assert "mem_gb" not in last(run)["error"]
 
 
 def test_ranks_that_are_killed_before_they_begin_are_not_restarted_for_ever(begin: Begin) -> None:

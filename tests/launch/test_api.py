@@ -198,7 +198,7 @@ KEYS = (
 @pytest.mark.parametrize("name", ["submitit_slurm", "hpctrain"])
 def test_the_keys_of_submitits_launcher_are_read(where: list[str], name: str) -> None:
     given = [f"hydra.launcher.{key}" for key in KEYS]
-    extra = "+hydra.launcher.additional_parameters={mail-user: me, comment: hi}"
+    extra = "+hydra.launcher.additional_parameters={mail-user: me, comment: hi, requeue: true}"
     every = [*where, f"hydra/launcher={name}", *given, extra, "launch.mem_gb=5"]
     with composed(every, None) as call:
         (config,) = [call.composer.typed(run) for run in call.runs]
@@ -214,7 +214,8 @@ def test_the_keys_of_submitits_launcher_are_read(where: list[str], name: str) ->
     assert "hydra.launcher.timeout_min=7 is read as launch.time_min=7" in notes
     assert any(line.startswith("hydra.launcher.max_num_timeout=4 is not needed") for line in notes)
     assert "hydra.launcher.mem_gb=3 has no effect: launch.mem_gb is given, too" in notes
-    assert len(notes) == len(KEYS) + 2
+    assert any("requeue=true is not needed: every job" in line for line in notes)
+    assert len(notes) == len(KEYS) + 3
 
 
 def test_an_experiment_chooses_the_launcher_and_its_keys(where: list[str], tmp_path: Path) -> None:

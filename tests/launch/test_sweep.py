@@ -218,6 +218,40 @@ def test_results_around_the_code_are_not_code(project: Path, tmp_path: Path) -> 
     assert again.digest == taken.digest
 
 
+def test_what_is_no_code_is_left_out_and_told(project: Path, tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    assert (taken := snapshot.take(config)) is not None
+    assert taken.left_out == ()
+    # An earlier output_dir, which is not that of this config, and data that no .gitignore names.
+    files = {
+        "old/net-12345678/run.json": 2,
+        "old/net-12345678/checkpoints/step-00000010/model.bin2": 3_000_000,
+        "old/code/0123456789abcdef/pkg/net.py": 1,
+        "old/sweeps/2026-01-31_x/job.sh": 1,
+        "old/mlflow.db": 5,
+        "pkg/set/index.json": 2,
+        "pkg/set/train-00000.h5": 100,
+        "pkg/weights.npy": 10_000_001,
+    }
+    for name, size in files.items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_bytes(bytes(size))
+    assert (again := snapshot.take(config)) is not None
+    assert again.digest == taken.digest
+    assert sorted(again.left_out) == [
+        f"{project}/old (2 files, 3.0 MB): results of runs",
+        f"{project}/old/code (1 file, 0.0 MB): results of runs",
+        f"{project}/old/mlflow.db (1 file, 0.0 MB): results of runs",
+        f"{project}/old/sweeps (1 file, 0.0 MB): results of runs",
+        f"{project}/pkg/set (2 files, 0.0 MB): a data set",
+        f"{project}/pkg/weights.npy (1 file, 10.0 MB): above 10 MB; `git add` it if the code "
+        "needs it",
+    ]
+    subprocess.run(["git", "add", "pkg/weights.npy"], check=True)
+    assert (tracked := snapshot.take(config)) is not None
+    assert "project/pkg/weights.npy" in tracked._files
+
+
 def test_too_much_code_is_refused_and_the_largest_named(project: Path, tmp_path: Path) -> None:
     (project / "pkg" / "data.npy").write_bytes(bytes(3_000_000))
     with pytest.raises(ConfigError, match=r"snapshot_max_mb=2: .*largest: .*data\.npy 3 MB"):

@@ -1,0 +1,223 @@
+"""What each rank knows about its collective operations, and for which ranks the others wait.
+
+    rank 0   has entered all_reduce number 41   ── Record ──┐
+    rank 1   computes, its last one is 40       ── Record ──┼── conclude ── "rank 1 did not arrive"
+    rank 2   is stopped and cannot answer       nothing ────┘
+
+torch's flight recorder counts the operations of each group. On gloo it knows which ones a rank has
+entered, and which one it still waits in.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d
+
+_SHOWN = 8  # ranks that are named in an error
+_KEPT = 100  # entries of the flight recorder in a record
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A collective operation.
+
+    Attributes:
+        name: Such as `all_reduce`.
+        group: The name of its process group.
+        number: Its number in the group, from 1.
+        ranks: The ranks of the group.
+    """
+
+    name: str
+    group: str
+    number: int
+    ranks: list[int]
+
+    def describe(self, world_size: int) -> str:
+        """Return the operation in words, for a job of `world_size` ranks."""
+        whole = len(self.ranks) == world_size
+        ranks = "all ranks" if whole else f"ranks {_listed(list(map(str, self.ranks)))}"
+        return f"{self.name} number {self.number} of {ranks}"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one rank knows.
+
+    Attributes:
+        rank: The rank.
+        host: Its node.
+        step: The global steps that it has made; None before the first one.
+        at: The line of code where its main thread is, without torch's own lines.
+        waits_in: The operation that it waits in, or that has failed; None if it is in none.
+        entered: The number of the last operation that it has entered, for each group.
+        groups: The ranks of each of its groups.
+        stacks: The stack of each of its threads.
+        last: The last entries of torch's flight recorder.
+    """
+
+    rank: int
+    host: str
+    step: int | None
+    at: str
+    waits_in: Operation | None
+    entered: dict[str, int]
+    groups: dict[str, list[int]]
+    stacks: list[str] = field(repr=False)
+    last: list[dict[str, Any]] = field(repr=False)
+
+    @classmethod
+    def of_this_process(
+        cls, rank: int, host: str, step: int | None, error: BaseException | None = None
+    ) -> Record:
+        """Collect what this rank knows; any thread may call it.
+
+        Args:
+            rank: This rank.
+            host: Its node.
+            step: The global steps that it has made.
+            error: The exception of the operation that has failed, in the main thread.
+        """
+        groups = {
+            group.group_name: list(ranks)
+            for group, ranks in distributed_c10d._world.pg_group_ranks.items()
+        }
+        entries = _entries()
+        entered = {
+            name: int(entry["collective_seq_id"])
+            for entry in entries
+            if not entry["is_p2p"] and (name := entry["process_group"][0]) in groups
+        }
+        waiting = [e for e in entries if error is not None or not e["retired"]]
+        frames = sys._current_frames()
+        main = frames[threading.main_thread().ident or 0]
+        if error is not None and error.__traceback__ is not None:
+            steps = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        else:
+            steps = [frame for frame, _ in traceback.walk_stack(main)][::-1]
+        return cls(
+            rank,
+            host,
+            step,
+            _place(steps),
+            _operation(waiting[-1], groups) if waiting else None,
+            entered,
+            groups,
+            _stacks(frames, error),
+            entries[-_KEPT:],
+        )
+
+    @classmethod
+    def read(cls, file: Path) -> Record | None:
+        """Return what `write` has written; None if the file does not exist or is damaged."""
+        try:
+            content = json.loads(file.read_text())
+            waits_in = content.pop("waits_in")
+            return cls(waits_in=Operation(**waits_in) if waits_in else None, **content)
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def text(self) -> str:
+        """Return the record as JSON."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+
+def conclude(records: Mapping[int, Record], hosts: Mapping[int, str], own: int) -> str:
+    """Return which ranks did not arrive, where the others wait for them, and what they do.
+
+    Args:
+        records: The records of the ranks that have answered, by rank; at least that of `own`.
+        hosts: The node of each rank; "" if unknown.
+        own: The rank that concludes.
+    """
+    silent = [rank for rank in hosts if rank not in records]
+    behind = [rank for rank in records if _is_behind(rank, records)]
+    # A rank that waits itself is late because of another one.
+    late = sorted({*silent, *(rank for rank in behind if records[rank].waits_in is None)})
+    late = late or sorted(behind)
+    waiting = [records[own], *records.values()]
+    operations = [record.waits_in for record in waiting if record.waits_in is not None]
+    operation = next((op for op in operations if {*late} & {*op.ranks}), None)
+    operation = operation or next(iter(operations), None)
+    where = operation.describe(len(hosts)) if operation else "a collective operation"
+    step = records[own].step
+    when = "before the first step" if step is None else f"after step {step}"
+    if not late:
+        return f"{when}: all ranks have entered {where}, but not all have got its result"
+    waited = len({rank for rank in records if records[rank].waits_in is not None} - {*late})
+    verb = "ranks wait" if waited > 1 else "rank waits"
+    text = f"{when}: {_with_hosts(late, hosts)} did not arrive at {where}, where {waited} {verb}"
+    for rank in late[:_SHOWN]:
+        if rank in silent:
+            text += f"; rank {rank} does not answer"
+        elif (waits_in := records[rank].waits_in) is not None:
+            text += f"; rank {rank} waits in {waits_in.describe(len(hosts))}"
+        else:
+            text += f"; rank {rank} is at {records[rank].at}"
+    return text
+
+
+def _is_behind(rank: int, records: Mapping[int, Record]) -> bool:
+    """Return whether another rank has entered more operations of one of the rank's groups."""
+    own = records[rank]
+    return any(
+        own.entered.get(name, 0) < other.entered.get(name, 0)
+        for name, ranks in own.groups.items()
+        for other in records.values()
+        if other.groups.get(name) == ranks  # groups of other ranks may have the same name
+    )
+
+
+def _entries() -> list[dict[str, Any]]:
+    """Return the entries of the flight recorder, in their order; none where it is switched off."""
+    try:
+        trace = json.loads(torch._C._distributed_c10d._dump_fr_trace_json())
+    except (AttributeError, RuntimeError, ValueError):
+        return []
+    return sorted(trace.get("entries", []), key=lambda entry: int(entry["record_id"]))
+
+
+def _operation(entry: dict[str, Any], groups: dict[str, list[int]]) -> Operation:
+    group = entry["process_group"][0]
+    number = entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"]
+    name = entry["profiling_name"].partition(":")[2]
+    return Operation(name, group, int(number), groups.get(group, []))
+
+
+def _place(frames: list[FrameType]) -> str:
+    """Return the innermost frame that is not of torch."""
+    inside = str(Path(torch.__file__).parent)
+    own = [frame for frame in frames if not frame.f_code.co_filename.startswith(inside)]
+    if not own:
+        return "an unknown place"
+    code = own[-1].f_code
+    return f"{code.co_filename}:{own[-1].f_lineno} in {code.co_name}"
+
+
+def _stacks(frames: Mapping[int, FrameType], error: BaseException | None) -> list[str]:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    stacks = [
+        f"{names.get(number, number)}:\n{''.join(traceback.format_stack(frame))}"
+        for number, frame in frames.items()
+    ]
+    return [*([] if error is None else ["".join(traceback.format_exception(error))]), *stacks]
+
+
+def _with_hosts(ranks: list[int], hosts: Mapping[int, str]) -> str:
+    named = [f"{rank} ({hosts[rank]})" if hosts[rank] else str(rank) for rank in ranks]
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {_listed(named)}"
+
+
+def _listed(texts: list[str]) -> str:
+    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return ", ".join(texts[:_SHOWN]) + more

@@ -1,0 +1,58 @@
+"""Whether all of a run is in MLflow, as far as its run directory says. No store is asked."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from hpctrain.errors import TrackingError
+from hpctrain.tracking.journal import journal_path, read
+from hpctrain.tracking.meta import Meta, Uploaded
+
+
+def is_uploaded(run_dir: Path, meta: Meta) -> bool:
+    """Return whether everything is in the store of `meta`, according to `uploaded.json`."""
+    note = Uploaded.read(run_dir)
+    if note is None or note.problem:
+        return False
+    if (note.uri, note.uid, note.parent_uid) != (meta.uri, meta.uid, meta.parent_uid):
+        return False
+    return not read(journal_path(run_dir), note.offset, limit=1)[0]
+
+
+def left_behind(run_dir: Path) -> str:
+    """Return the line for a run that has ended, if its uploader has ended before it was done.
+
+    Returns:
+        What is missing and the command that uploads it; "" if everything is in MLflow, an uploader
+        is at work on this host, or the run is not uploaded by itself (`tracking.upload=false`).
+    """
+    try:
+        if is_uploaded(run_dir, Meta.read(run_dir)) or _is_at_work(run_dir):
+            return ""
+    except TrackingError:
+        return ""  # it is not tracked
+    # The tracker has made this file when it started the uploader.
+    if not journal_path(run_dir).with_name("uploader.log").exists():
+        return ""
+    return (
+        "its uploader has ended, and not everything is in MLflow; "
+        f"`python -m hpctrain sync {run_dir}` uploads the rest"
+    )
+
+
+def _is_at_work(run_dir: Path) -> bool:
+    try:
+        descriptor = os.open(journal_path(run_dir).with_name("upload.lock"), os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # a file system without locks
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,112 @@
+"""When a collective operation times out, the error names the ranks that did not come."""
+
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from hpctrain.errors import LateRankError
+from hpctrain.faults import late_ranks
+from hpctrain.faults.collectives import Operation, Record, conclude
+from hpctrain.faults.late_ranks import LateRanks
+from tests.ranks import run_ranks
+
+ALL, HOSTS = [0, 1, 2, 3], {0: "n0", 1: "n0", 2: "n1", 3: "n1"}
+
+
+def record(rank: int, waits_in: Operation | None, **entered: int) -> Record:
+    groups = {"all": ALL, "dp": [0, 2] if rank % 2 == 0 else [1, 3], "tp": [rank // 2 * 2] * 2}
+    known = {name: groups[name] for name in entered}
+    return Record(rank, HOSTS[rank], 7, "data.py:3 in read", waits_in, entered, known, [], [])
+
+
+def reduction(number: int, group: str = "all", ranks: list[int] = ALL) -> Operation:
+    return Operation("all_reduce", group, number, ranks)
+
+
+def test_a_silent_rank_and_one_that_is_still_at_work_are_late() -> None:
+    waits = {rank: record(rank, reduction(5), all=5) for rank in (0, 1)}
+    said = conclude({**waits, 3: record(3, None, all=4)}, HOSTS, own=1)
+    assert said == (
+        "after step 7: ranks 2 (n1), 3 (n1) did not arrive at all_reduce number 5 of all ranks, "
+        "where 2 ranks wait; rank 2 does not answer; rank 3 is at data.py:3 in read"
+    )
+
+
+def test_a_rank_that_waits_for_a_late_one_is_not_late() -> None:
+    # Rank 2 waits for rank 3; so it did not come to the reduction in which rank 0 waits.
+    records = {
+        0: record(0, reduction(9, "dp", [0, 2]), all=5, dp=9),
+        1: record(1, reduction(9, "dp", [1, 3]), all=5, dp=9),
+        2: record(2, reduction(4, "tp", [2, 3]), all=5, dp=8),
+        3: record(3, None, all=5, dp=8),
+    }
+    said = conclude(records, HOSTS, own=0)
+    assert "rank 3 (n1) did not arrive at all_reduce number 9 of ranks 1, 3, where 3 " in said
+    # Without such a rank, the operations differ, and each is told.
+    records[3] = record(3, Operation("broadcast", "all", 5, ALL), all=5, dp=8)
+    said = conclude(records, HOSTS, own=0)
+    assert "ranks 2 (n1), 3 (n1) did not arrive" in said
+    assert "rank 3 waits in broadcast number 5 of all ranks" in said
+
+
+def test_all_ranks_have_entered() -> None:
+    records = {rank: record(rank, reduction(5), all=5) for rank in ALL}
+    said = conclude(records, HOSTS, own=2)
+    assert "all ranks have entered all_reduce number 5 of all ranks, but not all have got" in said
+
+
+def late(folder: str) -> str | None:
+    """Be late on rank 1; return the error of this rank."""
+    rank, store = dist.get_rank(), distributed_c10d._get_default_store()
+    group = dist.new_group(list(range(3)), timeout=timedelta(seconds=2))
+    value = torch.ones(2)
+    try:
+        with LateRanks(Path(folder), rank, 3, store, 2, ("n0", "n1", "n2")) as ranks:
+            ranks.step = lambda: 12
+            dist.all_reduce(value)
+            if rank == 1:
+                time.sleep(8)
+            dist.all_reduce(value, group=group)
+    except LateRankError as error:
+        return str(error)
+    except RuntimeError:
+        return None
+    return None
+
+
+def test_a_rank_that_sleeps_says_where_it_is(tmp_path: Path) -> None:
+    texts = run_ranks(late, 3, str(tmp_path))
+    for text in (texts[0], texts[2]):
+        assert text.startswith("after step 12: rank 1 (")
+        assert "did not arrive at all_reduce number 1 of all ranks, where 2 ranks wait" in text
+        assert f"rank 1 is at {__file__}:" in text
+        assert "in late (parallel.timeout_s=2" in text
+    found = Record.read(tmp_path / late_ranks.FOLDER / "rank1.json")
+    assert found is not None
+    assert found.waits_in is None
+    assert any("time.sleep(8)" in stack for stack in found.stacks)
+    waiting = Record.read(tmp_path / late_ranks.FOLDER / "rank0.json")
+    assert waiting is not None
+    assert waiting.waits_in is not None
+    assert any("dist.all_reduce(value, group=group)" in stack for stack in waiting.stacks)
+
+
+def fails(folder: str) -> Any:
+    """Raise an error of the program on every rank, within the context."""
+    store = distributed_c10d._get_default_store()
+    with pytest.raises(RuntimeError, match="of mine"), LateRanks(Path(folder), 0, 2, store, 1):
+        raise RuntimeError("of mine")
+    return [thread.name for thread in threading.enumerate()]
+
+
+def test_other_errors_are_left_as_they_are(tmp_path: Path) -> None:
+    for names in run_ranks(fails, 2, str(tmp_path)):
+        assert "hpctrain-late-ranks" not in names
+    assert not (tmp_path / late_ranks.FOLDER).exists()

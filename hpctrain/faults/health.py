@@ -36,7 +36,7 @@ from hpctrain.faults.copied import Copied
 
 log = logging.getLogger(__name__)
 
-Samples = list[tuple[str, int]]
+Samples = Sequence[tuple[str, int]]
 _SHOWN = 3  # samples in a message; the file has all of them
 
 

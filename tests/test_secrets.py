@@ -260,7 +260,14 @@ def assert_nowhere(folder: Path, *said: str) -> None:
     assert not [text for text in said if TOKEN in text]
 
 
-@pytest.mark.parametrize("token", ["${oc.env:MY_API_TOKEN}", TOKEN], ids=["reference", "literal"])
+@pytest.mark.parametrize(
+    "token",
+    [
+        pytest.param("${oc.env:MY_API_TOKEN}", id="reference"),
+        # The two tests below have the value itself in their arguments, too.
+        pytest.param(TOKEN, id="literal", marks=pytest.mark.slow),
+    ],
+)
 def test_a_training_leaves_no_trace_of_it(
     train: Train, tmp_path: Path, told: dict[str, str], store: Path, token: str
 ) -> None:
@@ -303,6 +310,7 @@ def test_a_sweep_here_leaves_no_trace_of_it(
     assert_nowhere(tmp_path / "runs", done.stdout, done.stderr)
 
 
+@pytest.mark.slow  # the sweep here differs in the launcher only, and the script has its own test
 @pytest.mark.slurm
 @pytest.mark.usefixtures("store")
 def test_a_sweep_on_the_cluster_leaves_no_trace_of_it(

@@ -290,6 +290,7 @@ def test_a_job_takes_the_nodes_that_are_free(
     assert run_json(weighted)["result"]["val/accuracy"] == pytest.approx(accuracy, abs=0.006)
 
 
+@pytest.mark.slow  # other tests send SIGUSR2 to templates, and preempt and cancel such jobs
 def test_time_limit_warning_requeues_and_scancel_does_not(
     train: Train, tmp_path: Path, paced: Paced
 ) -> None:

@@ -301,6 +301,7 @@ def test_a_container_comes_back_after_a_preemption(
     assert not (run / "requeue").exists()
 
 
+@pytest.mark.slow  # test_templates.py cancels a container, too
 def test_a_cancelled_container_saves_and_stays_away(
     train: Train, tmp_path: Path, in_apptainer: list[str], paced: Paced
 ) -> None:

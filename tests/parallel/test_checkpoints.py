@@ -29,8 +29,8 @@ STRATEGIES: dict[str, tuple[int, dict[str, Any]]] = {
     "tp, zero3": (4, {"parallel.tp": 2, "parallel.dp_replicate": 1, "parallel.dp_shard": 2}),
 }
 NAMES = list(STRATEGIES)
-# Each strategy saves and loads twice, with the two others whose names are 1 and 3 places before.
-COVERING = {name: (NAMES[i - 1], NAMES[i - 3]) for i, name in enumerate(NAMES)}
+# Each strategy saves and loads once, with the one 3 places before it. The slow tests load all.
+COVERING = {name: NAMES[i - 3] for i, name in enumerate(NAMES)}
 
 
 # Pipelines cannot have tied embeddings, so these train another model.
@@ -82,7 +82,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("to", STRATEGIES)
 def test_a_checkpoint_of_another_strategy_goes_on(to: str, saved: dict[str, Path]) -> None:
-    check(cell(to), [saved[name] for name in COVERING[to]])
+    check(cell(to), [saved[COVERING[to]]])
 
 
 @pytest.mark.slow
@@ -104,8 +104,7 @@ def test_degrees_that_divide_the_model_load_each_other(
     to: str, saved_untied: dict[str, Path]
 ) -> None:
     names = list(UNTIED)
-    others = [names[names.index(to) - 1], names[names.index(to) - 2]]
-    check(cell(to, "untied"), [saved_untied[name] for name in others])
+    check(cell(to, "untied"), [saved_untied[names[names.index(to) - 1]]])
 
 
 @pytest.mark.slow

@@ -57,10 +57,11 @@ def cells(strategies: dict[str, Keys], ranks: int, pairs: list[tuple[str, int]])
     ]
 
 
+# Four ranks are for what two cannot do; zero3 shows that the number of ranks changes nothing else.
 CELLS = [
     *cells(STRATEGIES, 2, PAIRS),
     *cells(OPTIONS, 2, [("transformer", 2)]),
-    *cells(STRATEGIES | OF_FOUR, 4, PAIRS),
+    *cells(OF_FOUR | {"zero3": ZERO[3]}, 4, PAIRS),
 ]
 SLOW = [
     cell

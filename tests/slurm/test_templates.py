@@ -221,6 +221,7 @@ def test_array_trains_a_run_a_line(digits: Path, here: Path) -> None:
     assert not list(here.rglob("oops"))
 
 
+@pytest.mark.slow  # train.sbatch, which has the same lines, is preempted in the test above
 def test_one_task_of_an_array_is_preempted_and_resumes(
     digits: Path, here: Path, paced: Paced
 ) -> None:

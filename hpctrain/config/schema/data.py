@@ -199,7 +199,8 @@ class DataConfig:
     )
     stage_dir: str | None = key(
         None,
-        "Copies of shards are written here. Null means SLURM_TMPDIR, TMPDIR, /tmp or /dev/shm.",
+        "Copies of shards are written into this folder, which is made if it does not exist. Null "
+        "means SLURM_TMPDIR, TMPDIR, /tmp or /dev/shm.",
         identity=False,
     )
     stage_gb: float | None = key(

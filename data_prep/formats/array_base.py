@@ -150,8 +150,8 @@ def unreadable(where: Where, error: Exception) -> DataError:
         known = error.errno > 0
         why = os.strerror(error.errno) if known else error.strerror
         return DataError(f"{where.path} cannot be read: {why}")
-    if where.kind == "hdf5" and (what := matlab_5(where.path)):
-        return DataError(f"{where.path} {what}")
+    if where.kind == "hdf5" and (why := matlab_5(where.path)):
+        return DataError(f"{where.path} {why}")
     text = " ".join(str(error).split()) or type(error).__name__
     what = {"npy": "NumPy", "npz": "NumPy", "hdf5": "HDF5", "netcdf": "NetCDF", "zarr": "Zarr"}
     return DataError(f"{where} is not readable as {what.get(where.kind, 'raw')}: {text}")

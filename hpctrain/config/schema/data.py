@@ -177,7 +177,8 @@ class DataConfig:
     )
     threads: int = key(
         1,
-        "This many threads of each rank read ahead. With 0 a batch is read when training needs it.",
+        "This many threads of each rank read ahead. With 0 a batch is read when training needs it. "
+        "This does the same work, but each step waits for it: it is slower, and for debugging.",
         at_least=0,
         identity=False,
     )

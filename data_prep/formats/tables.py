@@ -237,7 +237,7 @@ def _check_first_schema(path: str, file: Any, schema: Any) -> None:
     try:
         file.seek(8)  # MAGIC is padded to 8 bytes
         first = pa.ipc.read_message(file)
-        same = pa.ipc.read_schema(first).equals(schema)
+        same = bool(pa.ipc.read_schema(first).equals(schema))
     except (pa.ArrowException, OSError, EOFError):
         same = False
     if not same:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from data_prep.formats.unread import matlab_5
 from hpctrain.data.field import MAX_AXES
 from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
@@ -149,6 +150,8 @@ def unreadable(where: Where, error: Exception) -> DataError:
         known = error.errno > 0
         why = os.strerror(error.errno) if known else error.strerror
         return DataError(f"{where.path} cannot be read: {why}")
+    if where.kind == "hdf5" and (why := matlab_5(where.path)):
+        return DataError(f"{where.path} {why}")
     text = " ".join(str(error).split()) or type(error).__name__
     what = {"npy": "NumPy", "npz": "NumPy", "hdf5": "HDF5", "netcdf": "NetCDF", "zarr": "Zarr"}
     return DataError(f"{where} is not readable as {what.get(where.kind, 'raw')}: {text}")

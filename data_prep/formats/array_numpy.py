@@ -23,6 +23,7 @@ from data_prep.formats.array_base import (
     unreadable,
 )
 from data_prep.formats.mapped import Mapped
+from data_prep.formats.unread import way
 from hpctrain.data.storage.scratch import Undecodable, load
 from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
@@ -333,6 +334,7 @@ def _npz(where: Where, axis: int) -> ArrayFile:
         info = archive.getinfo(name)
         if info.flag_bits & 1:
             raise DataError(f"{where} is encrypted")
+        archive.open(name).close()  # it compares the header before the member with the list
         if info.compress_type == zipfile.ZIP_STORED:
             with open(where.path, "rb") as file:
                 file.seek(info.header_offset + 26)  # the lengths of name and extra field
@@ -348,7 +350,9 @@ def _npz(where: Where, axis: int) -> ArrayFile:
 
 def _raw(where: Where, axis: int) -> Flat:
     if not where.key:
-        raise ConfigError(f"{where.path}: its name does not say what it is; {FORMS}")
+        raise ConfigError(
+            f"{where.path}: {way(where.path) or f'its name does not say what it is; {FORMS}'}"
+        )
     match = re.fullmatch(r"([^:]+)(?::(\d+(?:x\d+)*)?)?(?::(\d+))?", where.key)
     try:
         dtype = np.dtype(match[1] if match else "")

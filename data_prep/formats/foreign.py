@@ -8,6 +8,7 @@ from typing import Any
 
 import h5py
 
+from data_prep.formats.unread import matlab_5
 from hpctrain.data.field import Field
 from hpctrain.data.storage.layout import dtype_of
 from hpctrain.errors import DataError
@@ -55,7 +56,7 @@ def open_file(path: Path | str) -> h5py.File:
                 "there, or `h5clear -s` it"
             )
         elif "signature" in text:
-            why = "is not an HDF5 file"
+            why = matlab_5(str(path)) or "is not an HDF5 file"
         else:
             why = f"is damaged: {text}"
         raise DataError(f"{path} {why}") from None

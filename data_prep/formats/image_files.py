@@ -1,11 +1,14 @@
 """Image files opened by Pillow: checks of their format, completeness, depth and transparency."""
 
+import ctypes
 import io
 import logging
 import warnings
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,7 +49,19 @@ def pillow() -> Any:
         ) from None
     # Pillow also logs why it refuses a file; our message says it once, with the file's name.
     logging.getLogger("PIL").setLevel(logging.CRITICAL)
+    _silence_libtiff()
     return Image
+
+
+@lru_cache(maxsize=1)
+def _silence_libtiff() -> None:
+    """Let libtiff print nothing: it writes to stderr by itself, before Pillow raises an error."""
+    with suppress(OSError, AttributeError):  # not Linux, or a Pillow without this library
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        for path in {line.split(maxsplit=5)[-1] for line in maps if "/libtiff" in line}:
+            library = ctypes.CDLL(path)
+            library.TIFFSetErrorHandler(None)
+            library.TIFFSetWarningHandler(None)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from data_prep.formats.opening import open_parquet, parquet_batches
+from data_prep.formats.unread import way
 from data_prep.show import console
 from data_prep.source import SourceFile
 from hpctrain.errors import ConfigError, DataError
@@ -138,7 +139,7 @@ def rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
     """
     reader = {".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}.get(path.suffix)
     if reader is None:
-        raise DataError(f"{path}: a list is {', '.join(LISTS)}")
+        raise DataError(f"{path}: {way(str(path)) or 'a list is ' + ', '.join(LISTS)}")
     try:
         yield from reader(path, columns)
     except OSError as error:

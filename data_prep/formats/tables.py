@@ -20,10 +20,12 @@ from data_prep.formats.columns import plain
 from data_prep.formats.csv_files import Csv, Rows, csv_rows, first_rows, may_be_cut
 from data_prep.formats.files import Part, ranges
 from data_prep.formats.opening import GROWTH, one_line, open_parquet, parquet_batches, pyarrow
+from data_prep.formats.unread import way
 from data_prep.source import BLOCK_BYTES, SourceFile
 from hpctrain.errors import ConfigError, DataError
 
 ROWS = 2**16  # rows of a batch at most
+MAGIC = b"ARROW1"  # an Arrow file begins and ends with it
 SUFFIXES = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -64,7 +66,7 @@ def format_of(path: str) -> str:
     packed = name.suffix in GROWTH
     kind = SUFFIXES.get(PurePath(name.stem).suffix if packed else name.suffix, "")
     if not kind or (packed and kind != "csv"):
-        raise ConfigError(f"{path}: table reads {', '.join(PATTERNS)}")
+        raise ConfigError(f"{path}: {way(path) or 'table reads ' + ', '.join(PATTERNS)}")
     return kind
 
 
@@ -193,15 +195,53 @@ def _arrow(path: str) -> Iterator[Any]:
     pa = pyarrow()
     try:
         with pa.memory_map(path) as file:
-            try:
-                reader = pa.ipc.open_file(file)
-            except pa.ArrowInvalid:
-                file.seek(0)
-                reader = pa.ipc.open_stream(file)
-            with reader:
+            whole = _is_arrow_file(path, file)
+            with pa.ipc.open_file(file) if whole else pa.ipc.open_stream(file) as reader:
+                if whole:
+                    _check_first_schema(path, file, reader.schema)
                 yield reader
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read as Arrow: {one_line(error)}") from None
+
+
+def _is_arrow_file(path: str, file: Any) -> bool:
+    """Return whether it is an Arrow file, which begins and ends with MAGIC, or else a stream.
+
+    Raises:
+        DataError: It only begins or only ends so, or it is of the first version of Feather.
+    """
+    size = file.size()
+    begins = file.read_at(min(size, len(MAGIC)), 0) == MAGIC
+    ends = file.read_at(min(size, len(MAGIC)), max(0, size - len(MAGIC))) == MAGIC
+    if begins != ends:
+        what = "end" if begins else "begin"
+        raise DataError(
+            f"{path} is damaged or incomplete: it does not {what} as an Arrow file does"
+        )
+    if file.read_at(min(size, 4), 0) == b"FEA1":
+        raise DataError(
+            f"{path} is of the first version of Feather: pyarrow.feather.read_table reads it, and "
+            "write_feather writes the second"
+        )
+    return begins
+
+
+def _check_first_schema(path: str, file: Any, schema: Any) -> None:
+    """Compare the schema at the beginning of an Arrow file with that at its end, which is used.
+
+    Raises:
+        DataError: They differ, or the first one cannot be read.
+    """
+    import pyarrow as pa
+
+    try:
+        file.seek(8)  # MAGIC is padded to 8 bytes
+        first = pa.ipc.read_message(file)
+        same = bool(pa.ipc.read_schema(first).equals(schema))
+    except (pa.ArrowException, OSError, EOFError):
+        same = False
+    if not same:
+        raise DataError(f"{path} is damaged: its schema at the beginning is not that at the end")
 
 
 def without(array: Any, rows: Iterable[int]) -> Any:

@@ -18,8 +18,9 @@ Values do not change, with these exceptions:
 - --cast converts the dtype. A sample with a value that does not fit, or with a fraction that would
   be cut off, cannot be used.
 - Packed numbers (attributes scale_factor and add_offset: the NetCDF conventions, also in HDF5 and
-  Zarr) are unpacked. Missing values (_FillValue, missing_value) become NaN; in an integer field, a
-  sample with a missing value cannot be used. --packed NAME stores the numbers of the file instead.
+  Zarr) are unpacked. Missing values (_FillValue, missing_value, and those outside of valid_range,
+  valid_min and valid_max) become NaN; in an integer field, a sample with a missing value cannot be
+  used. --packed NAME stores the numbers of the file instead.
 
 Values that were never written are refused, if no fill value stands for them. So is content that
 does not have the checksum of its .npz.
@@ -33,7 +34,7 @@ to other files (links, virtual datasets) only with --external.
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help=f"store the numbers of the file; ignore scale_factor, add_offset, _FillValue {again}",
+        help="store the numbers of the file; ignore scale_factor, add_offset, _FillValue and "
+        f"valid_range {again}",
     )
     add(
         "--external",
@@ -226,7 +228,7 @@ def arrays(
         identity={
             column.name: {
                 "parts": [
-                    [part.where.key, part.rows, asdict(part.packing)] for part in column.parts
+                    [part.where.key, part.rows, part.packing.identity] for part in column.parts
                 ],
                 "axis": column.axis,
                 "cast": column.cast,
@@ -342,6 +344,8 @@ def _about(column: Column) -> dict[str, Any]:
         about |= {"scale_factor": packing.scale, "add_offset": packing.offset}
     if packing.missing:
         about["missing"] = list(packing.missing)
+    if (packing.lowest, packing.highest) != (None, None):
+        about["valid_range"] = [packing.lowest, packing.highest]
     if column.cast:
         about["cast"] = column.cast
     return about

@@ -71,7 +71,8 @@ class Step(NamedTuple):
     @property
     def positions(self) -> Int64s:
         """Its positions in the epoch, int64 (share,)."""
-        return self.group.plan.positions[self.number]
+        chosen: Int64s = self.group.plan.positions[self.number]
+        return chosen
 
     @property
     def samples(self) -> Int64s:

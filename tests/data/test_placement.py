@@ -62,13 +62,22 @@ def test_node_takes_the_jobs_own_folder_first(source, shards, tmp_path):
         assert place.path(shards[0]).parent.parent == tmp_path / "tmp"
 
 
+def test_a_folder_that_does_not_exist_is_made(source, shards, tmp_path):
+    folder = tmp_path / "scratch" / "mine"
+    with closing(open_place(source, "node", shards, folder=folder)) as place:
+        assert place.path(shards[0]).parent.parent == folder
+
+
 def test_node_without_a_usable_folder_says_why(source, shards, tmp_path):
+    (tmp_path / "file").touch()
     with pytest.raises(StorageError) as error:
-        open_place(source, "node", shards, folder=tmp_path / "nowhere")
+        open_place(source, "node", shards, folder=tmp_path / "file" / "below")
     assert str(error.value) == (
-        f"no folder of this node can hold staged shards: {tmp_path}/nowhere: No such file or "
-        "directory. data.stage_dir names another"
+        f"no folder of this node can hold staged shards: {tmp_path}/file/below cannot be made: Not "
+        "a directory. data.stage_dir names another"
     )
+    with pytest.raises(StorageError, match=f"{tmp_path}/file is a file, not a folder"):
+        open_place(source, "node", shards, folder=tmp_path / "file")
     with pytest.raises(StorageError, match=r"has room for 1e-08 GB of staged shards, and the larg"):
         open_place(source, "node", shards, folder=tmp_path, budget_bytes=10)
 
@@ -78,7 +87,8 @@ def test_auto_falls_back_to_the_network(source, shards, tmp_path, monkeypatch, c
     with closing(open_place(source, "auto", shards, folder=tmp_path)) as place:
         assert isinstance(place, Stage)
     assert not caplog.records
-    place = open_place(source, "auto", shards, folder=tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    place = open_place(source, "auto", shards, folder=tmp_path / "file")
     assert isinstance(place, Folder)
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
@@ -112,8 +122,9 @@ def test_fsspecs_file_system_of_files(source, shards, tmp_path):
 def test_a_url_cannot_be_read_in_place(memory, shards, tmp_path):
     with pytest.raises(ConfigError, match=r"memory://bucket/set cannot be read in place; use data"):
         open_place(memory, "none", shards)
+    (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="no folder of this node"):
-        open_place(memory, "auto", shards, folder=tmp_path / "nowhere")
+        open_place(memory, "auto", shards, folder=tmp_path / "file")
 
 
 def test_no_data_set_at_a_url(memory):

@@ -279,6 +279,60 @@ def test_packed_numbers_are_unpacked(here, convert):
         assert rows["v"].dtype == np.int16
 
 
+def test_values_outside_of_the_valid_range_are_missing(here, convert, data_prep):
+    """CF conventions 2.5.1; netCDF4 masks the same values."""
+    with netCDF4.Dataset("r.nc", "w") as file:
+        file.createDimension("t", 6)
+        whole, steps = np.arange(6), {"scale_factor": 0.5, "add_offset": 10.0}
+        for name, dtype, bounds in (
+            ("both", "f4", {"valid_range": np.array([1, 3], "f4")}),
+            ("low", "f8", {"valid_min": 2.0}),
+            ("packed", "i2", {"valid_max": np.int16(3), **steps}),
+            ("bits", "i1", {"valid_range": np.array([2, -2], "i1"), "_Unsigned": "true"}),
+            ("kept", "i4", {"valid_range": np.array([0, 5], "i4")}),
+        ):
+            variable = file.createVariable(name, dtype, "t")
+            variable.set_auto_maskandscale(False)
+            variable.setncatts(bounds)
+            variable[:] = whole if name != "bits" else (whole + 250).astype("u1").view("i1")
+        variable = file.createVariable("unpacked", "i2", "t")  # the bounds are floats
+        variable.set_auto_maskandscale(False)
+        variable.setncatts({"valid_max": 11.0, **steps})
+        variable[:] = whole
+    expected = {
+        "both": [np.nan, 1, 2, 3, np.nan, np.nan],
+        "low": [np.nan, np.nan, 2, 3, 4, 5],
+        "packed": [10, 10.5, 11, 11.5, np.nan, np.nan],
+        "bits": [250, 251, 252, 253, 254, np.nan],
+        "kept": [0, 1, 2, 3, 4, 5],
+    }
+    with netCDF4.Dataset("r.nc") as file:
+        for name, values in expected.items():
+            if name == "bits":  # netCDF4 fails to mask unsigned bytes
+                continue
+            library = np.ma.filled(file[name][:].astype("f8"), np.nan)
+            assert np.array_equal(library, values, equal_nan=True), name
+    expected["unpacked"] = [10, 10.5, 11, np.nan, np.nan, np.nan]
+    fields = [word for name in expected for word in ("--field", f"{name}=r.nc:{name}")]
+    rows = convert(*fields, "--cast", "bits=float32", said="both has 3 NaN or infinite values")
+    for name, values in expected.items():
+        assert np.array_equal(rows[name], np.array(values), equal_nan=True), name
+    about = Index.load(here / "OUT").provenance["source"]["fields"]
+    assert (about["both"]["valid_range"], about["low"]["valid_range"]) == ([1, 3], [2, None])
+    assert convert("--field", "x=r.nc:low", "--packed", "x")["x"].tolist() == [0, 1, 2, 3, 4, 5]
+    with netCDF4.Dataset("r.nc", "a") as file:
+        file["kept"].valid_range = np.array([0, 4], "i4")
+    code, _, err = data_prep("arrays", "OUT9", "--field", "k=r.nc:kept")
+    assert code == 3
+    assert "row 5: field 'k': 1 values are missing (stored as 5)" in err
+    with netCDF4.Dataset("r.nc", "a") as file:
+        file["kept"].valid_range = np.int32(4)
+    code, _, err = data_prep("arrays", "OUT9", "--field", "k=r.nc:kept")
+    assert code == 3
+    assert "its valid_range" in err
+    assert "is not two numbers" in err
+
+
 def test_each_file_is_unpacked_by_its_own_attributes(here, convert):
     for i in (1, 2):
         with netCDF4.Dataset(f"era{i}.nc", "w") as file:

@@ -390,6 +390,47 @@ def test_an_arrow_file_without_batches(refused, kind):
     refused("the source has no samples: /", "table", "x.arrow", "OUT", "--workers", 1)
 
 
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda b: b"XXXX" + b[4:], "x.feather is damaged or incomplete: it does not begin as an"),
+        (lambda b: b[:-6] + b"XXXXXX", "x.feather is damaged or incomplete: it does not end as an"),
+        (lambda b: b[: len(b) // 2], "x.feather is damaged or incomplete: it does not end as an"),
+        (lambda b: b[:8] + b"\xff" * 64 + b[72:], "its schema at the beginning is not that at"),
+        (lambda b: b"FEA1" + bytes(60), "x.feather is of the first version of Feather"),
+    ],
+)
+def test_a_damaged_feather_file(refused, tmp_path, damage, words):
+    feather = pytest.importorskip("pyarrow.feather")
+    pa = pytest.importorskip("pyarrow")
+    feather.write_feather(pa.table({"a": np.arange(5), "b": np.arange(5.0)}), "x.feather")
+    path = tmp_path / "x.feather"
+    path.write_bytes(damage(path.read_bytes()))
+    refused(words, "table", "x.feather", "OUT", "--workers", 1)
+
+
+def test_a_damaged_header_in_an_npz(refused, tmp_path):
+    np.savez("x.npz", x=X)
+    flip(tmp_path / "x.npz", 0)
+    words = "x.npz:x is not readable as NumPy: Bad magic number for file header"
+    refused(words, "arrays", "OUT", "--field", "x=x.npz:x")
+
+
+def test_formats_that_others_must_read(refused, tmp_path):
+    """The message says which command converts them, and with which library."""
+    matlab = "is a MATLAB file of version 5 to 7, which is not HDF5. Save it with `save -v7.3`"
+    function = "`python -m data_prep python FILE.py:function OUT`"
+    (tmp_path / "x.mat").write_bytes(b"MATLAB 5.0 MAT-file, Platform: GLNXA64".ljust(256))
+    by_scipy = (matlab, "scipy.io.loadmat", function)
+    refused(by_scipy, "arrays", "OUT", "--field", "x=x.mat:x")
+    refused(by_scipy, "index", "x.mat", "--field", "x=x")
+    for name, reader in (("x.fits", "astropy.io.fits"), ("x.nii.gz", "nibabel.load")):
+        (tmp_path / name).write_bytes(bytes(100))
+        refused((name, reader, function), "arrays", "OUT", "--field", f"x={name}", code=2)
+        refused((name, reader, function), "images", name, "OUT")
+        refused((name, reader, function), "table", name, "OUT", code=2)
+
+
 def test_views_of_text_with_a_null(refused, data_prep):
     pa = pytest.importorskip("pyarrow")
     table = pa.table({"s": pa.array(["a", None, "long " * 9], pa.string_view()), "i": [1, 2, 3]})

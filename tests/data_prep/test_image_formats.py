@@ -122,6 +122,15 @@ def test_a_damaged_tiff_is_refused_in_one_line(tmp_path, monkeypatch, data_prep,
     assert not caplog.records  # Pillow would log another line
 
 
+def test_libtiff_prints_nothing_of_its_own(capfd):
+    pixels = (np.arange(64 * 64 * 3) % 251).astype(np.uint8).reshape(64, 64, 3)
+    content = bytearray(encoded(pixels, "TIFF", compression="tiff_lzw"))
+    content[60:400] = b"\xff" * 340
+    with pytest.raises(Unusable, match="it cannot be decoded: decoder error"):
+        Pixels(mode="RGB").sample(bytes(content))
+    assert capfd.readouterr().err == ""
+
+
 def test_jpeg2000_of_more_bits():
     grey = DEEP[:, :, 0]
     content = encoded(grey, "JPEG2000")

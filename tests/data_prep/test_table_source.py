@@ -387,7 +387,7 @@ def bad(here):
         (["text.csv.xz"], 2, "text.csv.xz: table reads *.csv, *.csv.gz"),
         (["cut.parquet"], 3, "cut.parquet cannot be read as Parquet"),
         (["hole.parquet"], 3, "hole.parquet cannot be read as Parquet"),
-        (["cut.feather"], 3, "cut.feather cannot be read as Arrow"),
+        (["cut.feather"], 3, "cut.feather is damaged or incomplete"),
         (["struct.parquet"], 3, "the column 's.a' is list<element: string>, which no field can"),
         (["decimal.parquet"], 3, "'d' is decimal128(2, 1): no field holds such numbers; --cast d="),
         (["null.parquet"], 3, "the column 'n' is null, which no field can hold"),

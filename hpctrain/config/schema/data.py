@@ -177,7 +177,8 @@ class DataConfig:
     )
     threads: int = key(
         1,
-        "This many threads of each rank read ahead. With 0 a batch is read when training needs it.",
+        "This many threads of each rank read ahead. With 0 a batch is read when training needs it. "
+        "This does the same work, but each step waits for it: it is slower, and for debugging.",
         at_least=0,
         identity=False,
     )
@@ -199,7 +200,8 @@ class DataConfig:
     )
     stage_dir: str | None = key(
         None,
-        "Copies of shards are written here. Null means SLURM_TMPDIR, TMPDIR, /tmp or /dev/shm.",
+        "Copies of shards are written into this folder, which is made if it does not exist. Null "
+        "means SLURM_TMPDIR, TMPDIR, /tmp or /dev/shm.",
         identity=False,
     )
     stage_gb: float | None = key(

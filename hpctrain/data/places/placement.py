@@ -47,7 +47,7 @@ def open_place(
         source: Folder or URL of the data set.
         mode: "none", "node" or "auto".
         shards: The shards that this node may need. The largest one must fit.
-        folder: An existing folder of the node for the copies.
+        folder: A folder of the node for the copies. It is made if it does not exist.
         budget_bytes: The limit for all staged files of this user on the node together. None: half
             of the free space; in memory (/dev/shm, a tmpfs) also at most a quarter of the memory
             that the job may use.
@@ -73,6 +73,8 @@ def open_place(
     problems = []
     for base in [folder] if folder else _bases(environ):
         try:
+            if base == folder:
+                _make(base)
             return _open_stage(source, base, budget_bytes, largest)
         except StorageError as error:
             problems.append(str(error))
@@ -81,6 +83,20 @@ def open_place(
         raise StorageError(f"{problem}. data.stage_dir names another")
     log.warning("%s. Shards are read from %s", problem, source)
     return Folder(Path(source))
+
+
+def _make(folder: Path) -> None:
+    """Make the folder that `data.stage_dir` names.
+
+    Raises:
+        StorageError: It cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise StorageError(f"{folder} is a file, not a folder") from None
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be made: {error.strerror}") from None
 
 
 def _open_stage(source: str | Path, base: Path, budget_bytes: int | None, largest: int) -> Stage:

@@ -19,6 +19,7 @@ What this guarantees, and where it ends:
 
 import os
 import time
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -26,6 +27,8 @@ from typing import NamedTuple, Self
 TICK_NS = 20_000_000
 # Some file systems keep whole seconds only, or even ones (FAT).
 COARSE_TICK_NS = 2_000_000_000
+# It takes a third of the time that a named tuple takes, and there is one for each shard of a read.
+FACTS = attrgetter("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
 
 
 class Stamp(NamedTuple):
@@ -48,8 +51,8 @@ class Stamp(NamedTuple):
     @classmethod
     def of(cls, status: os.stat_result, *, compare_ctime: bool = True) -> Self:
         """Return the stamp of a file, given what `os.stat` or `os.fstat` returned."""
-        changed_ns = status.st_ctime_ns if compare_ctime else 0
-        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, changed_ns)
+        stamp = cls(*FACTS(status))
+        return stamp if compare_ctime else stamp._replace(changed_ns=0)
 
     @classmethod
     def settled(cls, path: Path, *, compare_ctime: bool = True) -> Self:

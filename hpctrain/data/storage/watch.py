@@ -19,7 +19,7 @@ import numpy as np
 from hpctrain.data.index import FILE, Shard, check_shard
 from hpctrain.data.places.verify import check_digest
 from hpctrain.data.storage.file import patiently
-from hpctrain.data.storage.stamp import Stamp, clock
+from hpctrain.data.storage.stamp import FACTS, Stamp, clock
 from hpctrain.data.types import Int64s
 from hpctrain.errors import DataError
 
@@ -86,9 +86,10 @@ class Watch:
                 continue
             except OSError:
                 status = _stat(path)
-            now = Stamp.of(status, compare_ctime=own)
-            if now != stamp and now.file == stamp.file:
-                found.append(shard)
+            if FACTS(status) != stamp:
+                now = Stamp.of(status, compare_ctime=own)
+                if now != stamp and now.file == stamp.file:
+                    found.append(shard)
         return found
 
     def _settle(self, shard: int, path: Path, own: bool, known: Stamp | None) -> Stamp:
@@ -116,9 +117,8 @@ class Watch:
             except DataError as error:
                 raise DataError(
                     f"shard {path} was changed during the run: {what} ({error}). Checkpoints from "
-                    "before then are good. Put the file back as it was, or let data_prep write "
-                    f"the data set anew; `python -m data_prep verify {path.parent}` compares it "
-                    "with its index. Then resume the run"
+                    "before then are good. Put the file back as it was (`python -m data_prep "
+                    f"verify {path.parent}` compares it with its index), then resume the run"
                 ) from None
             known = stamp
 

@@ -17,10 +17,12 @@ import torch
 from hpctrain.config.schema import Config
 from hpctrain.distributed.group import process_group
 from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import ConfigError
 from hpctrain.faults.stop import Stop, stop_with_launcher
 from hpctrain.job.attempt import Attempt, NoAttempt
 from hpctrain.job.build import build
 from hpctrain.job.requeue import requeue
+from hpctrain.job.shapes import shape_problem
 from hpctrain.parallel.micro_batches import MicroBatches
 from hpctrain.runs.failure import recorded
 from hpctrain.runs.run_dir import RunDir
@@ -94,6 +96,10 @@ def _fit(
         return trainer.fit()
     except torch.OutOfMemoryError:
         _lower_micro_batch(run, ranks, trainer.train_step.micro_batches)
+        raise
+    except (RuntimeError, IndexError, ValueError) as error:
+        if problem := shape_problem(error, config, trainer.train_step.model.module):
+            raise ConfigError(problem) from error
         raise
 
 

@@ -17,7 +17,7 @@ from hpctrain.config.frozen import load
 from hpctrain.config.metrics import names as metric_names
 from tests import forkserver
 from tests.cluster import Paced
-from tests.conftest import Completed, journal_metrics, run_json, run_module, runs
+from tests.conftest import NET, Completed, journal_metrics, run_json, run_module, runs
 
 Train = Callable[..., Completed]
 Reference = Callable[..., Path]
@@ -311,9 +311,11 @@ def test_interrupted_run_goes_on_as_the_same_mlflow_run(
 
 
 def test_a_failing_training_exits_1_with_its_traceback(train: Train, tmp_path: Path) -> None:
-    done = train("model.in_features=3", "tracking=off", code=1, new=True)
+    (tmp_path / "bad.py").write_text(NET.replace("return super()", 'raise OSError("no luck") #'))
+    given = ("model._target_=bad.Net", "tracking=off")
+    done = train(*given, code=1, new=True, PYTHONPATH=str(tmp_path))
     assert "Traceback" in done.stderr
-    assert "mat1 and mat2 shapes" in done.stderr
+    assert "OSError: no luck" in done.stderr
     assert run_json(only_run(tmp_path))["state"] == "failed"
 
 

@@ -13,8 +13,10 @@ from hpctrain.config.pipeline import block_problem
 from hpctrain.config.schema import Config
 
 TRANSFORMER = ("hpctrain.models.Transformer", "hpctrain.models.transformer.Transformer")
-_OTHERS = ("hpctrain.models.MLP", "hpctrain.models.ConvNet")  # they have no plan
-_OTHERS += ("hpctrain.models.mlp.MLP", "hpctrain.models.conv.ConvNet")
+_OTHERS = (  # they have no plan
+    *("hpctrain.models.MLP", "hpctrain.models.ConvNet"),
+    *("hpctrain.models.mlp.MLP", "hpctrain.models.conv.ConvNet"),
+)
 
 
 def own_model_problems(config: Config, degrees: Degrees) -> Iterator[str]:

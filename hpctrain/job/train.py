@@ -19,19 +19,21 @@ from hpctrain.config.schema import Config
 from hpctrain.distributed import long_work
 from hpctrain.distributed.group import process_group
 from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import ConfigError
 from hpctrain.faults.health import RolledBack
 from hpctrain.faults.late_ranks import LateRanks
 from hpctrain.faults.stop import Stop, stop_with_launcher
 from hpctrain.job.attempt import Attempt, NoAttempt
 from hpctrain.job.build import build
 from hpctrain.job.requeue import requeue
+from hpctrain.job.shapes import shape_problem
 from hpctrain.parallel.micro_batches import MicroBatches
 from hpctrain.runs.failure import recorded
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.stop_request import stop_file
 from hpctrain.runs.terminal_log import kept
 from hpctrain.tracking.tracker import Tracker
-from hpctrain.train.trainer import Outcome
+from hpctrain.train.trainer import Outcome, Trainer
 
 log = logging.getLogger(__name__)
 EXIT_INTERRUPTED = 130
@@ -102,14 +104,23 @@ def _fit(
             trainer = build(config, run, ranks, device, tracker, stop)
             late.step = partial(getattr, trainer, "step")
             with suppress(RolledBack):
-                try:
-                    return trainer.fit()
-                except torch.OutOfMemoryError:
-                    _lower_micro_batch(run, ranks, trainer.train_step.micro_batches)
-                    raise
+                return _fitted(trainer, config, run, ranks)
             # Its successor needs the memory.
             late.step = lambda: None
             del trainer
+
+
+def _fitted(trainer: Trainer, config: Config, run: RunDir, ranks: RankInfo) -> Outcome:
+    """Train; out of memory prepares the next attempt, and an error about shapes names the keys."""
+    try:
+        return trainer.fit()
+    except torch.OutOfMemoryError:
+        _lower_micro_batch(run, ranks, trainer.train_step.micro_batches)
+        raise
+    except (RuntimeError, IndexError, ValueError) as error:
+        if problem := shape_problem(error, config, trainer.train_step.model.module):
+            raise ConfigError(problem) from error
+        raise
 
 
 def _lower_micro_batch(run: RunDir, ranks: RankInfo, sizes: MicroBatches | None) -> None:

@@ -24,7 +24,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
-from torch.nn.modules._functions import SyncBatchNorm as _OnGPU
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
@@ -56,10 +55,10 @@ def prepare_batch_norms(model: nn.Module, config: Config, mesh: Mesh) -> None:
     group = mesh.batch
     for name, layer in layers:
         if isinstance(layer, _BatchNorm) and not isinstance(layer, nn.SyncBatchNorm):
-            forward = functools.partial(_forward, layer.forward, name, layer, group)
+            forward: Any = functools.partial(_forward, layer.forward, name, layer, group)
             if config.train.compile != "off":  # the compiler knows no such collectives
                 forward = torch.compiler.disable(forward)
-            layer.forward = forward
+            layer.forward = forward  # type: ignore[method-assign]
 
 
 def _depending(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -159,20 +158,19 @@ class _OverRanks(TorchFunctionMode):
     ) -> torch.Tensor:
         if not training:
             return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
-        parameters = (weight, bias, running_mean, running_var, eps, momentum, self.group)
-        out: torch.Tensor
-        if x.is_cuda:
-            out = _OnGPU.apply(x, *parameters, self.group.size())
-        else:
-            out = _OnCPU.apply(x, *parameters)
+        stats = (running_mean, running_var)
+        out: torch.Tensor = _BatchNormOverRanks.apply(  # type: ignore[no-untyped-call]
+            x, weight, bias, *stats, eps, momentum, self.group
+        )
         return out
 
 
-class _OnCPU(torch.autograd.Function):
+class _BatchNormOverRanks(torch.autograd.Function):
     """What torch's SyncBatchNorm computes, which torch has for GPUs only.
 
     The input has any floating dtype and the shape (batch, channels, ...). One reduction in fp64
-    gives the mean and the variance; squares of fp32 numbers lose nothing in it.
+    gives the mean and the variance; squares of fp32 numbers lose nothing in it. The host never
+    waits for the device, which torch's needs in each layer.
     """
 
     @staticmethod
@@ -203,8 +201,8 @@ class _OnCPU(torch.autograd.Function):
         ctx.group, ctx.eps, ctx.biased = group, eps, bias is not None
         ctx.save_for_backward(x, weight, mean, (var + eps).rsqrt(), n)
         stats = (mean.to(wide.dtype), var.to(wide.dtype))
-        affine = (None if p is None else p.to(wide.dtype) for p in (weight, bias))
-        return F.batch_norm(wide, *stats, *affine, False, 0.0, eps).to(x.dtype)
+        w, b = (None if p is None else p.to(wide.dtype) for p in (weight, bias))
+        return F.batch_norm(wide, *stats, w, b, False, 0.0, eps).to(x.dtype)
 
     @staticmethod
     @once_differentiable

@@ -144,7 +144,8 @@ class Mesh:
         """
         grid = torch.arange(self._ranks).view(self.degrees.pp, self.averaged, self.degrees.tp)
         groups = grid.transpose(1, 2).reshape(-1, self.averaged).tolist()
-        return dist.new_subgroups_by_enumeration(groups)[0]
+        group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(groups)[0]
+        return group
 
     def add(self, values: torch.Tensor) -> None:
         """Replace `values` by their sum over all ranks, in place.

@@ -149,7 +149,7 @@ def _pipeline(
     schedule, pp = parallel.pipeline.schedule, mesh.degrees.pp
     divided_loss = loss_parallel and parallel.loss_parallel and mesh.degrees.tp > 1
     storage = torch.device("cpu") if parallel.fsdp.offload else device
-    stages = []
+    stages: list[nn.Module] = []
     for number in numbers_of(schedule, pp, mesh.pp_rank):
         model = skeleton(build, seed)
         # Any other model is built on every rank: rank 0 cannot send what its stages do not have.

@@ -583,7 +583,8 @@ def test_deepspeed_through_accelerate(composed: Composed, tmp_path: Path) -> Non
         (
             "distributed_type: MEGATRON_LM\nnum_processes: 8\nmegatron_lm_config: "
             "{megatron_lm_tp_degree: 2, megatron_lm_pp_degree: 2, "
-            "megatron_lm_num_micro_batches: 4, megatron_lm_sequence_parallelism: false, megatron_lm_gradient_clipping: 0.5}",
+            "megatron_lm_num_micro_batches: 4, megatron_lm_sequence_parallelism: false, "
+            "megatron_lm_gradient_clipping: 0.5}",
             {
                 "parallel": "ddp",
                 "parallel.tp": 2,

@@ -17,7 +17,7 @@ from hpctrain.config.frozen import load
 from hpctrain.config.metrics import names as metric_names
 from tests import forkserver
 from tests.cluster import Paced
-from tests.conftest import Completed, journal_metrics, run_json, run_module, runs
+from tests.conftest import NET, Completed, journal_metrics, run_json, run_module, runs
 
 Train = Callable[..., Completed]
 Reference = Callable[..., Path]
@@ -312,11 +312,12 @@ def test_interrupted_run_goes_on_as_the_same_mlflow_run(
 
 
 def test_a_failing_training_exits_1_with_its_traceback(train: Train, tmp_path: Path) -> None:
-    done = train(
-        "model.in_features=3", "tracking=off", code=1, new=True, PYTHONPROFILEIMPORTTIME="1"
-    )
+    (tmp_path / "bad.py").write_text(NET.replace("return super()", 'raise OSError("no luck") #'))
+    given = ("model._target_=bad.Net", "tracking=off")
+    env = {"PYTHONPATH": str(tmp_path), "PYTHONPROFILEIMPORTTIME": "1"}
+    done = train(*given, code=1, new=True, **env)
     assert "Traceback" in done.stderr
-    assert "mat1 and mat2 shapes" in done.stderr
+    assert "OSError: no luck" in done.stderr
     # Importing torch takes seconds: there is one line before that.
     before_torch, _, after = done.stderr.partition("| torch\n")
     assert (before_torch.count(": starting"), after.count(": starting")) == (1, 0)

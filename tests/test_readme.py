@@ -64,6 +64,12 @@ def commands() -> list[str]:
     return [re.sub(r"\s+#\s.*|\s+$", "", line) for line in lines]
 
 
+def test_the_environment_is_activated_before_the_first_command_that_needs_it() -> None:
+    lines = [line for language, block in BLOCKS if not language for line in block.splitlines()]
+    first = next(n for n, line in enumerate(lines) if line.startswith(("python", "torchrun")))
+    assert "source .venv/bin/activate" in lines[:first]
+
+
 @pytest.fixture
 def folder(digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with the files that the README names, which is the current one."""

@@ -18,7 +18,8 @@ from hpctrain.config.schema.key import keys
 
 @functools.cache
 def _text_keys() -> frozenset[str]:
-    return frozenset(key.name for key in keys(Config) if key.type in ("str", "str | None"))
+    texts = (key for key in keys(Config) if key.type in ("str", "str | None"))
+    return frozenset(key.name for key in texts if not key.rule.choices)
 
 
 def quoted(override: str) -> str:

@@ -117,11 +117,7 @@ class Sweep:
         if self._sweep:
             self._adoption = adopt(self.entries, self._sweep, self.folder)
         if not cluster:
-            for entry in self.entries:
-                if entry.state == "frozen":
-                    entry.handle = local.run(entry.config, entry.run, entry.code)
-                    entry.state = str(entry.run.read().get("state", "lost"))
-                    entry.job = entry.handle.job_id
+            local.run_all([entry for entry in self.entries if entry.state == "frozen"])
             self._write_list()
         show(self.entries)
         say_changes(self.entries)

@@ -1,4 +1,4 @@
-"""The output of a sweep: a table with one row per run, a progress bar, and single lines."""
+"""The output of a sweep: a table with one row per run, progress bars, and single lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import track
+from rich.progress import ProgressColumn, Task, track
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -17,6 +17,17 @@ from hpctrain.secrets import mask
 
 ROWS = 40  # longer tables are cut
 T = TypeVar("T")
+
+
+class NoteColumn(ProgressColumn):
+    """The note of a progress bar, the only column that is cut where the terminal is too narrow.
+
+    There is no ellipsis: a terminal without UTF-8 would get an escape of six characters.
+    """
+
+    def render(self, task: Task) -> Text:
+        """Return the field `note` of the bar's task."""
+        return Text(task.fields["note"], no_wrap=True, overflow="crop")
 
 
 def say(text: str, style: str = "") -> None:

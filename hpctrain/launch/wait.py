@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.queue import Job, UnreachableError
 from hpctrain.launch.run_state import query_queue
-from hpctrain.launch.table import say
+from hpctrain.launch.table import NoteColumn, say
 
 POLL_S = (2.0, 30.0)
 """Seconds between two calls of `squeue`: at first, and at most."""
@@ -38,7 +38,7 @@ def wait(
         MofNCompleteColumn(),
         TextColumn("runs"),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}"),
+        NoteColumn(),
         console=Console(stderr=True),
         disable=not sys.stderr.isatty(),
     ) as progress:

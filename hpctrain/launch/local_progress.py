@@ -1,0 +1,100 @@
+"""The progress of runs on this machine: a bar over the runs on a terminal, plain lines elsewhere.
+
+1 of 4 starts: digits-5f764f66 lr=0.001 seed=0
+1 of 4 is finished after 0:00:12: digits-5f764f66 lr=0.001 seed=0, val/accuracy 0.9712
+running ━━━╸━━━━━━ 1/4 0:00:31 digits-fe650090 lr=0.001 seed=1: step 220/660
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from hpctrain.launch.arrays import Entry
+from hpctrain.launch.table import NoteColumn, say
+from hpctrain.runs.swept import label
+
+
+class LocalProgress:
+    """Shows runs that run one after the other.
+
+    Args:
+        count: The number of runs.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count, self._begun = count, 0
+        self._progress = Progress(
+            TextColumn("running"),
+            BarColumn(bar_width=10),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            NoteColumn(),
+            console=Console(stderr=True),
+            disable=not sys.stderr.isatty(),
+        )
+        self._task = self._progress.add_task("", total=count, note="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def begin(self, entry: Entry) -> None:
+        """Show that a run starts."""
+        self._begun += 1
+        self._since = time.monotonic()
+        if self._progress.disable:
+            say(f"{self._begun} of {self._count} starts: {_name(entry)}")
+        self.look(entry)
+
+    def look(self, entry: Entry) -> None:
+        """Show how far the run is."""
+        if not self._progress.disable:
+            note = f"{_name(entry)}{reached(entry.run.path)}"
+            self._progress.update(self._task, completed=self._begun - 1, note=note, refresh=True)
+
+    def end(self, entry: Entry) -> None:
+        """Show how the run has ended: `entry.state`."""
+        took, value = timedelta(seconds=round(time.monotonic() - self._since)), entry.metric()
+        metric = "" if value is None else f", {entry.config.metric} {value:.4g}"
+        line = f"{self._begun} of {self._count} is {entry.state} after {took}: {_name(entry)}"
+        if self._progress.disable:
+            say(f"{line}{metric}")
+        else:
+            self._progress.console.print(f"{line}{metric}", markup=False, highlight=False)
+            self._progress.update(self._task, completed=self._begun, note="")
+
+
+def _name(entry: Entry) -> str:
+    return f"{entry.run.name} {label(entry.swept)}".rstrip()
+
+
+def reached(run: Path) -> str:
+    """Return the step and the main metric of a run as `: step 220/660, val/accuracy 0.97`.
+
+    It is "" before the first step.
+    """
+    try:
+        progress = json.loads((run / "progress.json").read_text())
+        text = f": step {progress['step']}/{progress['max_steps']}"
+        metric = progress["metric"]
+        value = progress["metrics"].get(metric)
+    except (OSError, ValueError, KeyError):
+        return ""
+    return text if value is None else f"{text}, {metric} {value:.4g}"

@@ -1,7 +1,7 @@
 """One optimizer step, and the sums that the steps add up.
 
 micro-batches ── task ── sums and counts ──┬── backward (hpctrain.parallel.model)
-                                           └── one reduction: [sums, counts, stop, loads, used parameters]
+                                           └── one reduction: [sums, counts, stop, loads, used]
 gradient x global batch size / global count ── clip ── optimizer
 """
 

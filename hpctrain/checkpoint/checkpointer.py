@@ -33,7 +33,7 @@ from torch.distributed.tensor import DTensor
 
 from hpctrain.checkpoint import manifest
 from hpctrain.checkpoint.manifest import Manifest, Progress
-from hpctrain.checkpoint.reader import Reader
+from hpctrain.checkpoint.reader import Reader, module_state
 from hpctrain.disk import sync
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
@@ -233,7 +233,7 @@ class Checkpointer:
         model, optimizer = get_state_dict(self.model.module, self.optimizer, options=options)
         rank = self.ranks.rank
         state = {
-            "model": model,
+            "model": module_state(model),
             "optimizer": optimizer,
             f"random.cpu.{rank}": torch.get_rng_state(),
         }

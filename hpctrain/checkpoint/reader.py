@@ -107,6 +107,19 @@ class Reader(dcp.FileSystemReader):
         return done
 
 
+def module_state(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a model's state dict that torch's modules save and load by themselves.
+
+    Some models add what describes them: neuraloperator's have their arguments, which may be
+    functions. The config builds the model anew, and nothing of it is needed.
+    """
+    return {
+        name: value
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor) or name.endswith("_extra_state")
+    }
+
+
 class _Planner(DefaultLoadPlanner):
     """DCP's planner, but objects that are no tensors are loaded as safely as tensors are."""
 

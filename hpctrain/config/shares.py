@@ -55,6 +55,7 @@ def problems(config: Config, degrees: Degrees) -> Iterator[str]:
     refused = {
         f"parallel.ep={parallel.ep}": parallel.ep > 1,
         "parallel.fsdp.offload=true": parallel.fsdp.offload,
+        "parallel.fsdp.agree=true": parallel.fsdp.agree,
         f"train.local_sgd.every={train.local_sgd.every}": train.local_sgd.every is not None,
         f"train.compression.kind={train.compression.kind}": train.compression.kind != "none",
         "train.micro_batch_size=auto": train.micro_batch_size == "auto",

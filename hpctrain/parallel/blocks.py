@@ -5,6 +5,8 @@ Sharding gathers, activation checkpointing recomputes and torch.compile translat
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import nn
 
 from hpctrain.errors import ConfigError
@@ -17,7 +19,8 @@ def find_blocks(model: nn.Module, classes: list[str]) -> list[tuple[str, nn.Modu
     `nn.ModuleDict` or `nn.Sequential`) whose members with parameters, at least two, have one class.
     Lists of the same class of members, such as the stages of a ResNet, are taken together. A list
     of layers of several classes is taken if all that was found is within them: nothing, linear
-    layers, or the experts of some layers that are beside dense ones.
+    layers, or the experts of some layers that are beside dense ones. Members that are lists
+    themselves, such as [attention, feed-forward], are never called: their parts are.
 
     Args:
         model: The model.
@@ -51,7 +54,8 @@ def find_blocks(model: nn.Module, classes: list[str]) -> list[tuple[str, nn.Modu
             f"class. Name the classes of its blocks{_largest(model)}; it has "
             f"{', '.join(_classes(model)) or 'none'}"
         )
-    return max(around, key=_sum, default=longest)
+    chosen = max(around, key=_sum, default=longest)
+    return [part for name, block in chosen for part in _called(name, block)]
 
 
 def _contains(blocks: list[tuple[str, nn.Module]], found: list[tuple[str, nn.Module]]) -> bool:
@@ -75,6 +79,16 @@ def _named(model: nn.Module, classes: list[str]) -> list[tuple[str, nn.Module]]:
     if len(_outermost(blocks)) < len(blocks):
         raise ConfigError(f"parallel.blocks={classes}: some of these modules are within others")
     return blocks
+
+
+def _called(name: str, block: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield a block, or those parts of a list that are called and have more than vectors."""
+    if not isinstance(block, (nn.ModuleList, nn.ModuleDict)):
+        yield name, block
+        return
+    for key, part in block.named_children():
+        if any(parameter.ndim > 1 for parameter in part.parameters()):
+            yield from _called(f"{name}.{key}", part)
 
 
 def _outermost(blocks: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:

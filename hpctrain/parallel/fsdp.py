@@ -12,10 +12,12 @@ divided parameters beside the gathered ones.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
@@ -39,6 +41,7 @@ from hpctrain.parallel.ties import ties
 from hpctrain.parallel.unused import Unused
 from hpctrain.tasks import Task
 
+log = logging.getLogger(__name__)
 ExpertRanks = Sequence[tuple[nn.Module, DeviceMesh]]
 
 
@@ -73,13 +76,12 @@ class FSDPModel(ParallelModel):
         super().__init__(module, mesh, precision, accumulate, divided_loss=divided_loss)
         assert isinstance(module, FSDPModule)
         self._root, self._zero, self._every = module, zero, every
-        self._unused = Unused(module, undivided(module), mesh.data)
-        parts = {n: m for n, m in module.named_modules() if isinstance(m, FSDPModule)}
-        del parts[""]
+        parts = {n: m for n, m in module.named_modules() if isinstance(m, FSDPModule) and n}
         self._lockstep = None
-        # Experts that are divided by themselves are blocks within blocks; our models skip none.
-        if not any(outer != n and n.startswith(f"{outer}.") for n in parts for outer in parts):
+        # Experts that are divided by themselves are blocks within blocks, which no rank skips.
+        if not any(name.startswith(f"{outer}.") for name in parts for outer in parts):
             self._lockstep = Lockstep(module, parts, mesh.stage, mesh.device, always=agree)
+        self._unused = Unused(module, undivided(module), mesh.data, self._lockstep)
 
     def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
         """Add the gradient of the loss per row of a share; reduce it over the ranks."""
@@ -109,8 +111,7 @@ class FSDPModel(ParallelModel):
             self._root.set_reshard_after_backward(last)
         # Replicas add up once per step what their ranks have added after every micro-batch.
         self._root.set_requires_all_reduce(last)
-        # Without a reduction in between, the order of the gathers begins anew in each micro-batch.
-        self._root.set_is_last_backward(last or not self._every)
+        self._root.set_is_last_backward(last)
         return nullcontext()
 
 
@@ -177,26 +178,23 @@ def undivided(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _separate(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    """Return the blocks that share no parameter with other modules.
+    """Return the blocks that share no parameter with a module outside of them.
 
-    FSDP2 takes a parameter into one group, so the others are gathered with the rest of the model.
+    FSDP2 takes each parameter into one group. The other blocks belong to that of the whole model.
     """
-    names = {id(block): name for name, block in model.named_modules()}
-    shared = {
-        name: other
-        for first, others in ties(model)
-        for name in (first, *others)
-        for other in (first, *others)
-        if other != name
-    }
-    separate = []
+    shared = [(first, *others) for first, others in ties(model)]
+    names = {id(module): name for name, module in model.named_modules()}
+    separate, together = [], []
     for block in blocks:
-        prefix = f"{names[id(block)]}."
-        outside = [
-            (n, o) for n, o in shared.items() if n.startswith(prefix) and not o.startswith(prefix)
-        ]
-        if not outside:
-            separate.append(block)
+        within = [[n.startswith(f"{names[id(block)]}.") for n in same] for same in shared]
+        apart = all(all(inside) or not any(inside) for inside in within)
+        (separate if apart else together).append(block)
+    if together and dist.get_rank() == 0:
+        log.info(
+            "%s: they share a parameter with other modules, so they are gathered with the rest of "
+            "the model",
+            ", ".join(names[id(block)] for block in together),
+        )
     return separate
 
 

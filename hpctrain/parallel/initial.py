@@ -153,6 +153,7 @@ def fill_from_rank_0(
         state = {
             name: value.to(dtypes.get(name, value.dtype))
             for name, value in whole.state_dict().items()
+            if isinstance(value, torch.Tensor)
         }
         buffers = dict(whole.named_buffers())
     options = StateDictOptions(

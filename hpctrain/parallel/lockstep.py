@@ -1,4 +1,4 @@
-"""Ranks that skip a block take part in its communication, so that sharded data parallel stays right.
+"""Ranks that skip a block take part in its communication, as FSDP2 needs it.
 
     rank 0   block 0   block 1   block 2       gathers 0, 1, 2   reduces 2, 1, 0
     rank 1   block 0      -      block 2       gathers 0, 1, 2   reduces 2, 1 (zeros), 0
@@ -14,7 +14,8 @@ fit the order is refused, because no other rank would know of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -73,6 +74,7 @@ class Lockstep:
         self._done: list[int] = []
         self._passes = 0
         self._calls: list[_Call] = []
+        self._left: Counter[int] = Counter()  # the calls of each block, by its id
         for number, block in enumerate(self._blocks):
             # Hooks of torch's come after the first ones here, and before the second ones.
             block.register_forward_pre_hook(
@@ -88,11 +90,16 @@ class Lockstep:
             self._known.add(train)
         self._passes = 0
         self._calls.clear()
+        self._left.clear()
+
+    def comes_again(self, blocks: Sequence[nn.Module]) -> bool:
+        """Return whether the backward pass comes to another call of one of these blocks."""
+        return any(self._left[id(block)] for block in blocks)
 
     def _begin(self, *_: Any) -> None:
         kind = torch.is_grad_enabled()
         self._order = None
-        if kind in self._known and not self._always:
+        if kind in self._known:
             self._order = self._orders.get((kind, self._passes))
             if self._order is None:
                 self._refuse("the model is called more often in a step than in the first one")
@@ -103,17 +110,17 @@ class Lockstep:
             return
         reduces = _needs_gradient((args, kwargs))
         self._wait_for(number, reduces)
-        if torch.is_grad_enabled():
-            self._calls.append(_Call(number, reduces))
+        self._count(number, reduces)
 
     def _after(self, _: nn.Module, __: Any, outputs: Any) -> None:
         if not _in_backward() and torch.is_grad_enabled() and self._calls:
             self._watch(outputs, self._calls[-1])
 
     def _end(self, _: nn.Module, __: Any, outputs: Any) -> None:
-        self._wait_for(len(self._blocks), _needs_gradient(outputs))
-        if self._order is None:
-            self._keep_order()
+        reduces = _needs_gradient(outputs)
+        self._wait_for(len(self._blocks), reduces)
+        if self._order is None and not self._always:
+            self._learn(reduces)
         self._passes += 1
         if torch.is_grad_enabled():
             self._watch(outputs, None)
@@ -137,11 +144,13 @@ class Lockstep:
         dist.all_reduce(wanted, dist.ReduceOp.MIN, group=self._ranks)
         return int(wanted)
 
-    def _keep_order(self) -> None:
-        """Add blocks that no rank has called, which a later step may call."""
+    def _learn(self, reduces: bool) -> None:
+        """Keep the order, with the blocks that no rank has called: a later step may call them."""
         order = list(self._done)
-        for number in set(range(len(self._blocks))) - set(order):
-            order.insert(next(i for i, other in enumerate(order) if other > number), number)
+        for number in range(len(self._blocks)):
+            if number not in order:
+                self._attend(number, reduces)
+                order.insert(next(i for i, other in enumerate(order) if other > number), number)
         self._orders[torch.is_grad_enabled(), self._passes] = order
 
     def _attend(self, number: int, reduces: bool) -> None:
@@ -151,8 +160,17 @@ class Lockstep:
         state._pre_forward(block, (), {})
         state._post_forward(block, (), None)
         self._done.append(number)
+        self._count(number, reduces)
+
+    def _count(self, number: int, reduces: bool) -> None:
         if torch.is_grad_enabled():
             self._calls.append(_Call(number, reduces))
+            self._left[id(self._blocks[number])] += 1
+
+    def _last(self) -> _Call:
+        call = self._calls.pop()
+        self._left[id(self._blocks[call.number])] -= 1
+        return call
 
     def _watch(self, outputs: Any, call: _Call | None) -> None:
         """See when the backward pass reaches the outputs of a call, or those of the model."""
@@ -164,12 +182,12 @@ class Lockstep:
         # It runs at the end of the backward pass, before what torch has registered later.
         Variable._execution_engine.queue_callback(self._leave)  # type: ignore[attr-defined]
         # The backward pass goes through the calls from the last to the first.
-        while call in self._calls and (last := self._calls.pop()) is not call:
+        while call in self._calls and (last := self._last()) is not call:
             self._attend_backward(last)
 
     def _leave(self) -> None:
         while self._calls:
-            self._attend_backward(self._calls.pop())
+            self._attend_backward(self._last())
 
     def _attend_backward(self, call: _Call) -> None:
         """Gather the parameters of a block again, and reduce gradients of zero."""

@@ -29,12 +29,14 @@ from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.data.types import Batch
 from hpctrain.errors import ConfigError
 from hpctrain.parallel.experts import Loads
+from hpctrain.parallel.fsdp import undivided
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.model import ParallelModel, flat, split
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.scalars import Scalars, added, joined, on_device
 from hpctrain.parallel.stages import United, numbers_of
 from hpctrain.parallel.tensor import whole_gradients
+from hpctrain.parallel.unused import Unused
 from hpctrain.tasks import SplitTask, Task
 
 _CLASSES = {
@@ -84,6 +86,9 @@ class PipelineModel(ParallelModel):
         self._last_rank = 0 if schedule == "zbv" else pp - 1
         for stage in stages:
             stage.forward = functools.partial(_forward, stage.forward, precision)
+        self._unused = []
+        if mesh.averaged > 1:
+            self._unused = [Unused(stage, undivided(stage), mesh.data) for stage in stages]
         self._clock = _Clock(mesh.device)
         self._schedules: dict[Any, Any] = {}
         self._names: dict[bool, list[str]] = {}
@@ -104,6 +109,8 @@ class PipelineModel(ParallelModel):
             ConfigError: The task has no cut between the model and the loss.
         """
         names, values = self._run(task, batch, train=True)
+        for unused in self._unused:
+            unused.average()
         if self.mesh.degrees.tp > 1:
             whole_gradients(self.parameters)
         return [*names, "bubble"], joined(values, self._clock.read())
@@ -306,4 +313,6 @@ def _forward(forward: Callable[..., Any], precision: Precision, *args: Any, **kw
     """Call the forward function of a stage; return a tensor, which torch can send."""
     with precision.forward():
         outputs = forward(*args, **kwargs)
-    return getattr(outputs, "logits", outputs)
+    outputs = getattr(outputs, "logits", outputs)
+    # The zero-bubble schedules detach what a stage returns in place, which a view does not allow.
+    return outputs.clone() if outputs._is_view() else outputs

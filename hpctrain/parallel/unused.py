@@ -12,7 +12,7 @@ changes a parameter whose gradient is zero (by weight decay, for example).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
+from hpctrain.parallel.lockstep import Lockstep
 from hpctrain.parallel.scalars import Scalars, joined
 
 
@@ -32,12 +33,18 @@ class Unused:
         model: The divided model.
         undivided: Its parameters that every rank has whole.
         ranks: The ranks over which their gradients are averaged.
+        lockstep: Knows which blocks the backward pass comes to again.
     """
 
     def __init__(
-        self, model: nn.Module, undivided: Sequence[nn.Parameter], ranks: DeviceMesh
+        self,
+        model: nn.Module,
+        undivided: Sequence[nn.Parameter],
+        ranks: DeviceMesh,
+        lockstep: Lockstep | None = None,
     ) -> None:
-        self._undivided, self._ranks = undivided, ranks
+        self._undivided, self._ranks, self._lockstep = undivided, ranks, lockstep
+        self._own: list[float] = []
         self._used: set[int] = set()
         for group in _groups(model):
             group.post_backward = partial(self._post_backward, group, group.post_backward)
@@ -73,17 +80,20 @@ class Unused:
             The first numbers of `total`, without what `joined` has appended.
         """
         end = len(total) - len(parameters)
-        if not all(
-            self._own
-        ):  # otherwise nothing is to be done, and the device need not be waited for
+        if not all(self._own):  # otherwise the device need not be waited for
             for parameter, ranks in zip(parameters, list(total[end:]), strict=True):
                 if not ranks:
                     parameter.grad = None
         return total[:end]
 
-    def _post_backward(self, group: Any, reduce: Any, *_: Any) -> None:
+    def _post_backward(self, group: Any, reduce: Callable[[], None], *_: Any) -> None:
         if not all(hasattr(part, "_unsharded_param") for part in group.fsdp_params):
             return  # it was never gathered, and torch would fail when it accumulates
+        reduces = group.reduce_grads
+        if self._lockstep is not None and self._lockstep.comes_again(group.modules):
+            # The gradient of a block that is called twice is complete after its first call. Some
+            # ranks may have a part of it before, from other micro-batches.
+            group.reduce_grads = False
         for part in group.fsdp_params:
             whole = part.unsharded_param
             if whole.grad is not None or part.unsharded_accumulated_grad is not None:
@@ -91,6 +101,7 @@ class Unused:
             elif group.reduce_grads and whole.requires_grad:
                 whole.grad = torch.zeros_like(whole)
         reduce()
+        group.reduce_grads = reduces
 
 
 def average(tensors: Sequence[torch.Tensor], ranks: DeviceMesh) -> None:

@@ -52,3 +52,20 @@ class RowLosses:
     def __call__(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, Any]:
         losses = model(batch["x"], batch["kind"])
         return {"loss": ((losses * batch["mask"]).sum(), batch["mask"].sum())}
+
+
+class Odd(nn.Module):
+    """Blocks of which two share a parameter, a scalar and a complex parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.layers[2].weight = self.layers[0].weight
+        self.scale = nn.Parameter(torch.tensor(0.7))
+        self.phase = nn.Parameter(torch.complex(torch.ones(5), torch.full((5,), 0.3)))
+
+    def forward(self, x: torch.Tensor, kind: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        x = torch.fft.irfft(torch.fft.rfft(x) * self.phase, n=8)
+        return (x * self.scale).pow(2).mean(1)

@@ -100,7 +100,7 @@ class Trainer:
                 if stopped:
                     break
                 if self.step % self.every.checkpoint == 0 or done:
-                    with throughput.paused():
+                    with throughput.paused(), self.display.doing("a checkpoint"):
                         self._save()
                     saved = self.step
             if self.step != saved:
@@ -136,7 +136,8 @@ class Trainer:
         if not self.evaluation_due:
             return True
         if self.evaluation is not None:
-            with throughput.paused(), self._untouched_random_state():
+            doing = self.display.doing("an evaluation")
+            with throughput.paused(), doing, self._untouched_random_state():
                 means = self._evaluate(self.evaluation)
             self.train_step.model.module.train()
             if means is None:

@@ -46,8 +46,7 @@ class LateRanks:
         world_size: The number of ranks; with one rank nothing is done.
         store: The store of the process group.
         timeout_s: `parallel.timeout_s`.
-        hosts: The nodes in the order of the ranks, with the same number of ranks each; may be
-            empty.
+        host: Returns the node of a rank; "" if unknown.
 
     Attributes:
         step: Returns the number of global steps that were made; None before the first one.
@@ -63,11 +62,11 @@ class LateRanks:
         world_size: int,
         store: dist.Store | None,
         timeout_s: float,
-        hosts: tuple[str, ...] = (),
+        host: Callable[[int], str] = lambda rank: "",
     ) -> None:
         self._folder, self._rank, self._ranks = folder / FOLDER, rank, world_size
         self._store = store if world_size > 1 else None
-        self._timeout_s, self._hosts = timeout_s, hosts
+        self._timeout_s, self._host = timeout_s, host
         self._told, self._lock = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
         self.step: Callable[[], int | None] = lambda: None
@@ -149,9 +148,6 @@ class LateRanks:
         return (
             f"{said} (parallel.timeout_s={self._timeout_s:g}; stacks of the ranks: {self._folder})"
         )
-
-    def _host(self, rank: int) -> str:
-        return self._hosts[rank * len(self._hosts) // self._ranks] if self._hosts else ""
 
     def _file(self, rank: int) -> Path:
         return self._folder / f"rank{rank}.json"

@@ -26,6 +26,7 @@ from hpctrain.tasks import derived
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.train.display import Display
 from hpctrain.train.schedule import Schedule
+from hpctrain.train.slow_ranks import SlowRanks
 from hpctrain.train.step import Totals, TrainStep
 from hpctrain.train.throughput import Throughput
 
@@ -72,6 +73,7 @@ class Trainer:
     max_steps: int
     global_batch_size: int
     every: Every
+    slow_ranks: SlowRanks
     step: int = 0
     evaluation_due: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
@@ -81,7 +83,7 @@ class Trainer:
         first_step = self._resume()
         self.display.start(self.step, self.max_steps)
         saved = self.step
-        throughput = Throughput(self.loader, self.step, self.global_batch_size)
+        throughput = Throughput(self.loader, self.step, self.global_batch_size, self.slow_ranks)
         try:
             # A stop request may have ended the last evaluation of the attempt before.
             stopped = not self._evaluated(throughput)

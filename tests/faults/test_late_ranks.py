@@ -11,8 +11,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from hpctrain.config.schema import ParallelConfig
+from hpctrain.distributed.group import process_group
+from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import LateRankError
-from hpctrain.faults import late_ranks
+from hpctrain.faults import collectives, late_ranks
 from hpctrain.faults.collectives import Operation, Record, conclude
 from hpctrain.faults.late_ranks import LateRanks
 from tests.ranks import run_ranks
@@ -62,13 +65,21 @@ def test_all_ranks_have_entered() -> None:
     assert "all ranks have entered all_reduce number 5 of all ranks, but not all have got" in said
 
 
+def test_groups_that_are_made_later_have_the_same_timeout() -> None:
+    """Those of a mesh, for example; torch gives them 30 minutes, NCCL's 10."""
+    alone = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
+    with process_group(alone, ParallelConfig(device="cpu", timeout_s=77)):
+        dist.all_reduce(torch.ones(1), group=dist.new_group([0]))
+        assert collectives._entries()[-1]["timeout_ms"] == 77_000
+
+
 def late(folder: str) -> str | None:
     """Be late on rank 1; return the error of this rank."""
     rank, store = dist.get_rank(), distributed_c10d._get_default_store()
     group = dist.new_group(list(range(3)), timeout=timedelta(seconds=2))
     value = torch.ones(2)
     try:
-        with LateRanks(Path(folder), rank, 3, store, 2, ("n0", "n1", "n2")) as ranks:
+        with LateRanks(Path(folder), rank, 3, store, 2, "n{}".format) as ranks:
             ranks.step = lambda: 12
             dist.all_reduce(value)
             if rank == 1:

@@ -42,7 +42,7 @@ def evaluated(signals: dict[int, int]) -> tuple[bool, int, list[str]]:
     """
     step = make()
     feed = Batches(signals.get(distributed.get_rank()))
-    unused: dict[str, Any] = dict.fromkeys(("schedule", "loader", "checkpointer"))
+    unused: dict[str, Any] = dict.fromkeys(("schedule", "loader", "checkpointer", "slow_ranks"))
     evaluation: Any = feed
     trainer = feed.trainer = Trainer(
         train_step=step,

@@ -15,8 +15,8 @@ from hpctrain.config.schema import Config
 from hpctrain.config.variables import ALLOCATOR, variables
 from hpctrain.errors import ConfigError
 
-# So many collective operations torch's flight recorder keeps, for `hpctrain.faults.collectives`. The
-# second name is the older one. torch 2.13 has this default itself.
+# The number of collective operations that torch's flight recorder keeps, which
+# `hpctrain.faults.collectives` reads. The second name is the older one.
 _RECORDER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 

@@ -74,7 +74,8 @@ def test_what_is_exported_has_precedence_and_is_told() -> None:
         "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64 (not train.expandable_segments="
         "expandable_segments:True)",
     ]
-    assert environment == mine | {"GLOO_SOCKET_IFNAME": "ib0"}
+    ours = {"GLOO_SOCKET_IFNAME": "ib0", "TORCH_FR_BUFFER_SIZE": "2000"}
+    assert environment == mine | ours
 
 
 def test_a_name_that_no_variable_has(monkeypatch: pytest.MonkeyPatch) -> None:

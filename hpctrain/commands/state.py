@@ -35,7 +35,8 @@ UNDER_WAY = ("queued", "running", "requeued")
 _WAITING = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 _SUBMITTING_S = 60.0  # run.json says queued a little before sbatch has answered
 _ALIVE_S = 60.0  # a process whose heartbeat is older than this counts as dead
-_STALLED_S = 600.0
+_STALLED_S = 600.0  # without a step, if the time of a step is not known yet
+_LEAST_STALLED_S, _STALLED_STEPS = 60.0, 10
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def step(run: Facts) -> int | None:
 def eta_s(run: Facts, now: float) -> float | None:
     """Return the seconds until the last step at the present speed; None if the speed is unknown."""
     rate = run.progress.get("steps_per_s")
-    if not rate or not _is_of_this_attempt(run):
+    if not rate or not _is_of_this_attempt(run) or stalled_s(run, now) is not None:
         return None
     left = (run.progress["max_steps"] - run.progress["step"]) / rate
     since = max(0.0, now - float(run.progress["time"]))
@@ -190,12 +191,27 @@ def _running(run: Facts, now: float) -> State:
         return State("running", f"asked to stop by {run.stop_request['by']}")
     if not _is_of_this_attempt(run):
         return State("running", "starting")
-    # Both times are of the clock of the training's host, which may differ from the clock here.
-    stalled_s = float(run.progress["time"]) - float(run.progress["stepped"])
-    silent_s = now - float(run.progress["time"])
-    if max(stalled_s, silent_s) > _STALLED_S:
-        return State("running", f"no step for {duration(max(stalled_s, silent_s))}")
+    if (since_s := stalled_s(run, now)) is not None:
+        doing = run.progress.get("doing")
+        because = f": {doing} is under way" if doing else ""
+        return State("running", f"no step for {duration(since_s)}{because}")
     return State("running")
+
+
+def stalled_s(run: Facts, now: float) -> float | None:
+    """Return the seconds since the last step, if that is longer than this run usually takes.
+
+    A run may take as long as ten of its steps, or twice its longest step so far, with evaluations
+    and checkpoints.
+    """
+    # Both times are of the clock of the training's host, which may differ from the clock here.
+    waited_s = float(run.progress["time"]) - float(run.progress["stepped"])
+    since_s = max(waited_s, now - float(run.progress["time"]))
+    usual_s, longest_s = run.progress.get("step_s"), run.progress.get("longest_step_s", 0.0)
+    limit_s = _STALLED_S
+    if usual_s is not None:
+        limit_s = max(_LEAST_STALLED_S, _STALLED_STEPS * usual_s, 2 * longest_s)
+    return since_s if since_s > limit_s else None
 
 
 def duration(seconds: float) -> str:

@@ -84,6 +84,11 @@ class RankInfo:
         """Whether this is rank 0, which writes what all ranks share."""
         return self.rank == 0
 
+    def host(self, rank: int) -> str:
+        """Return the node of a rank, if the launcher tells the nodes; "" otherwise."""
+        # Every node has the same number of ranks.
+        return self.hosts[rank * len(self.hosts) // self.world_size] if self.hosts else ""
+
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> RankInfo:
         """Read the variables of the launcher. If launchers are nested, the innermost one counts.

@@ -15,6 +15,10 @@ from hpctrain.config.schema import Config
 from hpctrain.config.variables import ALLOCATOR, variables
 from hpctrain.errors import ConfigError
 
+# The number of collective operations that torch's flight recorder keeps, which
+# `hpctrain.faults.collectives` reads. The second name is the older one.
+_RECORDER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+
 
 def export(config: Config, environment: MutableMapping[str, str] = os.environ) -> list[str]:
     """Set the variables of the config, except those that the user has exported.
@@ -31,6 +35,8 @@ def export(config: Config, environment: MutableMapping[str, str] = os.environ) -
     """
     asked = variables(config)
     asked |= {name: (value, f"site.env.{name}") for name, value in config.site.env.items()}
+    if not {*_RECORDER} & (environment.keys() | asked.keys()):
+        environment[_RECORDER[0]] = "2000"
     kept = []
     for name, (value, key) in asked.items():
         names = ALLOCATOR if name in ALLOCATOR else (name,)

@@ -88,10 +88,8 @@ class Record:
             step: The global steps that it has made.
             error: The exception of the operation that has failed, in the main thread.
         """
-        groups = {
-            group.group_name: list(ranks)
-            for group, ranks in distributed_c10d._world.pg_group_ranks.items()
-        }
+        every = distributed_c10d._world.pg_group_ranks.items()
+        groups = {str(group.group_name): list(ranks) for group, ranks in every}
         entries = _entries()
         entered = {
             name: int(entry["collective_seq_id"])
@@ -145,8 +143,8 @@ def conclude(records: Mapping[int, Record], hosts: Mapping[int, str], own: int) 
     # A rank that waits itself is late because of another one.
     late = sorted({*silent, *(rank for rank in behind if records[rank].waits_in is None)})
     late = late or sorted(behind)
-    waiting = [records[own], *records.values()]
-    operations = [record.waits_in for record in waiting if record.waits_in is not None]
+    told = [records[own], *records.values()]
+    operations = [record.waits_in for record in told if record.waits_in is not None]
     operation = next((op for op in operations if {*late} & {*op.ranks}), None)
     operation = operation or next(iter(operations), None)
     where = operation.describe(len(hosts)) if operation else "a collective operation"
@@ -154,9 +152,9 @@ def conclude(records: Mapping[int, Record], hosts: Mapping[int, str], own: int) 
     when = "before the first step" if step is None else f"after step {step}"
     if not late:
         return f"{when}: all ranks have entered {where}, but not all have got its result"
-    waited = len({rank for rank in records if records[rank].waits_in is not None} - {*late})
-    verb = "ranks wait" if waited > 1 else "rank waits"
-    text = f"{when}: {_with_hosts(late, hosts)} did not arrive at {where}, where {waited} {verb}"
+    waiting = len(records.keys() - {*late})
+    verb = "ranks wait" if waiting > 1 else "rank waits"
+    text = f"{when}: {_with_hosts(late, hosts)} did not arrive at {where}; {waiting} {verb} for it"
     for rank in late[:_SHOWN]:
         if rank in silent:
             text += f"; rank {rank} does not answer"
@@ -181,7 +179,8 @@ def _is_behind(rank: int, records: Mapping[int, Record]) -> bool:
 def _entries() -> list[dict[str, Any]]:
     """Return the entries of the flight recorder, in their order; none where it is switched off."""
     try:
-        trace = json.loads(torch._C._distributed_c10d._dump_fr_trace_json())
+        dump = torch._C._distributed_c10d._dump_fr_trace_json()  # type: ignore[attr-defined]
+        trace = json.loads(dump)
     except (AttributeError, RuntimeError, ValueError):
         return []
     return sorted(trace.get("entries", []), key=lambda entry: int(entry["record_id"]))

@@ -31,7 +31,7 @@ from hpctrain.faults.collectives import Record, conclude
 log = logging.getLogger(__name__)
 FOLDER = "collectives"  # in the folder of the logs
 _LONGEST_ANSWER_S = 10.0
-_ANNOUNCED_S = 2.0  # the end of a rank may be seen before the message that it was due to a timeout
+_ANNOUNCED_S = 5.0  # the end of a rank may be seen before the message that it was due to a timeout
 _TIMED_OUT = re.compile(r"gloo.*time(d )?out|(wait|socket) timeout", re.I | re.S)
 _LOST = re.compile(r"gloo|connection|broken ?pipe|peer", re.I)
 _FOR_EVER = timedelta(days=365)
@@ -46,8 +46,7 @@ class LateRanks:
         world_size: The number of ranks; with one rank nothing is done.
         store: The store of the process group.
         timeout_s: `parallel.timeout_s`.
-        hosts: The nodes in the order of the ranks, with the same number of ranks each; may be
-            empty.
+        host: Returns the node of a rank; "" if unknown.
 
     Attributes:
         step: Returns the number of global steps that were made; None before the first one.
@@ -63,20 +62,21 @@ class LateRanks:
         world_size: int,
         store: dist.Store | None,
         timeout_s: float,
-        hosts: tuple[str, ...] = (),
+        host: Callable[[int], str] = lambda rank: "",
     ) -> None:
         self._folder, self._rank, self._ranks = folder / FOLDER, rank, world_size
         self._store = store if world_size > 1 else None
-        self._timeout_s, self._hosts = timeout_s, hosts
+        self._timeout_s, self._host = timeout_s, host
         self._told, self._lock = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
         self.step: Callable[[], int | None] = lambda: None
 
     def __enter__(self) -> Self:
         if self._store is not None:
             self._file(self._rank).unlink(missing_ok=True)  # of an earlier attempt
             # A connection of its own: the waiting occupies it.
-            store = self._store.clone()
+            store = self._store.clone()  # type: ignore[attr-defined]  # torch's stub lacks it
             self._thread = threading.Thread(
                 target=self._listen, args=(store,), name="hpctrain-late-ranks", daemon=True
             )
@@ -86,9 +86,10 @@ class LateRanks:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._store is None:
             return
+        self._error = error  # the thread may be the first to write
         try:
             if isinstance(error, RuntimeError) and self._is_due_to_timeout(str(error)):
-                self._write(error)
+                self._write()
                 raise LateRankError(self._conclusion()) from error
         finally:
             self._close()
@@ -100,7 +101,7 @@ class LateRanks:
         ):  # the store has ended with rank 0, or the disk is full
             store.wait([key], _FOR_EVER)
             if store.get(key) == b"tell":
-                self._write(None)
+                self._write()
                 self._told.set()
 
     def _close(self) -> None:
@@ -122,13 +123,15 @@ class LateRanks:
             return True
         return _LOST.search(text) is not None and self._told.wait(_ANNOUNCED_S)
 
-    def _write(self, error: BaseException | None) -> None:
+    def _write(self) -> None:
         """Write the record of this rank, once: the first one is from the time of the waiting."""
         with self._lock:
             file = self._file(self._rank)
             if file.exists():
                 return
-            record = Record.of_this_process(self._rank, socket.gethostname(), self.step(), error)
+            record = Record.of_this_process(
+                self._rank, socket.gethostname(), self.step(), self._error
+            )
             self._folder.mkdir(exist_ok=True)
             write_atomically(file, record.text(), sync=False)
 
@@ -149,9 +152,6 @@ class LateRanks:
         return (
             f"{said} (parallel.timeout_s={self._timeout_s:g}; stacks of the ranks: {self._folder})"
         )
-
-    def _host(self, rank: int) -> str:
-        return self._hosts[rank * len(self._hosts) // self._ranks] if self._hosts else ""
 
     def _file(self, rank: int) -> Path:
         return self._folder / f"rank{rank}.json"

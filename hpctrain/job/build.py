@@ -41,6 +41,7 @@ from hpctrain.tracking.tracker import Tracker
 from hpctrain.train.display import Display, choose_display
 from hpctrain.train.progress_file import ProgressFile
 from hpctrain.train.schedule import Schedule
+from hpctrain.train.slow_ranks import SlowRanks
 from hpctrain.train.step import TrainStep
 from hpctrain.train.trainer import Every, Trainer
 
@@ -129,6 +130,7 @@ def build(
             evaluate=config.train.eval_every or loader.steps_per_epoch,
             checkpoint=config.checkpoint.every_steps,
         ),
+        slow_ranks=SlowRanks(mesh, ranks.rank, ranks.host),
         asked=Asked.of(config),
     )
 

@@ -99,7 +99,7 @@ def _fit(
     threads while it holds Python's lock, and such a thread may wait for this lock for ever.
     """
     timeout_s, store = config.parallel.timeout_s, long_work.store()
-    with LateRanks(run.logs, ranks.rank, ranks.world_size, store, timeout_s, ranks.hosts) as late:
+    with LateRanks(run.logs, ranks.rank, ranks.world_size, store, timeout_s, ranks.host) as late:
         while True:
             trainer = build(config, run, ranks, device, tracker, stop)
             late.step = partial(getattr, trainer, "step")

@@ -12,6 +12,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar, Protocol
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -49,6 +50,9 @@ class Display(Protocol):
     def report(self, step: int, metrics: dict[str, float]) -> None:
         """Show the metrics of the last report."""
 
+    def doing(self, what: str) -> AbstractContextManager[None]:
+        """Return a context in which no step is made, because of `what`."""
+
     def close(self) -> None:
         """Restore the terminal."""
 
@@ -64,6 +68,9 @@ class NoDisplay:
 
     def report(self, step: int, metrics: dict[str, float]) -> None:  # noqa: D102
         pass
+
+    def doing(self, what: str) -> AbstractContextManager[None]:  # noqa: D102
+        return nullcontext()
 
     def close(self) -> None:  # noqa: D102
         pass

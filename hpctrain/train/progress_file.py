@@ -12,6 +12,8 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hpctrain.config.metrics import better
@@ -42,15 +44,23 @@ class ProgressFile:
 
     def start(self, step: int, max_steps: int) -> None:
         """Show and write that the run is at `step` of `max_steps`."""
-        self._step, self._max = step, max_steps
-        self._stepped = time.time()
+        self._step = self._first = step
+        self._max, self._doing = max_steps, ""
+        self._stepped = self._first_stepped = time.time()
+        self._longest_s = 0.0
         self._best = self._best_until(step)
         self._display.start(step, max_steps)
         self._thread.start()
 
     def advance(self, step: int) -> None:
         """Note that `step` steps are done."""
-        self._step = step
+        now = time.time()
+        # The first step of an attempt also compiles the model and waits for the first batch.
+        if self._step == self._first:
+            self._first_stepped = now
+        else:
+            self._longest_s = max(self._longest_s, now - self._stepped)
+        self._step, self._stepped = step, now
         self._display.advance(step)
 
     def report(self, step: int, metrics: dict[str, float]) -> None:
@@ -60,6 +70,16 @@ class ProgressFile:
         if math.isfinite(value) and self._is_best(value):
             self._best = {"value": value, "step": step}
         self._display.report(step, metrics)
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Note that no step is made during the context, because of `what`."""
+        self._doing = what
+        try:
+            with self._display.doing(what):
+                yield
+        finally:
+            self._doing = ""
 
     def close(self) -> None:
         """Write the last step, end the thread and restore the terminal."""
@@ -98,15 +118,18 @@ class ProgressFile:
 
     def _content(self) -> dict[str, object]:
         step, now = self._step, time.time()
-        if not self._samples or step != self._samples[-1][1]:
-            self._stepped = now
         self._samples.append((now, step))
         since, first = self._samples[0]
+        after_first = max(0, step - self._first - 1)
         return {
             "step": step,
             "max_steps": self._max,
             "time": now,
             "stepped": self._stepped,  # time at which the step last changed
+            # Between two steps of this attempt, evaluations and checkpoints included.
+            "step_s": (self._stepped - self._first_stepped) / after_first if after_first else None,
+            "longest_step_s": self._longest_s,
+            "doing": self._doing,
             "steps_per_s": (step - first) / (now - since) if step > first else None,
             "metric": self._metric,
             "metrics": self._metrics,

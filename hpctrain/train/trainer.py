@@ -28,6 +28,7 @@ from hpctrain.tasks import derived
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.train.display import Display
 from hpctrain.train.schedule import Schedule
+from hpctrain.train.slow_ranks import SlowRanks
 from hpctrain.train.step import Totals, TrainStep
 from hpctrain.train.throughput import Throughput
 
@@ -76,6 +77,7 @@ class Trainer:
     max_steps: int
     global_batch_size: int
     every: Every
+    slow_ranks: SlowRanks
     asked: Asked = field(default_factory=Asked)
     step: int = 0
     evaluation_due: bool = False
@@ -91,7 +93,7 @@ class Trainer:
         first_step = self._resume()
         self.display.start(self.step, self.max_steps)
         saved = self.step
-        throughput = Throughput(self.loader, self.step, self.global_batch_size)
+        throughput = Throughput(self.loader, self.step, self.global_batch_size, self.slow_ranks)
         try:
             # A stop request may have ended the last evaluation of the attempt before.
             stopped = not self._evaluated(throughput)
@@ -112,7 +114,7 @@ class Trainer:
                 if stopped:
                     break
                 if self.step % self.every.checkpoint == 0 or done:
-                    with throughput.paused():
+                    with throughput.paused(), self.display.doing("a checkpoint"):
                         self._save()
                     saved = self.step
             if self.step != saved:
@@ -158,7 +160,8 @@ class Trainer:
         if not self.evaluation_due:
             return True
         if self.evaluation is not None:
-            with throughput.paused(), self._untouched_random_state():
+            doing = self.display.doing("an evaluation")
+            with throughput.paused(), doing, self._untouched_random_state():
                 means = self._evaluate(self.evaluation)
             self.train_step.model.module.train()
             if means is None:

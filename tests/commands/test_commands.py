@@ -83,6 +83,8 @@ SUBMITTED = {"script": "/s/job.sh", "task": 0, "user": "me", "time": NOW - 1000}
 ATTEMPT = {"started": NOW - 900, "launcher": "slurm", "host": "node1", "job_id": "7_0"}
 SAVED = ATTEMPT | {"ended": NOW - 100, "step": 40, "reason": "SIGTERM", "state": "interrupted"}
 RAISED = ATTEMPT | {"ended": NOW - 100, "error": "ValueError:\n two  lines"}
+FAST = {"step_s": 0.5, "longest_step_s": 20.0, "doing": "an evaluation"}
+SLOW = {"step_s": 45.0, "longest_step_s": 400.0, "doing": "an evaluation"}
 BEAT = {"step": 50, "max_steps": 100, "time": NOW - 3, "stepped": NOW - 3, "steps_per_s": 2.0}
 REQUEST = {"by": "ann", "time": NOW - 10}
 
@@ -179,6 +181,20 @@ REQUEST = {"by": "ann", "time": NOW - 10}
         ),
         (
             "running",
+            [ATTEMPT],
+            {"job": job("RUNNING"), "progress": BEAT | FAST | {"stepped": NOW - 103}},
+            "running",
+            "no step for 2 min: an evaluation is under way",
+        ),
+        (
+            "running",
+            [ATTEMPT],
+            {"job": job("RUNNING"), "progress": BEAT | SLOW | {"stepped": NOW - 723}},
+            "running",
+            "",
+        ),
+        (
+            "running",
             [ATTEMPT | {"started": NOW - 1}],
             {"job": job("RUNNING"), "progress": BEAT},
             "running",
@@ -230,6 +246,8 @@ def test_a_job_says_nothing_of_a_run_taken_up_in_a_terminal(tmp_path: Path, no_s
 def test_the_time_left() -> None:
     record = {"state": "running", "attempts": [ATTEMPT]}
     assert eta_s(Facts(Path("x"), record, BEAT), NOW) == pytest.approx(50 / 2 - 3)
+    # A run that hangs has none, although its heartbeat goes on.
+    assert eta_s(Facts(Path("x"), record, BEAT | FAST | {"stepped": NOW - 103}), NOW) is None
     # The heartbeat of the previous attempt is not used.
     record["attempts"] = [ATTEMPT | {"started": NOW}]
     assert eta_s(Facts(Path("x"), record, BEAT), NOW) is None
@@ -797,8 +815,13 @@ def test_the_pulse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.02)
         beat.advance(step)
     beat.report(30, {"val/loss": 0.5})
+    with beat.doing("an evaluation"):
+        while json.loads(file.read_text())["doing"] != "an evaluation":
+            time.sleep(0.02)
     beat.close()
     content = json.loads(file.read_text())
+    assert content["longest_step_s"] >= content["step_s"] >= 0.02
+    assert content["doing"] == ""
     assert (content["step"], content["max_steps"], content["metric"]) == (30, 100, "val/loss")
     assert content["metrics"] == {"val/loss": 0.5}
     assert 0 < content["steps_per_s"] < 60  # each step sleeps for 0.02 s

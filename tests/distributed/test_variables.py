@@ -33,6 +33,7 @@ def test_every_key_has_its_variable() -> None:
         "TORCH_DISTRIBUTED_DEBUG": "INFO",
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
         "NCCL_IB_GID_INDEX": "3",
+        "TORCH_FR_BUFFER_SIZE": "2000",
     }
     # A second call does not report the values of the first as exported by the user.
     assert export(config, environment) == []
@@ -41,6 +42,17 @@ def test_every_key_has_its_variable() -> None:
 def test_no_infiniband() -> None:
     config = Config(network=NetworkConfig(infiniband="none"))
     assert variables(config) == {"NCCL_IB_DISABLE": ("1", "network.infiniband")}
+
+
+def test_the_flight_recorder_of_the_user_is_kept() -> None:
+    for own in ({"TORCH_FR_BUFFER_SIZE": "0"}, {"TORCH_NCCL_TRACE_BUFFER_SIZE": "9"}):
+        environment = dict(own)
+        assert export(Config(), environment) == []
+        assert environment == own
+    config = Config(site=SiteConfig(env={"TORCH_FR_BUFFER_SIZE": "7"}))
+    environment = {}
+    export(config, environment)
+    assert environment == {"TORCH_FR_BUFFER_SIZE": "7"}
 
 
 def test_what_is_exported_has_precedence_and_is_told() -> None:
@@ -62,7 +74,8 @@ def test_what_is_exported_has_precedence_and_is_told() -> None:
         "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64 (not train.expandable_segments="
         "expandable_segments:True)",
     ]
-    assert environment == mine | {"GLOO_SOCKET_IFNAME": "ib0"}
+    ours = {"GLOO_SOCKET_IFNAME": "ib0", "TORCH_FR_BUFFER_SIZE": "2000"}
+    assert environment == mine | ours
 
 
 def test_a_name_that_no_variable_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from hpctrain.config.schema import ParallelConfig
+from hpctrain.distributed.group import process_group
+from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import LateRankError
-from hpctrain.faults import late_ranks
+from hpctrain.faults import collectives, late_ranks
 from hpctrain.faults.collectives import Operation, Record, conclude
 from hpctrain.faults.late_ranks import LateRanks
 from tests.ranks import run_ranks
@@ -34,8 +37,8 @@ def test_a_silent_rank_and_one_that_is_still_at_work_are_late() -> None:
     waits = {rank: record(rank, reduction(5), all=5) for rank in (0, 1)}
     said = conclude({**waits, 3: record(3, None, all=4)}, HOSTS, own=1)
     assert said == (
-        "after step 7: ranks 2 (n1), 3 (n1) did not arrive at all_reduce number 5 of all ranks, "
-        "where 2 ranks wait; rank 2 does not answer; rank 3 is at data.py:3 in read"
+        "after step 7: ranks 2 (n1), 3 (n1) did not arrive at all_reduce number 5 of all ranks; "
+        "2 ranks wait for it; rank 2 does not answer; rank 3 is at data.py:3 in read"
     )
 
 
@@ -48,7 +51,10 @@ def test_a_rank_that_waits_for_a_late_one_is_not_late() -> None:
         3: record(3, None, all=5, dp=8),
     }
     said = conclude(records, HOSTS, own=0)
-    assert "rank 3 (n1) did not arrive at all_reduce number 9 of ranks 1, 3, where 3 " in said
+    assert (
+        "rank 3 (n1) did not arrive at all_reduce number 9 of ranks 1, 3; 3 ranks wait for it"
+        in said
+    )
     # Without such a rank, the operations differ, and each is told.
     records[3] = record(3, Operation("broadcast", "all", 5, ALL), all=5, dp=8)
     said = conclude(records, HOSTS, own=0)
@@ -62,17 +68,26 @@ def test_all_ranks_have_entered() -> None:
     assert "all ranks have entered all_reduce number 5 of all ranks, but not all have got" in said
 
 
+def test_groups_that_are_made_later_have_the_same_timeout() -> None:
+    """Those of a mesh, for example; torch gives them 30 minutes, NCCL's 10."""
+    alone = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
+    with process_group(alone, ParallelConfig(device="cpu", timeout_s=77)):
+        dist.all_reduce(torch.ones(1), group=dist.new_group([0]))
+        assert collectives._entries()[-1]["timeout_ms"] == 77_000
+
+
 def late(folder: str) -> str | None:
     """Be late on rank 1; return the error of this rank."""
     rank, store = dist.get_rank(), distributed_c10d._get_default_store()
-    group = dist.new_group(list(range(3)), timeout=timedelta(seconds=2))
+    group = dist.new_group(list(range(3)), timeout=timedelta(seconds=4))
+    records = [Path(folder, late_ranks.FOLDER, f"rank{other}.json") for other in (0, 2)]
     value = torch.ones(2)
     try:
-        with LateRanks(Path(folder), rank, 3, store, 2, ("n0", "n1", "n2")) as ranks:
+        with LateRanks(Path(folder), rank, 3, store, 60, "n{}".format) as ranks:
             ranks.step = lambda: 12
             dist.all_reduce(value)
-            if rank == 1:
-                time.sleep(8)
+            while rank == 1 and not all(file.exists() for file in records):
+                time.sleep(0.1)
             dist.all_reduce(value, group=group)
     except LateRankError as error:
         return str(error)
@@ -85,13 +100,13 @@ def test_a_rank_that_sleeps_says_where_it_is(tmp_path: Path) -> None:
     texts = run_ranks(late, 3, str(tmp_path))
     for text in (texts[0], texts[2]):
         assert text.startswith("after step 12: rank 1 (")
-        assert "did not arrive at all_reduce number 1 of all ranks, where 2 ranks wait" in text
+        assert "did not arrive at all_reduce number 1 of all ranks; 2 ranks wait for it" in text
         assert f"rank 1 is at {__file__}:" in text
-        assert "in late (parallel.timeout_s=2" in text
+        assert "in late (parallel.timeout_s=60" in text
     found = Record.read(tmp_path / late_ranks.FOLDER / "rank1.json")
     assert found is not None
     assert found.waits_in is None
-    assert any("time.sleep(8)" in stack for stack in found.stacks)
+    assert any("time.sleep(0.1)" in stack for stack in found.stacks)
     waiting = Record.read(tmp_path / late_ranks.FOLDER / "rank0.json")
     assert waiting is not None
     assert waiting.waits_in is not None

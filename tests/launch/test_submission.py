@@ -163,6 +163,16 @@ def test_a_controller_that_does_not_answer_stops_before_anything_is_written(
     path = wrapper("squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
     done = train("-m", "seed=1,2", "tracking=off", HELD, code=4, PATH=path)
     assert "squeue does not answer" in done.stderr
+    path = wrapper("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    done = train("-m", "seed=1,2", "tracking=off", code=4, PATH=path)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: Slurm's controller does not answer")
+    assert "hydra/launcher=submitit_local" in line
+    # A dry run needs no controller.
+    done = train("-m", "seed=1,2", "tracking=off", "launch.dry_run=true", PATH=path)
+    assert "its limits and queue are unknown" in done.stderr
+    assert done.stderr.count("would be submitted") == 2
+    assert "#SBATCH --array=0-1" in done.stdout
     assert not (tmp_path / "runs").exists()
     assert not cluster.queue()
 

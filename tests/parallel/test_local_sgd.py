@@ -20,6 +20,7 @@ from hpctrain.distributed.ranks import RankInfo
 from hpctrain.tracking.tracker import NullTracker
 from hpctrain.train.display import NoDisplay
 from hpctrain.train.schedule import Schedule
+from hpctrain.train.slow_ranks import SlowRanks
 from hpctrain.train.trainer import Every, Trainer
 from tests.parallel.parity import MODELS, Cell, Training, batch, build, reference, whole
 from tests.ranks import run_ranks
@@ -178,6 +179,7 @@ def _trainer(folder: Path) -> Trainer:
         max_steps=10,
         global_batch_size=16,
         every=Every(log=5, evaluate=100, checkpoint=2),
+        slow_ranks=SlowRanks(model.mesh, rank, str),
     )
 
 

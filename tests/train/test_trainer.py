@@ -39,7 +39,7 @@ class Batches:
 def trainer_of(feed: Batches, asked: str = "") -> Trainer:
     """Return a trainer that is due to evaluate on the batches."""
     step = make()
-    unused: dict[str, Any] = dict.fromkeys(("schedule", "loader", "checkpointer"))
+    unused: dict[str, Any] = dict.fromkeys(("schedule", "loader", "checkpointer", "slow_ranks"))
     evaluation: Any = feed
     feed.trainer = Trainer(
         train_step=step,

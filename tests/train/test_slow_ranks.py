@@ -1,0 +1,53 @@
+"""A rank that works longer than the others is named; the waiting of the others does not count."""
+
+import logging
+import time
+
+import torch
+from torch import distributed
+
+from hpctrain.config.degrees import Degrees
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.train.slow_ranks import SlowRanks, slowest, worked_s
+from tests.ranks import run_ranks
+
+
+def test_which_rank_is_slow() -> None:
+    assert slowest([5.0, 5.2, 9.0, 4.9], 10.0, stage=4) == (2, 9.0 / 5.0)
+    assert slowest([5.0, 5.2, 7.0, 4.9], 10.0, stage=4) is None  # not by half
+    assert slowest([0.1, 0.1, 0.9, 0.1], 10.0, stage=4) is None  # it costs the others little
+    assert slowest([1.0, 9.0], 10.0, stage=2) == (1, 9.0)
+    # The stages of a pipeline may have different work.
+    assert slowest([1.0, 1.0, 9.0, 9.0], 10.0, stage=2) is None
+    assert slowest([1.0, 1.0, 3.0, 9.0], 10.0, stage=2) == (3, 3.0)
+    assert slowest([1.0, 9.0], 10.0, stage=1) is None
+
+
+def steps_with_work(seconds: list[float]) -> list[str]:
+    """Work for so many seconds on each rank, then wait for the others; return the lines."""
+    rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    mesh = Mesh(Degrees(ranks), rank, torch.device("cpu"))
+    slow_ranks = SlowRanks(mesh, rank, "n{}".format, least_s=0.0)
+    try:
+        for _ in range(2):
+            began, worked = time.monotonic(), worked_s()
+            end = time.thread_time() + seconds[rank]
+            while time.thread_time() < end:
+                pass
+            distributed.barrier()
+            slow_ranks.compare(time.monotonic() - began, worked_s() - worked, 0.0)
+    finally:
+        logging.getLogger().removeHandler(handler)
+    return lines
+
+
+def test_a_slow_rank_is_named_once_by_rank_0() -> None:
+    first, second = run_ranks(steps_with_work, 2, [0.1, 1.0])
+    (line,) = first  # the second time is too soon
+    assert line.startswith("rank 1 (n1) is slow: in the last ")
+    assert "times as long as the median of the other ranks" in line
+    assert second == []

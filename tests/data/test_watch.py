@@ -99,7 +99,7 @@ def test_no_changed_value_is_handed_out(folder, way):
     seen = []
 
     def use():
-        for batch in Loader(source, global_batch_size=5, prefetch_bytes=0):
+        for batch in Loader(source, global_batch_size=5, prefetch_bytes=0, max_epochs=40):
             (field,) = source.fields
             seen.extend(batch[field].reshape(5, -1)[:, 0].tolist())
             if len(seen) == 10 * COUNT:
@@ -117,7 +117,9 @@ def test_no_changed_value_is_handed_out(folder, way):
 def test_no_changed_value_is_transformed(folder):
     reader = mapped(folder)
     with Workers(reader, as_it_is, 1) as workers:
-        loader = Loader(reader, global_batch_size=5, prefetch_bytes=0, workers=workers)
+        loader = Loader(
+            reader, global_batch_size=5, prefetch_bytes=0, workers=workers, max_epochs=40
+        )
         batches = iter(loader)
         assert next(batches)["image"].max() < COUNT
         for path in shards(folder):

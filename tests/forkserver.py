@@ -41,6 +41,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -82,6 +83,7 @@ class Popen(subprocess.Popen):
     """A `subprocess.Popen` that forks the server where a fork does the same as a new Python."""
 
     forked = False  # whether the process is a fork of a server
+    lasting = False  # whether it is for several tests
 
     def _execute_child(self, *given: Any) -> None:
         # Python may change the order of these private parameters, so they are matched by name.
@@ -112,6 +114,7 @@ class Popen(subprocess.Popen):
             heavy = ranks or _trains(words, request["cwd"])
             self.pid = _next_server(heavy).start(request, streams)
         self._child_created = self.forked = True
+        _forks.add(self)
         self._close_pipe_fds(
             *(call[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite")),
             *(call[name] for name in ("errread", "errwrite")),
@@ -141,6 +144,22 @@ def run(
     if check and process.returncode:
         raise subprocess.CalledProcessError(process.returncode, args, stdout, stderr)
     return subprocess.CompletedProcess(args, process.returncode, stdout, stderr)
+
+
+def end_what_is_left() -> None:
+    """Kill the forks that a failed test has left with all that they have started.
+
+    A training would go on for ever. And the object of a process that runs, with the traceback that
+    holds it, is garbage whose warning would fail some later test.
+    """
+    for process in [process for process in _forks if not process.lasting]:
+        if process.poll() is None:
+            leader = os.getpgid(process.pid) == process.pid
+            (os.killpg if leader else os.kill)(process.pid, signal.SIGKILL)
+            process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
 
 
 def _is_alike(call: Mapping[str, Any], env: Mapping[str, str]) -> bool:
@@ -294,6 +313,7 @@ _ENVIRONMENT = dict(os.environ)
 _servers: dict[bool, list[Server]] = {False: [], True: []}
 _commands = {False: 0, True: 0}  # the number of commands so far, for each kind of servers
 _inner: Server | None = None
+_forks: weakref.WeakSet[Popen] = weakref.WeakSet()
 _lock = threading.RLock()
 
 

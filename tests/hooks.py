@@ -134,7 +134,10 @@ def _refuse(report: Any) -> None:
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport() -> Iterator[None]:
     outcome: Any = yield
-    _refuse(outcome.get_result())
+    report = outcome.get_result()
+    _refuse(report)
+    if report.failed:
+        forkserver.end_what_is_left()
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -46,6 +46,7 @@ class _Rank:
                 stdout=file,
                 stderr=file,
             )
+        self.process.lasting = True
         self.connection = Connection(ours.detach())
 
     def end(self) -> str:

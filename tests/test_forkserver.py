@@ -148,6 +148,27 @@ def test_signals_timeouts_and_groups(tmp_path: Path) -> None:
         forkserver.run(command, cwd=tmp_path, timeout=0.1, capture_output=True)
 
 
+def test_what_a_failed_test_leaves_is_ended(tmp_path: Path) -> None:
+    program = "import os, time\nos.fork()\nprint('up', flush=True)\ntime.sleep(100)"
+    command = write(tmp_path, "sleeper", program)
+    options: Any = {"cwd": tmp_path, "stdout": subprocess.PIPE, "start_new_session": True}
+    with forkserver.Popen(command, **options) as left, forkserver.Popen(command, **options) as kept:
+        kept.lasting = True
+        for process in (left, kept):
+            assert process.stdout is not None
+            assert process.stdout.readline() == process.stdout.readline() == b"up\n"
+        forkserver.end_what_is_left()
+        assert left.poll() == -signal.SIGKILL
+        assert left.stdout is not None
+        assert left.stdout.closed
+        assert kept.poll() is None
+        kept.lasting = False
+        reading = os.dup(kept.stdout.fileno())  # type: ignore[union-attr]
+        forkserver.end_what_is_left()
+        assert os.read(reading, 1) == b"", "its child, which could write, has ended, too"
+        os.close(reading)
+
+
 def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
     """`hpctrain -m` without a scheduler relies on this for Ctrl-C."""
     program = "import signal\nprint(signal.getsignal(signal.SIGINT).__class__.__name__)"

@@ -18,17 +18,16 @@ _LONGEST = 100  # characters of a name in MLflow's tables
 
 
 def values_of(runs: Sequence[Sequence[str]], searched: Collection[str] = ()) -> list[list[str]]:
-    """Return the swept overrides of each run, without the secrets in them.
+    """Return the swept overrides of each run, with secrets masked: the texts are for people.
 
     Args:
         runs: The overrides of each run.
         searched: The keys that a search varies; its runs come in several sweeps, even one by one.
     """
-    known = secrets.known()
     common = set.intersection(*map(set, runs)) if runs else set()
     return [
         [
-            secrets.reference(text, values=known)
+            secrets.mask(text)
             for text in run
             if text.partition("=")[0] in searched or (not searched and text not in common)
         ]

@@ -11,6 +11,8 @@ from torch import nn
 
 from hpctrain.errors import ConfigError
 
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they compute nothing
+
 
 def find_blocks(model: nn.Module, classes: list[str]) -> list[tuple[str, nn.Module]]:
     """Return the names and modules of the blocks, in the order of the model.
@@ -105,7 +107,7 @@ def _largest(model: nn.Module) -> str:
     """Return an example of `parallel.blocks`, of a class whose modules have layers; "" if none."""
     sizes: dict[str, int] = {}
     for name, module in model.named_modules():
-        if name and any(True for _ in module.children()):
+        if name and any(True for _ in module.children()) and not isinstance(module, _CONTAINERS):
             kind = type(module).__name__
             sizes[kind] = sizes.get(kind, 0) + _size(module)
     return f": parallel.blocks=[{max(sizes, key=sizes.__getitem__)}]" if any(sizes.values()) else ""
@@ -113,8 +115,8 @@ def _largest(model: nn.Module) -> str:
 
 def _classes(model: nn.Module) -> list[str]:
     """Return the class names of the modules that have parameters below them, without the model."""
-    found = {type(m).__name__: None for name, m in model.named_modules() if name and _size(m)}
-    return list(found)
+    found = [m for name, m in model.named_modules() if name and _size(m)]
+    return [*dict.fromkeys(type(m).__name__ for m in found if not isinstance(m, _CONTAINERS))]
 
 
 def _sum(blocks: list[tuple[str, nn.Module]]) -> int:

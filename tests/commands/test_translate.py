@@ -346,6 +346,15 @@ def test_what_has_no_counterpart_is_named(
     composed(made)
 
 
+def test_tensor_parallel_is_taken() -> None:
+    made = deepspeed.translate({"tensor_parallel": {"autotp_size": 4}}, "ds.json")
+    assert (made.values["parallel.tp"], made.left) == (4, {})
+    assert (
+        "parallel.tp"
+        not in deepspeed.translate({"tensor_parallel": {"autotp_size": 1}}, "ds.json").values
+    )
+
+
 def test_comments(tmp_path: Path) -> None:
     file = tmp_path / "ds.json"
     file.write_text(

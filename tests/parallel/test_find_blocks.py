@@ -70,6 +70,8 @@ def test_what_cannot_be_found_is_named() -> None:
         ConfigError, match=r"parallel\.blocks=\[TransformerEncoderLayer\]; it has Lin"
     ):
         find_blocks(model, [])
+    with pytest.raises(ConfigError, match=r"Name the classes of its blocks; it has Linear$"):
+        find_blocks(nn.Sequential(nn.ModuleList([nn.Linear(2, 2)])), [])
     with pytest.raises(ConfigError, match="has no module of class Layer; it has Stage"):
         find_blocks(Unlisted(), ["Layer"])
     with pytest.raises(ConfigError, match="within others"):

@@ -183,8 +183,12 @@ class Checkpointer:
         }
         replica = self._replica if any(key.startswith(self._replica) for key in parts) else ""
         model, optimizer = f"{replica}model", f"{replica}optimizer"
-        to_load = {model: state["model"], optimizer: state["optimizer"]} | random | own
+        fresh = _without_state(state["optimizer"], saved, optimizer)
+        known = {key: value for key, value in state["optimizer"].items() if key not in fresh}
+        to_load = {model: state["model"], optimizer: known} | random | own
         reader.load(to_load)
+        # torch asks for a value of every state; those of `fresh` are removed again.
+        to_load[optimizer] |= {key: state["optimizer"][key] for key in fresh}
         set_state_dict(
             self.model.module,
             self.optimizer,
@@ -192,6 +196,10 @@ class Checkpointer:
             optim_state_dict=to_load[optimizer],
             options=StateDictOptions(flatten_optimizer_state_dict=flat),
         )
+        named = self.model.module.named_parameters(remove_duplicate=False)
+        for name, parameter in named:
+            if any(key.startswith(f"state.{name.removeprefix('module.')}.") for key in fresh):
+                self.optimizer.state.pop(parameter, None)
         self.model.load_state_dict({key.removeprefix(self._own): to_load[key] for key in own})
         if f"random.cpu.{self.ranks.rank}" in to_load:
             torch.set_rng_state(to_load[f"random.cpu.{self.ranks.rank}"])
@@ -263,6 +271,25 @@ class Checkpointer:
             doomed = path.with_suffix(".tmp")
             path.rename(doomed)
             shutil.rmtree(doomed)
+
+
+def _without_state(state: Iterable[str], saved: Iterable[str], prefix: str) -> list[str]:
+    """Return the keys of parameters that no rank had used, which have no state in a checkpoint.
+
+    Args:
+        state: The keys of the optimizer's state, with names.
+        saved: The keys of the checkpoint.
+        prefix: Of the optimizer's keys in the checkpoint.
+    """
+    keys = {key for key in saved if key.startswith(f"{prefix}.state.")}
+    kinds = {key.rpartition(".")[2] for key in keys}  # another optimizer has other kinds of state
+    return [
+        key
+        for key in state
+        if key.startswith("state.")
+        and f"{prefix}.{key}" not in keys
+        and key.rpartition(".")[2] in kinds
+    ]
 
 
 def _is_random(key: str) -> bool:

@@ -160,7 +160,7 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
     """
     reader = Reader(checkpoint)
     saved = reader.saved
-    weights = model.state_dict()
+    weights = {n: value for n, value in model.state_dict().items() if torch.is_tensor(value)}
     alone = any(name.startswith("replica.0.model.") for name in saved)
     part = "replica.0.model" if alone else "model"
     found = {name: value for name, value in weights.items() if f"{part}.{name}" in saved}

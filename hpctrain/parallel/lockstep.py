@@ -185,7 +185,7 @@ class Lockstep:
 
     def _reached(self, call: _Call | None, _: torch.Tensor) -> None:
         # It runs at the end of the backward pass, before what torch has registered later.
-        Variable._execution_engine.queue_callback(self._leave)  # type: ignore[attr-defined]
+        Variable._execution_engine.queue_callback(self._leave)
         self._close(call)
         # The backward pass goes through the calls from the last to the first.
         while call in self._calls and (last := self._last()) is not call:

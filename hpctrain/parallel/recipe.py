@@ -30,6 +30,7 @@ from hpctrain.parallel.fsdp import FSDPModel, shard
 from hpctrain.parallel.initial import (
     Build,
     Initializes,
+    build_as_usual,
     build_whole,
     cast_parameters,
     fill_from_rank_0,
@@ -110,7 +111,7 @@ def _divided(
     model = skeleton(build, seed)
     meta = model is not None
     if model is None:
-        model = build_whole(build, seed, precision.params, device)
+        model = build_as_usual(build, seed, precision.params, device)
     cast_parameters(model, precision.params)
     plan = Plan()
     if mesh.degrees.ranks > mesh.degrees.dp or config.parallel.ep > 1:
@@ -152,7 +153,7 @@ def _pipeline(
         # Any other model is built on every rank: rank 0 cannot send what its stages do not have.
         meta = model is not None and isinstance(model, Initializes)
         if model is None or not meta:
-            model = build_whole(build, seed, precision.params, torch.device("cpu"))
+            model = build_as_usual(build, seed, precision.params, torch.device("cpu"))
         cast_parameters(model, precision.params)
         plan = find_plan(model, parallel, mesh.degrees)
         names = [name for name, _ in find_blocks(model, parallel.blocks)]

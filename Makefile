@@ -54,6 +54,8 @@ $(VENV)/.%: pyproject.toml | $(VENV)/bin/python
 	@echo "installing hpctrain[$*] into $(VENV) (the first time takes minutes)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile 'pip>=25.1'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[$*]'
+	@if [ $* = test ]; then $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--no-compile --no-deps --group libraries; fi
 	@$(BIN)/python -m compileall -qq -j 4 -x '$(SELDOM)' $(VENV)/lib || true
 	@touch $@
 

@@ -19,6 +19,7 @@ DECLARED = {
     r"root may (read|write) every(thing|where)": "the tests run as root in a container",
     r"shards of different sizes": "one of the parametrised cases has no such shards",
     r"(torchvision|timm) cannot be imported": "PyPI's torchvision needs torch's CUDA build",
+    r"(neuralop|x_transformers|monai|diffusers) cannot be imported": "it may not fit this torch",
     r"mosaicml-streaming is not installed": "its requirements exclude ours; slow only",
     r"(litdata|zstd) is not installed": "litdata requires torchvision, see there; slow only",
 }

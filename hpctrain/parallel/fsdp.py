@@ -76,11 +76,14 @@ class FSDPModel(ParallelModel):
         super().__init__(module, mesh, precision, accumulate, divided_loss=divided_loss)
         assert isinstance(module, FSDPModule)
         self._root, self._zero, self._every = module, zero, every
-        parts = {n: m for n, m in module.named_modules() if isinstance(m, FSDPModule) and n}
+        named = dict(module.named_modules())
+        parts = {name: m for name, m in named.items() if isinstance(m, FSDPModule) and name}
         self._lockstep = None
         # Experts that are divided by themselves are blocks within blocks, which no rank skips.
         if not any(name.startswith(f"{outer}.") for name in parts for outer in parts):
-            self._lockstep = Lockstep(module, parts, mesh.stage, mesh.device, always=agree)
+            self._lockstep = Lockstep(
+                module, {name: named[name] for name in parts}, mesh.stage, mesh.device, always=agree
+            )
         self._unused = Unused(module, undivided(module), mesh.data, self._lockstep)
 
     def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
@@ -184,7 +187,8 @@ def _separate(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
     """
     shared = [(first, *others) for first, others in ties(model)]
     names = {id(module): name for name, module in model.named_modules()}
-    separate, together = [], []
+    separate: list[nn.Module] = []
+    together: list[nn.Module] = []
     for block in blocks:
         within = [[n.startswith(f"{names[id(block)]}.") for n in same] for same in shared]
         apart = all(all(inside) or not any(inside) for inside in within)

@@ -49,7 +49,10 @@ def skeleton(build: Build, seed: int) -> nn.Module | None:
     except Exception as error:  # what is wrong with the model itself is raised by the next build
         # The constructor reads a value, for example, which a tensor without memory does not have.
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        log.info("the model cannot be built on the meta device, so all ranks build it: %s", reason)
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            log.info(
+                "the model cannot be built on the meta device, so all ranks build it: %s", reason
+            )
         return None
 
 
@@ -67,6 +70,11 @@ def build_whole(build: Build, seed: int, dtype: torch.dtype, device: torch.devic
         cast_parameters(model, dtype)
         fill_modules(model, seed, device, device)
         return model
+    return build_as_usual(build, seed, dtype, device)
+
+
+def build_as_usual(build: Build, seed: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """Return the model as its constructor initialises it; the arguments of `build_whole`."""
     torch.manual_seed(seed)
     model = build()
     cast_parameters(model, dtype)

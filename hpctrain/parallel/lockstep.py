@@ -36,12 +36,14 @@ class _Call:
 
     Attributes:
         number: The number of the block.
-        reduces: Whether torch reduces its gradients when the backward pass leaves it. Otherwise,
-            where its inputs need no gradient, torch does so at the end of the backward pass.
+        reduces: Whether its gradients are reduced when the backward pass leaves it. Those of the
+            first call are reduced at the end of the backward pass if its inputs need no gradient.
+        by_torch: Whether torch does that, which looks at the inputs on this rank only.
     """
 
     number: int
     reduces: bool
+    by_torch: bool
 
 
 class Lockstep:
@@ -74,6 +76,7 @@ class Lockstep:
         self._done: list[int] = []
         self._passes = 0
         self._calls: list[_Call] = []
+        self._open: _Call | None = None
         self._left: Counter[int] = Counter()  # the calls of each block, by its id
         for number, block in enumerate(self._blocks):
             # Hooks of torch's come after the first ones here, and before the second ones.
@@ -89,6 +92,7 @@ class Lockstep:
         if any(kind is train for kind, _ in self._orders):
             self._known.add(train)
         self._passes = 0
+        self._open = None
         self._calls.clear()
         self._left.clear()
 
@@ -108,35 +112,35 @@ class Lockstep:
     def _before(self, number: int, _: nn.Module, args: Any, kwargs: Any) -> None:
         if _in_backward():  # a block that is computed again
             return
-        reduces = _needs_gradient((args, kwargs))
-        self._wait_for(number, reduces)
-        self._count(number, reduces)
+        by_torch = _needs_gradient((args, kwargs))
+        self._wait_for(number, by_torch)
+        self._count(number, by_torch)
 
     def _after(self, _: nn.Module, __: Any, outputs: Any) -> None:
         if not _in_backward() and torch.is_grad_enabled() and self._calls:
             self._watch(outputs, self._calls[-1])
 
     def _end(self, _: nn.Module, __: Any, outputs: Any) -> None:
-        reduces = _needs_gradient(outputs)
-        self._wait_for(len(self._blocks), reduces)
+        by_torch = _needs_gradient(outputs)
+        self._wait_for(len(self._blocks), by_torch)
+        self._done.append(len(self._blocks))
         if self._order is None and not self._always:
-            self._learn(reduces)
+            self._learn(by_torch)
         self._passes += 1
         if torch.is_grad_enabled():
             self._watch(outputs, None)
 
-    def _wait_for(self, number: int, reduces: bool) -> None:
+    def _wait_for(self, number: int, by_torch: bool) -> None:
         """Take part in the blocks that other ranks call before this one."""
         if self._order is None:
             while (first := self._agreed(number)) != number:
-                self._attend(first, reduces)
+                self._attend(first, by_torch)
         else:
             rest = self._order[len(self._done) :]
             if number not in rest:
                 self._refuse(f"{self._names[number]} is called in another order than before")
             for skipped in rest[: rest.index(number)]:
-                self._attend(skipped, reduces)
-        self._done.append(number)
+                self._attend(skipped, by_torch)
 
     def _agreed(self, number: int) -> int:
         """Return the least of the numbers of the blocks that the ranks are about to call."""
@@ -144,28 +148,29 @@ class Lockstep:
         dist.all_reduce(wanted, dist.ReduceOp.MIN, group=self._ranks)
         return int(wanted)
 
-    def _learn(self, reduces: bool) -> None:
+    def _learn(self, by_torch: bool) -> None:
         """Keep the order, with the blocks that no rank has called: a later step may call them."""
         order = list(self._done)
         for number in range(len(self._blocks)):
             if number not in order:
-                self._attend(number, reduces)
+                self._attend(number, by_torch)
                 order.insert(next(i for i, other in enumerate(order) if other > number), number)
         self._orders[torch.is_grad_enabled(), self._passes] = order
 
-    def _attend(self, number: int, reduces: bool) -> None:
+    def _attend(self, number: int, by_torch: bool) -> None:
         """Gather the parameters of a block that this rank does not call."""
         block = self._blocks[number]
         state = _state(block)
         state._pre_forward(block, (), {})
         state._post_forward(block, (), None)
-        self._done.append(number)
-        self._count(number, reduces)
+        self._count(number, by_torch)
 
-    def _count(self, number: int, reduces: bool) -> None:
+    def _count(self, number: int, by_torch: bool) -> None:
         if torch.is_grad_enabled():
-            self._calls.append(_Call(number, reduces))
+            # Whether a call is the first one is the same on all ranks.
+            self._calls.append(_Call(number, by_torch or bool(self._done), by_torch))
             self._left[id(self._blocks[number])] += 1
+        self._done.append(number)
 
     def _last(self) -> _Call:
         call = self._calls.pop()
@@ -180,12 +185,22 @@ class Lockstep:
 
     def _reached(self, call: _Call | None, _: torch.Tensor) -> None:
         # It runs at the end of the backward pass, before what torch has registered later.
-        Variable._execution_engine.queue_callback(self._leave)  # type: ignore[attr-defined]
+        Variable._execution_engine.queue_callback(self._leave)
+        self._close(call)
         # The backward pass goes through the calls from the last to the first.
         while call in self._calls and (last := self._last()) is not call:
             self._attend_backward(last)
+        if call is not None and call.reduces and not call.by_torch:
+            self._open = call
+
+    def _close(self, reached: _Call | None) -> None:
+        """Reduce the gradients of the call before, where torch does not."""
+        if self._open is not None and self._open is not reached:
+            _state(self._blocks[self._open.number])._fsdp_param_group.post_backward()
+            self._open = None
 
     def _leave(self) -> None:
+        self._close(None)
         while self._calls:
             self._attend_backward(self._last())
 

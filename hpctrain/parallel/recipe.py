@@ -31,6 +31,7 @@ from hpctrain.parallel.fsdp import FSDPModel, shard
 from hpctrain.parallel.initial import (
     Build,
     Initializes,
+    build_as_usual,
     build_whole,
     cast_parameters,
     fill_from_rank_0,
@@ -112,7 +113,7 @@ def _divided(
     model = skeleton(build, seed)
     meta = model is not None
     if model is None:
-        model = build_whole(build, seed, precision.params, device)
+        model = build_as_usual(build, seed, precision.params, device)
     cast_parameters(model, precision.params)
     prepare_batch_norms(model, config, mesh)
     plan = Plan()
@@ -155,7 +156,7 @@ def _pipeline(
         # Any other model is built on every rank: rank 0 cannot send what its stages do not have.
         meta = model is not None and isinstance(model, Initializes)
         if model is None or not meta:
-            model = build_whole(build, seed, precision.params, torch.device("cpu"))
+            model = build_as_usual(build, seed, precision.params, torch.device("cpu"))
         cast_parameters(model, precision.params)
         if not stages:
             prepare_batch_norms(model, config, mesh)

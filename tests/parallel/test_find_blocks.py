@@ -56,6 +56,14 @@ def test_lists_of_one_class_belong_together() -> None:
     assert names(Stages()) == ["first.0", "first.1", "second.0", "second.1"]
 
 
+def test_lists_of_lists_are_never_called_but_their_parts_are() -> None:
+    layers = nn.ModuleList(
+        nn.ModuleList([nn.ModuleList([nn.LayerNorm(8)]), nn.Linear(8, 8), Stage()])
+        for _ in range(2)
+    )
+    assert names(nn.Sequential(layers)) == ["0.0.1", "0.0.2", "0.1.1", "0.1.2"]
+
+
 def test_by_class_names() -> None:
     assert names(Unlisted(), "Stage") == ["one", "two"]
 

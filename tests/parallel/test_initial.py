@@ -1,6 +1,7 @@
 """Initial parameters equal those of one process bit by bit, however the model is divided."""
 
 import functools
+import logging
 from typing import Any
 
 import pytest
@@ -92,3 +93,28 @@ def test_another_seed_draws_other_parameters() -> None:
     assert not torch.equal(made[0].parameters[0], made[1].parameters[0])
     first, second = made[0].parameters[2], made[0].parameters[4]
     assert not torch.equal(first.flatten()[:21], second.flatten()), "each module draws its own"
+
+
+def said() -> list[str]:
+    """Return what is said while a model that cannot be built on the meta device is sharded."""
+    lines: list[str] = []
+    logger = logging.getLogger("hpctrain.parallel.initial")
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        config, cpu = Config(parallel=SHARDED), torch.device("cpu")
+        mesh = Mesh(Degrees.of(SHARDED, 2), distributed.get_rank(), cpu)
+        parallelize(Reads, config, mesh, Precision(config.precision, cpu))
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+    return lines
+
+
+def test_what_all_ranks_build_is_said_once() -> None:
+    first, second = run_ranks(said, 2)
+    assert len(first) == 1
+    assert "cannot be built on the meta device" in first[0]
+    assert second == []

@@ -78,6 +78,7 @@ def test_shares_of_the_samples() -> None:
         ({"parallel.dp_shard": 2}, 2, "those with fewer would not answer; use parallel.dp_shard=1"),
         ({"parallel.sync": "every"}, 2, "parallel.zero=1 and parallel.sync=auto"),
         ({"train.local_sgd.every": 2}, 2, "with train.local_sgd.every=2: give one of them"),
+        ({"parallel.fsdp.agree": True}, 2, "with parallel.fsdp.agree=true: give one of them"),
         ({"parallel.ep": 2}, 2, "with parallel.ep=2: give one of them"),
         ({"data.collate": "pack"}, 2, "with data.collate=pack: give one of them"),
     ],

@@ -37,6 +37,7 @@ from hpctrain.config.identity import signature
 from hpctrain.config.schema import Config
 from hpctrain.disk import create, set_aside, write_atomically
 from hpctrain.errors import StorageError
+from hpctrain.lock import is_locked
 
 
 class RunDir:
@@ -224,24 +225,8 @@ class RunDir:
         return StorageError(f"{self.path} is in use by {holder}: wait for it, or stop it")
 
     def is_locked(self) -> bool:
-        """Return whether a process holds the lock of the run, as far as this host can see.
-
-        This tries a shared lock. With an exclusive one, even for a short time, a job that starts at
-        the same moment would fail.
-        """
-        try:
-            descriptor = os.open(self.path / "lock", os.O_RDONLY)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False  # a file system without locks
-        finally:
-            os.close(descriptor)
-        return False
+        """Return whether a process holds the lock of the run, as far as this host can see."""
+        return is_locked(self.path / "lock")
 
 
 def _text(content: dict[str, Any]) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from pathlib import Path
 
 from hpctrain.errors import TrackingError
+from hpctrain.lock import is_locked
 from hpctrain.tracking.journal import journal_path, read
 from hpctrain.tracking.meta import Meta, Uploaded
 
@@ -28,8 +27,9 @@ def left_behind(run_dir: Path) -> str:
         What is missing and the command that uploads it; "" if everything is in MLflow, an uploader
         is at work on this host, or the run is not uploaded by itself (`tracking.upload=false`).
     """
+    uploading = journal_path(run_dir).with_name("upload.lock")
     try:
-        if is_uploaded(run_dir, Meta.read(run_dir)) or _is_at_work(run_dir):
+        if is_uploaded(run_dir, Meta.read(run_dir)) or is_locked(uploading):
             return ""
     except TrackingError:
         return ""  # it is not tracked
@@ -40,19 +40,3 @@ def left_behind(run_dir: Path) -> str:
         "its uploader has ended, and not everything is in MLflow; "
         f"`python -m hpctrain sync {run_dir}` uploads the rest"
     )
-
-
-def _is_at_work(run_dir: Path) -> bool:
-    try:
-        descriptor = os.open(journal_path(run_dir).with_name("upload.lock"), os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False  # a file system without locks
-    finally:
-        os.close(descriptor)
-    return False

@@ -200,8 +200,8 @@ def _check_split(source: Source, options: Options) -> None:
         raise ConfigError(
             f"--split {split}: {source.name} has no such column to go by; it has {has}"
         )
-    if isinstance(split, ByFile):
-        split.of_files(source.split_files())
+    if isinstance(split, ByFile) and (files := [*source.split_files()]):
+        split.of_files(files)
     if not options.stratify:
         return
     field = source.fields.get(options.stratify)

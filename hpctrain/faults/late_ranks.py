@@ -26,12 +26,14 @@ import torch.distributed as dist
 
 from hpctrain.disk import write_atomically
 from hpctrain.errors import LateRankError
+from hpctrain.faults import collectives
 from hpctrain.faults.collectives import Record, conclude
 
 log = logging.getLogger(__name__)
 FOLDER = "collectives"  # in the folder of the logs
 _LONGEST_ANSWER_S = 10.0
 _ANNOUNCED_S = 5.0  # the end of a rank may be seen before the message that it was due to a timeout
+_ARRIVES_S = 1.5
 _TIMED_OUT = re.compile(r"gloo.*time(d )?out|(wait|socket) timeout", re.I | re.S)
 _LOST = re.compile(r"gloo|connection|broken ?pipe|peer", re.I)
 _FOR_EVER = timedelta(days=365)
@@ -101,8 +103,18 @@ class LateRanks:
         ):  # the store has ended with rank 0, or the disk is full
             store.wait([key], _FOR_EVER)
             if store.get(key) == b"tell":
+                self._let_error_arrive()
                 self._write()
                 self._told.set()
+
+    def _let_error_arrive(self) -> None:
+        """Wait a little while the operation of this rank has failed, but its error is on its way.
+
+        In between the flight recorder has no operation that waits, as on a rank that is late.
+        """
+        end = time.monotonic() + _ARRIVES_S
+        while self._error is None and not collectives.is_waiting() and time.monotonic() < end:
+            time.sleep(0.02)
 
     def _close(self) -> None:
         """End the thread: one that comes back while the interpreter ends would abort it."""

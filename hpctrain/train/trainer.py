@@ -131,7 +131,7 @@ class Trainer:
             return
         left_out = self.train_step.health.left_out
         for batch in first_in_long_work("the first batch", self.loader):
-            if self.loader.state_dict()["consumed"] in left_out:
+            if left_out and self.loader.state_dict()["consumed"] in left_out:
                 continue
             yield batch
             if self.step >= self.max_steps:

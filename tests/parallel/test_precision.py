@@ -7,8 +7,10 @@ import torch
 from torch import distributed
 
 from hpctrain.config.schema import PrecisionConfig
+from hpctrain.data.types import Batch
 from hpctrain.errors import ConfigError
 from hpctrain.parallel.precision import Precision
+from hpctrain.tasks import Classification, Sums
 from tests.parallel.low_precision import FORMATS, check_near
 from tests.parallel.parity import Cell, batch, build, difference, reference, results
 from tests.ranks import run_ranks
@@ -36,20 +38,28 @@ def test_within_bounds_of_fp32(name: str, model: str) -> None:
         assert first[1] > 1e-6, "the precision must have an effect"
 
 
+class Louder(Classification):
+    """A task whose loss is finite, and so large that its gradient overflows in fp16."""
+
+    factor = 1.0
+
+    def sums(self, outputs: Any, batch: Batch) -> Sums:
+        sums = super().sums(outputs, batch)
+        loss, count = sums["loss"]
+        return {**sums, "loss": (loss * self.factor, count)}
+
+
 def overflow(keys: dict[str, Any]) -> tuple[list[float], list[bool]]:
     """Make three steps, the second of which overflows on rank 1; return scales and changes."""
     made = cell("conv", {"precision.compute": "fp16"} | keys)
     training = build(made)
+    training.step.task = task = Louder(scale=1 / 16)
     scales, changed = [], []
     for number in range(3):
         before = [p.detach().clone() for p in training.model.parameters]
-        whole = batch("conv", 0)
-        if number == 1 and distributed.get_rank() == 1:
-            whole["image"] = torch.full_like(whole["image"], 255)
-            training.step.task.scale = 1e6  # type: ignore[attr-defined]
-        else:
-            training.step.task.scale = 1 / 16  # type: ignore[attr-defined]
-        training.step(training._share(whole), 0.1)
+        task.factor = 1e6 if number == 1 and distributed.get_rank() == 1 else 1.0
+        training.step(training._share(batch("conv", 0)), 0.1)
+        assert training.step.health.problem == "", "it is the loss scale's to decide"
         scales.append(training.model.precision.scale)
         after = training.model.parameters
         changed.append(any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)))
@@ -65,14 +75,14 @@ def test_an_overflow_on_one_rank_is_left_out_by_all(keys: dict[str, Any]) -> Non
 def test_the_scale_grows_again_and_is_kept() -> None:
     precision = Precision(PrecisionConfig("fp16"), CPU)
     fine, inf = torch.tensor(1.0), torch.tensor(float("inf"))
-    assert not precision.accepts(inf)
-    assert not precision.accepts(torch.tensor(float("nan")))
+    assert not precision.accepts(fine, inf)
+    assert not precision.accepts(fine, torch.tensor(float("nan")))
     assert precision.scale == 16384
-    assert all(precision.accepts(fine) for _ in range(1999))
+    assert all(precision.accepts(fine, fine) for _ in range(1999))
     resumed = Precision(PrecisionConfig("fp16"), CPU)
     resumed.load_state_dict(precision.state_dict())
     assert resumed.scale == 16384
-    assert resumed.accepts(fine)
+    assert resumed.accepts(fine, fine)
     assert resumed.scale == 32768
     other = Precision(PrecisionConfig("bf16"), CPU)
     other.load_state_dict(resumed.state_dict())

@@ -223,7 +223,7 @@ def _is_arrow_file(path: str, file: Any) -> bool:
             f"{path} is of the first version of Feather: pyarrow.feather.read_table reads it, and "
             "write_feather writes the second"
         )
-    return begins
+    return bool(begins)
 
 
 def _check_first_schema(path: str, file: Any, schema: Any) -> None:

@@ -130,11 +130,6 @@ class Record:
         return json.dumps(asdict(self), indent=1) + "\n"
 
 
-def is_waiting() -> bool:
-    """Return whether this rank is in an operation that has not ended."""
-    return any(not entry["retired"] for entry in _entries())
-
-
 def conclude(records: Mapping[int, Record], hosts: Mapping[int, str], own: int) -> str:
     """Return which ranks did not arrive, where the others wait for them, and what they do.
 

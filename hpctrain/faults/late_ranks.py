@@ -26,7 +26,6 @@ import torch.distributed as dist
 
 from hpctrain.disk import write_atomically
 from hpctrain.errors import LateRankError
-from hpctrain.faults import collectives
 from hpctrain.faults.collectives import Record, conclude
 
 log = logging.getLogger(__name__)
@@ -103,18 +102,8 @@ class LateRanks:
         ):  # the store has ended with rank 0, or the disk is full
             store.wait([key], _FOR_EVER)
             if store.get(key) == b"tell":
-                self._let_error_arrive()
                 self._write()
                 self._told.set()
-
-    def _let_error_arrive(self) -> None:
-        """Wait a little while the operation of this rank has failed, but its error is on its way.
-
-        In between the flight recorder has no operation that waits, as on a rank that is late.
-        """
-        end = time.monotonic() + _ARRIVES_S
-        while self._error is None and not collectives.is_waiting() and time.monotonic() < end:
-            time.sleep(0.02)
 
     def _close(self) -> None:
         """End the thread: one that comes back while the interpreter ends would abort it."""
@@ -141,11 +130,21 @@ class LateRanks:
             file = self._file(self._rank)
             if file.exists():
                 return
-            record = Record.of_this_process(
-                self._rank, socket.gethostname(), self.step(), self._error
-            )
+            record = self._record()
+            # An operation that has failed no longer waits, but its error may be on its way. What a
+            # late rank enters after the first look does not count.
+            end = time.monotonic() + _ARRIVES_S
+            while record.waits_in is None and time.monotonic() < end:
+                time.sleep(0.02)
+                if self._error is not None:
+                    later = self._record()
+                    record = later if later.entered == record.entered else record
+                    break
             self._folder.mkdir(exist_ok=True)
             write_atomically(file, record.text(), sync=False)
+
+    def _record(self) -> Record:
+        return Record.of_this_process(self._rank, socket.gethostname(), self.step(), self._error)
 
     def _conclusion(self) -> str:
         """Wait for the records of the ranks that can answer, and return what they say together."""

@@ -22,7 +22,7 @@ data/digits/index.json: | $(VENV)/.sample
 test: $(VENV)/.test
 	@tests/run.sh $(BIN)
 
-test-all: $(VENV)/.test
+test-all: $(VENV)/.test $(VENV)/.slow-libraries
 	@HPCTRAIN_TESTS=all tests/run.sh $(BIN)
 
 lint: $(VENV)/.test
@@ -57,6 +57,10 @@ $(VENV)/.%: pyproject.toml | $(VENV)/bin/python
 	@if [ $* = test ]; then $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		--no-compile --no-deps --group libraries; fi
 	@$(BIN)/python -m compileall -qq -j 4 -x '$(SELDOM)' $(VENV)/lib || true
+	@touch $@
+
+$(VENV)/.slow-libraries: $(VENV)/.test
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --group slow-libraries
 	@touch $@
 
 .PRECIOUS: $(VENV)/.%

@@ -22,7 +22,7 @@ from tests import forkserver
 
 ROOT = Path(__file__).parents[1]
 # After one rank has failed, the others have this number of seconds to end by themselves.
-GRACE_S = 10
+GRACE_S = 3
 # After so many calls there are new processes. torch's caches keep the groups of earlier calls
 # alive, with threads that wake up all the time, and clearing these caches can hang in torch.
 RENEW = 25

@@ -149,7 +149,7 @@ def test_signals_timeouts_and_groups(tmp_path: Path) -> None:
 
 
 def test_what_a_failed_test_leaves_is_ended(tmp_path: Path) -> None:
-    program = "import os, time\nos.fork()\nprint('up', flush=True)\ntime.sleep(100)"
+    program = "import os, time\nos.fork()\nos.write(1, b'up\\n')\ntime.sleep(100)"
     command = write(tmp_path, "sleeper", program)
     options: Any = {"cwd": tmp_path, "stdout": subprocess.PIPE, "start_new_session": True}
     with forkserver.Popen(command, **options) as left, forkserver.Popen(command, **options) as kept:

@@ -274,6 +274,7 @@ def test_why_runs_failed(
     assert (alone["state"], alone["reason"]) == ("lost", "no longer in the queue")
 
 
+@pytest.mark.slow
 def test_following_across_a_restart(train: Train, tmp_path: Path, paced: Paced) -> None:
     (run,) = submit(train, tmp_path / "runs", *LONG, "site.partition=preemptible")
     given = ("logs", "-f", run.name, "--dir", str(run.parent))

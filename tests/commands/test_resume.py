@@ -90,6 +90,7 @@ def test_runs_are_private_unless_told_otherwise(train: Train, tmp_path: Path) ->
 
 
 @pytest.mark.slurm
+@pytest.mark.slow
 def test_failed_runs_keep_their_code_unless_todays_is_asked_for(
     digits: Path, tmp_path: Path, empty_queue: None
 ) -> None:

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +57,10 @@ def run(workers, start, stop, key=(0, 0), shift=0):
 def children():
     """Return the pids of the worker processes of this process that still exist."""
     path = Path(f"/proc/{os.getpid()}/task")
-    found = [task.joinpath("children").read_text().split() for task in path.iterdir()]
+    found = []
+    for task in path.iterdir():
+        with suppress(FileNotFoundError):  # a thread has ended
+            found.append(task.joinpath("children").read_text().split())
     return sorted(int(pid) for pids in found for pid in pids if _is_worker(pid))
 
 

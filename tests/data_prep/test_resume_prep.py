@@ -44,10 +44,20 @@ SPLIT = ("--split", "train=0.5,val=0.5")
 @pytest.mark.parametrize(
     ("setup", "last"),
     [
-        pytest.param([], [*SPLIT], id="new"),
+        pytest.param([], [*SPLIT], id="new", marks=pytest.mark.slow),
         pytest.param([[]], [*SPLIT, "--overwrite"], id="replaces"),
-        pytest.param([], [*SPLIT, "--dedup", "exact", "--stratify", "y"], id="two-passes"),
-        pytest.param([[*SPLIT, "--part", "1/2"]], [*SPLIT, "--part", "2/2"], id="last-part"),
+        pytest.param(
+            [],
+            [*SPLIT, "--dedup", "exact", "--stratify", "y"],
+            id="two-passes",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            [[*SPLIT, "--part", "1/2"]],
+            [*SPLIT, "--part", "2/2"],
+            id="last-part",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_killed_at_each_change_of_the_disk(tmp_path, small, data_prep, setup, last):

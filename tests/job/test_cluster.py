@@ -171,6 +171,7 @@ class Poisoned(Classification):
 """
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_fails_the_job(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

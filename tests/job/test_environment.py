@@ -93,6 +93,7 @@ def test_here_with_a_variable_of_ones_own(
     assert done.stderr.count(kept) == 1
 
 
+@pytest.mark.slow
 def test_torchrun(digits: Path, tmp_path: Path, watched: Watched) -> None:
     where = ["experiment=digits", f"data.path={digits}", f"output_dir={tmp_path}/runs"]
     torchrun = ["--standalone", "--nproc-per-node=2", "-m", "hpctrain"]

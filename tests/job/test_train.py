@@ -130,7 +130,10 @@ def test_two_ranks_give_the_loss_of_one(
         assert two[key] == pytest.approx(one[key], rel=tolerance), key
 
 
-@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "kill",
+    [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
+)
 def test_stopped_and_resumed_is_the_undisturbed_run_bit_by_bit(
     train: Train,
     reference: Reference,
@@ -175,6 +178,7 @@ class Task(Classification):
 """
 
 
+@pytest.mark.slow
 def test_evaluations_that_were_stopped_are_made_again_bit_by_bit(
     train: Train,
     reference: Reference,

@@ -394,6 +394,7 @@ def test_what_is_sent_is_what_the_dry_run_prints(train: Train, tmp_path: Path) -
     assert lines == [line for line in sent.read_text().splitlines() if stamp not in line]
 
 
+@pytest.mark.slow
 def test_a_thousand_configs_take_little_memory(digits: Path, tmp_path: Path) -> None:
     program = (
         "import re, sys\n"

@@ -216,6 +216,7 @@ def test_a_metric_that_is_not_there_is_a_failure(train: Train, no_sbatch: dict[s
 
 
 @pytest.mark.slurm
+@pytest.mark.slow
 def test_a_search_on_the_cluster_outlives_a_failure_and_its_command(
     train: Train, digits: Path, tmp_path: Path
 ) -> None:

@@ -39,12 +39,12 @@ def cell(model: str, ranks: int, cp: int, tp: int = 1, **more: Any) -> Cell:
 COVERING = [
     cell("transformer", 2, 2, keys=TWICE),
     cell("gpt", 2, 2),
-    cell("gpt", 4, 4),
-    cell("transformer", 4, 2, 2),
     cell("transformer", 4, 2, keys=SHARD | TWICE),
     cell("untied", 4, 2, keys=TWICE | {"parallel.pp": 2}),
 ]
 MORE = [
+    cell("gpt", 4, 4),
+    cell("transformer", 4, 2, 2),
     cell("transformer", 4, 4, keys=TWICE),
     cell("transformer", 4, 4, keys={"parallel.sync": "every", "train.accumulate": 2}),
     cell("gpt", 4, 2, 2, keys=TWICE),

@@ -86,7 +86,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 # These take seconds to import, which the ranks and the test all do.
-SLOW = {"neuralop", "monai", "diffusers"}
+SLOW = {"neuralop", "monai", "diffusers", "transformers"}
 
 
 class MeanSquares:

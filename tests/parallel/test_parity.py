@@ -61,7 +61,7 @@ def cells(strategies: dict[str, Keys], ranks: int, pairs: list[tuple[str, int]])
 CELLS = [
     *cells(STRATEGIES, 2, PAIRS),
     *cells(OPTIONS, 2, [("transformer", 2)]),
-    *cells(OF_FOUR | {"zero3": ZERO[3]}, 4, PAIRS),
+    *cells(OF_FOUR | {"zero3": ZERO[3]}, 4, [("transformer", 2)]),
 ]
 SLOW = [
     cell

@@ -20,14 +20,28 @@ ZERO3 = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1}
 
 
 STEPS = 10
+# `make test` tries each format with one model, and the slow tests with both.
+BRIEF = {
+    ("bf16", "transformer"),
+    ("fp16", "conv"),
+    ("pure bf16", "conv"),
+    ("reduced in bf16", "conv"),
+    ("reduced in fp16", "conv"),
+}
 
 
 def cell(model: str, keys: dict[str, Any]) -> Cell:
     return Cell(model, 2, tuple(keys.items()), steps=STEPS)
 
 
-@pytest.mark.parametrize("model", ["transformer", "conv"])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        pytest.param(name, model, marks=() if (name, model) in BRIEF else pytest.mark.slow)
+        for name in FORMATS
+        for model in ("transformer", "conv")
+    ],
+)
 def test_within_bounds_of_fp32(name: str, model: str) -> None:
     cells = (cell(model, FORMATS[name]), cell(model, FORMATS[name] | ZERO3))
     expected = reference(model, steps=STEPS)

@@ -41,16 +41,17 @@ COVERING = [
     cell("gpt", 2, sp=False, loss=False),
     cell("untied", 2, {"train.activation_checkpointing": "selective"}, loss=False),
     cell("transformer", 4),
-    cell("untied", 4, SHARD),
     cell("uneven", 4, SHARD),
-    cell("gpt", 4, SHARD | {"parallel.zero": 1}),
 ]
 MORE = [
-    cell(model, 2, sp=sp, loss=loss)
-    for model in ("transformer", "untied", "gpt")
-    for sp in (True, False)
-    for loss in (True, False)
-] + [
+    cell("gpt", 4, SHARD | {"parallel.zero": 1}),
+    cell("untied", 4, SHARD),
+    *(
+        cell(model, 2, sp=sp, loss=loss)
+        for model in ("transformer", "untied", "gpt")
+        for sp in (True, False)
+        for loss in (True, False)
+    ),
     cell("transformer", 4, SHARD | {"parallel.zero": 2}),
     cell("transformer", 4, SHARD | {"parallel.fsdp.offload": True}),
     cell("untied", 4, {"parallel.sync": "every", "train.accumulate": 2}),

@@ -153,6 +153,7 @@ def test_a_wrong_config_ends_before_any_step(here: Path) -> None:
     assert not re.search(r"\.\d", steps)
 
 
+@pytest.mark.slow
 def test_preempted_on_two_nodes_it_comes_back_with_its_frozen_config(
     digits: Path, here: Path, paced: Paced
 ) -> None:

@@ -83,6 +83,7 @@ def server(database: Path) -> Iterator[Server]:
             server.kill()
 
 
+@pytest.mark.slow
 def test_a_server_killed_in_the_middle_loses_nothing(
     server: Server,
     tmp_path: Path,

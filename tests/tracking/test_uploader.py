@@ -393,6 +393,7 @@ def test_a_signal_ends_the_wait_for_the_uploader(
     tracker._uploader.wait()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_deleted_for_a_while_loses_nothing(
     database: Path, tmp_path: Path, train: Start, sync: Sync, rows: Rows, tags: Tags
 ) -> None:

@@ -339,7 +339,7 @@ def test_a_failing_training_exits_1_with_its_traceback(train: Train, tmp_path: P
     assert run_json(only_run(tmp_path))["state"] == "failed"
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "zero3"])
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("zero3", marks=pytest.mark.slow)])
 def test_the_model_ends_before_the_process_group(
     train: Train, tmp_path: Path, parallel: str
 ) -> None:

@@ -60,12 +60,12 @@ COVERING = [
     cell(2, EP),
     cell(2, ZERO3, EP, PARTS, AGAIN),
     cell(2, EP, model="moe, capacity"),
-    cell(4, ZERO3, EP, PARTS, AGAIN),
     cell(2, TP, PARTS, AGAIN),
     cell(2, PP, PARTS),
     cell(2, CP, EP),
 ]
 MORE = [
+    cell(4, ZERO3, EP, PARTS, AGAIN),
     cell(4, HSDP, PARTS),
     cell(4, HSDP, EP),
     cell(1, {"train.compile": "blocks"}),

@@ -42,7 +42,12 @@ OPTIONS: dict[str, Keys] = {
     | {"train.activation_checkpointing": "full", "train.activation_checkpointing_every": 2},
     "zero3, selective": ZERO[3] | {"train.activation_checkpointing": "selective"},
 }
-
+# Without those that are near to another one; the slow tests have all of them.
+BRIEF = {
+    name: keys
+    for name, keys in OPTIONS.items()
+    if name not in ("zero2, offload", "zero3, prefetch", "zero3, every second block")
+}
 
 # The models and the numbers of micro-batches of each strategy. The other two pairs are slow.
 PAIRS = [("transformer", 2), ("conv", 1)]
@@ -60,12 +65,16 @@ def cells(strategies: dict[str, Keys], ranks: int, pairs: list[tuple[str, int]])
 # Four ranks are for what two cannot do; zero3 shows that the number of ranks changes nothing else.
 CELLS = [
     *cells(STRATEGIES, 2, PAIRS),
-    *cells(OPTIONS, 2, [("transformer", 2)]),
+    *cells(BRIEF, 2, [("transformer", 2)]),
     *cells(OF_FOUR | {"zero3": ZERO[3]}, 4, [("transformer", 2)]),
 ]
 SLOW = [
     cell
-    for cell in [*cells(STRATEGIES, 2, ALL_PAIRS), *cells(STRATEGIES | OF_FOUR, 4, ALL_PAIRS)]
+    for cell in [
+        *cells(STRATEGIES, 2, ALL_PAIRS),
+        *cells(OPTIONS, 2, [("transformer", 2)]),
+        *cells(STRATEGIES | OF_FOUR, 4, ALL_PAIRS),
+    ]
     if cell not in CELLS
 ]
 

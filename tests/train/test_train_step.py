@@ -1,5 +1,6 @@
 """Tests of the training step, its totals, precision and schedule, in a process group of one."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.schema import PrecisionConfig, SchedulerConfig
 from hpctrain.errors import ConfigError
+from hpctrain.faults.health import Health
 from hpctrain.models import MLP
 from hpctrain.parallel.precision import Precision
 from hpctrain.tasks import Classification
@@ -117,6 +119,28 @@ def test_bf16_computes_in_bf16_and_keeps_fp32_parameters() -> None:
     with Precision(PrecisionConfig("bf16"), torch.device("cpu")).forward():
         assert model(torch.ones(1, 4)).dtype == torch.bfloat16
     assert model.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "problem"),
+    [
+        (1.0, 2.0, ""),
+        (math.nan, 2.0, "loss"),
+        (1.0, math.inf, "gradient"),
+        (math.inf, None, "loss"),
+    ],
+)
+def test_numbers_of_the_device_are_judged_as_those_of_the_host(
+    loss: float, norm: float | None, problem: str
+) -> None:
+    """On a GPU they are tensors; here these are on the CPU, where nothing is copied."""
+    summed = torch.tensor(loss, dtype=torch.float64)
+    for health, given in (
+        (Health(), (loss, norm)),
+        (Health("skip"), (summed, None if norm is None else torch.tensor(norm))),
+    ):
+        assert health.accepts(*given, own_loss=loss) is (problem == "")
+        assert health.problem == problem
 
 
 def test_the_loss_scale_of_fp16_has_a_limit() -> None:

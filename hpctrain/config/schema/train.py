@@ -155,8 +155,8 @@ class TrainConfig:
     )
     nonfinite: str = key(
         "stop",
-        "What happens when the loss or the gradient of a step is NaN or infinite. The update is "
-        "never made. stop ends the run as failed. skip goes on without the update. rollback goes "
+        "What happens when the loss or the gradient of a step is NaN or infinite. Its update is "
+        "never kept. stop ends the run as failed. skip goes on without the update. rollback goes "
         "back to the newest healthy checkpoint and leaves the batch out. fp16 first lowers its "
         "loss scale.",
         choices=("stop", "skip", "rollback"),

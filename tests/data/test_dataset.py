@@ -206,6 +206,7 @@ def loss_of(model, batch):
     return torch.nn.functional.cross_entropy(model(batch["image"].float() / 16), batch["label"])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Lightning and its dependencies give many warnings
 def test_lightning_continues_in_the_middle_of_an_epoch(digits, tmp_path):
     import lightning

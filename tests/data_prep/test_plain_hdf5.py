@@ -164,6 +164,7 @@ for codec in LEVELS:
 """
 
 
+@pytest.mark.slow
 def test_another_process_writes_the_same_bytes(tmp_path):
     here = [
         write_shards(tmp_path / codec, [("train", SAMPLES)], compression=Compression(codec)).digest

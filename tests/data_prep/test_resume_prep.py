@@ -129,7 +129,8 @@ def alive(pid):
         return False
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [2, 6])
 def test_killed_at_random_moments_with_workers(tmp_path, kills):
     """Slurm, a user or the system may send a signal to all processes at once."""
     rng = random.Random(0)

@@ -87,6 +87,7 @@ def test_sbcast_may_take_longer_than_a_collective(digits: Path, tmp_path: Path) 
         assert int(rank.stdout) > 0
 
 
+@pytest.mark.slow
 def test_either_rank_may_take_longer_than_a_collective(tmp_path: Path) -> None:
     program = """
     with group():

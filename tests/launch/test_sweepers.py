@@ -197,6 +197,7 @@ def test_a_search_here_goes_on_where_it_stopped(
     assert stored.name in re.sub(r"study (\S+)", r"\1.optuna", more.stdout)
 
 
+@pytest.mark.slow
 def test_a_search_whose_trials_all_fail_is_an_error(
     train: Train, tmp_path: Path, no_sbatch: dict[str, str]
 ) -> None:
@@ -208,6 +209,7 @@ def test_a_search_whose_trials_all_fail_is_an_error(
     assert "2 of 2 trials failed, more than hydra.sweeper.max_failure_rate=0.5" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_a_metric_that_is_not_there_is_a_failure(train: Train, no_sbatch: dict[str, str]) -> None:
     # This search is also tracked.

@@ -350,6 +350,7 @@ def test_what_mlflow_refuses_does_not_hold_up_the_rest(
     assert "seventeen" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_be_written_ends_in_bounded_time(tmp_path: Path, train: Start) -> None:
     process = train(tmp_path / "r", "http://127.0.0.1:9", begin=0, end=10, drain=6.0)
     begin = time.monotonic()

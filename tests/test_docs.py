@@ -351,7 +351,7 @@ def _glob(word: str) -> list[str]:
 
 TRAINED = {
     "README.md": {"digits", "mine"},
-    "docs/start.md": {"digits", "mine"},
+    "docs/start.md": {"debug", "digits", "mine"},
     "docs/models.md": {"digits", "mine", "stdlib_lm"},
     "docs/extend.md": {"robust"},
 }

@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ def file_lock(path: Path, wait: Callable[[], None]) -> Iterator[int]:
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
+            keep_from_readers(fd)
             _flock(fd, path, wait)
             if _is_same(fd, path):
                 yield fd
@@ -46,7 +47,7 @@ def is_locked(path: Path) -> bool:
     the same moment would fail.
     """
     try:
-        fd = os.open(path, os.O_RDONLY)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would be waited for
     except OSError:
         return False
     try:
@@ -58,6 +59,18 @@ def is_locked(path: Path) -> bool:
     finally:
         os.close(fd)
     return False
+
+
+def keep_from_readers(fd: int) -> None:
+    """Take the right to read a lock file from those who may not write it.
+
+    Who may open a file, only for reading, may lock it, and would keep its user from working.
+    """
+    mode = os.fstat(fd).st_mode & 0o777
+    wanted = mode & ~(((~mode) & 0o022) << 1)
+    if wanted != mode:
+        with suppress(PermissionError):  # another user's file in a folder of a group
+            os.fchmod(fd, wanted)
 
 
 def _flock(fd: int, path: Path, wait: Callable[[], None]) -> None:

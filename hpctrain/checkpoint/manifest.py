@@ -23,7 +23,7 @@ from typing import Any
 
 import xxhash
 
-from hpctrain.disk import sync
+from hpctrain.disk import parse_json, sync
 from hpctrain.errors import StorageError
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class Manifest:
             ValueError: It is damaged.
         """
         try:
-            found = json.loads(content)
+            found = parse_json(content)
             if found.get("version") != 1:
                 if content != _sealed(content.rpartition(_DIGEST.partition(b"%s")[0])[0]):
                     raise ValueError("it does not fit its digest")

@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpctrain.disk import parse_json
 from hpctrain.errors import StorageError
 
 log = logging.getLogger(__name__)
@@ -216,7 +217,7 @@ def read_all(path: Path, position: int = 0, end: int | None = None) -> Iterator[
 def parse(line: bytes) -> dict[str, Any] | None:
     """Return the record in `line`; None if the line is incomplete or is no record."""
     try:
-        body = json.loads(line)
+        body = parse_json(line)
     except ValueError:
         return None
     return body if isinstance(body, dict) and "kind" in body and "attempt" in body else None

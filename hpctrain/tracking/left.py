@@ -31,8 +31,8 @@ def left_behind(run_dir: Path) -> str:
     try:
         if is_uploaded(run_dir, Meta.read(run_dir)) or is_locked(uploading):
             return ""
-    except TrackingError:
-        return ""  # it is not tracked
+    except (TrackingError, OSError):
+        return ""  # it is not tracked, or its files are no files of ours
     # The tracker has made this file when it started the uploader.
     if not journal_path(run_dir).with_name("uploader.log").exists():
         return ""

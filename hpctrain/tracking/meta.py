@@ -41,8 +41,9 @@ class Meta:
             return cls(**_read(path))
         except FileNotFoundError:
             raise TrackingError(f"not a tracked run directory (no {path})") from None
-        except (ValueError, TypeError) as error:
-            raise TrackingError(f"{path}: {error}") from error
+        except (OSError, ValueError, TypeError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise TrackingError(f"{path}: {why}") from error
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,8 @@ def file_lock(path: Path, wait: Callable[[], None]) -> Iterator[int]:
         wait: Called while another process holds the lock; it sleeps a little, or raises to give up.
     """
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = open_lock(path, os.O_RDWR | os.O_CREAT)
         try:
-            keep_from_readers(fd)
             _flock(fd, path, wait)
             if _is_same(fd, path):
                 yield fd
@@ -61,16 +60,18 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def keep_from_readers(fd: int) -> None:
-    """Take the right to read a lock file from those who may not write it.
+def open_lock(path: str | Path, flags: int) -> int:
+    """Open a lock file, for `open` too (`opener`). Only those who may write it may read it.
 
-    Who may open a file, only for reading, may lock it, and would keep its user from working.
+    Who may open a file, even only for reading, may lock it, and would keep its user from working.
     """
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o622)
     mode = os.fstat(fd).st_mode & 0o777
-    wanted = mode & ~(((~mode) & 0o022) << 1)
+    wanted = mode & ~0o044 | (mode & 0o022) << 1
     if wanted != mode:
         with suppress(PermissionError):  # another user's file in a folder of a group
             os.fchmod(fd, wanted)
+    return fd
 
 
 def _flock(fd: int, path: Path, wait: Callable[[], None]) -> None:

@@ -38,7 +38,7 @@ from hpctrain.config.identity import signature
 from hpctrain.config.schema import Config
 from hpctrain.disk import create, read_json, set_aside, write_atomically
 from hpctrain.errors import StorageError
-from hpctrain.lock import is_locked, keep_from_readers
+from hpctrain.lock import is_locked, open_lock
 
 _HOLDER = re.compile(r"process (\d+) on (?P<host>\S+)")  # what `RunDir.lock` writes
 _LONGEST_HOLDER = 300
@@ -192,8 +192,7 @@ class RunDir:
 
         The lock is needed because a job may start while its submission is being written.
         """
-        with (self.path / ".run.json.lock").open("a") as file:
-            keep_from_readers(file.fileno())
+        with open(self.path / ".run.json.lock", "a", opener=open_lock) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             content = self.read()
             yield content
@@ -206,8 +205,7 @@ class RunDir:
         Raises:
             StorageError: Another process holds it.
         """
-        with (self.path / "lock").open("a+") as file:
-            keep_from_readers(file.fileno())
+        with open(self.path / "lock", "a+", opener=open_lock) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:

@@ -1168,3 +1168,29 @@ def test_checkpoints_are_listed_and_verified(
     make_run(tmp_path / "empty")
     assert checkpoints.main(["--dir", str(tmp_path / "empty")]) == 0
     assert capsys.readouterr().out == "no checkpoints here\n"
+
+
+@pytest.mark.slow
+def test_looking_at_a_run_runs_no_code_that_its_config_names(digits: Path, tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text(
+        "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n"
+        "def net(**_): raise SystemExit(3)\n"
+    )
+    run_module(
+        *("hpctrain", "freeze", "experiment=digits", f"data.path={digits}"),
+        *(f"output_dir={tmp_path}/runs", "model._target_=evil.net", "tracking=off"),
+        cwd=tmp_path,
+    )
+    (run,) = runs(tmp_path / "runs")
+    where = ("--dir", str(tmp_path / "runs"))
+    record = run_json(run) | {"state": "failed", "attempts": [{"error": "x", "started": 1.0}]}
+    (run / "run.json").write_text(json.dumps(record))
+    (run / "logs").mkdir()
+    (run / "logs" / "terminal_1.rank0.log").write_text("x\n")
+    for command in (["status"], ["logs", run.name], ["checkpoints"], ["gc", "--debug"]):
+        run_module("hpctrain", *command, *where, cwd=tmp_path)
+    run_module("hpctrain", "cancel", run.name, *where, cwd=tmp_path)
+    run_module("hpctrain", "sync", str(run), code=7, cwd=tmp_path)
+    assert not (tmp_path / "ran").exists()
+    run_module("hpctrain", "run", str(run), code=3, cwd=tmp_path)
+    assert (tmp_path / "ran").exists()

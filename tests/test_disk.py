@@ -41,7 +41,7 @@ def manifest(folder: Path) -> Any:
 
 
 def config(folder: Path) -> Any:
-    (folder / "config.yaml").write_text(f"model: {DEEP[:3000]}")
+    (folder / "config.yaml").write_text(f"model: {DEEP[:500]}")
     return frozen.load(folder / "config.yaml")
 
 

@@ -69,7 +69,7 @@ def open_lock(path: str | Path, flags: int) -> int:
     mode = os.fstat(fd).st_mode & 0o777
     wanted = mode & ~0o044 | (mode & 0o022) << 1
     if wanted != mode:
-        with suppress(PermissionError):  # another user's file in a folder of a group
+        with suppress(OSError):  # another user's file, or a file system without permissions
             os.fchmod(fd, wanted)
     return fd
 

@@ -40,6 +40,7 @@ from hpctrain.lock import file_lock
 from hpctrain.runs import stop_request
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.terminal_log import kept
+from hpctrain.tracking.left import left_behind
 from hpctrain.tracking.meta import Meta, Uploaded
 from hpctrain.train.display import NoDisplay
 from hpctrain.train.progress_file import ProgressFile
@@ -650,6 +651,19 @@ def test_a_fifo_is_not_waited_for(
     # A log that becomes a FIFO at the last moment is an error, too.
     with pytest.raises(OSError, match="not a regular file"):
         tail(other / "logs" / "7_0.rank0.log", 0)
+
+
+def test_another_users_uploader_is_not_called_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path, state="finished")
+    Meta("sqlite:////x", "exp", "name", "uid").write(run)
+    for name in ("upload.lock", "uploader.log"):
+        (run / "journal" / name).touch()
+    assert "its uploader has ended" in left_behind(run)
+    # A mock, because the kernel lets root read everything.
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "upload.lock")
+    assert left_behind(run) == ""
 
 
 def test_a_folder_without_runs(tmp_path: Path, no_slurm: None) -> None:

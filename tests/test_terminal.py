@@ -160,6 +160,12 @@ def test_commands_on_planted_runs(planted: Path, command: list[str]) -> None:
     assert "\nfinished-" not in found
 
 
+def test_an_error_before_any_command(tmp_path: Path) -> None:
+    found = shown("hpctrain", "no\x1b[2J\nerror: x", cwd=tmp_path)
+    assert found.startswith("error: no\\x1b[2J\n  error: x: no such command")
+    assert not COMMAND.search(found)
+
+
 def test_a_table_on_a_terminal_has_only_our_colours(planted: Path) -> None:
     found = shown_on_terminal("hpctrain", "status", "--dir", str(planted))
     assert COLOUR.search(found)

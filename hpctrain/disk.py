@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import itertools
+import json
 import os
 import re
 import socket
+import stat
 from pathlib import Path
+from typing import Any, BinaryIO
 
 TEMPORARY = re.compile(r"\..+\.(?P<host>[^.]+)\.(?P<pid>\d+)$")
 """Matches the names that `temporary` makes."""
@@ -68,3 +72,46 @@ def set_aside(path: Path) -> Path:
     """Rename `path` to `NAME.1`, or the first number that is free, and return the new path."""
     numbers = itertools.count(1)
     return path.rename(next(p for n in numbers if not (p := Path(f"{path}.{n}")).exists()))
+
+
+LARGEST_JSON = 256 << 20  # bytes of a file about a run; a longer one is not ours
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading. The folder may be a stranger's, and the name may be a trap.
+
+    Raises:
+        OSError: It cannot be opened, or it is a FIFO, a device or a folder. Opening a FIFO would
+            otherwise wait until somebody writes into it.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return open(descriptor, "rb")
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a small JSON file, which may be a stranger's.
+
+    Raises:
+        OSError: It cannot be read (see `open_regular`).
+        ValueError: It is not JSON, too long, or nested too deeply.
+    """
+    with open_regular(path) as file:
+        content = file.read(LARGEST_JSON + 1)
+    if len(content) > LARGEST_JSON:
+        raise ValueError(f"it is longer than {LARGEST_JSON >> 20} MiB")
+    return parse_json(content)
+
+
+def parse_json(content: str | bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: It is not JSON, or nested so deeply that Python's parser gives up.
+    """
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None

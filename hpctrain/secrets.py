@@ -23,6 +23,8 @@ import shlex
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping
 
+from hpctrain.terminal import harmless
+
 PATTERNS = (
     *("*TOKEN*", "*SECRET*", "*PASSWORD*", "*PASSWD*", "*PASSPHRASE*", "*CREDENTIAL*"),
     *("*API_KEY*", "*APIKEY*", "*ACCESS_KEY*", "*PRIVATE_KEY*"),
@@ -116,17 +118,17 @@ def password_in_url(text: str) -> str | None:
 
 
 class _Masking(logging.Formatter):
-    """Masks the output of another formatter, including tracebacks."""
+    """Masks the output of another formatter, including tracebacks, and makes it harmless."""
 
     def __init__(self, inner: logging.Formatter | None) -> None:
         self._inner = inner or logging.Formatter()
 
     def format(self, record: logging.LogRecord) -> str:
-        return mask(self._inner.format(record))
+        return harmless(mask(self._inner.format(record)))
 
 
 def mask_logging() -> None:
-    """Make every handler of the root logger mask its output."""
+    """Make every handler of the root logger mask its output, without control characters."""
     for handler in logging.getLogger().handlers:
         handler.setFormatter(_Masking(handler.formatter))
 

@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import ROOT
 
 # A package (or a module at the top) may import itself and the modules in its set.
-EVERYBODY = {"__init__", "errors", "secrets", "disk", "lock"}
+EVERYBODY = {"__init__", "errors", "secrets", "disk", "lock", "terminal", "console"}
 ALLOWED: dict[str, set[str]] = {
     "config": EVERYBODY,
     "distributed": EVERYBODY | {"config"},
@@ -40,14 +40,17 @@ ALLOWED: dict[str, set[str]] = {
     "api": {""},
     "__main__": {"cli"},
     "errors": set(),
-    "secrets": set(),
+    "secrets": {"terminal"},
     "disk": set(),
     "lock": set(),
+    "terminal": set(),
+    "console": {"terminal"},
     "__init__": set(),
 }
 # These are imported on login nodes, where importing torch would cost each command seconds.
 NO_TORCH = (
     *("errors", "secrets", "disk", "lock", "cli", "api", "config", "runs", "launch", "commands"),
+    *("terminal", "console"),
     *("tracking", "distributed.ranks", "distributed.report", "distributed.port"),
     *("distributed.cores", "job.here", "job.requeue", "job.verdict"),
     "checkpoint.manifest",
@@ -66,7 +69,7 @@ NO_HYDRA = (
 )
 # These define what a data set is and how it is written; data_prep imports nothing else of hpctrain.
 FORMAT = {
-    *("errors", "disk"),
+    *("errors", "disk", "terminal", "console"),
     *("data.commit", "data.field", "data.format", "data.index", "data.moments", "data.ragged"),
     *("data.sample_schema", "data.shard", "data.compression", "data.types"),
     # The loader reads with these, so `index` and `repack` read in the same way.

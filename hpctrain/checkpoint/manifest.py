@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any
 
 import xxhash
 
-from hpctrain.disk import sync
+from hpctrain.disk import open_regular, parse_json, sync
 from hpctrain.errors import StorageError
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,8 @@ class Manifest:
         """
         path = checkpoint / NAME
         try:
-            return cls.parse(path.read_bytes(), path.stat().st_mtime)
+            with open_regular(path) as file:
+                return cls.parse(file.read(), os.fstat(file.fileno()).st_mtime)
         except OSError as error:
             raise StorageError(f"{path}: cannot be read ({error.strerror})") from error
         except ValueError as error:
@@ -90,7 +92,7 @@ class Manifest:
             ValueError: It is damaged.
         """
         try:
-            found = json.loads(content)
+            found = parse_json(content)
             if found.get("version") != 1:
                 if content != _sealed(content.rpartition(_DIGEST.partition(b"%s")[0])[0]):
                     raise ValueError("it does not fit its digest")

@@ -69,6 +69,7 @@ from typing import Any, Self
 import xxhash
 
 from hpctrain.data.field import Field
+from hpctrain.disk import parse_json
 from hpctrain.errors import DataError
 
 FILE = "index.json"
@@ -254,7 +255,7 @@ class Index:
             DataError: It is not an index that this version can read.
         """
         try:
-            return cls._parse(json.loads(content))
+            return cls._parse(parse_json(content))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise DataError(f"{where}: not valid JSON ({error})") from None
         except KeyError as error:

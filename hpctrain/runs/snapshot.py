@@ -29,7 +29,7 @@ from pathlib import Path
 import xxhash
 
 from hpctrain.config.schema import Config
-from hpctrain.disk import temporary
+from hpctrain.disk import read_json, temporary
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs.git import Repo, code_folders, repositories
 
@@ -63,7 +63,7 @@ class Snapshot:
     def load(cls, path: Path) -> Snapshot | None:
         """Return the snapshot in a folder, without its files; None if it does not exist."""
         try:
-            folders = json.loads((path / _PATHS).read_text())
+            folders = read_json(path / _PATHS)
         except FileNotFoundError:
             return None
         # `path / folder` is `folder` if that is absolute.

@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpctrain.disk import open_regular, parse_json
 from hpctrain.errors import StorageError
 
 log = logging.getLogger(__name__)
@@ -181,7 +182,7 @@ def read(path: Path, position: int = 0, limit: int = 1 << 20) -> tuple[list[Reco
         This position is before a last line without a newline: its writer may not have finished.
     """
     try:
-        file = path.open("rb")
+        file = open_regular(path)
     except FileNotFoundError:
         return [], position
     records = []
@@ -216,7 +217,7 @@ def read_all(path: Path, position: int = 0, end: int | None = None) -> Iterator[
 def parse(line: bytes) -> dict[str, Any] | None:
     """Return the record in `line`; None if the line is incomplete or is no record."""
     try:
-        body = json.loads(line)
+        body = parse_json(line)
     except ValueError:
         return None
     return body if isinstance(body, dict) and "kind" in body and "attempt" in body else None
@@ -241,7 +242,7 @@ def last_step(path: Path) -> int:
 def last_record(path: Path, key: str) -> dict[str, Any] | None:
     """Return the last valid record that has this key; None if none has."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return _last(file.fileno(), path.stat().st_size, key)
     except FileNotFoundError:
         return None

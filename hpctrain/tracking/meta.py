@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain import secrets
-from hpctrain.disk import write_atomically
+from hpctrain.disk import read_json, write_atomically
 from hpctrain.errors import TrackingError
 
 
@@ -41,8 +41,9 @@ class Meta:
             return cls(**_read(path))
         except FileNotFoundError:
             raise TrackingError(f"not a tracked run directory (no {path})") from None
-        except (ValueError, TypeError) as error:
-            raise TrackingError(f"{path}: {error}") from error
+        except (OSError, ValueError, TypeError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise TrackingError(f"{path}: {why}") from error
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def _uploaded_path(run_dir: Path) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    body = json.loads(path.read_text())
+    body = read_json(path)
     return {key: secrets.expand(v) if isinstance(v, str) else v for key, v in body.items()}
 
 

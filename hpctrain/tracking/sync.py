@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from hpctrain.errors import TrackingError
+from hpctrain.terminal import printable
 from hpctrain.tracking import ending
 from hpctrain.tracking.client import explain
 from hpctrain.tracking.left import is_uploaded
@@ -102,9 +103,9 @@ def sync(
             asked = check or from_start or ending.has_died_here(run_dir)
             done = not asked and is_uploaded(run_dir, meta)
             outcome = "nothing to do" if done else _upload(run_dir, meta, from_start)
-            print(f"{run_dir}: {outcome}", flush=True)
+            print(printable(f"{run_dir}: {outcome}"), flush=True)
         except TrackingError as error:
-            print(f"{run_dir}: {error}", file=sys.stderr, flush=True)
+            print(printable(f"{run_dir}: {error}"), file=sys.stderr, flush=True)
             failed.append(run_dir)
     if failed:
         names = " ".join(map(str, failed))

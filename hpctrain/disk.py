@@ -7,6 +7,8 @@ import itertools
 import os
 import re
 import socket
+import stat
+from contextlib import suppress
 from pathlib import Path
 
 TEMPORARY = re.compile(r"\..+\.(?P<host>[^.]+)\.(?P<pid>\d+)$")
@@ -68,3 +70,16 @@ def set_aside(path: Path) -> Path:
     """Rename `path` to `NAME.1`, or the first number that is free, and return the new path."""
     numbers = itertools.count(1)
     return path.rename(next(p for n in numbers if not (p := Path(f"{path}.{n}")).exists()))
+
+
+def private_folder(path: Path) -> bool:
+    """Make a folder that only this user can open, unless it exists.
+
+    Returns:
+        Whether it is a folder of this user in which nobody else can write.
+    """
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    found = path.lstat()
+    mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return mine and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

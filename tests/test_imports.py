@@ -49,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
 NO_TORCH = (
     *("errors", "secrets", "disk", "lock", "cli", "api", "config", "runs", "launch", "commands"),
     *("tracking", "distributed.ranks", "distributed.report", "distributed.port"),
-    *("distributed.cores", "job.here", "job.requeue", "job.verdict"),
+    *("distributed.cores", "job.here", "job.compile_cache", "job.requeue", "job.verdict"),
     "checkpoint.manifest",
     *(
         "distributed.hostlist",

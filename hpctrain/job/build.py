@@ -62,9 +62,6 @@ def build(
         ConfigError: A `_target_` cannot be imported or does not take its arguments.
         DataError: A shard is damaged.
     """
-    if config.train.compile != "off":
-        # The ranks and restarts of a run translate the same code, so they share the results.
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(run.path / "compile"))
     weights = config.parallel.weights
     if weights is not None and len(weights) != ranks.num_nodes:
         raise ConfigError(

@@ -27,9 +27,9 @@ ALLOWED: dict[str, set[str]] = {
     | {"tracking.left"},
     "models": {"errors"},
     "tasks": EVERYBODY | {"data.types", "data.tokenizer"},
-    "parallel": EVERYBODY | {"config", "data.types", "models.plan", "tasks"},
-    "checkpoint": EVERYBODY | {"distributed.ranks", "distributed.long_work"},
-    "faults": EVERYBODY,
+    "parallel": EVERYBODY | {"config", "data.types", "models.plan", "tasks", "distributed.objects"},
+    "checkpoint": EVERYBODY | {"distributed.objects", "distributed.ranks", "distributed.long_work"},
+    "faults": EVERYBODY | {"distributed.objects"},
     "train": EVERYBODY
     | {"config", "checkpoint", "data", "distributed.ranks", "distributed.long_work", "faults"}
     | {"parallel", "tasks", "tracking"},
@@ -48,7 +48,13 @@ ALLOWED: dict[str, set[str]] = {
 # These are imported on login nodes, where importing torch would cost each command seconds.
 NO_TORCH = (
     *("errors", "secrets", "disk", "lock", "cli", "api", "config", "runs", "launch", "commands"),
-    *("tracking", "distributed.ranks", "distributed.report", "distributed.port"),
+    *(
+        "tracking",
+        "distributed.ranks",
+        "distributed.secret",
+        "distributed.report",
+        "distributed.port",
+    ),
     *("distributed.cores", "job.here", "job.compile_cache", "job.requeue", "job.verdict"),
     "checkpoint.manifest",
     *(

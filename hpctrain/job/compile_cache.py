@@ -55,15 +55,15 @@ def use(run: Path, environment: MutableMapping[str, str] = os.environ) -> str | 
 
 
 def _folder(run: Path) -> Path:
-    folder = run / "compile"
-    if not run.exists():  # rank 0 of this user is about to make it
-        return folder
-    # Several users may continue a run where HPCTRAIN_UMASK lets their group write.
-    for folder in (folder, run / f"compile.{os.geteuid()}"):
-        if private_folder(folder):
-            return folder
+    common, own = run / "compile", run / f"compile.{os.geteuid()}"
+    # Without a run directory, rank 0 of this user is about to make it. Several users may continue a
+    # run where HPCTRAIN_UMASK lets their group write.
+    if not run.exists() or private_folder(common):
+        return common
+    if private_folder(own):
+        return own
     raise StorageError(
-        f"{folder}: not a folder of this user, or others can write there, so torch.compile would "
+        f"{own}: not a folder of this user, or others can write there, so torch.compile would "
         f"run their code; delete it, or set {TORCH} to a private folder"
     )
 

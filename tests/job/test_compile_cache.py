@@ -98,7 +98,9 @@ def test_a_run_directory_of_several_users(run: Path, shared: Path) -> None:
 
 
 @pytest.mark.slow
-def test_torch_neither_reads_nor_writes_what_somebody_has_planted(run: Path, tmp_path: Path) -> None:
+def test_torch_neither_reads_nor_writes_what_somebody_has_planted(
+    run: Path, tmp_path: Path
+) -> None:
     """A real compilation for the CPU, with another user's folder where torch has its default."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()

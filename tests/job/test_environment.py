@@ -19,7 +19,8 @@ WATCH = """\
 import json, os, sys
 from importlib.machinery import PathFinder
 
-NAMES = ("NCCL_", "GLOO_", "TORCH_DISTRIBUTED", "PYTORCH_", "MINE", "TORCHINDUCTOR_CACHE", "TRITON_")
+NAMES = ("NCCL_", "GLOO_", "TORCH_DISTRIBUTED", "PYTORCH_", "MINE", "TRITON_")
+NAMES += ("TORCHINDUCTOR_CACHE",)
 RANKS = ("SUBMITIT_LOCAL_GLOBALID", "RANK", "SLURM_PROCID")
 
 

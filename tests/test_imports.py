@@ -150,6 +150,15 @@ def test_data_prep_takes_only_the_format() -> None:
                 assert name.partition(".")[0] != "torch"
 
 
+def test_no_object_collectives() -> None:
+    """They unpickle what other ranks send; `hpctrain.distributed.objects` sends JSON."""
+    for module in OURS:
+        for node in ast.walk(ast.parse(FILES[module].read_text())):
+            if isinstance(node, ast.Attribute | ast.Name | ast.alias):
+                name = getattr(node, "attr", None) or getattr(node, "id", None) or node.name
+                assert not name.endswith(("_object", "_object_list")), f"{module} uses {name}"
+
+
 def test_no_circles() -> None:
     """Neither files nor the packages at the top of hpctrain import each other in a circle."""
     files = {

@@ -147,10 +147,8 @@ def _store(ranks: RankInfo, timeout: timedelta, key: bytes | None) -> dist.Store
     # Under torchrun, the agent of node 0 already serves a store at this address.
     agent = ranks.launcher == "torchrun" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE")
     serves = ranks.is_main and agent != "True"
-    # torchrun's variables need not tell the number of nodes.
-    one_node = ranks.num_nodes == 1 and ranks.launcher != "torchrun"
-    host = "127.0.0.1" if one_node else ranks.master_addr
-    listening = listen(host, ranks.master_port, one_node).detach() if serves else None
+    host = "127.0.0.1" if ranks.one_node else ranks.master_addr
+    listening = listen(host, ranks.master_port, ranks.one_node).detach() if serves else None
     store = dist.TCPStore(
         host,
         ranks.master_port,

@@ -132,7 +132,7 @@ def _train_attempt(config: Config, run: RunDir, ranks: RankInfo) -> int:
 
     if ranks.is_main:
         log.info("%s: starting; importing torch takes some seconds", run.path)
-    exported = export(config)
+    exported = export(config, one_node=ranks.one_node)
     if exported and ranks.is_main:
         log.info("exported variables are kept: %s", ", ".join(exported))
     warning = compile_cache.use(run.path)

@@ -81,7 +81,7 @@ class Watched(NamedTuple):
 
 @pytest.fixture
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    for name in (*EXPECTED, "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+    for name in (*EXPECTED, "GLOO_SOCKET_IFNAME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
     folder, seen = tmp_path / "watch", tmp_path / "seen"
     folder.mkdir()
@@ -119,7 +119,9 @@ def test_a_sweep_here(
     ranks = "launch.tasks_per_node=2"
     look = watched.env | {"ONLY_LOOK": "1"}
     train("-m", *SHORT, *SETTINGS, ranks, new=True, code=4, **look, **no_sbatch)
-    assert watched.ranks() == {"0": EXPECTED, "1": EXPECTED}
+    # The ranks of one node connect to each other at an address that no other node can reach.
+    expected = EXPECTED | {"GLOO_SOCKET_IFNAME": "lo"}
+    assert watched.ranks() == {"0": expected, "1": expected}
 
 
 def test_a_frozen_run(digits: Path, tmp_path: Path, watched: Watched) -> None:

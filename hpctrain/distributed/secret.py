@@ -35,12 +35,11 @@ def sign(secret: bytes, purpose: str, *parts: str | int | bytes) -> bytes:
         purpose: Names what is signed, so that no signature is of use for anything else.
         *parts: What is signed. The result depends on where a part ends.
     """
-    signed = hmac.new(secret, digestmod="sha256")
-    for part in (purpose, *parts):
-        content = part if isinstance(part, bytes) else str(part).encode()
-        signed.update(len(content).to_bytes(8))
-        signed.update(content)
-    return signed.digest()
+    contents = [
+        part if isinstance(part, bytes) else str(part).encode() for part in (purpose, *parts)
+    ]
+    message = b"".join(len(content).to_bytes(8) + content for content in contents)
+    return hmac.digest(secret, message, "sha256")
 
 
 def make(folder: Path) -> bytes:

@@ -45,13 +45,29 @@ def use(run: Path, environment: MutableMapping[str, str] = os.environ) -> str | 
         environment[TORCH] = str(_folder(run))
     environment.setdefault(TRITON, str(Path(environment[TORCH]) / "triton"))
     # torch keeps precompiled headers of C++ in the shared folder, whatever the variable says.
-    if HEADERS in environment or _is_safe(shared):
+    if HEADERS in environment or default_is_safe():
         return None
     environment[HEADERS] = "0"
+    if "torch._inductor.config" in sys.modules:  # it has read the variable already
+        sys.modules["torch._inductor.config"].cpp_cache_precompile_headers = False  # type: ignore[attr-defined]
     return (
         f"{shared} may hold files of other users: nothing in it is used, and train.compile takes "
         "longer on CPUs"
     )
+
+
+def default_is_safe() -> bool:
+    """Return whether all in the folder that torch takes by default is from this user.
+
+    The folder is made if it does not exist, so that nobody else can make it.
+    """
+    folder = _shared()
+    try:
+        above = folder.parent.stat().st_mode
+        # Where everybody may write, the sticky bit keeps others from putting another in its place.
+        return bool(above & stat.S_ISVTX or not above & stat.S_IWOTH) and private_folder(folder)
+    except OSError:
+        return False
 
 
 def _folder(run: Path) -> Path:
@@ -75,13 +91,3 @@ def _shared() -> Path:
     except (KeyError, OSError):  # the user has no name here
         user = f"uid_{os.getuid()}"
     return Path(tempfile.gettempdir(), "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user))
-
-
-def _is_safe(folder: Path) -> bool:
-    """Return whether everything in the folder is from this user."""
-    try:
-        above = folder.parent.stat().st_mode
-        # Where everybody may write, the sticky bit keeps others from putting another in its place.
-        return bool(above & stat.S_ISVTX or not above & stat.S_IWOTH) and private_folder(folder)
-    except OSError:
-        return False

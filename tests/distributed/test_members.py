@@ -23,6 +23,7 @@ from tests.ranks import RanksError, run_ranks
 VICTIM = """
     import sys
     from pathlib import Path
+    import torch
     import torch.distributed as dist
     from hpctrain.config.schema import ParallelConfig
     from hpctrain.distributed.group import process_group

@@ -8,6 +8,7 @@ A single process forms a group of one rank, so no later code needs to handle tha
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -25,6 +26,8 @@ from hpctrain.distributed.objects import device_of
 from hpctrain.distributed.port import listen
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, DistributedError
+
+log = logging.getLogger(__name__)
 
 
 def choose_device(setting: str, ranks: RankInfo) -> torch.device:
@@ -148,7 +151,12 @@ def _store(ranks: RankInfo, timeout: timedelta, key: bytes | None) -> dist.Store
     agent = ranks.launcher == "torchrun" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE")
     serves = ranks.is_main and agent != "True"
     host = "127.0.0.1" if ranks.one_node else ranks.master_addr
-    listening = listen(host, ranks.master_port, ranks.one_node).detach() if serves else None
+    listening = None
+    if serves:
+        bound = listen(host, ranks.master_port, ranks.one_node)
+        # Where other nodes know another address of this host, they do not reach this one.
+        log.info("the ranks meet at %s (%s)", host, bound.getsockname()[0])
+        listening = bound.detach()
     store = dist.TCPStore(
         host,
         ranks.master_port,

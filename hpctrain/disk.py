@@ -10,6 +10,7 @@ import os
 import re
 import socket
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -115,3 +116,16 @@ def parse_json(content: str | bytes) -> Any:
         return json.loads(content)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def private_folder(path: Path) -> bool:
+    """Make a folder that only this user can open, unless it exists.
+
+    Returns:
+        Whether it is a folder of this user in which nobody else can write.
+    """
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    found = path.lstat()
+    mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return mine and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

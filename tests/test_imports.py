@@ -27,9 +27,9 @@ ALLOWED: dict[str, set[str]] = {
     | {"tracking.left"},
     "models": {"errors"},
     "tasks": EVERYBODY | {"data.types", "data.tokenizer"},
-    "parallel": EVERYBODY | {"config", "data.types", "models.plan", "tasks"},
-    "checkpoint": EVERYBODY | {"distributed.ranks", "distributed.long_work"},
-    "faults": EVERYBODY,
+    "parallel": EVERYBODY | {"config", "data.types", "models.plan", "tasks", "distributed.objects"},
+    "checkpoint": EVERYBODY | {"distributed.objects", "distributed.ranks", "distributed.long_work"},
+    "faults": EVERYBODY | {"distributed.objects"},
     "train": EVERYBODY
     | {"config", "checkpoint", "data", "distributed.ranks", "distributed.long_work", "faults"}
     | {"parallel", "tasks", "tracking"},
@@ -51,8 +51,14 @@ ALLOWED: dict[str, set[str]] = {
 NO_TORCH = (
     *("errors", "secrets", "disk", "lock", "cli", "api", "config", "runs", "launch", "commands"),
     *("terminal", "console"),
-    *("tracking", "distributed.ranks", "distributed.report", "distributed.port"),
-    *("distributed.cores", "job.here", "job.requeue", "job.verdict"),
+    *(
+        "tracking",
+        "distributed.ranks",
+        "distributed.secret",
+        "distributed.report",
+        "distributed.port",
+    ),
+    *("distributed.cores", "job.here", "job.compile_cache", "job.requeue", "job.verdict"),
     "checkpoint.manifest",
     *(
         "distributed.hostlist",
@@ -145,6 +151,15 @@ def test_data_prep_takes_only_the_format() -> None:
                 if within(name, "hpctrain") and name != "hpctrain":
                     assert name.removeprefix("hpctrain.") in FORMAT, f"{module} imports {name}"
                 assert name.partition(".")[0] != "torch"
+
+
+def test_no_object_collectives() -> None:
+    """They unpickle what other ranks send; `hpctrain.distributed.objects` sends JSON."""
+    for module in OURS:
+        for node in ast.walk(ast.parse(FILES[module].read_text())):
+            if isinstance(node, ast.Attribute | ast.Name | ast.alias):
+                name = getattr(node, "attr", None) or getattr(node, "id", None) or node.name
+                assert not name.endswith(("_object", "_object_list")), f"{module} uses {name}"
 
 
 def test_no_circles() -> None:

@@ -6,6 +6,7 @@ from hpctrain.config.schema import Config
 
 # torch reads one of these, so they are never set side by side.
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+GLOO = "GLOO_SOCKET_IFNAME"
 
 
 def variables(config: Config) -> dict[str, tuple[str, str]]:
@@ -18,7 +19,7 @@ def variables(config: Config) -> dict[str, tuple[str, str]]:
     asked: dict[str, tuple[str | None, str]] = {
         # Without "=" NCCL takes every interface whose name begins like this.
         "NCCL_SOCKET_IFNAME": (network.interface and f"={network.interface}", "network.interface"),
-        "GLOO_SOCKET_IFNAME": (network.interface, "network.interface"),
+        GLOO: (network.interface, "network.interface"),
         "NCCL_P2P_LEVEL": (network.p2p_level, "network.p2p_level"),
         "NCCL_DEBUG": (network.debug, "network.debug"),
         "TORCH_DISTRIBUTED_DEBUG": (network.torch_debug, "network.torch_debug"),

@@ -31,6 +31,7 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.disk import write_atomically
+from hpctrain.distributed import objects
 from hpctrain.errors import HealthError
 from hpctrain.faults.copied import Copied
 
@@ -170,8 +171,7 @@ class Health:
             "loss": own if math.isfinite(own) else repr(own),  # JSON has no NaN
             "samples": samples(),
         }
-        known: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(known, mine)
+        known: list[dict[str, Any]] = objects.all_gather(mine)
         first = [each for each in known if isinstance(each["loss"], str)]
         return first if problem == "loss" and first else known
 

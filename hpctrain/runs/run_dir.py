@@ -9,6 +9,8 @@
         stop           a stop request (see `hpctrain.runs.stop_request`)
         logs/          output of the ranks under Slurm, one file per rank
         checkpoints/   step-00000200/ …
+        secret         with which several ranks know each other (see `hpctrain.distributed.secret`)
+        compile/       the code that torch.compile has made (see `hpctrain.job.compile_cache`)
         journal/       params, metrics and tags, for MLflow (see `hpctrain.tracking.journal`)
 
 A queued run has only the first two: clusters limit the number of files, and sweeps have many runs.

@@ -59,6 +59,13 @@ def has_experiment(uri: str, experiment: str) -> bool:
 
 def _refused(uri: str, status: int, body: dict[str, Any]) -> Exception:
     message = body.get("message", "not an MLflow server's answer")
+    if status in (401, 403):
+        message = (
+            f"it refuses the {'user and password' if _authorization() else 'lack of a password'}; "
+            "export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or "
+            "MLFLOW_TRACKING_TOKEN), which jobs inherit; slurm/mlflow-server.sbatch writes them "
+            "into server.env"
+        )
     # A gateway answers 5xx while the server is down. Other errors do not go away by waiting.
     kind = OSError if status >= 500 else TrackingError
     return kind(f"tracking.uri={uri}: HTTP {status}: {message}")

@@ -78,6 +78,19 @@ def test_what_is_exported_has_precedence_and_is_told() -> None:
     assert environment == mine | ours
 
 
+def test_gloo_of_one_node_is_not_seen_by_others() -> None:
+    environment: dict[str, str] = {}
+    export(Config(), environment, one_node=True)
+    assert environment["GLOO_SOCKET_IFNAME"] == "lo"
+    for config, mine in (
+        (Config(network=NetworkConfig(interface="eth0")), {}),
+        (Config(), {"GLOO_SOCKET_IFNAME": "eth0"}),
+    ):
+        environment = dict(mine)
+        export(config, environment, one_node=True)
+        assert environment["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
 def test_a_name_that_no_variable_has(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config(site=SiteConfig(env={"A=B": "1"}))
     with pytest.raises(ConfigError, match=r"site\.env\.A=B='1': not a variable"):

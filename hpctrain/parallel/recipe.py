@@ -36,7 +36,9 @@ from hpctrain.parallel.initial import (
     cast_parameters,
     fill_from_rank_0,
     fill_modules,
+    share,
     skeleton,
+    to_device,
 )
 from hpctrain.parallel.local_sgd import LocalSGDModel
 from hpctrain.parallel.mesh import Mesh
@@ -88,7 +90,7 @@ def parallelize(
             divided_loss=divided_loss,
             agree=parallel.fsdp.agree,
         )
-    module = build_whole(build, config.seed, precision.params, precision.device)
+    module = build_whole(build, config.seed, precision.params, precision.device, mesh.stage)
     prepare_batch_norms(module, config, mesh)
     train, blocks = config.train, []
     if train.activation_checkpointing != "none" or train.compile == "blocks":
@@ -114,6 +116,7 @@ def _divided(
     meta = model is not None
     if model is None:
         model = build_as_usual(build, seed, precision.params, device)
+        share(model, mesh.stage)
     cast_parameters(model, precision.params)
     prepare_batch_norms(model, config, mesh)
     plan = Plan()
@@ -123,7 +126,7 @@ def _divided(
     _spread(model, plan, names, config, mesh, precision, divided_loss=divided_loss)
     storage = torch.device("cpu") if config.parallel.fsdp.offload else device
     if meta and isinstance(model, Initializes):
-        fill_modules(model, seed, device, storage)
+        fill_modules(model, build, seed, device, storage, mesh.stage)
     elif meta:
         fill_from_rank_0(model, build, seed, device, storage)
     return model
@@ -170,9 +173,11 @@ def _pipeline(
             setattr(model, "sequence_parts", mesh.degrees.cp * tp)  # noqa: B010 (mypy)
         if not meta:
             model.to(storage)
+            share(model, mesh.stage)
         _spread(model, plan, names, config, mesh, precision, divided_loss=divided_loss)
         if meta:
-            fill_modules(model, seed, device, storage)
+            fill_modules(model, build, seed, device, storage, mesh.stage)
+        to_device(model, device)
         stages.append(model)
     accumulate = micro_batches(config.train, mesh.dp_size)
     if dist.get_rank() == 0:

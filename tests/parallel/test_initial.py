@@ -178,6 +178,21 @@ def test_numbers_are_drawn_on_the_cpu() -> None:
             assert torch.equal(parameter, expected[name]), name
 
 
+def test_values_are_those_of_the_original_classes() -> None:
+    """torchao replaces linear layers before a sharded model has values; nn.Linear has others."""
+    build = functools.partial(Transformer, 16, 8, 1, 2, bias=True)
+    expected = build_whole(build, 5, torch.float32, torch.device("cpu")).state_dict()
+    model: Any = skeleton(build, 5)
+    mlp = model.layers[0].mlp
+    mlp.up, before = nn.Linear(8, 32, device="meta"), mlp.up
+    mlp.up.weight, mlp.up.bias = before.weight, before.bias
+    fill_modules(model, build, 5, torch.device("cpu"), torch.device("cpu"))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    assert mlp.up.bias.abs().sum() == 0
+    assert mlp.up.weight.abs().sum() > 0
+
+
 def placed() -> dict[str, str]:
     """Return where an offloaded model's parameters and buffers are; "meta" is the rank's device."""
     parallel = ParallelConfig(dp_replicate=1, fsdp=FSDPConfig(offload=True))

@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"tracking.left"},
     "models": {"errors"},
     "tasks": EVERYBODY | {"data.types", "data.tokenizer"},
-    "parallel": EVERYBODY | {"config", "data.types", "models.plan", "tasks"},
+    "parallel": EVERYBODY | {"config", "data.types", "models.attention", "models.plan", "tasks"},
     "checkpoint": EVERYBODY | {"distributed.ranks", "distributed.long_work"},
     "faults": EVERYBODY,
     "train": EVERYBODY

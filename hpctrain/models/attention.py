@@ -100,8 +100,8 @@ def attend(
 ) -> torch.Tensor:
     """Return the attention of queries to keys, by a kernel that does not keep all scores.
 
-    On a GPU only the flash kernel takes grouped heads as they are, without a mask and in 16 bits.
-    torch would compute any other grouped attention in its math kernel, which makes all scores,
+    On a GPU the flash kernel takes grouped heads as they are, but only without a mask and in 16
+    bits. torch would compute other grouped attention in its math kernel, which makes all scores,
     (batch, heads, length, keys), and keeps them for the backward pass. There each key and value is
     repeated for its queries, which takes heads / kv_heads times the memory of keys and values, and
     the memory-efficient kernel computes.
@@ -132,7 +132,7 @@ def _flash_takes(query: torch.Tensor, mask: torch.Tensor | None) -> bool:
     return (
         (mask is None or isinstance(mask, CausalBias))
         and query.dtype in (torch.bfloat16, torch.float16)
-        and query.shape[-1] <= 256
+        and query.shape[-1] <= 192  # wider heads train on some GPUs only
         and _has_flash(query.device)
     )
 

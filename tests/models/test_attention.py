@@ -54,12 +54,12 @@ def heads(kv_heads: int, dtype: torch.dtype, head_dim: int = 16) -> list[torch.T
     ("dtype", "mask", "capability", "head_dim", "grouped"),
     [
         (torch.bfloat16, None, (8, 0), 16, True),
-        (torch.float16, None, (9, 0), 256, True),
+        (torch.float16, None, (9, 0), 192, True),
         (torch.bfloat16, MASK, (9, 0), 16, False),  # flash takes no mask
         (torch.float32, None, (9, 0), 16, False),  # nor fp32
         (torch.float32, MASK, (9, 0), 16, False),
         (torch.float16, None, (7, 5), 16, False),  # no flash on a T4
-        (torch.bfloat16, None, (9, 0), 264, False),
+        (torch.bfloat16, None, (9, 0), 200, False),
     ],
     ids=["bf16", "fp16", "bf16-mask", "fp32", "fp32-mask", "fp16-old", "bf16-wide"],
 )

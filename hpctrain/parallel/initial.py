@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from hpctrain.errors import DistributedError
 from hpctrain.parallel.fsdp import undivided
 from hpctrain.parallel.ties import tie, ties
 
@@ -141,7 +142,22 @@ def fill_modules(
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     for begin in range(0, len(holders), ranks):
         turn = holders[begin : begin + ranks]
-        drawn = _draw(original, *turn[rank][:2], seed) if rank < len(turn) else {}
+        drawn, error = {}, None
+        if rank < len(turn):
+            try:
+                drawn = _draw(original, *turn[rank][:2], seed)
+            except Exception as raised:  # the other ranks must not wait for this one
+                error = raised
+        failed = rank if error is not None else ranks
+        if ranks > 1:
+            first = torch.tensor(failed, device=device)
+            dist.all_reduce(first, dist.ReduceOp.MIN, group)
+            failed = int(first)
+        if error is not None:
+            raise error
+        if failed < ranks:
+            _draw(original, *turn[failed][:2], seed)  # the same error, on every rank
+            raise DistributedError(f"another rank could not draw the values of {turn[failed][0]}")
         for source, (name, module, keys) in enumerate(turn):
             for key in keys:
                 like, target = _own(module)[key], targets[_joined(name, key)]

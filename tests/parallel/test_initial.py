@@ -62,6 +62,14 @@ class ReadsElsewhere(Reads):
         self.scale += distributed.get_rank()
 
 
+class Lacks(MLP):
+    """A model with a module that cannot be initialised; the second of two ranks draws it."""
+
+    def __init__(self) -> None:
+        super().__init__(5, [7], 3)
+        self[3].reset_parameters = None
+
+
 class Scaled(Transformer):
     """A model with a parameter that FSDP2 cannot divide."""
 
@@ -88,6 +96,7 @@ MODELS: dict[str, Any] = {
 OTHERS: dict[str, Any] = {
     "elsewhere": functools.partial(Elsewhere, 13, 8, 2, 2, experts=4),
     "reads elsewhere": ReadsElsewhere,
+    "lacks": Lacks,
 }
 
 
@@ -156,7 +165,7 @@ def test_what_all_ranks_build_is_said_once() -> None:
     assert second == []
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", ["elsewhere", "reads elsewhere"])
 def test_replicas_are_equal_on_machines_that_draw_other_numbers(name: str) -> None:
     (expected, _), *others = run_ranks(build, 4, name, HYBRID, "fp32")
     assert len(others) == 3
@@ -164,6 +173,17 @@ def test_replicas_are_equal_on_machines_that_draw_other_numbers(name: str) -> No
         assert values.keys() == expected.keys()
         for key, value in values.items():
             assert torch.equal(value, expected[key]), key
+
+
+def refused() -> str:
+    with pytest.raises(TypeError) as error:
+        build("lacks", SHARDED, "fp32")
+    return str(error.value)
+
+
+def test_all_ranks_say_which_module_cannot_be_initialised() -> None:
+    """The other rank would wait for its values."""
+    assert run_ranks(refused, 2) == ["Linear has no reset_parameters"] * 2
 
 
 def test_numbers_are_drawn_on_the_cpu() -> None:

@@ -59,7 +59,7 @@ def initial(compute: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow  # torchao takes seconds to import, on each rank
 def test_initial_values_are_those_of_the_model() -> None:
-    pytest.importorskip("torchao", reason="torchao is needed")
+    pytest.importorskip("torchao", reason="torchao is for make test-all")
     for expected, values in run_ranks(initials, 2):
         assert 0.019 < expected["layers.0.attention.query.weight"].std() < 0.021
         for name, value in values.items():
@@ -67,7 +67,7 @@ def test_initial_values_are_those_of_the_model() -> None:
 
 
 def test_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torchao", reason="torchao is needed")
+    pytest.importorskip("torchao", reason="torchao is for make test-all")
     product, sizes = torch._scaled_mm, []
 
     def as_on_a_gpu(a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:

@@ -126,6 +126,8 @@ def fill_modules(
         group: The ranks that have the same modules; None means all.
     """
     allocate(model, storage)
+    if storage.type == "meta":  # there is no memory for values: only the sizes are wanted
+        return
     targets: dict[str, torch.Tensor] = {
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),

@@ -167,9 +167,9 @@ def fill_modules(
                     whole = drawn[key]
                 else:
                     whole = torch.empty(like.shape, dtype=_drawn_dtype(like), device=device)
-                if ranks > 1 and whole.numel() > 0:  # as bytes, which every backend sends
+                if ranks > 1:
                     whole = whole.to(device)
-                    dist.broadcast(whole.view(-1).view(torch.uint8), group=group, group_src=source)
+                    _broadcast(whole, source, group)
                 with torch.no_grad():
                     _own_part(target).copy_(_cut(whole, target))
     to_device(model, device)
@@ -281,8 +281,17 @@ def share(model: nn.Module, group: dist.ProcessGroup | None) -> None:
         model: Built by every rank, the same modules on all of them.
         group: The ranks; None means all.
     """
-    for value in (*model.parameters(), *model.buffers()):
-        dist.broadcast(value.detach(), group=group, group_src=0)
+    with torch.no_grad():
+        for value in (*model.parameters(), *model.buffers()):
+            whole = value.detach().contiguous()
+            _broadcast(whole, 0, group)
+            value.copy_(whole)
+
+
+def _broadcast(whole: torch.Tensor, source: int, group: dist.ProcessGroup | None) -> None:
+    """Send a contiguous tensor of any dtype as bytes, since a backend does not know all dtypes."""
+    if whole.numel() > 0:
+        dist.broadcast(whole.view(-1).view(torch.uint8), group=group, group_src=source)
 
 
 def to_device(model: nn.Module, device: torch.device) -> None:

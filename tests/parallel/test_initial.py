@@ -60,6 +60,7 @@ class ReadsElsewhere(Reads):
         super().__init__()
         nn.init.constant_(self.embed.weight, distributed.get_rank())
         self.scale += distributed.get_rank()
+        self.waves = nn.Parameter(torch.full((2, 2), 1j * distributed.get_rank()).T)
 
 
 class Lacks(MLP):

@@ -27,7 +27,8 @@ ALLOWED: dict[str, set[str]] = {
     | {"tracking.left"},
     "models": {"errors"},
     "tasks": EVERYBODY | {"data.types", "data.tokenizer"},
-    "parallel": EVERYBODY | {"config", "data.types", "models.plan", "tasks", "distributed.objects"},
+    "parallel": EVERYBODY
+    | {"config", "data.types", "models.attention", "models.plan", "tasks", "distributed.objects"},
     "checkpoint": EVERYBODY | {"distributed.objects", "distributed.ranks", "distributed.long_work"},
     "faults": EVERYBODY | {"distributed.objects"},
     "train": EVERYBODY

@@ -8,6 +8,9 @@ from hpctrain.config.schema import Config
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 GLOO = "GLOO_SOCKET_IFNAME"
 
+# With any other value torch refuses matrix products in deterministic algorithms.
+CUBLAS_WORKSPACES = (":4096:8", ":16:8")
+
 
 def variables(config: Config) -> dict[str, tuple[str, str]]:
     """Return the variables that `network` and `train` ask for.
@@ -30,4 +33,10 @@ def variables(config: Config) -> dict[str, tuple[str, str]]:
         asked["NCCL_IB_HCA"] = network.infiniband, "network.infiniband"
     if config.train.expandable_segments:
         asked[ALLOCATOR[0]] = "expandable_segments:True", "train.expandable_segments"
+    if config.train.deterministic:
+        # Without it cuBLAS adds in an order that depends on what else runs. The switches of NVLink
+        # add in an order of their own; Megatron-LM leaves them out for the same reason.
+        asked["CUBLAS_WORKSPACE_CONFIG"] = CUBLAS_WORKSPACES[0], "train.deterministic"
+        asked["NCCL_NVLS_ENABLE"] = "0", "train.deterministic"
+        asked["TORCHINDUCTOR_DETERMINISTIC"] = "1", "train.deterministic"
     return {name: (value, key) for name, (value, key) in asked.items() if value is not None}

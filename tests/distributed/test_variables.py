@@ -44,6 +44,18 @@ def test_no_infiniband() -> None:
     assert variables(config) == {"NCCL_IB_DISABLE": ("1", "network.infiniband")}
 
 
+def test_deterministic_algorithms() -> None:
+    config = Config(train=TrainConfig(deterministic=True))
+    environment = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
+    assert export(config, environment) == [
+        "CUBLAS_WORKSPACE_CONFIG=:16:8 (not train.deterministic=:4096:8)"
+    ]
+    assert environment["NCCL_NVLS_ENABLE"] == "0"
+    environment = {}
+    assert export(config, environment) == []
+    assert environment["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
 def test_the_flight_recorder_of_the_user_is_kept() -> None:
     for own in ({"TORCH_FR_BUFFER_SIZE": "0"}, {"TORCH_NCCL_TRACE_BUFFER_SIZE": "9"}):
         environment = dict(own)

@@ -403,6 +403,29 @@ def test_a_split_by_files(data_prep, here):
     assert texts("OUT", "val") == ["val-1.txt"]
 
 
+def test_a_link_out_of_the_corpus_is_refused(data_prep, here):
+    (here / "secret").write_text("the private key of whoever converts")
+    folder = here / "in"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "a.txt").write_text("hello")
+    (folder / "sub" / "again.txt").symlink_to("../a.txt")
+    (folder / "sub" / "notes.txt").symlink_to("../../secret")
+    code, _, err = data_prep("text", "in", "OUT")
+    assert code == 3
+    assert f"in/sub/notes.txt is a link that leads out of the folder, to {here}/secret" in err
+    assert "--allow-outside follows such links" in err
+    assert not (here / "OUT").exists()
+    assert data_prep("text", "in", "OUT", "--allow-outside")[0] == 0
+    assert sorted(texts("OUT")) == ["hello", "hello", (here / "secret").read_text()]
+    # A table is found in the same way; a link that the user names is the user's choice.
+    (here / "rows").write_text("x\n1\n")
+    (folder / "rows.csv").symlink_to("../rows")
+    code, _, err = data_prep("table", "in", "TABLE")
+    assert code == 3
+    assert "in/rows.csv is a link that leads out of the folder" in err
+    assert data_prep("table", "in/rows.csv", "TABLE")[0] == 0
+
+
 def test_odd_names_and_hidden_files(data_prep, here):
     folder = here / "in"
     (folder / "sub dir").mkdir(parents=True)

@@ -40,14 +40,16 @@ ALLOWED: dict[str, set[str]] = {
     "api": {""},
     "__main__": {"cli"},
     "errors": set(),
-    "secrets": set(),
+    "secrets": {"secret_text"},
+    "secret_text": set(),
     "disk": set(),
     "lock": set(),
     "__init__": set(),
 }
 # These are imported on login nodes, where importing torch would cost each command seconds.
 NO_TORCH = (
-    *("errors", "secrets", "disk", "lock", "cli", "api", "config", "runs", "launch", "commands"),
+    *("errors", "secrets", "secret_text", "disk", "lock", "cli", "api", "config", "runs", "launch"),
+    "commands",
     *("tracking", "distributed.ranks", "distributed.report", "distributed.port"),
     *("distributed.cores", "job.here", "job.requeue", "job.verdict"),
     "checkpoint.manifest",
@@ -72,7 +74,7 @@ FORMAT = {
     # The loader reads with these, so `index` and `repack` read in the same way.
     *(
         f"data.storage.{name}"
-        for name in ("cache", "chunks", "codecs", "layout", "plain", "scratch", "table")
+        for name in ("cache", "chunks", "codecs", "inside", "layout", "plain", "scratch", "table")
     ),
     *("data.samplers", "data.samplers.order", "data.samplers.permutation", "data.images"),
     "data.places.filesystem",

@@ -323,7 +323,10 @@ def _noting_signals() -> Iterator[list[str]]:
 def _public(values: Mapping[str, Any]) -> dict[str, str]:
     """Return the values as text, without the secrets in them: others can read the store."""
     known = secrets.known()
-    return {key: secrets.reference(str(value), values=known) for key, value in values.items()}
+    return {
+        key: secrets.mask(secrets.reference(str(value), values=known))
+        for key, value in values.items()
+    }
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Recognize secrets by their look: tokens of known services, credentials in URLs, private keys.
 
-    ghp_16C7e42F292c6912E7710c838347Ae178B4a      ***
+    ghp_ and 36 letters and digits                ***
     https://me:p@ss@host/x?private_token=abc      https://me:***@host/x?private_token=***
     s3://KEY:se/cret@bucket                       s3://KEY:***@bucket
     -----BEGIN PRIVATE KEY----- MIIEvQ…           -----BEGIN PRIVATE KEY----- ***
@@ -30,6 +30,11 @@ _PREFIXED = (
     # OpenAI and others. A name such as sk-learn-contrib has no long word with digits in it.
     r"sk-(?:[A-Za-z0-9_]+-)*?(?=[A-Za-z]*[0-9])(?=[0-9]*[A-Za-z])[A-Za-z0-9]{16,}[A-Za-z0-9_\-]*",
 )
+TOKEN_STARTS = (
+    *(b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_", b"github_pat_", b"glpat-", b"hf_", b"AKIA"),
+    *(b"ASIA", b"AIza", b"xox", b"eyJ", b"sk-"),
+)
+"""The beginnings of the common tokens, to tell quickly that a large file has none."""
 _TOKEN = re.compile(rf"(?:(?<![A-Za-z0-9])|(?<=%[0-9A-Fa-f]{{2}}))(?:{'|'.join(_PREFIXED)})")
 _KEY_BLOCK = re.compile(
     r"(-----BEGIN (?P<kind>[A-Z ]*)PRIVATE KEY(?: BLOCK)?-----)(?P<body>.{1,32768}?)"
@@ -140,6 +145,11 @@ def _userinfo(scheme: str, rest: str) -> int:
     _, colon, port = re.sub(r"^\[[^\]]*\]", "", authority).partition(":")  # [::1]:5000
     if "@" in authority:
         end = authority.rindex("@")
+        if ":" in authority[:end]:
+            # To the last one in the path: rather hide a host than show half of a password. But in
+            # https://host/@scope/name no password ends.
+            path = re.split(r"[?#]|[,;|]\w+://", rest, maxsplit=1)[0]
+            end = [at.start() for at in re.finditer(r"(?<!/)@", path)][-1]
     elif colon and "@" in rest and (scheme.lower() in _OBJECT_STORES or not port.isdecimal()):
         # A colon and no port after it: the password has a slash.
         end = rest.rindex("@")

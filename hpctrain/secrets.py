@@ -51,6 +51,8 @@ HARMLESS = (
 """The names of numbers and words of a language model: not secret because of TOKEN alone."""
 SHORTEST = 6
 MASK = secret_text.MASK
+TOKEN_STARTS = secret_text.TOKEN_STARTS
+tokens = secret_text.tokens
 
 
 def is_secret(name: str) -> bool:
@@ -60,15 +62,17 @@ def is_secret(name: str) -> bool:
 
 @functools.cache
 def _names(added: str) -> re.Pattern[str]:
-    def either(patterns: Iterable[str]) -> str:
-        return "|".join(map(fnmatch.translate, patterns)) or r"(?!)"
-
-    tokens = f"(?!{either(HARMLESS)})(?:{either(TOKENS)})"
-    theirs = either(filter(None, re.split(r"[,\s]+", added)))
-    return re.compile(f"{theirs}|{either(PATTERNS)}|{tokens}", re.IGNORECASE)
+    tokens = f"(?!{_either(HARMLESS)})(?:{_either(TOKENS)})"
+    theirs = _either(filter(None, re.split(r"[,\s]+", added)))
+    return re.compile(f"{theirs}|{_either(PATTERNS)}|{tokens}", re.IGNORECASE)
 
 
-_ADDRESS = re.compile("|".join(map(fnmatch.translate, ADDRESSES)), re.IGNORECASE)
+def _either(patterns: Iterable[str]) -> str:
+    return "|".join(map(fnmatch.translate, patterns)) or r"(?!)"
+
+
+_ADDRESS = re.compile(_either(ADDRESSES), re.IGNORECASE)
+_CLEAR = re.compile(_either(PATTERNS), re.IGNORECASE)
 
 
 def is_telling(value: str) -> bool:
@@ -152,6 +156,17 @@ def expand_password(url: str) -> str:
 def shell_word(text: str) -> str:
     """Quote the text for a shell script. A secret becomes `"${NAME}"`, which the job inherits."""
     return _replace(text, shlex.quote, '"${{{}}}"'.format, known()) or "''"
+
+
+def is_given_away(name: str, value: str) -> bool:
+    """Return whether `NAME = "value"` in a file gives a secret away.
+
+    `eos_token = "</s>"` does not: what is only named a token must also look random.
+    """
+    if not is_secret(name) or len(value) < SHORTEST or re.match(r"[$<\[{(%/]|\*+$", value):
+        return False
+    random = re.fullmatch(r"(?=.*\d)(?=.*[A-Za-z])[\w\-.+/=~]{12,}", value)
+    return random is not None or _CLEAR.match(name) is not None
 
 
 def written_down(text: str) -> list[str]:

@@ -16,13 +16,13 @@ import re
 import signal
 import sqlite3
 import subprocess
-import urllib.parse
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 from hpctrain.errors import TrackingError
 from hpctrain.lock import file_lock, patience
+from hpctrain.secrets import mask
 from hpctrain.tracking.process import python_module
 
 # SQLite needs locks and memory maps that are consistent between hosts. These do not promise that.
@@ -45,10 +45,11 @@ def check_uri(uri: str, mounts: Path = Path("/proc/mounts")) -> None:
         TrackingError: The store cannot work; the message says what to do instead.
     """
     if is_server(uri):
-        if urllib.parse.urlsplit(uri).password:
+        if (masked := mask(uri)) != uri:
             raise TrackingError(
-                "tracking.uri must not hold a password, since it is written to run directories; "
-                "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead"
+                f"tracking.uri={masked} must not hold a password or token, since it is written to "
+                "run directories; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+                "MLFLOW_TRACKING_TOKEN, instead"
             )
         return
     path = sqlite_path(uri)

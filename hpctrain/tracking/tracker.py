@@ -275,7 +275,10 @@ class JournalTracker:
 
     def _start_uploader(self) -> None:
         command, env = python_module(
-            "hpctrain.tracking.uploader", str(self._run_dir), f"--drain={self._drain}"
+            "hpctrain.tracking.uploader",
+            str(self._run_dir),
+            f"--drain={self._drain}",
+            f"--uri={self._uri}",
         )
         # The child inherits the mask: signals are blocked until the uploader ignores them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, BROADCAST_SIGNALS)

@@ -6,27 +6,47 @@ import ctypes
 import itertools
 import os
 import re
+import secrets
 import socket
 from pathlib import Path
+from typing import TextIO
 
-TEMPORARY = re.compile(r"\..+\.(?P<host>[^.]+)\.(?P<pid>\d+)$")
-"""Matches the names that `temporary` makes."""
+TEMPORARY = re.compile(r"\..+\.(?P<host>[^.]+)\.(?P<pid>\d+)(-[0-9a-f]{16})?$")
+"""Matches the names that `temporary` makes, and those of releases that added no random part."""
 
 
 def temporary(path: Path) -> Path:
-    """Return a name beside `path` for an unfinished file; a killed process leaves it behind."""
-    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+    """Return a name beside `path` for an unfinished file; a killed process leaves it behind.
+
+    Nobody can guess the name and put a link there first. Each call returns another one.
+    """
+    unique = f"{os.getpid()}-{secrets.token_hex(8)}"
+    return path.with_name(f".{path.name}.{socket.gethostname().partition('.')[0]}.{unique}")
+
+
+def open_new(path: Path) -> TextIO:
+    """Create a file for text and open it. What is there already, also a link, is an error.
+
+    Raises:
+        FileExistsError: There is something.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return open(os.open(path, flags, 0o666), "w", encoding="utf-8")
 
 
 def write_atomically(path: Path, text: str, sync: bool = True) -> None:
     """Replace the content of `path` at once; with `sync` this survives a crash of the machine."""
     unfinished = temporary(path)
-    with unfinished.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        if sync:
-            os.fsync(file.fileno())
-    unfinished.replace(path)
+    try:
+        with open_new(unfinished) as file:
+            file.write(text)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        unfinished.replace(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def create(path: Path, text: str, sync: bool = True) -> bool:

@@ -293,8 +293,8 @@ def check_known(meta: Meta, run_dir: Path) -> None:
     raise TrackingError(
         f"this run belongs to {owner}, and its journal/meta.json names the store {uri}: nothing "
         "was sent there, since your credentials for MLflow would go with it. If you know that "
-        f"store, say so: `python -m hpctrain sync --uri {shlex.quote(uri)} {shlex.quote(str(run_dir))}`, "
-        "or set MLFLOW_TRACKING_URI to it"
+        f"store, say so: `python -m hpctrain sync --uri {shlex.quote(uri)} "
+        f"{shlex.quote(str(run_dir))}`, or set MLFLOW_TRACKING_URI to it"
     )
 
 

@@ -6,10 +6,13 @@ import ctypes
 import itertools
 import os
 import re
+import resource
 import secrets
 import socket
 from pathlib import Path
 from typing import TextIO
+
+_PROBE = 2**20  # bytes
 
 TEMPORARY = re.compile(r"\..+\.(?P<host>[^.]+)\.(?P<pid>\d+)(-[0-9a-f]{16})?$")
 """Matches the names that `temporary` makes, and those of releases that added no random part."""
@@ -82,6 +85,32 @@ def sync_file_system(folder: Path) -> None:
         ctypes.CDLL(None).syncfs(descriptor)
     finally:
         os.close(descriptor)
+
+
+def why_unwritten(folder: Path) -> str:
+    """Return why a write into a folder has failed, for libraries that do not say so; "" if unknown.
+
+    Args:
+        folder: The folder with what was written until then.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit != resource.RLIM_INFINITY:
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            if path.stat().st_size >= limit:
+                return f"{path.name} has the most bytes that a file may have, {limit:,} (ulimit -f)"
+    probe = temporary(folder / "probe")
+    try:
+        with probe.open("xb") as file:
+            file.write(bytes(_PROBE))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        facts = os.statvfs(folder)
+        free = facts.f_bavail * facts.f_frsize
+        return f"{error.strerror}; its file system has {free:,} bytes free"
+    finally:
+        probe.unlink(missing_ok=True)
+    return ""
 
 
 def set_aside(path: Path) -> Path:

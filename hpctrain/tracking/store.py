@@ -12,6 +12,7 @@ all of them would migrate its schema and most would fail.
 Every process imports this module and few need HTTP, so `server` is imported inside functions.
 """
 
+import os
 import re
 import signal
 import sqlite3
@@ -191,9 +192,27 @@ def initialise(uri: str, experiment: str) -> bool:
                 with write_lock(uri):
                     is_made(path)  # raises at once if the store is unusable; MLflow takes seconds
                 _initialise_sqlite(uri, experiment, path.parent)
+    except PermissionError as error:
+        raise TrackingError(_not_ours(uri, path, error)) from error
     except OSError as error:
         raise TrackingError(f"tracking.uri={uri}: {error}") from error
     return True
+
+
+def _not_ours(uri: str, path: Path, error: PermissionError) -> str:
+    """Return the error for a store in a folder of somebody else, with the cure."""
+    where = Path(error.filename or path)
+    there = next(each for each in (where, *where.parents) if os.path.exists(each))
+    try:
+        owner = there.owner()
+    except KeyError:
+        owner = f"user {there.stat().st_uid}"
+    return (
+        f"tracking.uri={uri}: you may not write to {there}, which belongs to {owner}. A SQLite "
+        "store is for one user: name one of your own, tracking.uri=sqlite:////PATH/mlflow.db, or "
+        "for a group a server, tracking.uri=http://HOST:5000; or give an output_dir of your own; "
+        "tracking.upload=false keeps the metrics in the run's journal"
+    )
 
 
 @contextmanager

@@ -7,8 +7,8 @@
 
 Not copied, also where no .gitignore names them, are results (runs, sweeps, snapshots, MLflow's
 store), data sets, and large files, unless git tracks them. Files that hold secrets by custom (.env,
-private keys; `hpctrain.runs.private`) are never copied. A copy may be read by nobody who could not
-read the file.
+private keys; `hpctrain.runs.private`) are never copied. A copy has no permission that its file does
+not have.
 
 In a job these folders are at the front of PYTHONPATH. Installed packages are not copied because
 they have gigabytes. Their versions are recorded, and the job logs when they have changed.

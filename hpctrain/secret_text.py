@@ -30,6 +30,7 @@ _PREFIXED = (
     # OpenAI and others. A name such as sk-learn-contrib has no long word with digits in it.
     r"sk-(?:[A-Za-z0-9_]+-)*?(?=[A-Za-z]*[0-9])(?=[0-9]*[A-Za-z])[A-Za-z0-9]{16,}[A-Za-z0-9_\-]*",
 )
+_SHORTEST = 15  # characters of a token
 TOKEN_STARTS = (
     *(b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_", b"github_pat_", b"glpat-", b"hf_", b"AKIA"),
     *(b"ASIA", b"AIza", b"xox", b"eyJ", b"sk-"),
@@ -58,7 +59,8 @@ _OBJECT_STORES = frozenset(
 
 def tokens(text: str) -> Iterator[str]:
     """Yield the parts of a text that look like tokens of a known service."""
-    yield from (found[0] for found in _TOKEN.finditer(text))
+    if len(text) >= _SHORTEST:  # the values of thousands of configs are checked
+        yield from (found[0] for found in _TOKEN.finditer(text))
 
 
 def is_token(text: str) -> bool:
@@ -88,6 +90,8 @@ def in_url(text: str, is_secret: Callable[[str], bool]) -> Iterator[str]:
 
     References such as `${oc.env:NAME}` are not secret.
     """
+    if "://" not in text:
+        return
     for url in _URL.finditer(text):
         rest = url["rest"]
         end = _userinfo(url["scheme"], rest)

@@ -41,7 +41,8 @@ ALLOWED: dict[str, set[str]] = {
     "api": {""},
     "__main__": {"cli"},
     "errors": set(),
-    "secrets": {"terminal"},
+    "secrets": {"secret_text", "terminal"},
+    "secret_text": set(),
     "disk": set(),
     "lock": set(),
     "terminal": set(),
@@ -51,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
 # These are imported on login nodes, where importing torch would cost each command seconds.
 NO_TORCH = (
     *("errors", "secrets", "disk", "lock", "cli", "api", "config", "runs", "launch", "commands"),
-    *("terminal", "console"),
+    *("terminal", "console", "secret_text"),
     *(
         "tracking",
         "distributed.ranks",
@@ -82,7 +83,7 @@ FORMAT = {
     # The loader reads with these, so `index` and `repack` read in the same way.
     *(
         f"data.storage.{name}"
-        for name in ("cache", "chunks", "codecs", "layout", "plain", "scratch", "table")
+        for name in ("cache", "chunks", "codecs", "inside", "layout", "plain", "scratch", "table")
     ),
     *("data.samplers", "data.samplers.order", "data.samplers.permutation", "data.images"),
     "data.places.filesystem",

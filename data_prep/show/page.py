@@ -79,7 +79,8 @@ def draw(path: Path, data: DataSet, splits: Sequence[Split], summaries: Sequence
             content = _html(data, found, summaries).encode("utf-8", "replace")
     unfinished = temporary(path)
     try:
-        unfinished.write_bytes(content)
+        with unfinished.open("xb") as file:  # never through a link that is there
+            file.write(content)
         os.replace(unfinished, path)
     except OSError as error:
         with suppress(OSError):

@@ -34,7 +34,7 @@ from torch.distributed.tensor import DTensor
 from hpctrain.checkpoint import manifest
 from hpctrain.checkpoint.manifest import Manifest, Progress
 from hpctrain.checkpoint.reader import Reader, module_state
-from hpctrain.disk import sync
+from hpctrain.disk import sync, why_unwritten
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
@@ -143,6 +143,9 @@ class Checkpointer:
                 self._remove_old()
         except (OSError, dcp.api.CheckpointException) as error:
             reason = str(error).strip().splitlines()[-1]
+            if temporary.is_dir():
+                # PyTorch's writer drops the system's error, "enforce fail at …", or the file.
+                reason = why_unwritten(temporary) or reason
             raise StorageError(f"{temporary}: the checkpoint was not written ({reason})") from error
         return healthy
 

@@ -84,8 +84,9 @@ def _rest(
         data=None if body is None else json.dumps(body).encode(),
         headers={"Content-Type": "application/json", **_authorization()},
     )
+    tls = urllib.request.HTTPSHandler(context=_tls(uri))
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT, context=_tls(uri)) as answer:
+        with urllib.request.build_opener(tls, _Redirect).open(request, timeout=_TIMEOUT) as answer:
             status, content = answer.status, answer.read()
     except urllib.error.HTTPError as error:
         with error:
@@ -97,6 +98,28 @@ def _rest(
     except ValueError:
         parsed = {}
     return status, parsed if isinstance(parsed, dict) else {}
+
+
+class _Redirect(urllib.request.HTTPRedirectHandler):
+    """Follows redirects. Credentials are for the host that the user has configured only."""
+
+    def redirect_request(
+        self,
+        request: urllib.request.Request,
+        file: Any,
+        code: int,
+        text: str,
+        headers: Any,
+        to: str,
+    ) -> urllib.request.Request | None:
+        """Return the request that follows a redirect, without credentials for another host."""
+        following = super().redirect_request(request, file, code, text, headers, to)
+        before, after = urllib.parse.urlsplit(request.full_url), urllib.parse.urlsplit(to)
+        same = (before.hostname, before.port) == (after.hostname, after.port)
+        to_tls = before.hostname == after.hostname and after.scheme == "https"
+        if following is not None and not same and not to_tls:
+            following.remove_header("Authorization")
+        return following
 
 
 def _authorization() -> dict[str, str]:

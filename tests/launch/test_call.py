@@ -71,6 +71,7 @@ def made() -> Callable[[], None]:
         (add, object(), "test_call.add: argument 1 is a builtins.object; allowed are None, bool"),
         (add, [{"x": {1}}], "argument 1 is a builtins.set; allowed are"),
         (add, ["a s3cret!"], r"argument has the value of MY_TOKEN.* let the function read"),
+        (add, ["https://me:p@ss@host/x"], "an argument holds a password or token, which would"),
     ],
 )
 def test_what_a_job_cannot_have_is_refused(

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
+from hpctrain.data.buffers import sent
 from hpctrain.data.draws import Draws
 from hpctrain.data.index import Statistics
 from hpctrain.data.types import Batch
@@ -229,7 +230,7 @@ class RandomCrop:
             torch.arange(height) * columns
         )
         starts = (sample[:, None] + within.view(1, -1)).view(-1)
-        found = windows.index_select(0, starts.to(images.device, non_blocking=True))
+        found = windows.index_select(0, sent(starts, images.device))
         return found.view(b, channels, height, width)
 
 
@@ -258,7 +259,7 @@ class RandomFlip:
         flipped = {}
         for name in self._fields:
             image = _image(batch, name)
-            here = chosen.to(image.device, non_blocking=True)
+            here = sent(chosen, image.device)
             flipped[name] = torch.where(here, image.flip(self._axis), image)
         return batch | flipped
 

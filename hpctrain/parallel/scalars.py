@@ -35,7 +35,7 @@ def on_device(values: list[float], device: torch.device) -> Scalars:
     """Return the values as the others of this device are."""
     if device.type == "cpu":
         return values
-    pinned = torch.tensor(values, dtype=torch.float64, pin_memory=device.type == "cuda")
+    pinned = torch.tensor(values, dtype=torch.float64).pin_memory()
     return pinned.to(device, non_blocking=True)
 
 

@@ -8,6 +8,7 @@ same on a GPU, where torch tells by itself (`torch.cuda.set_sync_debug_mode`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -110,54 +111,52 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> dict[int, torch.Tensor]:
     return known
 
 
-def language(**options: Any) -> tuple[nn.Module, Task, Batch]:
+def language(device: torch.device, **options: Any) -> tuple[nn.Module, Task, Batch]:
     documents = options.pop("documents", False)
     batch = {
-        "tokens": torch.zeros(8, 17, dtype=torch.int64, device=META),
-        "tokens_document": torch.zeros(8, 17, dtype=torch.int32, device=META),
-        "mask": torch.ones(8, dtype=torch.bool, device=META),
+        "tokens": torch.zeros(8, 17, dtype=torch.int64, device=device),
+        "tokens_document": torch.zeros(8, 17, dtype=torch.int32, device=device),
+        "mask": torch.ones(8, dtype=torch.bool, device=device),
     }
     model = Transformer(64, 32, 2, 4, 2, **options)
     return model, LanguageModel(documents=documents, chunk=32), batch
 
 
-def images() -> tuple[nn.Module, Task, Batch]:
+def images(device: torch.device) -> tuple[nn.Module, Task, Batch]:
     batch = {
-        "image": torch.zeros(8, 1, 8, 8, dtype=torch.uint8, device=META),
-        "label": torch.zeros(8, dtype=torch.int64, device=META),
-        "mask": torch.ones(8, dtype=torch.bool, device=META),
+        "image": torch.zeros(8, 1, 8, 8, dtype=torch.uint8, device=device),
+        "label": torch.zeros(8, dtype=torch.int64, device=device),
+        "mask": torch.ones(8, dtype=torch.bool, device=device),
     }
     inner = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), MLP(144, [], 10))
     return inner, Classification(), batch
 
 
-MODELS: dict[str, Callable[[], tuple[nn.Module, Task, Batch]]] = {
+MODELS: dict[str, Callable[[torch.device], tuple[nn.Module, Task, Batch]]] = {
     "transformer": language,
-    "documents, dropout": lambda: language(documents=True, dropout=0.1),
-    "experts": lambda: language(experts=4, shared_experts=1),
-    "experts with a capacity": lambda: language(experts=4, capacity=1.0),
+    "documents, dropout": functools.partial(language, documents=True, dropout=0.1),
+    "experts": functools.partial(language, experts=4, shared_experts=1),
+    "experts with a capacity": functools.partial(language, experts=4, capacity=1.0),
     "images": images,
 }
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "transformer": torch.optim.AdamW,
-    "images": torch.optim.AdamW,
-}
 
 
-def make(model: str, accumulate: int) -> tuple[TrainStep, Batch]:
-    module, task, batch = MODELS[model]()
+def make(model: str, accumulate: int, device: torch.device) -> tuple[TrainStep, Batch]:
+    """Return a training step of one of MODELS, and a batch; tests/gpu has them on a GPU."""
+    module, task, batch = MODELS[model](device)
     # Grouped products of experts need bf16.
-    module = module.to("meta", torch.bfloat16 if model.startswith("experts") else None)
-    precision = Precision(PrecisionConfig(), META)
-    spread = ParallelModel(module, Mesh(Degrees(), 0, META), precision, accumulate)
-    optimizer = OPTIMIZERS.get(model, torch.optim.SGD)(spread.parameters, lr=0.1)
+    module = module.to(device, torch.bfloat16 if model.startswith("experts") else None)
+    precision = Precision(PrecisionConfig(), device)
+    spread = ParallelModel(module, Mesh(Degrees(), 0, device), precision, accumulate)
+    kind = torch.optim.AdamW if model in ("transformer", "images") else torch.optim.SGD
+    optimizer = kind(spread.parameters, lr=0.1)
     return TrainStep(spread, task, optimizer, clip_norm=1.0, stop=Stop()), batch
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_step_does_not_wait(model: str, accumulate: int, pinned: dict[int, torch.Tensor]) -> None:
-    step, batch = make(model, accumulate)
+    step, batch = make(model, accumulate, META)
     with no_waits(pinned) as waits:
         for number in range(3):
             step.health.begin(number + 1, 0, list)
@@ -172,7 +171,7 @@ def test_a_step_does_not_wait(model: str, accumulate: int, pinned: dict[int, tor
 def test_an_evaluation_waits_only_for_its_means(
     pinned: dict[int, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step, batch = make("transformer", 1)
+    step, batch = make("transformer", 1, META)
 
     class Batches(list[Batch]):
         def load_state_dict(self, state: dict[str, int]) -> None:
@@ -193,7 +192,7 @@ def test_an_evaluation_waits_only_for_its_means(
 
 
 def test_transforms_do_not_wait(pinned: dict[int, torch.Tensor]) -> None:
-    _, _, batch = images()
+    _, _, batch = images(META)
     transform = Compose([RandomCrop(8, padding=2), RandomFlip(), Normalise(8.0, 4.0)])
     draws = Draws(0, 0, torch.arange(8).numpy())
     transform(batch, draws)  # the first batch brings the moments of `Normalise`

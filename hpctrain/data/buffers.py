@@ -75,14 +75,3 @@ class Buffers:
         whole = np.frombuffer(memory, np.uint8)
         first = -whole.ctypes.data % HUGE_PAGE + BESIDE
         return whole[first : first + size]
-
-
-def sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor of the CPU on a device, without waiting for the device.
-
-    A copy from memory that is not page-locked would let the host wait until the device has done
-    everything that was queued before.
-    """
-    if device.type == "cpu":
-        return values
-    return values.pin_memory().to(device, non_blocking=True)

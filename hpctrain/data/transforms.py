@@ -18,7 +18,6 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
-from hpctrain.data.buffers import sent
 from hpctrain.data.draws import Draws
 from hpctrain.data.index import Statistics
 from hpctrain.data.types import Batch
@@ -230,7 +229,7 @@ class RandomCrop:
             torch.arange(height) * columns
         )
         starts = (sample[:, None] + within.view(1, -1)).view(-1)
-        found = windows.index_select(0, sent(starts, images.device))
+        found = windows.index_select(0, starts.to(images.device, non_blocking=True))
         return found.view(b, channels, height, width)
 
 
@@ -259,7 +258,7 @@ class RandomFlip:
         flipped = {}
         for name in self._fields:
             image = _image(batch, name)
-            here = sent(chosen, image.device)
+            here = chosen.to(image.device, non_blocking=True)
             flipped[name] = torch.where(here, image.flip(self._axis), image)
         return batch | flipped
 

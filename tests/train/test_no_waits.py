@@ -23,8 +23,6 @@ from torch.utils._pytree import tree_leaves
 
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.schema import PrecisionConfig
-from hpctrain.data.draws import Draws
-from hpctrain.data.transforms import Compose, Normalise, RandomCrop, RandomFlip
 from hpctrain.data.types import Batch
 from hpctrain.faults import copied
 from hpctrain.faults.stop import Stop
@@ -189,16 +187,6 @@ def test_an_evaluation_waits_only_for_its_means(
     with no_waits(pinned) as waits:
         assert trainer._evaluate(feed) == {}
     assert waits.copies == 3
-
-
-def test_transforms_do_not_wait(pinned: dict[int, torch.Tensor]) -> None:
-    _, _, batch = images(META)
-    transform = Compose([RandomCrop(8, padding=2), RandomFlip(), Normalise(8.0, 4.0)])
-    draws = Draws(0, 0, torch.arange(8).numpy())
-    transform(batch, draws)  # the first batch brings the moments of `Normalise`
-    with no_waits(pinned) as waits:
-        transform(batch, draws)
-    assert waits.copies == 2, "the corners of the crops, and which images are mirrored"
 
 
 def test_numbers_of_the_host_are_appended_without_waiting(

@@ -2,15 +2,17 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
+GPU    ?= cuda
 BIN    := $(VENV)/bin
 
-.PHONY: train test test-all lint types format clean help
+.PHONY: train test test-all gpu lint types format clean help
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make train   environment, real data into HDF5 shards, a tracked training run"
 	@echo "make test    everything that the tests need, a SLURM cluster included, then the tests"
 	@echo "make test-all   the slow tests too: soak tests, Hydra's pre-releases"
+	@echo "make gpu     what one GPU can show: a table of results within minutes (docs/gpu.md)"
 	@echo "make lint | types | format | clean"
 
 train: $(VENV)/.sample data/digits/index.json
@@ -24,6 +26,10 @@ test: $(VENV)/.test
 
 test-all: $(VENV)/.test $(VENV)/.slow-libraries
 	@HPCTRAIN_TESTS=all tests/run.sh $(BIN)
+
+# It needs no Slurm. GPU=cpu rehearses on a CPU what can be rehearsed there.
+gpu: $(VENV)/.test
+	@$(BIN)/python -m tests.gpu.first_minutes --device $(GPU)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

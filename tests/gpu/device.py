@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-VARIABLE = "HPCTRAIN_GPU_TESTS"
-REHEARSAL = os.environ.get(VARIABLE) == "cpu"
+REHEARSAL = os.environ.get("HPCTRAIN_GPU_TESTS") == "cpu"
 DEVICE = torch.device("cpu") if REHEARSAL else torch.device("cuda", 0)
 needs_gpu: Any = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="torch sees no CUDA device"

@@ -77,25 +77,23 @@ class Part:
 _LOSSES = "tests/gpu/test_parallel_gpu.py"
 _RUNS = "tests/gpu/test_gpu.py"
 _TWO = "tests/gpu/test_two_ranks_gpu.py"
-_TRANSFORMS = "tests/data/test_feed.py tests/data/test_transforms.py"
 _INITIAL = "tests/gpu/test_initial_gpu.py"
+_TRANSFORMS = "test_feed.py tests/data/test_transforms.py tests/gpu/test_transforms_gpu.py"
+_PRECISION = f"{_LOSSES} tests/gpu/test_precision_gpu.py -k 'precision or fp16 or tf32'"
 # The first ones come first because the others stand on them.
 PARTS = (
     Part("versions", "driver, CUDA, NCCL, cuDNN, GPU, torch", "tests.gpu.versions", 60, CPU_TOO),
     Part("group", "one rank over NCCL begins and ends", "tests/gpu/test_group_gpu.py", 60, CPU_TOO),
     Part("waits", "no step waits for the GPU", "tests/gpu/test_no_waits_gpu.py", 120, CPU_TOO),
+    Part("initial", "initial values; repeated runs", f"{_INITIAL} -k 'not offload'", 180),
     Part("losses", "losses are those of the CPU", f"{_RUNS} -k losses_of", 120, CPU_TOO),
-    Part("transforms", "batches are those of the CPU", f"{_TRANSFORMS} -m gpu", 120),
+    Part("transforms", "batches are those of the CPU", f"tests/data/{_TRANSFORMS} -m gpu", 120),
     Part("feed", "checksums behind slow streams", "tests/gpu/test_feed_gpu.py", 120, CPU_TOO),
-    Part("precision", "losses by precision", f"{_LOSSES} -k 'precision or fp16 or tf32'", 180),
+    Part("precision", "losses by precision", _PRECISION, 180),
     Part("compile", "checkpointing x compile", f"{_LOSSES} -k 'checkpointing or compile'", 300),
     Part("micro-batches", "the size that fits is found", f"{_LOSSES} -k 'auto or accumulate'", 120),
     Part("offload", "with experts and batch norm, too", f"{_LOSSES} {_INITIAL} -k offload", 180),
-    Part(
-        *("fp8", "initial values and losses of fp8"),
-        f"tests/gpu/test_float8_gpu.py {_INITIAL} {_LOSSES} -k 'float8 or fp8'",
-        180,
-    ),
+    Part("fp8", "losses of fp8", f"tests/gpu/test_float8_gpu.py {_LOSSES} -k 'float8 or fp8'", 180),
     Part("attention", "kernels and their memory", "tests/gpu/test_attention_gpu.py", 180),
     Part("experts", "grouped products are those of a loop", "tests/gpu/test_experts_gpu.py", 60),
     Part("resume", "dropout; CPU to GPU, and back", f"{_RUNS} -k 'resumed or goes'", 180, CPU_TOO),
@@ -154,6 +152,7 @@ def run(part: Part, folder: Path, device: str, gpu: bool) -> Result:
     report = log.with_suffix(".xml")
     report.unlink(missing_ok=True)
     tests = ["pytest", "--all", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    tests += ["-o", "junit_family=xunit1"]  # the other family has no figures
     command = [sys.executable, "-m", *([] if part.is_module else tests), *part.words]
     begun = time.monotonic()
     with log.open("w") as file:

@@ -28,7 +28,8 @@ def train_on(train: Train) -> Callable[..., Path]:
     """A function that trains on a device, in a folder, and returns the run directory."""
 
     def call(device: str, folder: Path, *arguments: str) -> Path:
-        train(*SHORT, f"parallel.device={device}", f"output_dir={folder}", *arguments)
+        given = (*SHORT, f"parallel.device={device}", f"output_dir={folder}", *arguments)
+        train(*given, new=True)  # a fork may not use CUDA if its parent has asked for GPUs
         (run,) = runs(folder)
         assert run_json(run)["state"] == "finished"
         return run

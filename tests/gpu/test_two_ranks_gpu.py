@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import forkserver
 from tests.conftest import run_json, run_module, runs
 from tests.gpu.device import DEVICE, on_device
 from tests.gpu.test_gpu import SHORT, STEPS, losses, without_later_steps
@@ -27,7 +26,7 @@ def train(device: str, digits: Path, folder: Path, *arguments: str) -> Path:
     """Train on two ranks; return the run directory."""
     where = (f"data.path={digits}", f"output_dir={folder}", f"parallel.device={device}")
     given = (*SHORT, *where, "parallel.backend=gloo", *arguments)
-    run_module("torch.distributed.run", *TORCHRUN, *given)
+    run_module("torch.distributed.run", *TORCHRUN, *given, new=True)
     (run,) = runs(folder)
     assert run_json(run)["state"] == "finished"
     assert run_json(run)["attempts"][-1]["world_size"] == 2
@@ -55,7 +54,7 @@ def test_both_ranks_save_and_leave_when_one_gets_sigterm(digits: Path, tmp_path:
     device = [f"parallel.device={DEVICE.type}", "parallel.backend=gloo"]
     long = ["train.max_epochs=5000", *LONG[1:]]
     command = [sys.executable, "-m", "torch.distributed.run", *TORCHRUN, *long, *where, *device]
-    process = forkserver.Popen(command, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     wait_for_step(tmp_path / "runs", 25, process)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     (second,) = (

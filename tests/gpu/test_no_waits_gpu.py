@@ -6,6 +6,7 @@ tests/train/test_no_waits.py shows the same without a GPU.
 import pytest
 import torch
 
+from hpctrain.errors import HealthError
 from tests.gpu.device import DEVICE, REHEARSAL, on_device
 from tests.train.test_no_waits import MODELS, make
 
@@ -46,3 +47,24 @@ def test_steps_3_to_10_do_not_wait(model: str, accumulate: int) -> None:
     torch.cuda.synchronize()
     step.health.judge(late=False)
     assert step.totals.means()["loss"] > 0
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_nan_is_told_after_the_next_step_or_before_what_lasts(late: bool) -> None:
+    step, batch = make("images", 1, DEVICE)
+
+    def train(number: int) -> None:
+        step.health.begin(number, 8 * number, list)
+        step(batch, 0.1)
+        step.health.judge(late=late)
+
+    train(1)
+    hook = step.model.module.register_forward_hook(lambda *given: given[2] * float("nan"))
+    if late and not REHEARSAL:
+        train(2)
+        hook.remove()
+        with pytest.raises(HealthError, match="loss is not finite since step 2 "):
+            train(3)
+    else:
+        with pytest.raises(HealthError, match="loss is not finite since step 2 "):
+            train(2)

@@ -79,7 +79,10 @@ _RUNS = "tests/gpu/test_gpu.py"
 _TWO = "tests/gpu/test_two_ranks_gpu.py"
 _INITIAL = "tests/gpu/test_initial_gpu.py"
 _TRANSFORMS = "test_feed.py tests/data/test_transforms.py tests/gpu/test_transforms_gpu.py"
-_PRECISION = f"{_LOSSES} tests/gpu/test_precision_gpu.py -k 'precision or fp16 or tf32'"
+_PRECISION = (
+    f"{_LOSSES} tests/gpu/test_precision_gpu.py "
+    "-k '(precision or fp16 or tf32) and not (checkpointing or compile or offload)'"
+)
 # The first ones come first because the others stand on them.
 PARTS = (
     Part("versions", "driver, CUDA, NCCL, cuDNN, GPU, torch", "tests.gpu.versions", 60, CPU_TOO),

@@ -219,6 +219,17 @@ class Health:
         return f"; its samples: {some}{more} ({file})"
 
 
+_DOES = {
+    "skip": "the update is left out",
+    "rollback": "the run goes back to its newest healthy checkpoint, and will leave out this batch",
+}
+_CURE = (
+    "Resuming the run starts from its newest healthy checkpoint. If the samples are to blame, "
+    "resume it with train.nonfinite=skip or rollback. If the training has diverged, begin a new "
+    "run with a smaller optimizer.lr or with train.clip_norm"
+)
+
+
 def _problem(numbers: Sequence[float]) -> str:
     """Return what is not finite among the loss, the norm and others; "" also without numbers."""
     named = zip(("loss", "gradient"), numbers, strict=False)
@@ -238,17 +249,6 @@ def _gathered(problem: str, judged: Judged) -> list[dict[str, Any]]:
     dist.all_gather_object(known, mine)
     first = [each for each in known if isinstance(each["loss"], str)]
     return first if problem == "loss" and first else known
-
-
-_DOES = {
-    "skip": "the update is left out",
-    "rollback": "the run goes back to its newest healthy checkpoint, and will leave out this batch",
-}
-_CURE = (
-    "Resuming the run starts from its newest healthy checkpoint. If the samples are to blame, "
-    "resume it with train.nonfinite=skip or rollback. If the training has diverged, begin a new "
-    "run with a smaller optimizer.lr or with train.clip_norm"
-)
 
 
 def _is(problem: str) -> str:

@@ -36,6 +36,8 @@ def test_steps_3_to_10_do_not_wait(model: str, accumulate: int) -> None:
             train(number)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    if accumulate > 1:
+        return  # the queue of a GPU holds about a thousand kernels, fewer than such a step has
     # This mode does not see events. So the GPU sleeps for about a second: the host must have queued
     # a step, and have read the numbers of the step before, while it still sleeps.
     torch.cuda.synchronize()

@@ -2,9 +2,10 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
+GPU    ?= cuda
 BIN    := $(VENV)/bin
 
-.PHONY: train test test-all docs lint types format clean help
+.PHONY: train test test-all docs gpu lint types format clean help
 .DELETE_ON_ERROR:
 
 help:
@@ -12,6 +13,7 @@ help:
 	@echo "make test    everything that the tests need, a SLURM cluster included, then the tests"
 	@echo "make test-all   the slow tests too: soak tests, Hydra's pre-releases"
 	@echo "make docs    the documentation as a web site, in site/"
+	@echo "make gpu     what one GPU can show: a table of results within minutes (docs/gpu.md)"
 	@echo "make lint | types | format | clean"
 
 train: $(VENV)/.sample data/digits/index.json
@@ -29,6 +31,10 @@ test-all: $(VENV)/.test $(VENV)/.slow-libraries
 docs: $(VENV)/.docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --clean
 	@echo "open site/index.html, or: $(BIN)/python -m mkdocs serve"
+
+# It needs no Slurm. GPU=cpu rehearses on a CPU what can be rehearsed there.
+gpu: $(VENV)/.test
+	@$(BIN)/python -m tests.gpu.first_minutes --device $(GPU)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpctrain import __version__
+from hpctrain.distributed.ending import exit_at_once_if_group_is_open
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.faults.early_signals import heed_ctrl_c
 from hpctrain.secrets import mask
@@ -95,6 +96,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = code or 1
     sys.stderr.flush()
+    exit_at_once_if_group_is_open(code)
     sys.exit(code)
 
 

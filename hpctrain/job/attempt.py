@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from hpctrain import __version__
 from hpctrain.config.schema import Config
-from hpctrain.distributed.group import choose_device
+from hpctrain.distributed import devices
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.job.requeue import may_requeue, requeue
 from hpctrain.launch.container import leave_note, note_from_env
@@ -80,7 +80,7 @@ class Attempt(NoAttempt):
             stack.push(self._failed)  # called for every exception from here on
             lost_checkpoints.refuse(self._config, self._run)
             # Before the tracker starts: its end would wait for MLflow.
-            choose_device(self._config.parallel.device, ranks)
+            devices.kind(self._config.parallel.device, self._config.launch.gpus_per_node)
             if recorded := self._run.read().get("provenance"):
                 provenance.take_over(self._run.provenance, Path(recorded))
                 self._run.update(provenance=None)

@@ -62,7 +62,9 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
     with (
         Stop() as stop,
         Attempt(config, run, ranks) if ranks.is_main else NoAttempt() as attempt,
-        process_group(ranks, config.parallel, config.launch.cpus_per_task) as device,
+        process_group(
+            ranks, config.parallel, config.launch.cpus_per_task, config.launch.gpus_per_node
+        ) as device,
         # Before the process group ends: the end of this rank lets the others fail.
         recorded(run.path, ranks.job_id, ranks.restart_count),
         # The log of rank 0 has begun earlier; the folder exists, because rank 0 is here.

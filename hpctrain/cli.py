@@ -217,6 +217,9 @@ def _run(argv: list[str]) -> int:
 
     signals.note()
     from hpctrain.job.here import train_frozen
+    from hpctrain.launch.environment import take_kept_gpus
+
+    take_kept_gpus()
 
     if len(argv) != 1:
         raise ConfigError("run takes one argument: python -m hpctrain run RUN_DIR")
@@ -225,7 +228,9 @@ def _run(argv: list[str]) -> int:
 
 def _call(argv: list[str]) -> int:
     from hpctrain.job.call import main as call
+    from hpctrain.launch.environment import take_kept_gpus
 
+    take_kept_gpus()
     return call(argv)
 
 

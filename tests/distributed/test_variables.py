@@ -27,7 +27,7 @@ def test_every_key_has_its_variable() -> None:
     assert environment == {
         "NCCL_SOCKET_IFNAME": "=ib0,ib1",
         "GLOO_SOCKET_IFNAME": "ib0,ib1",
-        "NCCL_IB_HCA": "mlx5_0",
+        "NCCL_IB_HCA": "=mlx5_0",
         "NCCL_P2P_LEVEL": "NVL",
         "NCCL_DEBUG": "WARN",
         "TORCH_DISTRIBUTED_DEBUG": "INFO",
@@ -42,6 +42,20 @@ def test_every_key_has_its_variable() -> None:
 def test_no_infiniband() -> None:
     config = Config(network=NetworkConfig(infiniband="none"))
     assert variables(config) == {"NCCL_IB_DISABLE": ("1", "network.infiniband")}
+
+
+@pytest.mark.parametrize(
+    ("devices", "exactly"),
+    [
+        ("mlx5_1,mlx5_2:1", "=mlx5_1,mlx5_2:1"),  # without "=", NCCL also takes mlx5_10
+        ("=mlx5_1", "=mlx5_1"),
+        ("^mlx5_1", "^=mlx5_1"),
+        ("^=mlx5_1", "^=mlx5_1"),
+    ],
+)
+def test_devices_of_infiniband_are_exactly_these(devices: str, exactly: str) -> None:
+    config = Config(network=NetworkConfig(infiniband=devices))
+    assert variables(config)["NCCL_IB_HCA"] == (exactly, "network.infiniband")
 
 
 def test_the_flight_recorder_of_the_user_is_kept() -> None:
@@ -93,6 +107,8 @@ def test_a_name_that_no_variable_has(monkeypatch: pytest.MonkeyPatch) -> None:
         ("infiniband", "none", True),
         ("infiniband", "=mlx5_0:1,mlx5_1:1", True),
         ("infiniband", "^mlx5_3", True),
+        ("infiniband", "^=mlx5_3", True),
+        ("infiniband", "=^mlx5_3", False),
         ("infiniband", "mlx5_0 mlx5_1", False),
         ("p2p_level", "NVL", True),
         ("p2p_level", "nvl", False),

@@ -73,6 +73,10 @@ def verdict(run: RunDir, code: int, job_id: str, restart_count: int) -> str:
             facts["started"] = failure.path(run.path).stat().st_mtime
         run.begin_attempt(launcher="slurm", **facts)
     late = error if error and failure.is_of_late_rank(error) else ""
+    if record.get("lowered_in") == [job_id, restart_count]:
+        rows = record["micro_batch_rows"]
+        run.end_attempt("interrupted", reason=f"out of memory: now {rows} rows", step=last)
+        return "cancel" if cancelled else "requeue"
     if error and not late:
         # Slurm has ended rank 0 before it could record anything, or rank 0 does not know the cause.
         if state != "failed" or failure.is_of_another_rank(str(attempt.get("error"))):

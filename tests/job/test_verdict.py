@@ -169,6 +169,23 @@ def test_an_error_before_the_attempt_is_recorded_as_one(tmp_path: Path) -> None:
     assert last(run)["started"] == (tmp_path / "failed").stat().st_mtime
 
 
+def test_a_job_that_is_out_of_memory_comes_back_with_smaller_micro_batches(begin: Begin) -> None:
+    run = begin(20)
+    with pytest.raises(MemoryError), failure.recorded(run.path, JOB, 0):
+        raise MemoryError("CUDA out of memory")
+    run.update(micro_batch_rows=8, lowered_in=[JOB, 0])
+    assert verdict(run, 1, JOB, 0) == "requeue"
+    assert (last(run)["state"], last(run)["reason"]) == (
+        "interrupted",
+        "out of memory: now 8 rows",
+    )
+    # There is no smaller one.
+    begin(restarts=1)
+    with pytest.raises(MemoryError), failure.recorded(run.path, JOB, 1):
+        raise MemoryError("CUDA out of memory")
+    assert verdict(run, 1, JOB, 1) == ""
+
+
 @pytest.mark.parametrize("code", [1, 2, 5, 127])
 def test_an_exit_code_of_a_rank_is_no_kill(code: int, begin: Begin) -> None:
     assert verdict(begin(), code, JOB, 0) == ""

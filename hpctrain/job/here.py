@@ -127,11 +127,13 @@ def _complete_upload(config: Config, run: RunDir) -> None:
 
 
 def _train_attempt(config: Config, run: RunDir, ranks: RankInfo) -> int:
+    from hpctrain.distributed import flight_recorder
     from hpctrain.distributed.variables import export
 
     if ranks.is_main:
         log.info("%s: starting; importing torch takes some seconds", run.path)
     exported = export(config)
+    flight_recorder.prepare(run.logs, ranks.rank)
     if exported and ranks.is_main:
         log.info("exported variables are kept: %s", ", ".join(exported))
     if ranks.is_main and config.tracking.enabled and config.tracking.upload:

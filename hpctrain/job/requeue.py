@@ -26,7 +26,7 @@ def may_requeue(restart_count: int, first_step: int, step: int) -> bool:
 
 
 def requeue_from_rank(job_id: str) -> bool:
-    """Requeue the job of this rank; in a container, where Slurm's commands lack, let the host do it.
+    """Requeue the job of this rank; in a container, which lacks Slurm, let the host do it.
 
     Returns:
         False, with the reason in the log, when that fails.

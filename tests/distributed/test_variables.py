@@ -1,10 +1,13 @@
 """Tests of the variables of NCCL, gloo and torch, which the config sets or the user exports."""
 
+from pathlib import Path
+
 import pytest
 
 from hpctrain.config.schema import Config, NetworkConfig, SiteConfig, TrainConfig
 from hpctrain.config.schema.key import keys
 from hpctrain.config.variables import variables
+from hpctrain.distributed import flight_recorder
 from hpctrain.distributed.variables import export
 from hpctrain.errors import ConfigError
 
@@ -67,6 +70,21 @@ def test_the_flight_recorder_of_the_user_is_kept() -> None:
     environment = {}
     export(config, environment)
     assert environment == {"TORCH_FR_BUFFER_SIZE": "7"}
+
+
+def test_the_flight_recorder_writes_into_the_logs_of_the_run(tmp_path: Path) -> None:
+    first, second = tmp_path / "a" / "logs", tmp_path / "b" / "logs"
+    environment: dict[str, str] = {}
+    for logs in (first, second):  # two runs of one notebook
+        flight_recorder.prepare(logs, 0, environment)
+        assert environment == {
+            "TORCH_FR_DUMP_TEMP_FILE": f"{logs}/flight_recorder_",
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        }
+    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+        environment = {name: "/mine/rank_"}
+        flight_recorder.prepare(first, 1, environment)
+        assert environment == {name: "/mine/rank_"}
 
 
 def test_what_is_exported_has_precedence_and_is_told() -> None:

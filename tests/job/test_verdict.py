@@ -8,6 +8,7 @@ import pytest
 
 from hpctrain.config.frozen import dump
 from hpctrain.config.schema import Config
+from hpctrain.distributed import flight_recorder
 from hpctrain.errors import DistributedError, HealthError, LateRankError
 from hpctrain.job.verdict import close_tracking, verdict
 from hpctrain.runs import failure, stop_request
@@ -99,6 +100,34 @@ def test_a_job_in_which_a_rank_hangs_comes_back_as_long_as_it_makes_progress(
     assert run_json(run.path)["state"] == "failed"
     assert last(run)["error"].startswith(f"{said}, and no checkpoint was saved since")
     assert "mem_gb" not in last(run)["error"]
+
+
+# What NCCL's watchdog prints and writes; there is no GPU here, so the test does it.
+WATCHDOG = (
+    "[rank1]:[E1124 02:00:00.1 ProcessGroupNCCL.cpp:629] [Rank 1] Watchdog caught collective "
+    "operation timeout: WorkNCCL(SeqNum=29, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, "
+    "Timeout(ms)=600000) ran for 600081 milliseconds before timing out.\n"
+)
+
+
+def test_a_timeout_of_nccl_is_told_and_is_no_rank_that_was_killed(begin: Begin) -> None:
+    run = begin()
+    environment: dict[str, str] = {}
+    flight_recorder.prepare(run.logs, 1, environment)
+    (run.logs / f"{JOB}.rank1.log").write_text(f"step 1\n{WATCHDOG}terminate called\n")
+    Path(environment["TORCH_FR_DUMP_TEMP_FILE"] + "1").write_bytes(b"a pickle of torch")
+    assert verdict(run, 134, JOB, 0) == "requeue"
+    said = "ALLREDUCE number 29 has timed out on rank 1 after parallel.timeout_s"
+    assert last(run)["reason"] == f"{said} (torch's flight recorder: {run.logs}/flight_recorder_*)"
+    begin(restarts=1)
+    assert verdict(run, 137, JOB, 1) == ""  # Slurm has killed the ranks that were left
+    assert said in last(run)["error"]
+    assert "mem_gb" not in last(run)["error"]
+    # The line in the log is of an earlier attempt.
+    begin(restarts=0)
+    flight_recorder.prepare(run.logs, 0, environment)
+    assert verdict(run, KILLED, JOB, 0) == "requeue"
+    assert last(run)["reason"] == "a rank was killed (exit code 137)"
 
 
 def test_ranks_that_are_killed_before_they_begin_are_not_restarted_for_ever(begin: Begin) -> None:

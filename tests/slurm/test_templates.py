@@ -342,6 +342,7 @@ def test_container(digits: Path, here: Path, paced: Paced) -> None:
     folder = script(here.parent / "bin" / "apptainer", fake).parent
     path = {"PATH": f"{folder}:{os.environ['PATH']}"}
     given = ("container.sbatch", "my image.sif", "experiment=digits", f"data.path={digits}")
+    given += ("parallel.device=cpu",)  # the GPUs are fake ones
     shape = ("--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=2")
     job = submit(here, *shape, *given, *steps(400), **path)
     cluster.wait_for_step(the_run(here), 20)

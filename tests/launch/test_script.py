@@ -195,6 +195,8 @@ def test_gpus_as_the_site_wants_them(
     text = script(SiteConfig(gpu_option=option, gpu_type=kind), tasks_per_node=2, gpus_per_node=4)
     assert [line for line in directives(text) if "gpu" in line] == asked
     assert [word for word in srun_words(text) if "gpu" in word] == [step]
+    # srun would read the request for each task from the environment of the job.
+    assert ("\nunset SLURM_GPUS_PER_TASK " in text) == (option == "gpus-per-task")
 
 
 def test_a_site_places_ranks_in_its_own_way() -> None:

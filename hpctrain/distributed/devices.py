@@ -164,9 +164,8 @@ def assign(seen: Sequence[Seen]) -> list[int]:
         if len(members) > len(gpus):
             raise ConfigError(
                 f"{_named(members, seen)} see the same {len(gpus)} GPU{'s'[: len(gpus) - 1]}: each "
-                "rank needs one of its own. launch.gpus_per_node must be a multiple of "
-                "launch.tasks_per_node, and Slurm must give every rank its share "
-                "(site.gpu_option)"
+                "rank needs one of its own; start fewer ranks (launch.tasks_per_node), or let the "
+                "job have more GPUs (launch.gpus_per_node, site.gpu_option)"
             )
         # The lists of two ranks may have different orders.
         for rank, gpu in zip(members, seen[members[0]].gpus, strict=False):

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpctrain import __version__
+from hpctrain.distributed.ending import exit_at_once_if_group_is_open
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.faults.early_signals import heed_ctrl_c
 from hpctrain.secrets import mask
@@ -96,6 +97,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = code or 1
     sys.stderr.flush()
+    exit_at_once_if_group_is_open(code)
     sys.exit(code)
 
 
@@ -219,6 +221,9 @@ def _run(argv: list[str]) -> int:
 
     signals.note()
     from hpctrain.job.here import train_frozen
+    from hpctrain.launch.environment import take_kept_gpus
+
+    take_kept_gpus()
 
     if len(argv) != 1:
         raise ConfigError("run takes one argument: python -m hpctrain run RUN_DIR")
@@ -227,7 +232,9 @@ def _run(argv: list[str]) -> int:
 
 def _call(argv: list[str]) -> int:
     from hpctrain.job.call import main as call
+    from hpctrain.launch.environment import take_kept_gpus
 
+    take_kept_gpus()
     return call(argv)
 
 

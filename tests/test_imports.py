@@ -65,6 +65,8 @@ NO_TORCH = (
     *(
         "distributed.hostlist",
         "distributed.variables",
+        "distributed.ending",
+        "distributed.flight_recorder",
         "faults.early_signals",
         "parallel.memory",
         "data.index",

@@ -30,7 +30,7 @@ def variables(config: Config) -> dict[str, tuple[str, str]]:
     if network.infiniband == "none":
         asked["NCCL_IB_DISABLE"] = "1", "network.infiniband"
     elif network.infiniband != "auto":
-        asked["NCCL_IB_HCA"] = network.infiniband, "network.infiniband"
+        asked["NCCL_IB_HCA"] = _exactly(network.infiniband), "network.infiniband"
     if config.train.expandable_segments:
         asked[ALLOCATOR[0]] = "expandable_segments:True", "train.expandable_segments"
     if config.train.deterministic:
@@ -40,3 +40,9 @@ def variables(config: Config) -> dict[str, tuple[str, str]]:
         asked["NCCL_NVLS_ENABLE"] = "0", "train.deterministic"
         asked["TORCHINDUCTOR_DETERMINISTIC"] = "1", "train.deterministic"
     return {name: (value, key) for name, (value, key) in asked.items() if value is not None}
+
+
+def _exactly(devices: str) -> str:
+    """Return a list of devices for NCCL, to which `mlx5_1` would also mean `mlx5_10`."""
+    sign = "^=" if devices.startswith("^") else "="
+    return sign + devices.lstrip("^=")

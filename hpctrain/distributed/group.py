@@ -1,4 +1,4 @@
-"""The process group: choice of the device, rendezvous of the ranks, and orderly end.
+"""The process group: rendezvous of the ranks, and orderly end.
 
     with process_group(ranks, config.parallel, folder=run.path) as device:
         ...   # all ranks have joined, and know the secret of the run
@@ -22,44 +22,14 @@ from torch.distributed import distributed_c10d
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.distributed import long_work, members, secret
 from hpctrain.distributed.cores import threads
+from hpctrain.distributed.devices import agree
+from hpctrain.distributed.ending import leave_group_open
 from hpctrain.distributed.objects import device_of
 from hpctrain.distributed.port import listen
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.errors import ConfigError, DistributedError
+from hpctrain.errors import DistributedError
 
 log = logging.getLogger(__name__)
-
-
-def choose_device(setting: str, ranks: RankInfo) -> torch.device:
-    """Return the device of this rank.
-
-    Slurm shows a task all GPUs of the node or, with `--gpus-per-task`, only its own.
-    CUDA_VISIBLE_DEVICES is set by Slurm and is not changed here.
-
-    Args:
-        setting: The config key `parallel.device`: "cuda", "cpu" or "auto".
-        ranks: This process's place in the job.
-
-    Raises:
-        ConfigError: A GPU is required but there is none, or there are fewer GPUs than ranks.
-    """
-    available = torch.cuda.is_available()
-    if setting == "cuda" and not available:
-        raise ConfigError(
-            "parallel.device=cuda, but torch sees no GPU here "
-            f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')!r})"
-        )
-    if setting == "cpu" or not available:
-        return torch.device("cpu")
-    count = torch.cuda.device_count()
-    if count not in (1, ranks.local_world_size) and ranks.local_rank >= count:
-        raise ConfigError(
-            f"{ranks.local_world_size} ranks on this node, but torch sees {count} GPUs: "
-            "launch.tasks_per_node and launch.gpus_per_node must fit"
-        )
-    device = torch.device("cuda", ranks.local_rank if count > 1 else 0)
-    torch.cuda.set_device(device)
-    return device
 
 
 @contextmanager
@@ -68,43 +38,47 @@ def process_group(
     config: ParallelConfig,
     cpus_per_task: int = 1,
     folder: Path | None = None,
+    *,
+    gpus_per_node: int = 0,
 ) -> Iterator[torch.device]:
     """Join the group of all ranks, and leave it in an orderly way.
+
+    After an exception, the group of several ranks stays open: see `hpctrain.distributed.ending`.
 
     Args:
         ranks: This process's place in the job.
         config: Device, backend and timeout of collectives.
         cpus_per_task: The cores of this rank, for torch's threads (`hpctrain.distributed.cores`).
         folder: The run directory, for the secret of the run; None only for a single process.
+        gpus_per_node: The config key `launch.gpus_per_node`.
 
     Yields:
         The device of this rank.
 
     Raises:
+        ConfigError: The devices of the ranks do not fit together (`hpctrain.distributed.devices`).
         DistributedError: The port is taken, other ranks do not join, or a process that does not
             know the secret has joined.
     """
-    device = choose_device(config.device, ranks)
     if (count := threads(ranks, cpus_per_task)) is not None:
         torch.set_num_threads(count)
-    backend = config.backend
-    if backend == "auto":
-        # gloo handles tensors on the CPU, also on ranks that use NCCL for the GPU.
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=config.timeout_s)
     # Groups that are made later, such as those of a mesh, would wait for torch's 10 or 30 minutes.
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
     key = _secret(ranks, folder, config.timeout_s)
     try:
         store = _store(ranks, timeout, key)
+        device = agree(store, ranks, config.device, gpus_per_node)
         dist.init_process_group(
-            backend,
+            _backend(config.backend, device),
             store=store,
             rank=ranks.rank,
             world_size=ranks.world_size,
             timeout=timeout,
         )
+        _connect(device)
     except (RuntimeError, ValueError) as error:  # DistStoreError and similar ones are RuntimeErrors
+        _after_failure(ranks)
         raise DistributedError(
             f"{ranks}: no process group at {ranks.master_addr}:{ranks.master_port} within "
             f"{config.timeout_s} s ({str(error).splitlines()[0]})"
@@ -117,7 +91,36 @@ def process_group(
             yield device
         # Without it, rank 0 may end the store while other ranks still use it.
         dist.barrier()
-    finally:
+    except BaseException:
+        _after_failure(ranks)
+        raise
+    dist.destroy_process_group()
+
+
+def _backend(setting: str, device: torch.device) -> str:
+    if setting != "auto":
+        return setting
+    # gloo handles tensors on the CPU, also on ranks that use NCCL for the GPU.
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
+def _connect(device: torch.device) -> None:
+    """Connect the ranks now: NCCL does it at the first operation, and only then tells problems.
+
+    With `init_process_group(device_id=…)` NCCL would connect in there. But then torch also splits
+    all later groups off this one. So `new_group(…, backend="gloo")` hangs in the ranks that are not
+    part of the new group, and single sends share the connections of all other operations.
+    """
+    dist.all_reduce(torch.zeros(1, device=device))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _after_failure(ranks: RankInfo) -> None:
+    """Let the program go on after an error if it has no other ranks, such as a notebook."""
+    if ranks.world_size > 1:
+        leave_group_open()
+    elif dist.is_initialized():
         dist.destroy_process_group()
 
 

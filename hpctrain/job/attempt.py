@@ -18,10 +18,9 @@ from typing import Any, Self
 
 from hpctrain import __version__
 from hpctrain.config.schema import Config
-from hpctrain.distributed.group import choose_device
+from hpctrain.distributed import devices
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.job.requeue import may_requeue, requeue
-from hpctrain.launch.container import leave_note, note_from_env
+from hpctrain.job.requeue import may_requeue, requeue_from_rank
 from hpctrain.runs import lost_checkpoints, provenance, stop_request
 from hpctrain.runs.failure import described
 from hpctrain.runs.run_dir import RunDir
@@ -80,7 +79,7 @@ class Attempt(NoAttempt):
             stack.push(self._failed)  # called for every exception from here on
             lost_checkpoints.refuse(self._config, self._run)
             # Before the tracker starts: its end would wait for MLflow.
-            choose_device(self._config.parallel.device, ranks)
+            devices.kind(self._config.parallel.device, self._config.launch.gpus_per_node)
             if recorded := self._run.read().get("provenance"):
                 provenance.take_over(self._run.provenance, Path(recorded))
                 self._run.update(provenance=None)
@@ -122,16 +121,10 @@ class Attempt(NoAttempt):
             log.info("cancelled by %s: not requeued", request["by"])
         elif self._ranks.launcher == "slurm" and reason != "SIGINT":
             if may_requeue(self._ranks.restart_count, outcome.first_step, outcome.step):
-                self._requeue()
+                requeue_from_rank(self._ranks.job_id)
             else:
                 log.error("no step since the last restart: not requeued")
         self.tracker.finish("KILLED", reason=f"stopped by {reason} at step {outcome.step}, saved")
-
-    def _requeue(self) -> None:
-        if (note := note_from_env()) is not None:
-            leave_note(note)
-        else:
-            requeue(self._ranks.job_id)
 
     def _drop_old_stop_request(self) -> None:
         """Delete the stop request, except after a restart by Slurm: then it still holds."""

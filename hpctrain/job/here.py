@@ -127,12 +127,14 @@ def _complete_upload(config: Config, run: RunDir) -> None:
 
 
 def _train_attempt(config: Config, run: RunDir, ranks: RankInfo) -> int:
+    from hpctrain.distributed import flight_recorder
     from hpctrain.distributed.variables import export
     from hpctrain.job import compile_cache
 
     if ranks.is_main:
         log.info("%s: starting; importing torch takes some seconds", run.path)
     exported = export(config, one_node=ranks.one_node)
+    flight_recorder.prepare(run.logs, ranks.rank)
     if exported and ranks.is_main:
         log.info("exported variables are kept: %s", ", ".join(exported))
     warning = compile_cache.use(run.path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
+from hpctrain.launch.container import leave_note, note_from_env
 from hpctrain.launch.queue import ask
 
 log = logging.getLogger(__name__)
@@ -22,6 +23,16 @@ def may_requeue(restart_count: int, first_step: int, step: int) -> bool:
         step: That of the checkpoint that the next attempt would begin with.
     """
     return restart_count == 0 or step > first_step
+
+
+def requeue_from_rank(job_id: str) -> bool:
+    """Requeue the job of this rank; in a container, which lacks Slurm, let the host do it.
+
+    Returns:
+        False, with the reason in the log, when that fails.
+    """
+    note = note_from_env()
+    return requeue(job_id) if note is None else leave_note(note)
 
 
 def requeue(job_id: str) -> bool:

@@ -25,7 +25,7 @@ from hpctrain.faults.late_ranks import LateRanks
 from hpctrain.faults.stop import Stop, stop_with_launcher
 from hpctrain.job.attempt import Attempt, NoAttempt
 from hpctrain.job.build import build
-from hpctrain.job.requeue import requeue
+from hpctrain.job.requeue import requeue_from_rank
 from hpctrain.job.shapes import shape_problem
 from hpctrain.parallel.micro_batches import MicroBatches
 from hpctrain.runs.failure import recorded
@@ -63,7 +63,13 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
     with (
         Stop() as stop,
         Attempt(config, run, ranks) if ranks.is_main else NoAttempt() as attempt,
-        process_group(ranks, config.parallel, config.launch.cpus_per_task, run.path) as device,
+        process_group(
+            ranks,
+            config.parallel,
+            config.launch.cpus_per_task,
+            run.path,
+            gpus_per_node=config.launch.gpus_per_node,
+        ) as device,
         # Before the process group ends: the end of this rank lets the others fail.
         recorded(run.path, ranks.job_id, ranks.restart_count),
         # The log of rank 0 has begun earlier; the folder exists, because rank 0 is here.
@@ -138,11 +144,12 @@ def _lower_micro_batch(run: RunDir, ranks: RankInfo, sizes: MicroBatches | None)
     rows = None if sizes is None else sizes.smaller
     if sizes is None or rows is None:
         return
-    run.update(micro_batch_rows=rows)
+    # If the requeue from here fails, `hpctrain.job.verdict` finds this and lets the host do it.
+    run.update(micro_batch_rows=rows, lowered_in=[ranks.job_id, ranks.restart_count])
     log.error(
         "out of memory with micro-batches of %d rows; the run goes on from its last checkpoint "
         "with %d rows when it is started again",
         *(sizes.rows, rows),
     )
     if ranks.launcher == "slurm":
-        requeue(ranks.job_id)
+        requeue_from_rank(ranks.job_id)

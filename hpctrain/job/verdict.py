@@ -7,8 +7,9 @@
 
 A rank that is killed, for example by the host's out-of-memory killer, can neither requeue its job
 nor say why it ended, and Slurm only counts the job as failed. So the batch script requeues it. It
-also requeues a job in which a rank hangs, of which the other ranks tell. A run that fails by an
-error of its own is not requeued, since the error would come again.
+also requeues a job in which a rank hangs, of which the other ranks or NCCL's watchdog tell, and one
+whose GPU was out of memory. A run that fails by another error of its own is not requeued, since the
+error would come again.
 
 The batch script calls Slurm's commands, because this program may run in a container without them.
 """
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.config.frozen import load
+from hpctrain.distributed import flight_recorder
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import HpctrainError
 from hpctrain.job.requeue import may_requeue
@@ -73,12 +75,17 @@ def verdict(run: RunDir, code: int, job_id: str, restart_count: int) -> str:
             facts["started"] = failure.path(run.path).stat().st_mtime
         run.begin_attempt(launcher="slurm", **facts)
     late = error if error and failure.is_of_late_rank(error) else ""
+    if record.get("lowered_in") == [job_id, restart_count]:
+        rows = record["micro_batch_rows"]
+        run.end_attempt("interrupted", reason=f"out of memory: now {rows} rows", step=last)
+        return "cancel" if cancelled else "requeue"
     if error and not late:
         # Slurm has ended rank 0 before it could record anything, or rank 0 does not know the cause.
         if state != "failed" or failure.is_of_another_rank(str(attempt.get("error"))):
             run.end_attempt("failed", error=error)
         return ""
-    cause = late.removeprefix("LateRankError: ") or f"a rank was killed (exit code {code})"
+    late = late.removeprefix("LateRankError: ") or flight_recorder.timeout(run.logs, job_id)
+    cause = late or f"a rank was killed (exit code {code})"
     if cancelled or may_requeue(restart_count, first, last):
         run.end_attempt("interrupted", reason=cause, step=last)
         goes_on = (

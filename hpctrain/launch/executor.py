@@ -21,6 +21,7 @@ import submitit
 
 from hpctrain.config.schema import Config
 from hpctrain.launch import slurm
+from hpctrain.launch.environment import keep_gpus
 from hpctrain.launch.jobs import LocalRunJob, RunJob
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.snapshot import Snapshot
@@ -94,7 +95,6 @@ class LocalExecutor(submitit.LocalExecutor):  # type: ignore[misc]
         launch = config.launch
         self.update_parameters(
             tasks_per_node=launch.tasks_per_node,
-            gpus_per_node=launch.gpus_per_node,
             timeout_min=launch.time_min,
             signal_delay_s=launch.warn_s,
             stderr_to_stdout=True,
@@ -114,6 +114,7 @@ class LocalExecutor(submitit.LocalExecutor):  # type: ignore[misc]
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
         environment = dict(os.environ)
         try:
+            keep_gpus()
             if self._code:
                 before = filter(None, [environment.get("PYTHONPATH")])
                 paths = [*map(str, self._code.pythonpath), *before]

@@ -17,7 +17,7 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.launch.container import REQUEUE_ON_NOTE, in_container
 from hpctrain.launch.nodes import choose_nodes, rank_options
-from hpctrain.launch.site import Options, check_folder, gpu_options, sbatch_options
+from hpctrain.launch.site import Options, check_folder, sbatch_options, step_gpu_options
 from hpctrain.secrets import shell_word
 
 _CHECKED = """\
@@ -34,6 +34,11 @@ checked() {
 # On a busy file system Python takes minutes to start, and until then a preemption's SIGTERM would
 # kill it. Slurm requeues only jobs that still run when the grace time ends.
 _IGNORE_SIGNALS = """/bin/sh -c 'trap "" TERM USR2; exec "$@"' rank"""
+
+
+_SHARED_GPUS = """
+# srun would give each rank access to its own GPU only, without NVLink or shared memory for NCCL.
+unset SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_GPU_BIND SLURM_TRES_BIND"""
 
 
 _AFTER_THE_RANKS = """
@@ -152,7 +157,7 @@ def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str
     folders = [Path(config.output_dir), folder, Path(config.data.path), *pythonpath]
     container_arguments, container = in_container(config, folders)
     # Not every version of Slurm passes these options of the job on to srun.
-    resources = {"cpus-per-task": launch.cpus_per_task, **gpu_options(config)}
+    resources = {"cpus-per-task": launch.cpus_per_task, **step_gpu_options(config)}
     arguments = [
         f"--kill-on-bad-exit={int(site.kill_on_bad_exit)}",
         # The ranks get the environment of this shell even if sbatch had --export=NONE.
@@ -173,6 +178,8 @@ def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str
     if site.container.runtime is not None:
         yield f"\n{REQUEUE_ON_NOTE}"
     yield from choose_nodes(config)
+    if site.gpu_option == "gpus-per-task":
+        yield _SHARED_GPUS
     yield "\n# At Slurm's SIGTERM the ranks save and end; this shell must wait for them."
     yield "trap : TERM"
     yield " \\\n    ".join(lines)

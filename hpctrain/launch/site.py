@@ -57,18 +57,32 @@ def sbatch_options(config: Config) -> Options:
 
 
 def gpu_options(config: Config) -> dict[str, str]:
-    """Return the option that requests GPUs on this cluster, for sbatch and for srun.
+    """Return the option of sbatch that requests GPUs on this cluster."""
+    count, option = config.launch.gpus_per_node, config.site.gpu_option
+    if count == 0 or option in ("srun", "none"):
+        return {}
+    if option == "gpus-per-task":
+        count //= config.launch.tasks_per_node  # validate() has checked that it divides evenly
+    return {option: _gpus(config, option, count)}
 
-    With `gpus-per-task` each rank sees only its own GPUs, otherwise all GPUs of the node.
+
+def step_gpu_options(config: Config) -> dict[str, str]:
+    """Return the option of srun that lets the ranks have the GPUs of the job.
+
+    Every rank sees all GPUs of its node. With `--gpus-per-task` or `--gpu-bind`, the control group
+    of a rank has its own GPU only, and NCCL can then use neither NVLink nor shared memory between
+    the ranks of a node.
     """
     count, option = config.launch.gpus_per_node, config.site.gpu_option
     if count == 0 or option == "none":
         return {}
-    if option == "gpus-per-task":
-        count //= config.launch.tasks_per_node  # validate() has checked that it divides evenly
+    option = {"gpus-per-task": "gpus-per-node", "srun": "gres"}.get(option, option)
+    return {option: _gpus(config, option, count)}
+
+
+def _gpus(config: Config, option: str, count: int) -> str:
     kind = config.site.gpu_type and check_text("site.gpu_type", config.site.gpu_type)
-    words = ["gpu" if option == "gres" else None, kind, str(count)]
-    return {option: ":".join(filter(None, words))}
+    return ":".join(filter(None, ["gpu" if option == "gres" else None, kind, str(count)]))
 
 
 def _memory_options(config: Config) -> dict[str, str]:
@@ -123,7 +137,7 @@ def check_folder(config: Config, folder: Path) -> None:
 
 
 _NAMED = (
-    *("partition", "account", "qos", "constraint", "reservation", "licenses"),
+    *("partition", "account", "qos", "constraint", "reservation", "licenses", "distribution"),
     *("mail_user", "mail_type"),
 )
 _OWN_KEYS = {

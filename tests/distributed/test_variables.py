@@ -1,10 +1,13 @@
 """Tests of the variables of NCCL, gloo and torch, which the config sets or the user exports."""
 
+from pathlib import Path
+
 import pytest
 
 from hpctrain.config.schema import Config, NetworkConfig, SiteConfig, TrainConfig
 from hpctrain.config.schema.key import keys
 from hpctrain.config.variables import variables
+from hpctrain.distributed import flight_recorder
 from hpctrain.distributed.variables import export
 from hpctrain.errors import ConfigError
 
@@ -27,7 +30,7 @@ def test_every_key_has_its_variable() -> None:
     assert environment == {
         "NCCL_SOCKET_IFNAME": "=ib0,ib1",
         "GLOO_SOCKET_IFNAME": "ib0,ib1",
-        "NCCL_IB_HCA": "mlx5_0",
+        "NCCL_IB_HCA": "=mlx5_0",
         "NCCL_P2P_LEVEL": "NVL",
         "NCCL_DEBUG": "WARN",
         "TORCH_DISTRIBUTED_DEBUG": "INFO",
@@ -56,6 +59,20 @@ def test_deterministic_algorithms() -> None:
     assert environment["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
+@pytest.mark.parametrize(
+    ("devices", "exactly"),
+    [
+        ("mlx5_1,mlx5_2:1", "=mlx5_1,mlx5_2:1"),  # without "=", NCCL also takes mlx5_10
+        ("=mlx5_1", "=mlx5_1"),
+        ("^mlx5_1", "^=mlx5_1"),
+        ("^=mlx5_1", "^=mlx5_1"),
+    ],
+)
+def test_devices_of_infiniband_are_exactly_these(devices: str, exactly: str) -> None:
+    config = Config(network=NetworkConfig(infiniband=devices))
+    assert variables(config)["NCCL_IB_HCA"] == (exactly, "network.infiniband")
+
+
 def test_the_flight_recorder_of_the_user_is_kept() -> None:
     for own in ({"TORCH_FR_BUFFER_SIZE": "0"}, {"TORCH_NCCL_TRACE_BUFFER_SIZE": "9"}):
         environment = dict(own)
@@ -65,6 +82,21 @@ def test_the_flight_recorder_of_the_user_is_kept() -> None:
     environment = {}
     export(config, environment)
     assert environment == {"TORCH_FR_BUFFER_SIZE": "7"}
+
+
+def test_the_flight_recorder_writes_into_the_logs_of_the_run(tmp_path: Path) -> None:
+    first, second = tmp_path / "a" / "logs", tmp_path / "b" / "logs"
+    environment: dict[str, str] = {}
+    for logs in (first, second):  # two runs of one notebook
+        flight_recorder.prepare(logs, 0, environment)
+        assert environment == {
+            "TORCH_FR_DUMP_TEMP_FILE": f"{logs}/flight_recorder_",
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        }
+    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+        environment = {name: "/mine/rank_"}
+        flight_recorder.prepare(first, 1, environment)
+        assert environment == {name: "/mine/rank_"}
 
 
 def test_what_is_exported_has_precedence_and_is_told() -> None:
@@ -118,6 +150,8 @@ def test_a_name_that_no_variable_has(monkeypatch: pytest.MonkeyPatch) -> None:
         ("infiniband", "none", True),
         ("infiniband", "=mlx5_0:1,mlx5_1:1", True),
         ("infiniband", "^mlx5_3", True),
+        ("infiniband", "^=mlx5_3", True),
+        ("infiniband", "=^mlx5_3", False),
         ("infiniband", "mlx5_0 mlx5_1", False),
         ("p2p_level", "NVL", True),
         ("p2p_level", "nvl", False),

@@ -52,7 +52,10 @@ def test_an_error_on_one_of_two_ranks_ends_both_and_the_next_attempt_has_smaller
     digits: Path, tmp_path: Path
 ) -> None:
     on_rank_1 = TASK.replace("if model", "if os.environ['RANK'] == '1' and model")
-    (tmp_path / "limited.py").write_text(f"import os\n{on_rank_1}")
+    # NCCL's destroy waits for the other ranks, which wait for this one. gloo's is replaced.
+    waits = "            torch.distributed.destroy_process_group = lambda: time.sleep(1000)\n"
+    on_rank_1 = on_rank_1.replace("            raise", f"{waits}            raise")
+    (tmp_path / "limited.py").write_text(f"import os, time\n{on_rank_1}")
     where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "hpctrain"]
     for code, state in ((1, "failed"), (0, "finished")):

@@ -2,10 +2,15 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.job import requeue as requeuing
 from hpctrain.job.requeue import requeue
+from hpctrain.launch.container import REQUEUE_NOTE
+from hpctrain.runs.run_dir import RunDir
 
 
 @pytest.mark.parametrize(
@@ -30,3 +35,22 @@ def test_only_a_running_job_is_requeued(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert requeue("7_1") is requeued
     assert (tmp_path / "asked").exists() is requeued
+
+
+@pytest.mark.parametrize("in_container", [True, False])
+def test_a_rank_that_is_out_of_memory_asks_for_its_requeue(
+    in_container: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hpctrain.job.train import _lower_micro_batch
+
+    asked: list[object] = []
+    monkeypatch.setattr(requeuing, "requeue", asked.append)
+    monkeypatch.setattr(requeuing, "leave_note", asked.append)
+    if in_container:
+        monkeypatch.setenv(REQUEUE_NOTE, "/run/requeue")
+    ranks = RankInfo("slurm", 1, 1, 0, 2, 2, 1, "n1", 1, job_id="7_1", restart_count=3)
+    run = RunDir(tmp_path)
+    run.update(attempts=[])
+    _lower_micro_batch(run, ranks, SimpleNamespace(rows=8, smaller=4))  # type: ignore[arg-type]
+    assert asked == [Path("/run/requeue") if in_container else "7_1"]
+    assert (run.read()["micro_batch_rows"], run.read()["lowered_in"]) == (4, ["7_1", 3])

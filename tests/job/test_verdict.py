@@ -8,6 +8,7 @@ import pytest
 
 from hpctrain.config.frozen import dump
 from hpctrain.config.schema import Config
+from hpctrain.distributed import flight_recorder
 from hpctrain.errors import DistributedError, HealthError, LateRankError
 from hpctrain.job.verdict import close_tracking, verdict
 from hpctrain.runs import failure, stop_request
@@ -101,6 +102,34 @@ def test_a_job_in_which_a_rank_hangs_comes_back_as_long_as_it_makes_progress(
     assert "mem_gb" not in last(run)["error"]
 
 
+# What NCCL's watchdog prints and writes; there is no GPU here, so the test does it.
+WATCHDOG = (
+    "[rank1]:[E1124 02:00:00.1 ProcessGroupNCCL.cpp:629] [Rank 1] Watchdog caught collective "
+    "operation timeout: WorkNCCL(SeqNum=29, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, "
+    "Timeout(ms)=600000) ran for 600081 milliseconds before timing out.\n"
+)
+
+
+def test_a_timeout_of_nccl_is_told_and_is_no_rank_that_was_killed(begin: Begin) -> None:
+    run = begin()
+    environment: dict[str, str] = {}
+    flight_recorder.prepare(run.logs, 1, environment)
+    (run.logs / f"{JOB}.rank1.log").write_text(f"step 1\n{WATCHDOG}terminate called\n")
+    Path(environment["TORCH_FR_DUMP_TEMP_FILE"] + "1").write_bytes(b"a pickle of torch")
+    assert verdict(run, 134, JOB, 0) == "requeue"
+    said = "ALLREDUCE number 29 has timed out on rank 1 after parallel.timeout_s"
+    assert last(run)["reason"] == f"{said} (torch's flight recorder: {run.logs}/flight_recorder_*)"
+    begin(restarts=1)
+    assert verdict(run, 137, JOB, 1) == ""  # Slurm has killed the ranks that were left
+    assert said in last(run)["error"]
+    assert "mem_gb" not in last(run)["error"]
+    # The line in the log is of an earlier attempt.
+    begin(restarts=0)
+    flight_recorder.prepare(run.logs, 0, environment)
+    assert verdict(run, KILLED, JOB, 0) == "requeue"
+    assert last(run)["reason"] == "a rank was killed (exit code 137)"
+
+
 def test_ranks_that_are_killed_before_they_begin_are_not_restarted_for_ever(begin: Begin) -> None:
     run = begin()
     save(run, 20)
@@ -167,6 +196,23 @@ def test_an_error_before_the_attempt_is_recorded_as_one(tmp_path: Path) -> None:
     assert (last(run)["state"], last(run)["error"]) == ("failed", "ValueError: mine")
     # `logs` finds the message, which the rank has printed since then.
     assert last(run)["started"] == (tmp_path / "failed").stat().st_mtime
+
+
+def test_a_job_that_is_out_of_memory_comes_back_with_smaller_micro_batches(begin: Begin) -> None:
+    run = begin(20)
+    with pytest.raises(MemoryError), failure.recorded(run.path, JOB, 0):
+        raise MemoryError("CUDA out of memory")
+    run.update(micro_batch_rows=8, lowered_in=[JOB, 0])
+    assert verdict(run, 1, JOB, 0) == "requeue"
+    assert (last(run)["state"], last(run)["reason"]) == (
+        "interrupted",
+        "out of memory: now 8 rows",
+    )
+    # There is no smaller one.
+    begin(restarts=1)
+    with pytest.raises(MemoryError), failure.recorded(run.path, JOB, 1):
+        raise MemoryError("CUDA out of memory")
+    assert verdict(run, 1, JOB, 1) == ""
 
 
 @pytest.mark.parametrize("code", [1, 2, 5, 127])

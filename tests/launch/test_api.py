@@ -151,17 +151,21 @@ def test_a_call_expands_and_refuses_as_the_command_line(where: list[str], tmp_pa
 def test_a_function_runs_here_without_a_cluster(
     where: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = "import os\ndef rank(x): return x, os.environ['RANK']\n"
+    program = (
+        "import os\n"
+        "def rank(x): return x, os.environ['RANK'], os.environ.get('CUDA_VISIBLE_DEVICES')\n"
+    )
     (tmp_path / "function_of_a_user.py").write_text(program)
     monkeypatch.syspath_prepend(tmp_path)
     from function_of_a_user import rank  # type: ignore[import-not-found]
 
     # On a cluster, this launcher makes it run here, too.
     monkeypatch.setattr(slurm, "available", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask := "GPU-3f2a,GPU-77c1")
     place = [where[2], "launch.snapshot=off", "hydra/launcher=submitit_local"]
     job = hpctrain.submit_function(rank, (1, 2), tasks_per_node=2, overrides=place)
-    assert job.results() == [((1, 2), "0"), ((1, 2), "1")]
-    assert (job.result(), job.state, job.done()) == (((1, 2), "0"), "COMPLETED", True)
+    assert job.results() == [((1, 2), "0", mask), ((1, 2), "1", mask)]
+    assert (job.result(), job.state, job.done()) == (((1, 2), "0", mask), "COMPLETED", True)
     for wrong, words in {
         "train.max_steps=3": "for a function there are launch, site",
         "launch.time_min=1,2": "2 jobs; give single values",

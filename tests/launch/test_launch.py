@@ -12,9 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain import cli
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
+from hpctrain.faults import early_signals
+from hpctrain.job import here
 from hpctrain.launch import local, slurm
+from hpctrain.launch.environment import keep_gpus, take_kept_gpus
 from tests import forkserver
 from tests.conftest import NET, Completed, ignoring_sigint, run_json, runs
 
@@ -68,6 +72,27 @@ def test_without_sbatch_the_sweep_runs_here(
     done = train(*common, "optimizer.lr=1e-3,3e-3", "model.in_features=64,3", code=4, **no_sbatch)
     assert done.stderr.count("finished before") == 2
     assert "not finished: see" in done.stderr
+
+
+@pytest.mark.parametrize("mask", [None, "", "2,3"])
+def test_the_ranks_of_a_run_here_see_the_gpus_of_the_command(
+    mask: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
+    keep_gpus(environment)
+    # submitit's local executor does this; torch would then see no GPU, or those of others.
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    seen = []
+    monkeypatch.setattr(os, "environ", environment)
+    monkeypatch.setattr(take_kept_gpus, "__defaults__", (environment,))
+    monkeypatch.setattr(early_signals, "note", lambda: None)
+    monkeypatch.setattr(here, "train_frozen", lambda path: seen.append(dict(environment)) or 0)
+    assert cli._run(["a run"]) == 0
+    assert seen == [{} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}]
+    # A rank that Slurm or torchrun has started keeps its own.
+    environment["CUDA_VISIBLE_DEVICES"] = "7"
+    cli._run(["a run"])
+    assert seen[1] == {"CUDA_VISIBLE_DEVICES": "7"}
 
 
 @pytest.mark.parametrize("known_to_git", [True, False])

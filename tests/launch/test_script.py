@@ -103,6 +103,7 @@ def test_the_script_says_what_was_asked() -> None:
         "--account=my-project",
         '--reservation="my \\"reservation\\" #1"',
         "--licenses=scratch,cfs:2",
+        "--distribution=block:block",
         "--mail-user=me@example.org",
         "--mail-type=FAIL,ARRAY_TASKS",
         "--exclusive",
@@ -178,19 +179,35 @@ def test_memory_by_the_gpu_needs_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "kind", "asked"),
+    ("option", "kind", "asked", "step"),
     [
-        ("gpus-per-node", None, "--gpus-per-node=4"),
-        ("gpus-per-node", "a100", "--gpus-per-node=a100:4"),
-        ("gres", None, "--gres=gpu:4"),
-        ("gres", "a100", "--gres=gpu:a100:4"),
-        ("gpus-per-task", "a100", "--gpus-per-task=a100:2"),
+        ("gpus-per-node", None, ["--gpus-per-node=4"], "--gpus-per-node=4"),
+        ("gpus-per-node", "a100", ["--gpus-per-node=a100:4"], "--gpus-per-node=a100:4"),
+        ("gres", None, ["--gres=gpu:4"], "--gres=gpu:4"),
+        ("gres", "a100", ["--gres=gpu:a100:4"], "--gres=gpu:a100:4"),
+        ("gpus-per-task", "a100", ["--gpus-per-task=a100:2"], "--gpus-per-node=a100:4"),
+        ("srun", None, [], "--gres=gpu:4"),
     ],
 )
-def test_gpus_as_the_site_wants_them(option: str, kind: str | None, asked: str) -> None:
+def test_gpus_as_the_site_wants_them(
+    option: str, kind: str | None, asked: list[str], step: str
+) -> None:
     text = script(SiteConfig(gpu_option=option, gpu_type=kind), tasks_per_node=2, gpus_per_node=4)
-    assert asked in directives(text)
-    assert asked in srun_words(text)
+    assert [line for line in directives(text) if "gpu" in line] == asked
+    assert [word for word in srun_words(text) if "gpu" in word] == [step]
+    # srun would read the request for each task from the environment of the job.
+    assert ("\nunset SLURM_GPUS_PER_TASK " in text) == (option == "gpus-per-task")
+
+
+def test_a_site_places_ranks_in_its_own_way() -> None:
+    assert "--distribution=block:block" in directives(script())
+    assert "distribution" not in script(SiteConfig(distribution=None))
+    own = SiteConfig(distribution="block:cyclic")
+    assert [each for each in directives(script(own)) if "dist" in each] == [
+        "--distribution=block:cyclic"
+    ]
+    with pytest.raises(ConfigError, match=r"use site\.distribution for this option"):
+        script(SiteConfig(sbatch={"distribution": "cyclic"}))
 
 
 def test_no_gpus_are_asked_for_where_they_come_unasked() -> None:

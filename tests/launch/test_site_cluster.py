@@ -91,26 +91,29 @@ def test_slurm_takes_every_site(file: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "masks"),
+    ("option", "mask"),
     [
-        ("gpus-per-node", ["0,1", "0,1"]),
-        ("gres", ["0,1", "0,1"]),
-        ("gpus-per-task", ["0", "1"]),
-        ("none", [None, None]),
+        ("gpus-per-node", "0,1"),
+        ("gres", "0,1"),
+        ("gpus-per-task", "0,1"),
+        ("srun", "0,1"),  # an exclusive job, whose GPUs no option of sbatch requests
+        ("none", None),
     ],
 )
 def test_every_rank_sees_the_right_gpus(
     train: Train,
     ranks: Callable[[], dict[int, Any]],
     option: str,
-    masks: list[str | None],
+    mask: str | None,
 ) -> None:
     shape = ["launch.nodes=2", "launch.tasks_per_node=2", "launch.gpus_per_node=2"]
+    shape += ["+site.sbatch.exclusive=true"] if option in ("srun", "none") else []
     given = ("train.max_steps=2", "tracking=off", "launch.wait=true", *shape)
     # The ranks end as soon as they have seen their GPUs; the next test trains with GPUs.
     train("-m", *given, f"site.gpu_option={option}", code=4, ONLY_LOOK="1")
     seen = ranks()
-    assert [seen[rank].get("CUDA_VISIBLE_DEVICES") for rank in range(4)] == masks * 2
+    assert [seen[rank].get("CUDA_VISIBLE_DEVICES") for rank in range(4)] == [mask] * 4
+    assert [seen[rank]["SLURM_DISTRIBUTION"] for rank in range(4)] == ["block:block"] * 4
 
 
 def test_submitting_from_inside_an_allocation(
@@ -156,7 +159,9 @@ def test_submitting_from_inside_an_allocation(
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in hostile.items())
     shape = ["launch.tasks_per_node=2", "launch.gpus_per_node=2", "launch.cpus_per_task=2"]
     where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "launch.mem_gb=2"]
-    arguments = ["experiment=digits", "train.max_steps=3", "tracking=off", *shape, *where]
+    # The GPUs are fake ones.
+    size = ["train.max_steps=3", "tracking=off", "parallel.device=cpu"]
+    arguments = ["experiment=digits", *size, *shape, *where]
     command = shlex.join([sys.executable, "-m", "hpctrain", "-m", *arguments])
     allocation = ["--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=2", "--gpus-per-node=1"]
     outer = cluster.sbatch(exports + command, *allocation, f"--output={tmp_path}/out")

@@ -133,7 +133,8 @@ def test_train_over_two_nodes(digits: Path, here: Path) -> None:
     shape = ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", "train.sbatch")
     folder = here / "a 'b'; $(touch oops) *"
     given = ("experiment=digits", f"data.path={digits}", f'output_dir="{folder}"', *QUIET)
-    job = submit(here, *shape, *given, "train.max_steps=20", python=str(spy))
+    size = ("train.max_steps=20", "parallel.device=cpu")  # the GPUs are fake ones
+    job = submit(here, *shape, *given, *size, python=str(spy))
     assert ended(here, job) == ["COMPLETED|0:0"]
     (run,) = runs(folder)
     assert run_json(run)["state"] == "finished"
@@ -387,6 +388,7 @@ def test_container(digits: Path, here: Path, paced: Paced) -> None:
     folder = script(here.parent / "bin" / "apptainer", fake).parent
     path = {"PATH": f"{folder}:{os.environ['PATH']}"}
     given = ("container.sbatch", "my image.sif", "experiment=digits", f"data.path={digits}")
+    given += ("parallel.device=cpu",)  # the GPUs are fake ones
     shape = ("--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=2")
     job = submit(here, *shape, *given, *steps(400), **path)
     cluster.wait_for_step(the_run(here), 20)

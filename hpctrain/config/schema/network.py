@@ -14,8 +14,8 @@ def _check_interfaces(names: str | None) -> str:
 
 
 def _check_infiniband(devices: str) -> str:
-    fits = re.fullmatch(r"[=^]?[\w.:-]+(,[\w.:-]+)*", devices, re.ASCII)
-    return "" if fits else "auto, none, or devices such as mlx5_0,mlx5_1"
+    fits = re.fullmatch(r"\^?=?[\w.:-]+(,[\w.:-]+)*", devices, re.ASCII)
+    return "" if fits else "auto, none, or devices such as mlx5_0,mlx5_1 or ^mlx5_3"
 
 
 @dataclass
@@ -31,7 +31,8 @@ class NetworkConfig:
     infiniband: str = key(
         "auto",
         "NCCL uses the InfiniBand devices that it finds (auto), no InfiniBand (none: "
-        "NCCL_IB_DISABLE=1), or these devices, such as mlx5_0,mlx5_1 (NCCL_IB_HCA).",
+        "NCCL_IB_DISABLE=1), exactly these devices, such as mlx5_0,mlx5_1, or all but these, such "
+        "as ^mlx5_3 (NCCL_IB_HCA).",
         check=_check_infiniband,
     )
     p2p_level: str | None = key(

@@ -50,8 +50,10 @@ class SiteConfig:
     )
     gpu_option: str = key(
         "gpus-per-node",
-        "launch.gpus_per_node is requested by this sbatch option; none does not request GPUs.",
-        choices=("gpus-per-node", "gres", "gpus-per-task", "none"),
+        "launch.gpus_per_node is requested by this sbatch option. srun: jobs get whole nodes with "
+        "their GPUs, and only srun requests them, as a step gets none otherwise. none does not "
+        "request GPUs. The ranks of a node always see all its GPUs, as NCCL needs it.",
+        choices=("gpus-per-node", "gres", "gpus-per-task", "srun", "none"),
     )
     gpu_type: str | None = key(
         None, "GPUs are requested by this type: a100 gives gpu:a100:4 (gres) or a100:4."
@@ -67,6 +69,12 @@ class SiteConfig:
     env: dict[str, str] = key({}, "Every rank has these variables, and so has the script.")
     setup: list[str] = key([], "These shell commands run before srun. If one fails, the job ends.")
     teardown: list[str] = key([], "These shell commands run after srun, however srun ended.")
+    distribution: str | None = key(
+        "block:block",
+        "Ranks are placed like this (--distribution). block:block puts the first ranks of a node "
+        "on its first socket, where its first GPUs usually are. Null leaves it to Slurm, which "
+        "changes the socket from rank to rank.",
+    )
     cpu_bind: str | None = key(None, "srun gets this --cpu-bind: cores, none, ...")
     kill_on_bad_exit: bool = key(True, "A rank that fails ends the others.")
     sbatch: dict[str, Any] = key({}, "sbatch gets these options too.")

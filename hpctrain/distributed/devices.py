@@ -1,0 +1,212 @@
+"""The device of each rank: the CPU, or one of the GPUs that it sees.
+
+    every rank   "cpu", or the UUIDs of the GPUs that it sees ──┐  in the store, before the
+    rank 0       compares those of all ranks                 ◀──┘  process group is made
+    every rank   reads the index of its GPU, or why the ranks do not fit together
+
+Ranks of one node see the same GPUs, and each takes one of them; or each rank sees GPUs of its own,
+and takes the first one. A count of GPUs cannot tell these apart, but UUIDs can. If ranks with GPUs
+and ranks without any formed a group, it would hang: they use different backends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.distributed as dist
+
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import ConfigError, DistributedError
+
+_TELLING_S = 10.0  # rank 0 serves the store, so it does not end before the others know why
+_SHOWN = 8  # ranks that are named in an error
+# Slurm sets one of these if the step or the job has GPUs on this node.
+_ALLOCATED = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one rank says about its devices.
+
+    Attributes:
+        host: Its node.
+        gpus: The UUIDs of the GPUs that it sees, by index; empty if it uses the CPU.
+        problem: Why it has no device, or "".
+    """
+
+    host: str
+    gpus: list[str]
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What rank 0 says to all ranks.
+
+    Attributes:
+        indices: The index of the GPU of each rank among those that it sees, by rank.
+        problem: Why the ranks cannot form a group, or "".
+        late: Whether the problem is that ranks did not come.
+    """
+
+    indices: list[int]
+    problem: str = ""
+    late: bool = False
+
+
+def kind(setting: str, gpus_per_node: int = 0, env: Mapping[str, str] = os.environ) -> str:
+    """Return "cuda" or "cpu", the kind of device that this rank uses.
+
+    Args:
+        setting: The config key `parallel.device`: "cuda", "cpu" or "auto".
+        gpus_per_node: The config key `launch.gpus_per_node`.
+        env: The environment.
+
+    Raises:
+        ConfigError: A GPU is required, by the config or by the Slurm job, but torch sees none.
+    """
+    if setting == "cpu":
+        return "cpu"
+    if torch.cuda.is_available():
+        return "cuda"
+    allocated = [f"{name}={env[name]}" for name in _ALLOCATED if env.get(name)]
+    if setting == "cuda":
+        reason = "parallel.device=cuda"
+    elif gpus_per_node:
+        reason = f"launch.gpus_per_node={gpus_per_node}"
+    elif allocated:
+        reason = f"the job has GPUs ({allocated[0]})"
+    else:
+        return "cpu"
+    built = torch.version.cuda or torch.version.hip
+    why = f"CUDA_VISIBLE_DEVICES={env.get('CUDA_VISIBLE_DEVICES', 'unset')!r}" + (
+        "" if built else f"; torch {torch.__version__} is built for CPUs only"
+    )
+    cure = "" if setting == "cuda" else "; parallel.device=cpu trains on the CPU"
+    raise ConfigError(
+        f"{reason}, but torch sees no GPU here, on {socket.gethostname()} ({why}){cure}"
+    )
+
+
+def agree(store: dist.Store, ranks: RankInfo, setting: str, gpus_per_node: int) -> torch.device:
+    """Return the device of this rank, which fits to those of all other ranks. All ranks call it.
+
+    A GPU becomes the current device of torch. CUDA_VISIBLE_DEVICES is not changed.
+
+    Args:
+        store: The store of the ranks.
+        ranks: This process's place in the job.
+        setting: The config key `parallel.device`.
+        gpus_per_node: The config key `launch.gpus_per_node`.
+
+    Raises:
+        ConfigError: A GPU is required but there is none, or the devices of the ranks do not fit
+            together; the text names the ranks and their nodes.
+        DistributedError: Some ranks do not come.
+    """
+    try:
+        seen = Seen(socket.gethostname(), _visible(kind(setting, gpus_per_node)))
+    except ConfigError as error:
+        seen = Seen(socket.gethostname(), [], str(error))
+    store.set(_key(ranks.rank), json.dumps(asdict(seen)))
+    if ranks.is_main:
+        answer = _compare(store, ranks.world_size)
+        store.set("devices/answer", json.dumps(asdict(answer)))
+    else:
+        answer = Answer(**json.loads(store.get("devices/answer")))
+    if answer.problem:
+        told = store.add("devices/told", 1)
+        end = time.monotonic() + _TELLING_S
+        while ranks.is_main and told < ranks.world_size and time.monotonic() < end:
+            time.sleep(0.05)
+            told = store.add("devices/told", 0)
+        if answer.late:
+            raise DistributedError(answer.problem)
+        raise ConfigError(seen.problem or answer.problem)
+    if not seen.gpus:
+        return torch.device("cpu")
+    device = torch.device("cuda", answer.indices[ranks.rank])
+    torch.cuda.set_device(device)
+    return device
+
+
+def assign(seen: Sequence[Seen]) -> list[int]:
+    """Return for each rank the index of its GPU among those that it sees; 0 on CPUs.
+
+    Args:
+        seen: What each rank has said, by rank.
+
+    Raises:
+        ConfigError: A rank has no device, only some ranks have GPUs, or a GPU would have two ranks.
+    """
+    if wrong := [rank for rank, one in enumerate(seen) if one.problem]:
+        raise ConfigError(f"{_named(wrong, seen)}: {seen[wrong[0]].problem}")
+    without = [rank for rank, one in enumerate(seen) if not one.gpus]
+    if without and len(without) < len(seen):
+        having = [rank for rank, one in enumerate(seen) if one.gpus]
+        raise ConfigError(
+            f"torch sees no GPU on {_named(without, seen)}, but it does on {_named(having, seen)}: "
+            "exclude the node (site.sbatch.exclude), or parallel.device=cpu trains on CPUs only"
+        )
+    indices, owners = [0] * len(seen), dict[str, int]()
+    alike: dict[frozenset[str], list[int]] = {}
+    for rank, one in enumerate(seen):
+        alike.setdefault(frozenset(one.gpus), []).append(rank)
+    for gpus, members in alike.items():
+        if not gpus:
+            break
+        if len(members) > len(gpus):
+            raise ConfigError(
+                f"{_named(members, seen)} see the same {len(gpus)} GPU{'s'[: len(gpus) - 1]}: each "
+                "rank needs one of its own; start fewer ranks (launch.tasks_per_node), or let the "
+                "job have more GPUs (launch.gpus_per_node, site.gpu_option)"
+            )
+        # The lists of two ranks may have different orders.
+        for rank, gpu in zip(members, seen[members[0]].gpus, strict=False):
+            if (owner := owners.setdefault(gpu, rank)) != rank:
+                raise ConfigError(
+                    f"{_named([owner, rank], seen)} would share the GPU {gpu}: their "
+                    "CUDA_VISIBLE_DEVICES overlap; ranks see either the same GPUs or none of each "
+                    "other's"
+                )
+            indices[rank] = seen[rank].gpus.index(gpu)
+    return indices
+
+
+def _compare(store: dist.Store, world_size: int) -> Answer:
+    try:
+        texts = [store.get(_key(rank)) for rank in range(world_size)]
+        return Answer(assign([Seen(**json.loads(text)) for text in texts]))
+    except ConfigError as error:
+        return Answer([], str(error))
+    except RuntimeError:  # the timeout of the store
+        late = [str(rank) for rank in range(world_size) if not store.check([_key(rank)])]
+        if not late:
+            raise
+        more = f" and {len(late) - _SHOWN} more" if len(late) > _SHOWN else ""
+        names = f"rank{'s'[: len(late) - 1]} {', '.join(late[:_SHOWN])}{more}"
+        return Answer([], f"{names} did not come to the start in time", late=True)
+
+
+def _visible(device: str) -> list[str]:
+    if device == "cpu":
+        return []
+    # This creates no context on the GPUs, which would take memory on each.
+    count = torch.cuda.device_count()
+    return [str(torch.cuda.get_device_properties(index).uuid) for index in range(count)]
+
+
+def _key(rank: int) -> str:
+    return f"devices/{rank}"
+
+
+def _named(members: Sequence[int], seen: Sequence[Seen]) -> str:
+    names = [f"{rank} ({seen[rank].host})" for rank in members[:_SHOWN]]
+    more = f" and {len(members) - _SHOWN} more" if len(members) > _SHOWN else ""
+    return f"{'rank' if len(members) == 1 else 'ranks'} {', '.join(names)}{more}"

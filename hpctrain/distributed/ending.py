@@ -1,0 +1,40 @@
+"""The end of a rank that has failed while other ranks may wait for it.
+
+    an exception ── the failure is recorded ── the error is printed ── os._exit, without a teardown
+                    run.json, logs, journal
+
+NCCL's `destroy_process_group` is collective among the ranks of a node: a rank that fails would wait
+in it for the others, which wait for this rank in a collective operation. Nobody would exit, so
+neither Slurm nor torchrun would end the job before the timeout. So the group of a failed rank stays
+open, and the process ends without the teardown of Python and torch, which may wait as well.
+
+This module does not import torch, because the command line imports it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+
+_open = False
+
+
+def leave_group_open() -> None:
+    """Note that this rank has failed and that its process group must not be destroyed."""
+    global _open
+    _open = True
+
+
+def exit_at_once_if_group_is_open(code: int) -> None:
+    """End this process with `code` and without any teardown, if its rank has failed.
+
+    Only a program that is nothing but a rank calls this: not a notebook, nor a user's program that
+    has called `hpctrain.train()`. Everything that must be on disk has been written before.
+    """
+    if not _open:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(code)

@@ -1,0 +1,134 @@
+"""Which device each rank uses. There is no GPU here: what torch sees is simulated."""
+
+import json
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hpctrain.distributed import devices
+from hpctrain.distributed.devices import Seen, agree, assign, kind
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import ConfigError, DistributedError, HpctrainError
+
+
+def node(host: str, *gpus: Sequence[str]) -> list[Seen]:
+    """Return what the ranks of a node say, each of which sees some GPUs."""
+    return [Seen(host, list(seen)) for seen in gpus]
+
+
+@pytest.mark.parametrize(
+    ("seen", "indices"),
+    [
+        # All ranks see all GPUs of the node.
+        (node("n1", "ab", "ab") + node("n2", "cd", "cd"), [0, 1, 0, 1]),
+        (node("n1", "abcd", "abcd"), [0, 1]),
+        # Each rank sees its own GPU, or its own two.
+        (node("n1", "a", "b", "c"), [0, 0, 0]),
+        (node("n1", "ab", "cd", "ef", "gh"), [0, 0, 0, 0]),
+        # The ranks of a socket see its GPUs, as with --gpu-bind=closest.
+        (node("n1", "ab", "ab", "cd", "cd"), [0, 1, 0, 1]),
+        # Each rank sees its own GPU first.
+        (node("n1", "ab", "ba"), [0, 0]),
+        (node("n1", "", ""), [0, 0]),
+    ],
+)
+def test_each_rank_has_a_gpu_of_its_own(seen: list[Seen], indices: list[int]) -> None:
+    assert assign(seen) == indices
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        (node("n1", "a", "a"), r"ranks 0 \(n1\), 1 \(n1\) see the same 1 GPU: each rank needs one"),
+        (node("n1", "ab", "ab", "ab"), "see the same 2 GPUs"),
+        (node("n1", "a", "ab"), r"ranks 0 \(n1\), 1 \(n1\) would share the GPU a"),
+        (node("n1", "a", "b") + node("n2", "", ""), r"no GPU on ranks 2 \(n2\), 3 \(n2\), but"),
+        ([*node("n1", "a"), Seen("n2", [], "no driver")], r"^rank 1 \(n2\): no driver$"),
+    ],
+)
+def test_devices_that_do_not_fit_together(seen: list[Seen], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        assign(seen)
+
+
+def test_a_training_never_moves_to_the_cpu_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kind("auto", 0, {}) == "cpu"
+    assert kind("auto", 0, {"SLURM_JOB_GPUS": ""}) == "cpu"
+    masked = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    for gpus, env, said in (
+        (2, masked, r"launch\.gpus_per_node=2, but torch sees no GPU here, on .*'0,1'"),
+        (0, {"SLURM_JOB_GPUS": "0,1"}, r"the job has GPUs \(SLURM_JOB_GPUS=0,1\).*'unset'"),
+        (0, {"SLURM_STEP_GPUS": "3"}, r"SLURM_STEP_GPUS=3.*parallel\.device=cpu trains on the CPU"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            kind("auto", gpus, env)
+        assert kind("cpu", gpus, env) == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert kind("auto", 2, masked) == kind("cuda", 0, {}) == "cuda"
+
+
+def start(seen: list[list[str] | None], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Let ranks agree, of which each sees these GPUs; None is a rank that does not come.
+
+    Returns:
+        The device or error of each rank that comes.
+    """
+    mine = threading.local()
+    monkeypatch.setattr(devices, "kind", lambda *_: "cuda" if mine.gpus else "cpu")
+    monkeypatch.setattr(devices, "_visible", lambda _: mine.gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    store = dist.HashStore()
+    results: dict[int, Any] = {}
+
+    def rank(number: int, gpus: list[str]) -> None:
+        mine.gpus = gpus
+        place = RankInfo("test", number, number, 0, len(seen), len(seen), 1, "", 0)
+        try:
+            results[number] = agree(store, place, "auto", 0)
+        except HpctrainError as error:
+            results[number] = error
+
+    numbered = [(number, gpus) for number, gpus in enumerate(seen) if gpus is not None]
+    if len(numbered) < len(seen):
+        store.set_timeout(timedelta(seconds=0.2))
+        monkeypatch.setattr(devices, "_TELLING_S", 0.0)
+    threads = [threading.Thread(target=rank, args=each) for each in numbered]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[number] for number, _ in numbered]
+
+
+def test_the_ranks_compare_before_there_is_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert start([["a", "b"], ["a", "b"]], monkeypatch) == [
+        torch.device("cuda", 0),
+        torch.device("cuda", 1),
+    ]
+    assert start([[], []], monkeypatch) == [torch.device("cpu")] * 2
+    for error in start([["a"], []], monkeypatch):
+        assert isinstance(error, ConfigError)
+        assert "torch sees no GPU on rank 1 (" in str(error)
+        assert "but it does on rank 0 (" in str(error)
+
+
+def test_a_rank_without_its_gpu_tells_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    store.set("devices/1", json.dumps({"host": "n2", "gpus": [], "problem": "no driver"}))
+    store.add("devices/told", 1)
+    place = RankInfo("test", 0, 0, 0, 2, 2, 1, "", 0)
+    with pytest.raises(ConfigError, match=r"^rank 1 \(n2\): no driver$"):
+        agree(store, place, "cpu", 0)
+    answer = json.loads(store.get("devices/answer"))
+    assert answer["problem"] == "rank 1 (n2): no driver"
+
+
+def test_ranks_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    (error,) = start([[], None, None], monkeypatch)
+    assert isinstance(error, DistributedError)
+    assert str(error) == "ranks 1, 2 did not come to the start in time"

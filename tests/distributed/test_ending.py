@@ -1,0 +1,60 @@
+"""A rank that fails ends at once; a program that is more than a rank goes on."""
+
+import subprocess
+import sys
+
+import pytest
+import torch.distributed as dist
+
+from hpctrain.config.schema import ParallelConfig
+from hpctrain.distributed import ending
+from hpctrain.distributed.group import process_group
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import DistributedError
+
+# The teardown of a rank that waits for others, as that of NCCL does.
+FAILS = """
+import atexit, time
+from hpctrain import cli, errors
+from hpctrain.distributed import ending
+
+def fails(argv):
+    ending.leave_group_open()
+    print("said")
+    raise errors.{error}("of mine")
+
+atexit.register(time.sleep, 1000)
+cli._dispatch = fails
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(("error", "code"), [("DataError", 3), ("LateRankError", 5)])
+def test_a_failed_rank_ends_at_once_with_the_code_of_its_error(error: str, code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FAILS.format(error=error)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, "said\n", "error: of mine\n")
+
+
+def test_a_notebook_goes_on_after_a_training_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending.os, "_exit", lambda code: pytest.fail("the notebook would end"))
+    alone = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
+    for _ in range(2):
+        with (
+            pytest.raises(ValueError, match="of mine"),
+            process_group(alone, ParallelConfig(device="cpu")),
+        ):
+            raise ValueError("of mine")
+        assert not dist.is_initialized()
+    with (
+        pytest.raises(DistributedError, match="no process group"),
+        process_group(alone, ParallelConfig(device="cpu", backend="nccl")),
+    ):
+        pass
+    assert not dist.is_initialized()
+    ending.exit_at_once_if_group_is_open(1)

@@ -38,7 +38,7 @@ VICTIM = """
 # Another user knows the number of the job and the port, but not the secret. As rank 0 it serves the
 # store, too: it was first on the port.
 STRANGER = """
-    import os, sys, time
+    import json, os, sys, time
     from datetime import timedelta
     import torch
     import torch.distributed as dist
@@ -60,7 +60,12 @@ STRANGER = """
         time.sleep(0.01)
     prefix = "/".join(keys[0].removeprefix("/").split("/")[:2])
     store = dist.PrefixStore(prefix, store)
+    # It also says what a rank says about its devices, and what rank 0 answers.
+    store.set(f"devices/{rank}", json.dumps({"host": "node9", "gpus": []}))
+    if rank == 0:
+        store.set("devices/answer", json.dumps({"indices": [0, 0]}))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    dist.all_reduce(torch.zeros(1))
     print("joined", flush=True)
     try:
         for _ in range(2):  # what the victim sees as a nonce and as a proof

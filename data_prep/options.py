@@ -20,6 +20,7 @@ staging, of verification and of the loader's block shuffle.
 import argparse
 import os
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -31,6 +32,7 @@ from hpctrain.errors import ConfigError
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 SHARD_SIZE = "256MiB"
 ON_ERROR = ("stop", "skip", "collect")
+VARIABLE = ("--variable", "FIELD", "the first axis of this field's arrays varies in length")
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,14 @@ class Options:
         if compression.codec == "none":
             return {"codec": "none"}
         return asdict(compression)
+
+
+def add_repeated(
+    parser: Any, option: str, metavar: str, text: str, type: Callable[[str], Any] = str
+) -> None:
+    """Add an option that may be repeated to a parser, or to a group of it; its value is a list."""
+    text = f"{text} (may be repeated)"
+    parser.add_argument(option, action="append", default=[], metavar=metavar, type=type, help=text)
 
 
 def add_arguments(parser: argparse.ArgumentParser, split: str = "train=1") -> None:

@@ -5,7 +5,6 @@ base of all readers: `array_numpy` has those for .npy, .npz and raw numbers, `ar
 `array_netcdf` and `array_zarr` the others. `array_files` chooses the reader.
 """
 
-import importlib
 import math
 import os
 import re
@@ -184,21 +183,6 @@ def choose(where: Where, names: Mapping[str, str]) -> str:
         f"{where.path} {problem}; there are: {'; '.join(shown[:20])}{more}. For example: "
         f"--field {field}={where.path}:{name}"
     )
-
-
-def library(name: str, where: Where) -> Any:
-    """Import the library that reads a file.
-
-    Raises:
-        DataError: It is not installed.
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise DataError(
-            f"reading {where.path} needs {name}, which is not installed: "
-            "pip install 'hpctrain[prep]'"
-        ) from None
 
 
 def check_dtype(where: Where, dtype: Any) -> None:

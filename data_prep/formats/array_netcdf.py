@@ -6,11 +6,12 @@ from typing import Any
 import h5py
 import numpy as np
 
-from data_prep.formats.array_base import READING, ArrayFile, Where, choose, library, unreadable
+from data_prep.formats.array_base import READING, ArrayFile, Where, choose, unreadable
 from data_prep.formats.hdf5_links import Links
 from data_prep.formats.hdf5_storage import Written
 from data_prep.formats.netcdf_classic import check_whole
 from data_prep.formats.packing import ATTRIBUTES
+from data_prep.libraries import library
 from hpctrain.data.types import Array
 from hpctrain.errors import DataError
 
@@ -19,7 +20,7 @@ class NetCDFArray(ArrayFile):
     """A variable of a NetCDF file, which may be an HDF5 file."""
 
     def __init__(self, where: Where, axis: int, external: bool) -> None:
-        netcdf = library("netCDF4", where)
+        netcdf = library("netCDF4", f"reading {where.path}")
         check_whole(where.path)
         self._hdf5: h5py.File | None = None
         self._file = netcdf.Dataset(where.path, "r")

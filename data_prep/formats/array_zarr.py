@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats.array_base import READING, ArrayFile, Where, choose, library, unreadable
+from data_prep.formats.array_base import READING, ArrayFile, Where, choose, unreadable
 from data_prep.formats.packing import ATTRIBUTES
+from data_prep.libraries import library
 from hpctrain.data.types import Array
 from hpctrain.errors import DataError
 
@@ -18,7 +19,7 @@ class ZarrArray(ArrayFile):
     """An array in a Zarr store: a folder or a zip file."""
 
     def __init__(self, where: Where, axis: int) -> None:
-        zarr = library("zarr", where)
+        zarr = library("zarr", f"reading {where.path}")
         self._zip = None
         try:
             store: Any = where.path

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from data_prep.formats.casts import lost
 from hpctrain.data.field import DTYPES, Field
 from hpctrain.data.ragged import Ragged, offsets_of
 from hpctrain.data.types import Array, Int64s
@@ -317,37 +318,6 @@ def _numbers(array: Any, whole: bool = False) -> Array:
         array = array.fill_null(pa.scalar(0).cast(array.type))
     values: Array = array.to_numpy(zero_copy_only=False)
     return values.view(np.uint8) if values.dtype == bool else values
-
-
-def lost(values: Array, to: np.dtype[Any]) -> Array:
-    """Return a mask of the numbers that `to` cannot hold: too large, or it would round them."""
-    if values.dtype == to:
-        return np.zeros(values.shape, bool)
-    bad: Array
-    with np.errstate(all="ignore"):
-        if to.kind == "f" and values.dtype.kind == "f":
-            bad = np.isfinite(values) & ~np.isfinite(values.astype(to))
-            return bad
-        if to.kind == "f":
-            there = values.astype(to).astype(np.float64)
-            limit = 2.0**64 if values.dtype == np.uint64 else 2.0**63
-            fits = np.isfinite(there) & (there < limit)
-            bad = ~fits | (np.where(fits, there, 0).astype(values.dtype) != values)
-            return bad
-        info = np.iinfo(to)
-        if values.dtype.kind == "f":
-            wide = values.astype(np.float64)
-            # float(max) is 2**63 for int64, which is too large; the others are exact.
-            fits = (wide >= float(info.min)) & (wide < float(info.max) + (info.bits < 64))
-            bad = ~fits | (np.floor(wide) != wide)
-            return bad
-    lowest = np.iinfo(values.dtype)
-    bad = np.zeros(values.shape, bool)
-    if info.min > lowest.min:
-        bad |= values < info.min
-    if info.max < lowest.max:
-        bad |= values > info.max
-    return bad
 
 
 def _text(array: Any) -> Ragged:

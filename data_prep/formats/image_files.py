@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.formats.samples import Unusable
+from data_prep.libraries import library
 from hpctrain.data.images import FORMATS as LOADED
 from hpctrain.errors import ConfigError
 
@@ -41,16 +42,11 @@ def pillow() -> Any:
     Raises:
         ConfigError: Pillow is not installed.
     """
-    try:
-        from PIL import Image
-    except ImportError:
-        raise ConfigError(
-            "images need Pillow, which is not installed: pip install 'hpctrain[prep]'"
-        ) from None
+    image = library("PIL.Image", "an image", name="Pillow", error=ConfigError)
     # Pillow also logs why it refuses a file; our message says it once, with the file's name.
     logging.getLogger("PIL").setLevel(logging.CRITICAL)
     _silence_libtiff()
-    return Image
+    return image
 
 
 @lru_cache(maxsize=1)

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats.columns import Column, lost
+from data_prep.formats.casts import lost
+from data_prep.formats.columns import Column
 from hpctrain.data.types import Array
 
 MANY = 16  # columns of one type; fewer are converted one by one

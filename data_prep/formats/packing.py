@@ -176,39 +176,3 @@ def _values(what: str, name: str, value: Any, stored: np.dtype[Any]) -> list[Any
         return [float(number) for number in values.astype(stored)]
     low, high = (0, 1) if stored.kind == "b" else (np.iinfo(stored).min, np.iinfo(stored).max)
     return [int(n) for n in values.tolist() if low <= n <= high and n == int(n)]
-
-
-def cast(array: Array, dtype: str) -> tuple[Array, NDArray[np.bool_] | None]:
-    """Cast an array; also return a mask of the values that change (None if there are none).
-
-    Rounding a float to fewer digits is no change. A value beyond the range of the dtype, a fraction
-    cast to an integer, and an integer that a float has to round are changes.
-    """
-    target = np.dtype(dtype)
-    exact = target.kind != "f" or array.dtype.kind == "f" or array.dtype.itemsize < 8
-    if exact and np.can_cast(array.dtype, target, "safe"):
-        return array.astype(target, copy=False), None
-    with np.errstate(all="ignore"):
-        result = array.astype(target)
-        lost: Any
-        if target.kind == "f" and array.dtype.kind == "f":
-            lost = np.isinf(result) & np.isfinite(array)
-        elif target.kind == "f":
-            lost = _rounded(array, result.astype(np.float64))
-        elif array.dtype.kind == "f":
-            low, high = float(np.iinfo(target).min), float(np.iinfo(target).max) + 1
-            if target.itemsize == 8:
-                high = 2.0**63 if target.kind == "i" else 2.0**64
-            wide = array.astype(np.float64)
-            lost = ~((wide >= low) & (wide < high)) | (np.trunc(wide) != wide)
-        else:
-            lost = (array < np.iinfo(target).min) | (array > np.iinfo(target).max)
-    return result, lost if lost.any() else None
-
-
-def _rounded(whole: Array, wide: Array) -> Any:
-    """Return a mask of the float64 values that differ from the integers they were made from."""
-    if whole.dtype.itemsize < 8:
-        return wide != whole.astype(np.float64)
-    outside = (wide < -(2.0**63)) | (wide >= (2.0**63 if whole.dtype.kind == "i" else 2.0**64))
-    return outside | (np.where(outside, 0, wide).astype(whole.dtype) != whole)

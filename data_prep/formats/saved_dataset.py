@@ -10,6 +10,7 @@ import numpy as np
 from data_prep.formats import nested
 from data_prep.formats.columns import Column
 from data_prep.formats.opening import one_line
+from data_prep.libraries import library
 from hpctrain.data.ragged import offsets_of
 from hpctrain.errors import DataError
 
@@ -37,12 +38,7 @@ def load(folder: Path) -> Saved:
     Raises:
         DataError: `save_to_disk` has not written the folder, or the library is not installed.
     """
-    try:
-        import datasets
-    except ImportError:
-        raise DataError(
-            "this needs the library datasets, which is not installed: pip install datasets"
-        ) from None
+    datasets = library("datasets", name="the library datasets", install="datasets")
     datasets.disable_progress_bars()
     try:
         loaded = datasets.load_from_disk(str(folder))

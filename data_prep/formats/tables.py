@@ -5,9 +5,8 @@ in UTF-16, where the byte 10 does not always end a line.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from operator import add
 from pathlib import PurePath
@@ -35,25 +34,6 @@ SUFFIXES = {
     ".ipc": "arrow",
 }
 PATTERNS = ("*.csv", "*.csv.gz", "*.tsv", "*.tsv.gz", *(f"*{s}" for s in list(SUFFIXES)[2:]))
-
-
-@dataclass(frozen=True)
-class RowNames(Sequence[str]):
-    """The name of each sample of a block in messages: the number of its row in the file.
-
-    Attributes:
-        rows: The row of each sample in its batch.
-        number: Returns the number in the file of a row of the batch.
-    """
-
-    rows: Sequence[int]
-    number: Callable[[int], int]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, sample: Any) -> Any:
-        return f"row {self.number(int(self.rows[sample]))}"
 
 
 def format_of(path: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from data_prep.libraries import library
 from hpctrain.data.ragged import Ragged, offsets_of
 from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
@@ -159,15 +160,15 @@ def trained(texts: Iterator[str], vocabulary: int) -> str:
     Returns:
         The content of tokenizer.json.
     """
-    library = _library()
+    tokenizers = _library()
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    tokenizer = library.Tokenizer(library.models.BPE())
-    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = library.decoders.ByteLevel()
-    trainer = library.trainers.BpeTrainer(
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocabulary,
         special_tokens=[EOD],
-        initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
@@ -202,12 +203,6 @@ def _loaded(content: str) -> Any:
 
 
 def _library() -> Any:
-    try:
-        import tokenizers
-        from tokenizers import decoders, models, pre_tokenizers, trainers  # noqa: F401
-    except ImportError:
-        raise DataError(
-            "this needs the library tokenizers, which is not installed: "
-            "pip install 'hpctrain[prep]'"
-        ) from None
-    return tokenizers
+    for part in ("decoders", "models", "pre_tokenizers", "trainers"):
+        library(f"tokenizers.{part}", name="the library tokenizers")
+    return library("tokenizers")

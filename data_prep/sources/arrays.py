@@ -43,48 +43,34 @@ import numpy as np
 from data_prep.formats.array_base import FORMS, Where
 from data_prep.formats.array_columns import Column, OpenColumn, Part, open_parts
 from data_prep.formats.array_files import named_by_files, parse_where
-from data_prep.options import Options, add_arguments
-from data_prep.source import BLOCK_BYTES, BadRecords, Block, Piece, Source, SourceFile
+from data_prep.options import Options, add_arguments, add_repeated
+from data_prep.source import BLOCK_BYTES, BadRecords, Block, Names, Piece, Source, SourceFile
 from hpctrain.data.field import DTYPES, check_name
-from hpctrain.data.types import Array, Int64s
+from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".npy or .npz")
-    add = parser.add_argument
-    again = "(may be repeated)"
-    add(
-        "--field",
-        action="append",
-        default=[],
-        metavar="NAME=FILE[:KEY]",
-        help="an array as the field NAME; the arrays of a repeated NAME are joined",
-    )
-    add(
-        "--axis",
-        action="append",
-        default=[],
-        metavar="NAME=K",
-        help=f"the axis that counts the samples, from 0; -1 is the last {again}",
-    )
-    add(
-        "--cast",
-        action="append",
-        default=[],
-        metavar="NAME=DTYPE",
-        help=f"store the field in another dtype; values that change cannot be used {again}",
-    )
-    add(
-        "--packed",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="store the numbers of the file; ignore scale_factor, add_offset, _FillValue and "
-        f"valid_range {again}",
-    )
-    add(
+    for option, form, what in (
+        (
+            *("--field", "NAME=FILE[:KEY]"),
+            "an array as the field NAME; the arrays of a repeated NAME are joined",
+        ),
+        ("--axis", "NAME=K", "the axis that counts the samples, from 0; -1 is the last"),
+        (
+            *("--cast", "NAME=DTYPE"),
+            "store the field in another dtype; values that change cannot be used",
+        ),
+        (
+            *("--packed", "NAME"),
+            "store the numbers of the file; ignore scale_factor, add_offset, _FillValue and "
+            "valid_range",
+        ),
+    ):
+        add_repeated(parser, option, form, what)
+    parser.add_argument(
         "--external",
         action="store_true",
         help="follow links and virtual datasets of HDF5 and NetCDF4 files into other files",
@@ -153,21 +139,9 @@ class Arrays(Source):
         if len(kept) < len(good):
             values = {name: array[kept] for name, array in values.items()}
         if len(kept):
-            first = self.data[0].place(start)[1]
-            yield Block(values, file=part.where.path, records=_Rows(first + kept))
-
-
-class _Rows(Sequence[str]):
-    """The names "row 17" of rows, each made only when it is read."""
-
-    def __init__(self, rows: Int64s) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, i: Any) -> Any:
-        return f"row {self._rows[i]}"
+            rows = self.data[0].place(start)[1] + kept
+            names = Names(len(rows), lambda sample: f"row {rows[sample]}")
+            yield Block(values, file=part.where.path, records=names)
 
 
 def arrays(

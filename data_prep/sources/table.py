@@ -45,8 +45,8 @@ from data_prep.formats.files import Part
 from data_prep.formats.matrices import numbers_of
 from data_prep.formats.opening import naming, one_line, pyarrow
 from data_prep.formats.tables import without
-from data_prep.options import Options, add_arguments, parse_size
-from data_prep.source import BadRecords, Block, Source
+from data_prep.options import Options, add_arguments, add_repeated, parse_size
+from data_prep.source import BadRecords, Block, Names, Source
 from data_prep.split import ByColumn
 from hpctrain.data.field import Field
 from hpctrain.data.sample_schema import check_fields
@@ -58,17 +58,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("sources", nargs="+", type=Path, metavar="SRC", help="files or folders")
     group = parser.add_argument_group("table")
-
-    def several(option: str, metavar: str, text: str) -> None:
-        group.add_argument(option, action="append", default=[], metavar=metavar, help=text)
-
-    several("--columns", "NAME,…", "take only these columns, in this order")
-    several("--drop", "NAME,…", "take all columns except these")
-    several("--rename", "COLUMN=FIELD", "the name of the field, if it differs from the column's")
-    several("--categorical", "NAME,…", "store int32 codes (reads these columns twice)")
-    several("--cast", "NAME=DTYPE", "the dtype to store, such as x=float32; for CSV also x=text")
-    several("--null", "NAME=VALUE", "the value that replaces nulls")
-    several("--stack", "FIELD=NAME,…", "store several columns (or patterns) as one field (n, k)")
+    for option, form, what in (
+        ("--columns", "NAME,…", "take only these columns, in this order"),
+        ("--drop", "NAME,…", "take all columns except these"),
+        ("--rename", "COLUMN=FIELD", "the name of the field, if it differs from the column's"),
+        ("--categorical", "NAME,…", "store int32 codes; reads these columns twice"),
+        ("--cast", "NAME=DTYPE", "the dtype to store, such as x=float32; for CSV also x=text"),
+        ("--null", "NAME=VALUE", "the value that replaces nulls"),
+        ("--stack", "FIELD=NAME,…", "store several columns (or patterns) as one field (n, k)"),
+    ):
+        add_repeated(group, option, form, what)
     group.add_argument(
         "--delimiter", default="", help="CSV: what separates values (default: a comma; .tsv: a tab)"
     )
@@ -188,7 +187,7 @@ class Table(Source):
         texts: list[str] | None = None
         if self.column:
             texts = list(map(str, without(batch.column(self.column), bad).to_pylist()))
-        names = tables.RowNames(kept.tolist(), rows.number)
+        names = Names(len(kept), lambda sample: f"row {rows.number(int(kept[sample]))}")
         return Block(values, column=texts, file=path, records=names)
 
     def _stacked(self, name: str) -> bool:

@@ -27,6 +27,7 @@ def library(
         ConfigError, DataError: It is not installed.
     """
     try:
+        import_module(module.partition(".")[0])
         return import_module(module)
     except ImportError:
         raise error(

@@ -12,7 +12,7 @@ import base64
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -50,12 +50,6 @@ class Packing:
     lowest: float | None = None
     highest: float | None = None
     bounds_unpacked: bool = False
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What the unpacked values depend on; JSON."""
-        bounds = ("lowest", "highest", "bounds_unpacked")
-        return {k: v for k, v in asdict(self).items() if k not in bounds or v not in (None, False)}
 
     @classmethod
     def of(cls, what: str, stored: Any, attributes: Mapping[str, Any]) -> "Packing":

@@ -22,7 +22,7 @@ and the loader decodes them.
 import argparse
 import io
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -196,13 +196,6 @@ class Pixels:
             draft=args.draft,
             pages=args.pages,
         )
-
-    def identity(self) -> dict[str, Any]:
-        """Return all options that the result depends on, as JSON."""
-        options = asdict(self)
-        if self.pages == "refuse":  # as it was before there was this option
-            del options["pages"]
-        return options
 
     @property
     def field(self) -> Field | None:

@@ -34,7 +34,7 @@ to other files (links, virtual datasets) only with --external.
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +202,7 @@ def arrays(
         identity={
             column.name: {
                 "parts": [
-                    [part.where.key, part.rows, part.packing.identity] for part in column.parts
+                    [part.where.key, part.rows, asdict(part.packing)] for part in column.parts
                 ],
                 "axis": column.axis,
                 "cast": column.cast,

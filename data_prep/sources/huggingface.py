@@ -19,7 +19,7 @@ Other features, such as Audio and Video, are an error that names them: use --dro
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -194,8 +194,8 @@ def huggingface(
             "columns": chosen,
             "categories": categories,
             "splits": {split: len(paths) for split, paths in saved.splits.items()},
-            "images": images.identity(),
-            **({"cast": dict(cast)} if cast else {}),
+            "images": asdict(images),
+            "cast": dict(cast),
         },
         about={
             "from": saved.folder,

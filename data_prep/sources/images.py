@@ -17,7 +17,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -180,7 +180,7 @@ def images(
         name="images",
         fields=fields,
         pieces=_pieces(found, spec, options.shard_bytes),
-        identity={"pixels": pixels.identity(), "content": found.digest(), "classes": names},
+        identity={"pixels": asdict(pixels), "content": found.digest(), "classes": names},
         about={
             "from": str(path.absolute()),
             "ignored": ignored.count,

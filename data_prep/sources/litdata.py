@@ -124,7 +124,7 @@ def litdata(
         identity={
             "layout": asdict(layout),
             "columns": {name: column.path for name, column in chosen.items()},
-            "pixels": pixels.identity(),
+            "pixels": asdict(pixels),
             "folders": [chunk.folder for chunk in chunks],
         },
         about={

@@ -131,7 +131,7 @@ def mds(
         identity={
             "layout": [asdict(column) for column in layout],
             "wanted": chosen,
-            "pixels": pixels.identity(),
+            "pixels": asdict(pixels),
             "folders": [shard.folder for shard in shards],
         },
         about={"from": str(folder.absolute()), "columns": {c.name: c.encoding for c in layout}},

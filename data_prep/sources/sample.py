@@ -25,7 +25,6 @@ import numpy as np
 
 from data_prep.formats import tokens
 from data_prep.formats.tokens import Tokenizer
-from data_prep.libraries import library
 from data_prep.options import Options, add_arguments
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile, in_groups
 from data_prep.sources import flow
@@ -120,10 +119,14 @@ def digits(options: Options) -> Source:
 
 
 def _digits() -> tuple[Array, Array]:
-    datasets = library(
-        "sklearn.datasets", "sample digits", name="scikit-learn", install="'hpctrain[sample]'"
-    )
-    images, labels = datasets.load_digits(return_X_y=True)
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise DataError(
+            "the digits come with scikit-learn, which is not installed: "
+            "pip install 'hpctrain[sample]'"
+        ) from None
+    images, labels = load_digits(return_X_y=True)
     return images.astype(np.uint8).reshape(-1, 1, 8, 8), labels.astype(np.int64)
 
 

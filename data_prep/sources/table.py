@@ -254,12 +254,7 @@ def table(
             "cast": dict(choice.cast),
             "null": dict(choice.null),
             "categorical": {name: list(map(str, values)) for name, values in categories.items()},
-            "csv": [
-                csv.delimiter,
-                csv.names,
-                csv.quotes,
-                *([csv.encoding] if csv.encoding else []),
-            ],
+            "csv": [csv.delimiter, csv.names, csv.quotes, csv.encoding],
         },
         folders=[str(source) for source in sources],
         about={

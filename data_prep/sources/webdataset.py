@@ -17,7 +17,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -146,7 +146,7 @@ def webdataset(
         name="webdataset",
         fields=fields,
         pieces=[Piece(file.path, (file,), bytes=file.size) for file in files],
-        identity={"members": members, "pixels": pixels.identity()},
+        identity={"members": members, "pixels": asdict(pixels)},
         about={"from": [str(tar.absolute()) for tar in tars]},
         members=members,
         pixels=pixels,

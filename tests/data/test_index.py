@@ -72,20 +72,6 @@ def test_the_file_has_the_documented_keys(folder):
     }
 
 
-def test_an_older_index_has_fewer_statistics(folder):
-    def change(content):
-        for fields in content["statistics"].values():
-            del fields["text"]
-            for values in fields.values():
-                del values["nan"]
-                values.pop("classes", None)
-
-    edit(folder, change)
-    index = Index.load(folder)
-    values = index.statistics["train"]["label"]
-    assert (values.mean, values.nan, values.classes, values.lengths) == (2.5, None, None, None)
-
-
 def test_categories(folder):
     index = Index.load(folder)
     assert "categories" not in json.loads((folder / "index.json").read_text())

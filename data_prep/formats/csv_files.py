@@ -2,7 +2,7 @@
 
 The first rows of a CSV file decide the types of its columns. A row with a later value of another
 type cannot be used and is reported, and so is a row with an integer that its column of floats would
-round, and a row that is not valid UTF-8.
+round. A file with a byte that its encoding does not have cannot be read.
 """
 
 import io
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 from data_prep.formats import csv_text
 from data_prep.formats.columns import shown
-from data_prep.formats.csv_text import NotTextError, Utf8, as_bytes, encoding_of, from_bytes
+from data_prep.formats.csv_text import NotTextError, Utf8, encoding_of
 from data_prep.formats.csv_values import convert_values, may_be_rounded
 from data_prep.formats.files import LinesOf, Part
 from data_prep.formats.opening import one_line, opened, pyarrow
@@ -82,44 +82,11 @@ class Csv:
 def first_rows(path: str, csv: Csv) -> tuple[Any, Any]:
     """Return the schema of the first rows, and these rows, or None if there are no rows.
 
-    A column of text that is not UTF-8 has the type binary.
-
     Raises:
-        DataError: The file cannot be read as CSV, or the first row is not UTF-8.
+        DataError: The file cannot be read as CSV.
     """
-    block = max(FIRST, csv.block)
-    try:
-        with _csv(Part(path), csv, {}, None, block) as reader:
-            return reader.schema, next(iter(reader), None)
-    except NotTextError:
-        with _csv(Part(path), csv, {}, None, block, as_is=True) as reader:
-            return _restored(path, reader.schema, next(iter(reader), None))
-
-
-def _restored(path: str, schema: Any, first: Any) -> tuple[Any, Any]:
-    """Return the schema and first rows of a file that was read as bytes."""
-    pa = pyarrow()
-    fields, columns = [], []
-    for i, name in enumerate(schema.names):
-        try:
-            name, kind = as_bytes(name).decode(), schema.types[i]
-        except UnicodeDecodeError:
-            text = as_bytes(name).decode(errors="backslashreplace")
-            raise DataError(
-                f"{path}: the column name {text!r} is not UTF-8; {csv_text.CURE}"
-            ) from None
-        if first is not None:
-            column = first.column(i)
-            if pa.types.is_string(kind):
-                column = pa.array(map(as_bytes, column.to_pylist()), pa.binary())
-                try:
-                    column = column.cast(pa.string())
-                except pa.ArrowInvalid:
-                    kind = pa.binary()
-            columns.append(column)
-        fields.append((name, kind))
-    schema = pa.schema(fields)
-    return schema, None if first is None else pa.RecordBatch.from_arrays(columns, schema=schema)
+    with _csv(Part(path), csv, {}, None, max(FIRST, csv.block)) as reader:
+        return reader.schema, next(iter(reader), None)
 
 
 def csv_rows(part: Part, names: Sequence[str], csv: Csv) -> Iterator[Rows]:
@@ -140,16 +107,13 @@ def csv_rows(part: Part, names: Sequence[str], csv: Csv) -> Iterator[Rows]:
                     raise _ByValueError
                 yield from invalid.rows(batch, {}, done)
                 done += batch.num_rows
-    except (_ByValueError, NotTextError):
-        pa = pyarrow()
-        as_is = encoding_of(part.path, csv.encoding) == "utf-8"
-        again = _Invalid(part, csv, invalid.told, as_is=as_is)
-        seen = 0
-        with _csv(part, csv, dict.fromkeys(names, pa.binary()), again, as_is=as_is) as reader:
+    except _ByValueError:
+        again, seen = _Invalid(part, csv, invalid.told), 0
+        with _csv(part, csv, dict.fromkeys(names, pyarrow().binary()), again) as reader:
             for batch in reader:
                 fresh = batch.slice(max(0, done - seen))
                 if fresh.num_rows:
-                    converted, bad = convert_values(fresh, types, frozenset(exact), as_is)
+                    converted, bad = convert_values(fresh, types, frozenset(exact))
                     yield from again.rows(converted, bad, seen + batch.num_rows - fresh.num_rows)
                 seen += batch.num_rows
         invalid = again
@@ -166,21 +130,16 @@ class _Invalid:
     It is pyarrow's handler for invalid rows. `told` counts those that were reported already.
     """
 
-    def __init__(self, part: Part, csv: Csv, told: int = 0, *, as_is: bool = False) -> None:
+    def __init__(self, part: Part, csv: Csv, told: int = 0) -> None:
         # pyarrow counts the header as a row if it reads the header.
         self._header = 0 if csv.names or part.start else 1
         self._skipped = 0 if csv.names else 1
         self._part, self._reasons, self.told = part, dict[int, str](), told
-        self._as_is = as_is
 
     def __call__(self, row: Any) -> str:
-        text = row.text
-        if self._as_is:
-            text = as_bytes(text).decode(errors="backslashreplace")
-        text = shown(text)
         self._reasons[row.number] = (
             f"it has {row.actual_columns} {'value' if row.actual_columns == 1 else 'values'}, not "
-            f"{row.expected_columns}: {text}"
+            f"{row.expected_columns}: {shown(row.text)}"
         )
         return "skip"
 
@@ -231,8 +190,6 @@ def _csv(
     types: Mapping[str, Any],
     invalid: "_Invalid | None",
     block: int = 0,
-    *,
-    as_is: bool = False,
 ) -> Iterator[Any]:
     """Open a part, and yield Arrow's reader.
 
@@ -242,28 +199,24 @@ def _csv(
         types: Types of the columns to read; empty: all columns, and the values decide the types.
         invalid: Takes the rows with too few or too many values; None leaves them out.
         block: Bytes of text that are parsed at once; 0: those of `csv`, or BLOCK.
-        as_is: Whether the text is read in the encoding BYTES. Names are then mapped, too.
 
     Raises:
         DataError: The file cannot be read.
-        NotTextError: It is not UTF-8.
         _ByValueError: A value does not have the type of its column.
     """
     pa = pyarrow()
     from pyarrow import csv as library
 
-    encoding = csv_text.BYTES if as_is else encoding_of(part.path, csv.encoding)
+    encoding = encoding_of(part.path, csv.encoding)
     block = block or csv.block or BLOCK
     names = list(csv.names) or (list(csv.types) if part.start else [])
-    if as_is:
-        names = list(map(from_bytes, names))
-        types = {from_bytes(name): kind for name, kind in types.items()}
     tabs = ".tsv" in PurePath(part.path).suffixes
     with opened(part) as stream:
         if part.start and not cast(io.BufferedReader, stream).peek(1):
             yield ()  # no row begins in this part
             return
-        text = Utf8(stream, encoding)
+        raw = getattr(stream, "raw", None)
+        text = Utf8(stream, encoding, raw.first if isinstance(raw, LinesOf) else 0)
         try:
             reader = library.open_csv(
                 text,
@@ -282,8 +235,6 @@ def _csv(
             with reader:
                 yield reader
         except NotTextError as error:
-            if encoding == "utf-8":
-                raise
             raise DataError(f"{part.path} is not {encoding}: {error}; {csv_text.CURE}") from None
         except pa.ArrowException as error:
             if "conversion error" in str(error) and invalid is not None:

@@ -20,9 +20,8 @@ MARKS = {
     codecs.BOM_UTF16_BE: "utf-16",
     codecs.BOM_UTF8: "utf-8",
 }
-BYTES = "latin-1"  # each byte is one character, so no byte is invalid
 ASCII = bytes(range(128))
-CURE = "--encoding NAME gives the encoding, such as cp1252 (Excel's) or utf-16"
+CURE = "--encoding NAME gives the encoding, such as cp1252 (Excel's); latin-1 takes any bytes"
 
 
 class NotTextError(Exception):
@@ -96,15 +95,16 @@ class Utf8(io.RawIOBase):
     Args:
         stream: The bytes of the file.
         encoding: Their encoding.
+        start: Where the stream begins in the file, for messages.
 
     Attributes:
         quotes: The number of quotes so far: Arrow accepts a quote that is still open at the end.
     """
 
-    def __init__(self, stream: BinaryIO, encoding: str) -> None:
+    def __init__(self, stream: BinaryIO, encoding: str, start: int = 0) -> None:
         self._stream, self._encoding, self.quotes = stream, encoding, 0
         self._decoder = codecs.getincrementaldecoder(encoding)()
-        self._left, self._at = b"", 0  # UTF-8 that waits, and bytes of the file that were read
+        self._left, self._at = b"", start  # UTF-8 that waits, and the place in the file
 
     def readable(self) -> bool:
         """Return True."""
@@ -120,7 +120,7 @@ class Utf8(io.RawIOBase):
         count = len(self._left)
         while count < size and more:
             raw = self._stream.read(size)
-            if not self._at and self._encoding in ("utf-8", BYTES):
+            if not self._at and self._encoding == "utf-8":
                 raw = raw.removeprefix(codecs.BOM_UTF8) or self._stream.read(size)
             more = bool(raw)
             held.append(self._utf8(raw))
@@ -132,7 +132,7 @@ class Utf8(io.RawIOBase):
 
     def _utf8(self, raw: bytes) -> bytes:
         waiting = self._decoder.getstate()[0]
-        if raw.isascii() and not waiting and self._encoding in ("utf-8", BYTES):
+        if raw.isascii() and not waiting and self._encoding == "utf-8":
             self._at += len(raw)
             return raw
         try:
@@ -144,13 +144,3 @@ class Utf8(io.RawIOBase):
             raise NotTextError(f"{error}") from None
         self._at += len(raw)
         return raw if self._encoding == "utf-8" else text.encode()
-
-
-def as_bytes(text: str) -> bytes:
-    """Return the bytes of the file from text that was read in the encoding BYTES."""
-    return text.encode(BYTES)
-
-
-def from_bytes(name: str) -> str:
-    """Return a name as it looks in text that was read in the encoding BYTES."""
-    return name.encode().decode(BYTES)

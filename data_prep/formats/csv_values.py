@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats import csv_text
 from data_prep.formats.columns import shown
-from data_prep.formats.csv_text import as_bytes
 from data_prep.formats.opening import pyarrow
 
 EXACT = 2.0**53  # floats below this are exact if they are whole numbers
@@ -25,7 +23,7 @@ def may_be_rounded(batch: Any) -> bool:
 
 
 def convert_values(
-    batch: Any, types: Mapping[str, Any], exact: frozenset[int], as_is: bool
+    batch: Any, types: Mapping[str, Any], exact: frozenset[int]
 ) -> tuple[Any, dict[int, str]]:
     """Convert a batch of bytes to types; also return the rows with a value that is impossible.
 
@@ -33,22 +31,19 @@ def convert_values(
         batch: Columns of bytes, in the order of `types`.
         types: Types of the columns.
         exact: The columns of floats that must not round integers.
-        as_is: Whether the text was read in the encoding BYTES.
     """
     pa = pyarrow()
     columns, bad = [], dict[int, str]()
     for i, (name, kind) in enumerate(types.items()):
         values = batch.column(i).to_pylist()
-        if as_is:
-            values = [v if v.isascii() else as_bytes(v.decode()) for v in values]
         for row in list(_wrong(values, 0, kind)):
-            is_text = pa.types.is_string(kind)
-            why = "no UTF-8" if is_text else f"no {kind}, as the first rows have"
-            text = shown(values[row].decode(errors="backslashreplace"))
-            hint = csv_text.CURE if is_text else f"--cast {name}=text takes all as text"
+            hint = f"--cast {name}=text takes all as text"
             if pa.types.is_integer(kind) and _is_float(values[row]):
                 hint += f", --cast {name}=float64 all as floats"
-            bad.setdefault(row, f"column {name!r}: {text} is {why}; {hint}")
+            text = shown(values[row].decode())
+            bad.setdefault(
+                row, f"column {name!r}: {text} is no {kind}, as the first rows have; {hint}"
+            )
             values[row] = b""
         columns.append(_parsed(values, kind))
         for row in _rounded(values, columns[-1]) if i in exact else ():

@@ -295,17 +295,17 @@ def _schema(path: str, choice: ColumnChoice, csv: Csv) -> tuple[Any, Csv]:
     for name, kind in zip(schema.names, schema.types, strict=True):
         cast = choice.cast_of(name, outputs.get(name, ""))
         kind = _csv_type(cast, kind)
-        if pa.types.is_null(kind) or pa.types.is_binary(kind):
-            given = f"--cast {name}=DTYPE gives it a type"
+        if pa.types.is_null(kind):
             why = (
-                f"is not UTF-8; {csv_text.CURE}, --cast {name}=text reports each such row"
-                if pa.types.is_binary(kind)
-                else f"has no value in its first rows; {given}"
+                " in its first rows"
                 if first is not None and first.num_rows
-                else f"has no value: no row has {len(schema)} values, as the header has; {given}"
+                else f": no row has {len(schema)} values, as the header has"
             )
             if name in chosen:
-                raise DataError(f"{path}: column {name!r} {why}, --drop leaves it out")
+                raise DataError(
+                    f"{path}: column {name!r} has no value{why}; --cast {name}=DTYPE gives it a "
+                    "type, --drop leaves it out"
+                )
             kind = pa.string()
         if pa.types.is_floating(kind) and not cast.startswith("float"):
             exact.add(name)

@@ -20,7 +20,7 @@ staging, of verification and of the loader's block shuffle.
 import argparse
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -262,3 +262,28 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return int(text)
+
+
+def pairs(
+    option: str, given: Sequence[str], form: str = "NAME=VALUE", *, empty: bool = False
+) -> dict[str, str]:
+    """Return the names and values of a repeated option.
+
+    Args:
+        option: The option, for messages.
+        given: Its values.
+        form: The form of a value, for messages.
+        empty: Whether the text behind the "=" may be empty.
+
+    Raises:
+        ConfigError: A value is not NAME=VALUE, or a name occurs twice.
+    """
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name or not equals or not (value or empty):
+            raise ConfigError(f"{option} {text!r} is not {form}")
+        if name in found:
+            raise ConfigError(f"{option} {text!r}: {name!r} is there twice; each name once")
+        found[name] = value
+    return found

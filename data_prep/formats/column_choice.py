@@ -83,22 +83,5 @@ def listed(given: Sequence[str]) -> list[str]:
     return [name.strip() for text in given for name in text.split(",") if name.strip()]
 
 
-def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
-    """Return the names and values of a repeatable option whose values are NAME=VALUE.
-
-    Raises:
-        ConfigError: A value is not NAME=VALUE, or a name occurs twice.
-    """
-    found: dict[str, str] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not name or not equals or (not value and option != "--null"):
-            raise ConfigError(f"{option} {text!r} is not NAME=VALUE")
-        if name in found:
-            raise ConfigError(f"{option} {text!r}: {name!r} is there twice")
-        found[name] = value
-    return found
-
-
 def _has(names: Sequence[str]) -> str:
     return f"there are {console.listed(names)}"

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.formats.samples import Unusable
-from data_prep.formats.split_folders import INDEX
+from data_prep.formats.split_folders import INDEX, unpacked_zstd
 from data_prep.source import SourceFile
 from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
@@ -288,20 +288,5 @@ class _Zstd:
 
     @staticmethod
     def decompress(data: memoryview, decompressed_size: int = 2**32) -> bytes:
-        """Return the content, or the first byte too much of it.
-
-        Raises:
-            ConfigError: The library for zstd is missing.
-            ValueError: The data is damaged.
-        """
-        try:
-            import zstandard
-        except ImportError:
-            raise ConfigError(
-                "zstd needs zstandard, which is not installed: pip install 'hpctrain[prep]'"
-            ) from None
-        try:
-            stream = zstandard.ZstdDecompressor().stream_reader(data)
-            return stream.read(decompressed_size + 1)
-        except zstandard.ZstdError as error:
-            raise ValueError(error) from None
+        """Return the content, or the first byte too much of it; see `unpacked_zstd`."""
+        return unpacked_zstd(data, decompressed_size + 1)

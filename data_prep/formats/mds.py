@@ -27,7 +27,7 @@ import numpy as np
 import xxhash
 
 from data_prep.formats.samples import Unusable
-from data_prep.formats.split_folders import INDEX
+from data_prep.formats.split_folders import INDEX, unpacked_zstd
 from data_prep.source import SourceFile
 from hpctrain.errors import DataError
 
@@ -201,16 +201,7 @@ def _decompressed(content: bytes, shard: Shard) -> bytes:
                 raise ValueError("its end is not where it should be")
             return raw
         if kind == "zstd":
-            import zstandard
-
-            try:
-                return zstandard.ZstdDecompressor().stream_reader(content).read(limit)
-            except zstandard.ZstdError as error:
-                raise ValueError(error) from None
-    except ImportError:
-        raise DataError(
-            "zstd needs zstandard, which is not installed: pip install 'hpctrain[prep]'"
-        ) from None
+            return unpacked_zstd(content, limit)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"{shard.file.path} is damaged: {error}") from None
     raise DataError(f"{shard.file.path} is compressed by {kind!r}; gz, bz2 and zstd are read")

@@ -6,8 +6,9 @@ FOLDER/train/index.json, …       each folder is a split
 
 from pathlib import Path
 
+from data_prep.libraries import library
 from hpctrain.data.field import check_name
-from hpctrain.errors import DataError
+from hpctrain.errors import ConfigError, DataError
 
 INDEX = "index.json"
 COLUMN = "folder"  # the name of the column that holds the names of the folders
@@ -33,3 +34,18 @@ def split_folders(folder: Path, library: str) -> dict[str, Path]:
     for name in folders:
         check_name(name, "split")
     return folders
+
+
+def unpacked_zstd(content: bytes | memoryview, limit: int) -> bytes:
+    """Return what zstd has compressed, at most `limit` bytes of it.
+
+    Raises:
+        ConfigError: The library for zstd is missing.
+        ValueError: The content is damaged.
+    """
+    zstandard = library("zstandard", "zstd", error=ConfigError)
+    try:
+        found: bytes = zstandard.ZstdDecompressor().stream_reader(content).read(limit)
+    except zstandard.ZstdError as error:
+        raise ValueError(error) from None
+    return found

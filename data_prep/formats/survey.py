@@ -10,7 +10,6 @@ from typing import Any
 
 import h5py
 import numpy as np
-import xxhash
 
 from data_prep.datasets.rows import blocks
 from data_prep.formats.hdf5_storage import Written
@@ -19,6 +18,7 @@ from data_prep.source import BLOCK_BYTES, SourceFile
 from hpctrain.data.field import Field
 from hpctrain.data.index import Shard
 from hpctrain.data.moments import Moments
+from hpctrain.data.shard import digest_file
 from hpctrain.data.storage.chunks import Chunked
 from hpctrain.data.storage.codecs import describe
 from hpctrain.data.storage.layout import Layout
@@ -75,9 +75,12 @@ class Survey:
         """
         source, path = self.sources[number], self.folder / self.paths[number]
         source.check()
+        try:
+            digest = digest_file(path, progress)
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}") from None
         shard = Shard(
-            *(self.paths[number], self.splits[number], self.counts[number], source.size),
-            _digest(path, progress),
+            *(self.paths[number], self.splits[number], self.counts[number], source.size, digest)
         )
         with _quiet():
             layout = Layout(path, shard, self.schema, mapped=False)  # a loader uses the same class
@@ -109,18 +112,6 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         log.setLevel(level)
-
-
-def _digest(path: Path, progress: Progress) -> str:
-    digest = xxhash.xxh3_128()
-    try:
-        with open(path, "rb", buffering=0) as file:
-            while block := file.read(BLOCK_BYTES):
-                digest.update(block)
-                progress(0, len(block))
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    return f"xxh3_128:{digest.hexdigest()}"
 
 
 def _check_storage(layout: Layout, fields: Mapping[str, Field], *, decode: bool) -> None:

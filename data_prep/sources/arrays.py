@@ -43,7 +43,7 @@ import numpy as np
 from data_prep.formats.array_base import FORMS, Where
 from data_prep.formats.array_columns import Column, OpenColumn, Part, open_parts
 from data_prep.formats.array_files import named_by_files, parse_where
-from data_prep.options import Options, add_arguments, add_repeated
+from data_prep.options import Options, add_arguments, add_repeated, pairs
 from data_prep.source import BLOCK_BYTES, BadRecords, Block, Names, Piece, Source, SourceFile
 from hpctrain.data.field import DTYPES, check_name
 from hpctrain.data.types import Array
@@ -172,10 +172,12 @@ def arrays(
             stored, or has a different number of samples.
     """
     wheres = _wheres(files, named)
+    if twice := {name for name in packed if packed.count(name) > 1}:
+        raise ConfigError(f"--packed: the field {min(twice)!r} is there twice")
     of = {
         "--axis": _by_field("--axis", axes, wheres, "K"),
         "--cast": _by_field("--cast", casts, wheres, "DTYPE"),
-        "--packed": _by_field("--packed", [f"{name}=yes" for name in packed], wheres, ""),
+        "--packed": _by_field("--packed", [f"{name}=yes" for name in set(packed)], wheres, "yes"),
     }
     columns, fields = [], {}
     for name, parts in wheres.items():
@@ -257,18 +259,12 @@ def _check_name(name: str, where: Where) -> None:
 def _by_field(
     option: str, texts: Sequence[str], fields: Mapping[str, Any], what: str
 ) -> dict[str, str]:
-    values: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not value:
-            raise ConfigError(f"{option} {text!r} is not NAME={what}")
+    values = pairs(option, texts, f"NAME={what}")
+    for name in values:
         if name not in fields:
             raise ConfigError(
                 f"{option}: there is no field {name!r}; there are {', '.join(fields)}"
             )
-        if name in values:
-            raise ConfigError(f"{option}: the field {name!r} is there twice")
-        values[name] = value
     return values
 
 

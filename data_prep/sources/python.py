@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.formats.samples import Samples, Unusable, fields_of, fit_all
-from data_prep.options import VARIABLE, Options, add_arguments, add_repeated
+from data_prep.options import VARIABLE, Options, add_arguments, add_repeated, pairs
 from data_prep.piece import Problems
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.split import ByColumn
@@ -76,10 +76,10 @@ def run(args: argparse.Namespace) -> None:
     source = python(
         args.function,
         options,
-        args=_pairs("--arg", args.arg),
+        args=_values("--arg", args.arg),
         pieces=args.pieces,
         variable=args.variable,
-        dtypes={name: str(value) for name, value in _pairs("--dtype", args.dtype).items()},
+        dtypes={name: str(value) for name, value in _values("--dtype", args.dtype).items()},
         inputs=args.input,
     )
     if not given and source.columns:
@@ -298,14 +298,11 @@ def _told(error: BaseException) -> str:
     return "\n".join([what, *lines])
 
 
-def _pairs(option: str, texts: Sequence[str]) -> dict[str, Any]:
-    pairs: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key or key in pairs:
-            raise ConfigError(f"{option} {text!r}: it is NAME=VALUE, each name once")
+def _values(option: str, texts: Sequence[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, text in pairs(option, texts, empty=True).items():
         try:
-            pairs[key] = json.loads(value)
+            values[name] = json.loads(text)
         except ValueError:
-            pairs[key] = value
-    return pairs
+            values[name] = text
+    return values

@@ -38,14 +38,14 @@ import numpy as np
 
 from data_prep.formats import csv_text, files, tables
 from data_prep.formats.categories import categorical, names_of
-from data_prep.formats.column_choice import ColumnChoice, listed, pairs
+from data_prep.formats.column_choice import ColumnChoice, listed
 from data_prep.formats.columns import Column, plain
 from data_prep.formats.csv_files import Csv, Rows
 from data_prep.formats.files import Part
 from data_prep.formats.matrices import numbers_of
 from data_prep.formats.opening import naming, one_line, pyarrow
 from data_prep.formats.tables import without
-from data_prep.options import Options, add_arguments, add_repeated, parse_size
+from data_prep.options import Options, add_arguments, add_repeated, pairs, parse_size
 from data_prep.source import BadRecords, Block, Names, Source
 from data_prep.split import ByColumn
 from hpctrain.data.field import Field
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> None:
         rename=pairs("--rename", args.rename),
         categorical=listed(args.categorical),
         cast=pairs("--cast", args.cast),
-        null=pairs("--null", args.null),
+        null=pairs("--null", args.null, empty=True),
         stack={name: listed([text]) for name, text in pairs("--stack", args.stack).items()},
     )
     names = tuple(listed([args.header] if args.header else []))

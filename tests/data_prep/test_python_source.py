@@ -218,7 +218,7 @@ def test_a_list_will_do(data_prep):
         (["mine.py:samples"], 2, "missing a required argument: 'n'; see --arg"),
         (["mine.py:samples", "--arg", "n=3", "--arg", "m=1"], 2, "unexpected keyword argument 'm'"),
         (["mine.py:samples", "--arg", "n=3", "--arg", "part=1"], 2, "--arg part: --pieces gives"),
-        (["mine.py:samples", "--arg", "n"], 2, "--arg 'n': it is NAME=VALUE, each name once"),
+        (["mine.py:samples", "--arg", "n"], 2, "--arg 'n' is not NAME=VALUE"),
         (["mine.py:samples", "--arg", "n=1", "--arg", "n=2"], 2, "each name once"),
         (["mine.py:scalar", "--input", "nope"], 3, "nope cannot be read"),
         (["mine.py:scalar", "--split", "column:x"], 2, "has no such column to go by"),

@@ -40,9 +40,9 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats.array_base import FORMS, Where
-from data_prep.formats.array_columns import Column, OpenColumn, Part, open_parts
-from data_prep.formats.array_files import named_by_files, parse_where
+from data_prep.formats.arrays.array_base import FORMS, Where
+from data_prep.formats.arrays.array_columns import Column, OpenColumn, Part, open_parts
+from data_prep.formats.arrays.array_files import named_by_files, parse_where
 from data_prep.options import Options, add_arguments, add_repeated, pairs
 from data_prep.source import BLOCK_BYTES, BadRecords, Block, Names, Piece, Source, SourceFile
 from hpctrain.data.field import DTYPES, check_name

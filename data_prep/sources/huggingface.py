@@ -25,14 +25,15 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats import pixels, tables
-from data_prep.formats.column_choice import listed
-from data_prep.formats.columns import Column
 from data_prep.formats.files import Part
+from data_prep.formats.images import pixels
+from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.opening import naming
-from data_prep.formats.pixels import Pixels
 from data_prep.formats.samples import Unusable
-from data_prep.formats.saved_dataset import Saved, column_of, kind_of, load, typed
+from data_prep.formats.tables import tables
+from data_prep.formats.tables.column_choice import listed
+from data_prep.formats.tables.columns import Column
+from data_prep.formats.tables.saved_dataset import Saved, column_of, kind_of, load, typed
 from data_prep.options import Options, add_arguments, add_repeated, pairs
 from data_prep.show import console
 from data_prep.source import BadRecords, Block, Names, Piece, Source, SourceFile

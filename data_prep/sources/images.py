@@ -22,12 +22,12 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.formats import pixels
-from data_prep.formats.image_files import SUFFIXES
-from data_prep.formats.labelled import FOLDER, Labelled, by_folder, by_list, numbers
-from data_prep.formats.labelled import classes as read_classes
-from data_prep.formats.listing import Ignored
-from data_prep.formats.pixels import Pixels
+from data_prep.formats.images import pixels
+from data_prep.formats.images.image_files import SUFFIXES
+from data_prep.formats.images.labelled import FOLDER, Labelled, by_folder, by_list, numbers
+from data_prep.formats.images.labelled import classes as read_classes
+from data_prep.formats.images.listing import Ignored
+from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Samples, Unusable
 from data_prep.options import Options, add_arguments
 from data_prep.piece import Problems

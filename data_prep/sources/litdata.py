@@ -17,7 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data_prep.formats.litdata import (
+from data_prep.formats.images.pixels import Pixels
+from data_prep.formats.samples import Unusable
+from data_prep.formats.shards.litdata import (
     DECODED,
     IMAGE,
     Chunk,
@@ -28,9 +30,7 @@ from data_prep.formats.litdata import (
     opened,
     samples,
 )
-from data_prep.formats.pixels import Pixels
-from data_prep.formats.samples import Unusable
-from data_prep.formats.split_folders import COLUMN, INDEX, split_folders
+from data_prep.formats.shards.split_folders import COLUMN, INDEX, split_folders
 from data_prep.options import Options
 from data_prep.source import Piece
 from data_prep.sources import shard_folders

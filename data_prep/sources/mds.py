@@ -16,7 +16,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_prep.formats.mds import (
+from data_prep.formats.images.pixels import Pixels
+from data_prep.formats.samples import Unusable
+from data_prep.formats.shards.mds import (
     SCALARS,
     Column,
     Shard,
@@ -25,9 +27,7 @@ from data_prep.formats.mds import (
     samples,
     shards_of,
 )
-from data_prep.formats.pixels import Pixels
-from data_prep.formats.samples import Unusable
-from data_prep.formats.split_folders import COLUMN, split_folders
+from data_prep.formats.shards.split_folders import COLUMN, split_folders
 from data_prep.options import Options
 from data_prep.source import Piece
 from data_prep.sources import shard_folders

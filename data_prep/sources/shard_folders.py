@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from data_prep.formats import pixels
-from data_prep.formats.pixels import Pixels
+from data_prep.formats.images import pixels
+from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Encoded, Samples, Unusable, fields_of
-from data_prep.formats.split_folders import COLUMN
+from data_prep.formats.shards.split_folders import COLUMN
 from data_prep.options import VARIABLE, Options, add_arguments, add_repeated
 from data_prep.piece import Problems
 from data_prep.source import BadRecords, Block, Source

@@ -36,15 +36,16 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats import csv_text, files, tables
-from data_prep.formats.categories import categorical, names_of
-from data_prep.formats.column_choice import ColumnChoice, listed
-from data_prep.formats.columns import Column, plain
-from data_prep.formats.csv_files import Csv, Rows
+from data_prep.formats import files
 from data_prep.formats.files import Part
-from data_prep.formats.matrices import numbers_of
 from data_prep.formats.opening import naming, one_line, pyarrow
-from data_prep.formats.tables import without
+from data_prep.formats.tables import csv_text, tables
+from data_prep.formats.tables.categories import categorical, names_of
+from data_prep.formats.tables.column_choice import ColumnChoice, listed
+from data_prep.formats.tables.columns import Column, plain
+from data_prep.formats.tables.csv_files import Csv, Rows
+from data_prep.formats.tables.matrices import numbers_of
+from data_prep.formats.tables.tables import without
 from data_prep.options import Options, add_arguments, add_repeated, pairs, parse_size
 from data_prep.source import BadRecords, Block, Names, Source
 from data_prep.split import ByColumn

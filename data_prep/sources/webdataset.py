@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.formats import pixels
-from data_prep.formats.image_files import SUFFIXES
-from data_prep.formats.pixels import Pixels
+from data_prep.formats.images import pixels
+from data_prep.formats.images.image_files import SUFFIXES
+from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Encoded, Samples, Unusable, fields_of
-from data_prep.formats.tars import samples
+from data_prep.formats.shards.tars import samples
 from data_prep.options import VARIABLE, Options, add_arguments, add_repeated
 from data_prep.piece import Problems
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile

@@ -26,8 +26,8 @@ from pathlib import Path
 
 from data_prep import processes
 from data_prep.finalize import SHOWN, summary
-from data_prep.formats.foreign import FieldSource, datasets, look, same
-from data_prep.formats.survey import Found, Survey
+from data_prep.formats.hdf5.foreign import FieldSource, datasets, look, same
+from data_prep.formats.hdf5.survey import Found, Survey
 from data_prep.options import add_repeated
 from data_prep.progress_bar import Progress
 from data_prep.provenance import made_by

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from data_prep.formats import csv_files
-from data_prep.formats.columns import Column
+from data_prep.formats.tables import csv_files
+from data_prep.formats.tables.columns import Column
 from hpctrain.data.index import Index
 from hpctrain.errors import ConfigError
 from tests.data_prep.read_back import as_text, rows

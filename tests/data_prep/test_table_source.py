@@ -13,8 +13,8 @@ import pytest
 from pyarrow import feather, parquet
 from sklearn.datasets import load_digits
 
-from data_prep.formats import csv_files
-from data_prep.formats.columns import Column
+from data_prep.formats.tables import csv_files
+from data_prep.formats.tables.columns import Column
 from hpctrain.data.index import Index
 from hpctrain.data.ragged import Ragged
 from hpctrain.errors import HpctrainError

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats.columns import shown
 from data_prep.formats.opening import pyarrow
+from data_prep.formats.tables.columns import shown
 
 EXACT = 2.0**53  # floats below this are exact if they are whole numbers
 WHOLE = re.compile(rb"\s*[+-]?\d+\s*")

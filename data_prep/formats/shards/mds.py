@@ -27,7 +27,7 @@ import numpy as np
 import xxhash
 
 from data_prep.formats.samples import Unusable
-from data_prep.formats.split_folders import INDEX, unpacked_zstd
+from data_prep.formats.shards.split_folders import INDEX, unpacked_zstd
 from data_prep.source import SourceFile
 from hpctrain.errors import DataError
 

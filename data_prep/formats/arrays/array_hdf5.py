@@ -6,10 +6,10 @@ from typing import Any
 import h5py
 import numpy as np
 
-from data_prep.formats.array_base import READING, ArrayFile, Where, choose, unreadable
-from data_prep.formats.hdf5_links import Links
-from data_prep.formats.hdf5_storage import Written
-from data_prep.formats.packing import ATTRIBUTES
+from data_prep.formats.arrays.array_base import READING, ArrayFile, Where, choose, unreadable
+from data_prep.formats.arrays.packing import ATTRIBUTES
+from data_prep.formats.hdf5.hdf5_links import Links
+from data_prep.formats.hdf5.hdf5_storage import Written
 from hpctrain.data.compression import plugins
 from hpctrain.data.types import Array
 from hpctrain.errors import DataError

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from data_prep.formats import array_numpy
-from data_prep.formats.array_base import FORMS, READING, ArrayFile, Where, unreadable
-from data_prep.formats.array_hdf5 import HDF5Array
-from data_prep.formats.array_netcdf import NetCDFArray
-from data_prep.formats.array_zarr import ZarrArray
+from data_prep.formats.arrays import array_numpy
+from data_prep.formats.arrays.array_base import FORMS, READING, ArrayFile, Where, unreadable
+from data_prep.formats.arrays.array_hdf5 import HDF5Array
+from data_prep.formats.arrays.array_netcdf import NetCDFArray
+from data_prep.formats.arrays.array_zarr import ZarrArray
 from hpctrain.errors import ConfigError, DataError
 
 

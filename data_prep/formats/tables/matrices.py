@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.formats.casts import lost
-from data_prep.formats.columns import Column
+from data_prep.formats.tables.columns import Column
 from hpctrain.data.types import Array
 
 MANY = 16  # columns of one type; fewer are converted one by one

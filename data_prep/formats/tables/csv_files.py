@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, NamedTuple, cast
 
-from data_prep.formats import csv_text
-from data_prep.formats.columns import shown
-from data_prep.formats.csv_text import NotTextError, Utf8, encoding_of
-from data_prep.formats.csv_values import convert_values, may_be_rounded
 from data_prep.formats.files import LinesOf, Part
 from data_prep.formats.opening import one_line, opened, pyarrow
+from data_prep.formats.tables import csv_text
+from data_prep.formats.tables.columns import shown
+from data_prep.formats.tables.csv_text import NotTextError, Utf8, encoding_of
+from data_prep.formats.tables.csv_values import convert_values, may_be_rounded
 from data_prep.show.console import size
 from hpctrain.errors import DataError
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats import nested
-from data_prep.formats.columns import Column
 from data_prep.formats.opening import one_line
+from data_prep.formats.tables import nested
+from data_prep.formats.tables.columns import Column
 from data_prep.libraries import library
 from hpctrain.data.ragged import offsets_of
 from hpctrain.errors import DataError

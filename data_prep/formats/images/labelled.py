@@ -10,7 +10,7 @@ from typing import Any
 
 import xxhash
 
-from data_prep.formats.listing import Files, Ignored, look, rows, scan
+from data_prep.formats.images.listing import Files, Ignored, look, rows, scan
 from data_prep.formats.samples import Unusable
 from data_prep.piece import Problems
 from hpctrain.data.commit import PARTIAL
@@ -134,7 +134,7 @@ def by_list(
     split: bool,
     outside: bool,
 ) -> Labelled:
-    """Take the files that a list names; see `data_prep.formats.listing.rows`.
+    """Take the files that a list names; see `data_prep.formats.images.listing.rows`.
 
     Args:
         path: The list.

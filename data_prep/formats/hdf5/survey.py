@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 
 from data_prep.datasets.rows import blocks
-from data_prep.formats.hdf5_storage import Written
+from data_prep.formats.hdf5.hdf5_storage import Written
 from data_prep.processes import Progress
 from data_prep.source import BLOCK_BYTES, SourceFile
 from hpctrain.data.field import Field

@@ -6,8 +6,8 @@ from typing import Any
 
 import h5py
 
-from data_prep.formats.array_base import Where, unreadable
-from data_prep.formats.hdf5_storage import Written
+from data_prep.formats.arrays.array_base import Where, unreadable
+from data_prep.formats.hdf5.hdf5_storage import Written
 from hpctrain.errors import DataError
 
 HOPS = 64  # links followed one after the other; more are taken for a circle

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.formats.samples import Unusable
-from data_prep.formats.split_folders import INDEX, unpacked_zstd
+from data_prep.formats.shards.split_folders import INDEX, unpacked_zstd
 from data_prep.source import SourceFile
 from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError

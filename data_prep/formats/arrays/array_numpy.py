@@ -12,7 +12,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from data_prep.formats.array_base import (
+from data_prep.formats.arrays.array_base import (
     FORMS,
     READING,
     SLAB_BYTES,
@@ -22,7 +22,7 @@ from data_prep.formats.array_base import (
     choose,
     unreadable,
 )
-from data_prep.formats.mapped import Mapped
+from data_prep.formats.arrays.mapped import Mapped
 from data_prep.formats.unread import way
 from hpctrain.data.storage.scratch import Undecodable, load
 from hpctrain.data.types import Array

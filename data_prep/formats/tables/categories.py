@@ -4,11 +4,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from data_prep.formats import tables
-from data_prep.formats.column_choice import ColumnChoice
-from data_prep.formats.columns import Column, plain
-from data_prep.formats.csv_files import Csv
-from data_prep.formats.tables import without
+from data_prep.formats.tables import tables
+from data_prep.formats.tables.column_choice import ColumnChoice
+from data_prep.formats.tables.columns import Column, plain
+from data_prep.formats.tables.csv_files import Csv
+from data_prep.formats.tables.tables import without
 from data_prep.source import SourceFile
 from hpctrain.errors import ConfigError, DataError
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats.array_base import READING, ArrayFile, Where, choose, unreadable
-from data_prep.formats.packing import ATTRIBUTES
+from data_prep.formats.arrays.array_base import READING, ArrayFile, Where, choose, unreadable
+from data_prep.formats.arrays.packing import ATTRIBUTES
 from data_prep.libraries import library
 from hpctrain.data.types import Array
 from hpctrain.errors import DataError

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats.array_base import ArrayFile, Where
-from data_prep.formats.array_files import open_array
+from data_prep.formats.arrays.array_base import ArrayFile, Where
+from data_prep.formats.arrays.array_files import open_array
+from data_prep.formats.arrays.packing import Packing
 from data_prep.formats.casts import cast
-from data_prep.formats.packing import Packing
 from hpctrain.data.field import Field
 from hpctrain.data.types import Array
 from hpctrain.errors import DataError

@@ -27,7 +27,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from data_prep.formats.image_files import (
+from data_prep.formats.images.image_files import (
     PAGES,
     check_whole,
     colours16,

@@ -212,7 +212,7 @@ def test_a_list_will_do(data_prep):
         (["mine.py:scalar", "--variable", "m"], 2, "--variable m: the fields are n"),
         (["mine.py:scalar", "--dtype", "m=int8"], 2, "--dtype m: the fields are n"),
         (["mine.py:scalar", "--dtype", "n=complex64"], 2, "--dtype complex64: allowed are uint8"),
-        (["mine.py:scalar", "--dtype", "n"], 2, "--dtype 'n': it is NAME=VALUE"),
+        (["mine.py:scalar", "--dtype", "n"], 2, "--dtype 'n' is not NAME=VALUE"),
         (["mine.py:scalar", "--pieces", "2"], 2, "scalar() has no parameters part and parts"),
         (["mine.py:samples", "--pieces", "0"], 2, "--pieces 0: at least 1"),
         (["mine.py:samples"], 2, "missing a required argument: 'n'; see --arg"),

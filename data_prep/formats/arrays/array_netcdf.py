@@ -1,4 +1,7 @@
-"""Arrays in NetCDF files, read by netCDF4; see `array_base`."""
+"""Arrays in NetCDF files, read by netCDF4; see `array_base`.
+
+xarray is not used: it needs netCDF4 as well, and returns zeros for what was cut off a file.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any

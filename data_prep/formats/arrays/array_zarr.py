@@ -1,4 +1,7 @@
-"""Arrays in Zarr folders and zip files, read by zarr; see `array_base`."""
+"""Arrays in Zarr folders and zip files, read by zarr; see `array_base`.
+
+xarray is not used: it reads a chunk that is missing as zeros if there is no fill value.
+"""
 
 import os
 import zipfile

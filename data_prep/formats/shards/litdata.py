@@ -7,9 +7,9 @@ index.json lists the chunks, the tree of a sample (dicts and lists) and the form
     samples         each: uint32 sizes of the leaves, then the leaves
     rows            only for samples of text and nested lists: an Arrow table instead of `samples`
 
-zstd compresses whole chunks, samples, or frames of samples. The library's own data set is not
-used: it would replace compressed chunks in the folder by decompressed ones. Pickles are never read
-and no module that the index names is imported.
+zstd compresses whole chunks, samples, or frames of samples. The library's own data set (0.2.76) is
+not used: it replaces compressed chunks in the folder by decompressed ones, and it loads pickles,
+which run code. Here pickles are never read, and no module that the index names is imported.
 """
 
 import json

@@ -2,8 +2,8 @@
 
 The library itself (0.13) is not used. It does not compare the digests of raw shards, even if
 `validate_hash` asks for it, and reads compressed shards only by writing decompressed copies beside
-them. It needs numpy below 2.2 and transformers below 5, and importing it loads torch and torchvision
-in every worker process (5 s and 250 MB each).
+them. It needs numpy below 2.2 and transformers below 5. Importing it loads torch and torchvision in
+every worker process (5 s and 250 MB each).
 
 index.json lists the shards, with the names and encodings of the columns. A shard, raw or
 compressed, is:

@@ -1,8 +1,7 @@
 """The command line. Each command imports the large libraries that it needs by itself.
 
-Exit codes: 0 done (or nothing to do), 2 usage, 3 data, 6 storage, 130 Ctrl-C. The code 1 means
-that `diff` has found a difference, or that there is a bug, which is shown with its traceback.
-`HPCTRAIN_DEBUG=1` shows the traceback of all other errors too.
+Exit codes: 0 done (or nothing to do), 1 a bug, which is shown with its traceback, 2 usage, 3 data,
+6 storage, 130 Ctrl-C. `HPCTRAIN_DEBUG=1` shows the traceback of all other errors too.
 """
 
 import argparse
@@ -17,7 +16,7 @@ from typing import Any, NoReturn
 from hpctrain.errors import DataError, HpctrainError
 from hpctrain.terminal import indented
 
-# Each is a module with `arguments(parser)` and `run(args)`, which may return an exit code.
+# Each is a module with `arguments(parser)` and `run(args)`.
 COMMANDS = {
     "images": ("sources.images", "folders by class, or a list with paths and labels"),
     "text": ("sources.text", "txt, jsonl, Parquet: documents into tokens"),
@@ -37,7 +36,6 @@ COMMANDS = {
     "stats": ("tools.stats", "show statistics of the fields, as a table or a plot"),
     "compress": ("tools.compress", "show how small gzip and xz make a field"),
     "verify": ("tools.verify", "compare the shards with the index"),
-    "diff": ("tools.diff", "show the differences of two data sets"),
     "export": ("tools.export", "write samples as npz, images or Parquet"),
 }
 
@@ -48,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = _parser(argv).parse_args(argv)
         args.command_line = shlex.join(["python", "-m", "data_prep", *argv])
-        return args.run(args) or 0
+        args.run(args)
+        return 0
     except HpctrainError as error:
         if os.environ.get("HPCTRAIN_DEBUG") == "1":
             raise

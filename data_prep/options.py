@@ -20,6 +20,7 @@ staging, of verification and of the loader's block shuffle.
 import argparse
 import os
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -31,6 +32,7 @@ from hpctrain.errors import ConfigError
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 SHARD_SIZE = "256MiB"
 ON_ERROR = ("stop", "skip", "collect")
+VARIABLE = ("--variable", "FIELD", "the first axis of this field's arrays varies in length")
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,14 @@ class Options:
         if compression.codec == "none":
             return {"codec": "none"}
         return asdict(compression)
+
+
+def add_repeated(
+    parser: Any, option: str, metavar: str, text: str, type: Callable[[str], Any] = str
+) -> None:
+    """Add an option that may be repeated to a parser, or to a group of it; its value is a list."""
+    text = f"{text} (may be repeated)"
+    parser.add_argument(option, action="append", default=[], metavar=metavar, type=type, help=text)
 
 
 def add_arguments(parser: argparse.ArgumentParser, split: str = "train=1") -> None:
@@ -262,3 +272,28 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return int(text)
+
+
+def pairs(
+    option: str, given: Sequence[str], form: str = "NAME=VALUE", *, empty: bool = False
+) -> dict[str, str]:
+    """Return the names and values of a repeated option.
+
+    Args:
+        option: The option, for messages.
+        given: Its values.
+        form: The form of a value, for messages.
+        empty: Whether the text behind the "=" may be empty.
+
+    Raises:
+        ConfigError: A value is not NAME=VALUE, or a name occurs twice.
+    """
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name or not equals or not (value or empty):
+            raise ConfigError(f"{option} {text!r} is not {form}")
+        if name in found:
+            raise ConfigError(f"{option} {text!r}: {name!r} is there twice; each name once")
+        found[name] = value
+    return found

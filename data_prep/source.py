@@ -7,7 +7,7 @@ the piece alone. A piece is best about as large as a shard.
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -86,6 +86,24 @@ class Block:
     column: Sequence[str] | None = None
     file: str = ""
     records: Sequence[str] | None = None
+
+
+class Names(Sequence[str]):
+    """The names of samples in messages, each made only when it is read.
+
+    Args:
+        count: The number of samples.
+        name: Returns the name of a sample by its number, from 0.
+    """
+
+    def __init__(self, count: int, name: Callable[[int], str]) -> None:
+        self._count, self._name = count, name
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, sample: Any) -> Any:
+        return self._name(int(sample))
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""Read samples of a data set with h5py, for the commands that look at one.
+"""Read samples of a data set, for the commands that look at one.
 
 All storage layouts of HDF5 are supported. Samples are read in ranges of a few MB, and only the
 given fields. Each shard is compared with the index before samples are read from it.

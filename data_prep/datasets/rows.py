@@ -31,27 +31,50 @@ def blocks(
     step = max(1, BLOCK_BYTES // max(8, fixed))
     while start < stop:
         end = min(start + step, stop)
-        offsets = {}
         size = np.arange(1, end - start + 1) * fixed
         for name, field in fields.items():
             if field.variable:
-                offsets[name] = np.empty(end - start + 1, np.int64)
-                layout.rows[f"{name}/offsets"].copy(start, end + 1, offsets[name])
-                _check_offsets(layout, name, offsets[name])
-                size = size + (offsets[name][1:] - offsets[name][0]) * field.nbytes
+                offsets = ends(layout, name, start, end)
+                size = size + (offsets[1:] - offsets[0]) * field.nbytes
         count = max(1, int(np.searchsorted(size, BLOCK_BYTES, side="right")))
-        values: dict[str, Array | Ragged] = {}
-        for name, field in fields.items():
-            if field.variable:
-                ends = offsets[name][: count + 1]
-                flat = _values(layout, name, field, int(ends[0]), int(ends[-1]))
-                values[name] = Ragged(flat, ends - ends[0])
-            else:
-                rows = np.empty((count, *field.shape), field.dtype)
-                layout.rows[name].copy(start, start + count, rows)
-                values[name] = rows
-        yield start, values
+        yield (
+            start,
+            {
+                name: span(layout, name, field, start, start + count)
+                for name, field in fields.items()
+            },
+        )
         start += count
+
+
+def span(layout: Layout, name: str, field: Field, start: int, stop: int) -> Array | Ragged:
+    """Return the samples `start` to `stop` of a field.
+
+    Returns:
+        An array (n, *shape), or a `Ragged` for a variable-length field.
+
+    Raises:
+        DataError: The samples cannot be read.
+    """
+    if field.variable:
+        offsets = ends(layout, name, start, stop)
+        values = _values(layout, name, field, int(offsets[0]), int(offsets[-1]))
+        return Ragged(values, offsets - offsets[0])
+    rows = np.empty((stop - start, *field.shape), field.dtype)
+    layout.rows[name].copy(start, stop, rows)
+    return rows
+
+
+def ends(layout: Layout, name: str, start: int, stop: int) -> Int64s:
+    """Return where sample `start` begins and where the samples to `stop` end, (n + 1,).
+
+    Raises:
+        DataError: The offsets of a variable-length field cannot be read, or go back.
+    """
+    offsets = np.empty(stop - start + 1, np.int64)
+    layout.rows[f"{name}/offsets"].copy(start, stop + 1, offsets)
+    _check_offsets(layout, name, offsets)
+    return offsets
 
 
 def some(layout: Layout, name: str, field: Field, rows: Int64s) -> Array | list[Array]:

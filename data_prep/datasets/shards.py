@@ -1,9 +1,10 @@
-"""Read the file of one shard with h5py, in any storage layout, and compare it with the index."""
+"""Compare the file of one shard with the index, and read its samples as the loader does."""
 
 import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -11,7 +12,7 @@ from typing import Any, Self
 import h5py
 import numpy as np
 
-from data_prep.source import BLOCK_BYTES
+from data_prep.datasets.rows import blocks, ends, span
 from hpctrain.data import shard as shard_format
 from hpctrain.data.field import Field
 from hpctrain.data.index import Shard, check_shard
@@ -19,9 +20,9 @@ from hpctrain.data.ragged import Ragged
 from hpctrain.data.storage.chunks import undecodable
 from hpctrain.data.storage.codecs import codec
 from hpctrain.data.storage.inside import Elsewhere, find
-from hpctrain.data.storage.layout import INTEGERS, disagreement
+from hpctrain.data.storage.layout import INTEGERS, Layout, disagreement
 from hpctrain.data.storage.table import filters
-from hpctrain.data.types import Array, Int64s
+from hpctrain.data.types import Array
 from hpctrain.errors import DataError
 
 BLOCK_SAMPLES = 2**16
@@ -80,13 +81,13 @@ class OpenShard:
             with self._damage():
                 total, last = len(self._file[values]), 0
                 for start in range(0, self.shard.count + 1, BLOCK_SAMPLES):
-                    ends = self._ends(offsets, start, start + BLOCK_SAMPLES)
-                    steps = np.diff(ends, prepend=last)
-                    if (start == 0 and ends[0] != 0) or (steps < 0).any():
+                    found = self._file[offsets][start : start + BLOCK_SAMPLES].astype(np.int64)
+                    steps = np.diff(found, prepend=last)
+                    if (start == 0 and found[0] != 0) or (steps < 0).any():
                         at = start + int(np.argmax(steps < 0)) if (steps < 0).any() else 0
                         yield f"field {name!r}: its offsets do not ascend from 0 (at {at})"
                         break
-                    last = int(ends[-1])
+                    last = int(found[-1])
                 else:
                     if last != total:
                         yield f"field {name!r} has {total} values, its offsets end at {last}"
@@ -103,28 +104,13 @@ class OpenShard:
         Raises:
             DataError: The file is damaged.
         """
-        values, offsets, axis = place(name, self.fields[name])
         with self._damage():
-            if not offsets:
-                where = (*[slice(None)] * axis, slice(start, stop))
-                return _native(np.moveaxis(self._file[values][where], axis, 0))
-            ends = self._ends(offsets, start, stop + 1)
-            if ends[0] < 0 or (np.diff(ends) < 0).any() or ends[-1] > len(self._file[values]):
-                raise DataError(
-                    f"shard {self.path} is damaged: field {name!r}: the offsets of the samples "
-                    f"{start} to {stop - 1} do not ascend within its values"
-                )
-            return Ragged(_native(self._file[values][ends[0] : ends[-1]]), ends - ends[0])
+            return span(self._layout, name, self.fields[name], start, stop)
 
     def lengths(self, name: str, start: int, stop: int) -> Array:
         """Return the lengths of a variable-length field's samples, int64 (n,); reads no values."""
-        _, offsets, _ = place(name, self.fields[name])
         with self._damage():
-            return np.diff(self._ends(offsets, start, stop + 1))
-
-    def _ends(self, offsets: str, start: int, stop: int) -> Int64s:
-        ends: Int64s = self._file[offsets][start:stop].astype(np.int64)
-        return ends
+            return np.diff(ends(self._layout, name, start, stop))
 
     def blocks(self, count: int) -> Iterator[Rows]:
         """Yield the first `count` samples in blocks of a few MB.
@@ -132,19 +118,13 @@ class OpenShard:
         Raises:
             DataError: The file is damaged.
         """
-        for first in range(0, count, BLOCK_SAMPLES):
-            last = min(first + BLOCK_SAMPLES, count)
-            sizes = np.zeros(last - first, np.int64)
-            for name, field in self.fields.items():
-                sizes += field.nbytes * (self.lengths(name, first, last) if field.variable else 1)
-            ends = np.cumsum(sizes)
-            start = 0
-            while start < len(ends):
-                before = int(ends[start - 1]) if start else 0
-                stop = int(np.searchsorted(ends, before + BLOCK_BYTES, side="right"))
-                stop = max(stop, start + 1)
-                yield {name: self.rows(name, first + start, first + stop) for name in self.fields}
-                start = stop
+        with self._damage():
+            for _, rows in blocks(self._layout, self.fields, 0, count):
+                yield rows
+
+    @cached_property
+    def _layout(self) -> Layout:
+        return Layout(self.path, self.shard, self.fields, mapped=False)
 
     def layout(self, name: str) -> str:
         """Say how a field's values are stored: `contiguous`, or `chunks of 64, zstd, 2.1:1`."""
@@ -228,8 +208,3 @@ def place(name: str, field: Field) -> tuple[str, str, int]:
     """Return the dataset of a field, the dataset of its offsets or "", and the samples' axis."""
     values, offsets = field.datasets(name)
     return values, offsets, field.axis
-
-
-def _native(array: Array) -> Array:
-    dtype = np.dtype(np.uint8) if array.dtype.kind == "b" else array.dtype  # see `dtype_of`
-    return np.ascontiguousarray(array, dtype.newbyteorder("="))

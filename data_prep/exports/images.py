@@ -8,12 +8,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 
 from data_prep.datasets.dataset import DataSet, sizes
 from data_prep.datasets.shards import Rows
+from data_prep.libraries import library
 from data_prep.show.images import SIGNATURES, as_image, is_text
 from hpctrain.data.field import Field
 from hpctrain.data.index import Split
@@ -45,7 +45,7 @@ class Images:
         self.fields: Mapping[str, Field] = data.fields(names)
         self._encoded = is_text(self.fields[self._image])
         if not self._encoded:
-            _pillow()
+            library("PIL.Image", "--to images", name="Pillow", error=ConfigError)
         self._names: dict[int, str] = {}
         if self._label:
             categories = data.categories(self._label)
@@ -96,7 +96,9 @@ class Images:
         image = as_image(value, self.fields[self._image])
         assert image is not None  # see _image_field
         picture = image[:, :, 0] if image.shape[2] == 1 else np.ascontiguousarray(image)
-        _pillow().fromarray(picture).save(place.with_suffix(".png"), compress_level=1)
+        from PIL import Image
+
+        Image.fromarray(picture).save(place.with_suffix(".png"), compress_level=1)
 
 
 def folder_names(values: Sequence[int], categories: Sequence[str]) -> dict[int, str]:
@@ -154,13 +156,3 @@ def _label_field(data: DataSet, name: str | None) -> str:
         )
     named = [name for name in found if data.categories(name)]
     return name or next(iter([*named, *(found if len(found) == 1 else [])]), "")
-
-
-def _pillow() -> ModuleType:
-    try:
-        import PIL.Image
-    except ImportError:
-        raise ConfigError(
-            "--to images needs Pillow, which is not installed: pip install 'hpctrain[prep]'"
-        ) from None
-    return PIL.Image

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from data_prep.datasets.dataset import DataSet, sizes
+from data_prep.libraries import library
 from data_prep.show.images import is_text
 from hpctrain.data.field import Field
 from hpctrain.data.index import Split
@@ -35,12 +35,10 @@ class Parquet:
             if name not in known:
                 there = ", ".join(known) or "none"
                 raise ConfigError(f"--text {name!r}: it is a field uint8[*]; there are {there}")
-        try:
-            self._pa, self._pq = import_module("pyarrow"), import_module("pyarrow.parquet")
-        except ImportError:
-            raise ConfigError(
-                "--to parquet needs pyarrow, which is not installed: pip install 'hpctrain[prep]'"
-            ) from None
+        self._pa, self._pq = (
+            library(name, "--to parquet", error=ConfigError)
+            for name in ("pyarrow", "pyarrow.parquet")
+        )
         self.data, self.fields, self._text = data, fields, text
 
     def write(

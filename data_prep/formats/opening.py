@@ -10,6 +10,7 @@ from pathlib import PurePath
 from typing import Any, BinaryIO, cast
 
 from data_prep.formats.files import LinesOf, Part
+from data_prep.libraries import library
 from hpctrain.errors import ConfigError, DataError
 
 BUFFER = 2**20
@@ -109,10 +110,4 @@ def pyarrow() -> Any:
     Raises:
         DataError: It is not installed.
     """
-    try:
-        import pyarrow
-    except ImportError:
-        raise DataError(
-            "this needs pyarrow, which is not installed: pip install 'hpctrain[prep]'"
-        ) from None
-    return pyarrow
+    return library("pyarrow")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_prep.datasets.dataset import DataSet
+from data_prep.libraries import library
 from data_prep.show import plots
 from data_prep.show.console import number
 from data_prep.show.summary import Summary, class_name, not_finite
@@ -46,12 +47,7 @@ def check(path: Path) -> None:
         raise ConfigError(f"--plot {path}: it is a .png or .html file")
     if not path.parent.is_dir():
         raise ConfigError(f"--plot {path}: there is no folder {path.parent}")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "--plot needs matplotlib, which is not installed: pip install 'hpctrain[prep]'"
-        ) from None
+    library("matplotlib", "--plot", error=ConfigError)
 
 
 def draw(path: Path, data: DataSet, splits: Sequence[Split], summaries: Sequence[Summary]) -> None:

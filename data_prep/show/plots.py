@@ -94,8 +94,7 @@ def _described(summary: Summary) -> str:
         text.append(f"mean {number(summary.mean)}, std {number(summary.std)}")
         text.append(f"{number(summary.min)} to {number(summary.max)}")
     if summary.nonfinite:
-        known = not_finite(summary)
-        text.append(known if summary.nan is not None else f"{known} not finite")
+        text.append(not_finite(summary))
     return "   ".join(text)
 
 

@@ -20,7 +20,7 @@ class Summary:
         min: The smallest finite value.
         max: The largest finite value.
         nonfinite: The number of values that are not finite.
-        nan: The number of values that are NaN; None where it is not known.
+        nan: The number of values that are NaN.
         classes: How often each value occurs, for a field of whole numbers with few values.
         lengths: The mean, std, min, max and total of the lengths of a variable-length field.
     """
@@ -34,7 +34,7 @@ class Summary:
     min: float | None = None
     max: float | None = None
     nonfinite: int = 0
-    nan: int | None = None
+    nan: int = 0
     classes: Mapping[int, int] | None = None
     lengths: Mapping[str, float | None] | None = None
 
@@ -45,10 +45,10 @@ def class_name(value: int, names: Sequence[str]) -> str:
 
 
 def not_finite(summary: Summary) -> str:
-    """Return `12 NaN, 3 infinite`, or only the sum where the kinds are not known."""
+    """Return `12 NaN, 3 infinite`, "0", or "-" if there are no statistics."""
     if summary.mean is None and summary.min is None and not summary.nonfinite:
         return "-"  # no statistics
-    if summary.nan is None or not summary.nonfinite:
-        return f"{summary.nonfinite:,}"
+    if not summary.nonfinite:
+        return "0"
     counts = {"NaN": summary.nan, "infinite": summary.nonfinite - summary.nan}
     return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)

@@ -34,57 +34,43 @@ to other files (links, virtual datasets) only with --external.
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data_prep.formats.array_base import FORMS, Where
-from data_prep.formats.array_columns import Column, OpenColumn, Part, open_parts
-from data_prep.formats.array_files import named_by_files, parse_where
-from data_prep.options import Options, add_arguments
-from data_prep.source import BLOCK_BYTES, BadRecords, Block, Piece, Source, SourceFile
+from data_prep.formats.arrays.array_base import FORMS, Where
+from data_prep.formats.arrays.array_columns import Column, OpenColumn, Part, open_parts
+from data_prep.formats.arrays.array_files import named_by_files, parse_where
+from data_prep.options import Options, add_arguments, add_repeated, pairs
+from data_prep.source import BLOCK_BYTES, BadRecords, Block, Names, Piece, Source, SourceFile
 from hpctrain.data.field import DTYPES, check_name
-from hpctrain.data.types import Array, Int64s
+from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".npy or .npz")
-    add = parser.add_argument
-    again = "(may be repeated)"
-    add(
-        "--field",
-        action="append",
-        default=[],
-        metavar="NAME=FILE[:KEY]",
-        help="an array as the field NAME; the arrays of a repeated NAME are joined",
-    )
-    add(
-        "--axis",
-        action="append",
-        default=[],
-        metavar="NAME=K",
-        help=f"the axis that counts the samples, from 0; -1 is the last {again}",
-    )
-    add(
-        "--cast",
-        action="append",
-        default=[],
-        metavar="NAME=DTYPE",
-        help=f"store the field in another dtype; values that change cannot be used {again}",
-    )
-    add(
-        "--packed",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="store the numbers of the file; ignore scale_factor, add_offset, _FillValue and "
-        f"valid_range {again}",
-    )
-    add(
+    for option, form, what in (
+        (
+            *("--field", "NAME=FILE[:KEY]"),
+            "an array as the field NAME; the arrays of a repeated NAME are joined",
+        ),
+        ("--axis", "NAME=K", "the axis that counts the samples, from 0; -1 is the last"),
+        (
+            *("--cast", "NAME=DTYPE"),
+            "store the field in another dtype; values that change cannot be used",
+        ),
+        (
+            *("--packed", "NAME"),
+            "store the numbers of the file; ignore scale_factor, add_offset, _FillValue and "
+            "valid_range",
+        ),
+    ):
+        add_repeated(parser, option, form, what)
+    parser.add_argument(
         "--external",
         action="store_true",
         help="follow links and virtual datasets of HDF5 and NetCDF4 files into other files",
@@ -154,21 +140,9 @@ class Arrays(Source):
         if len(kept) < len(good):
             values = {name: array[kept] for name, array in values.items()}
         if len(kept):
-            first = self.data[0].place(start)[1]
-            yield Block(values, file=part.where.path, records=_Rows(first + kept))
-
-
-class _Rows(Sequence[str]):
-    """The names "row 17" of rows, each made only when it is read."""
-
-    def __init__(self, rows: Int64s) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, i: Any) -> Any:
-        return f"row {self._rows[i]}"
+            rows = self.data[0].place(start)[1] + kept
+            names = Names(len(rows), lambda sample: f"row {rows[sample]}")
+            yield Block(values, file=part.where.path, records=names)
 
 
 def arrays(
@@ -199,10 +173,12 @@ def arrays(
             stored, or has a different number of samples.
     """
     wheres = _wheres(files, named)
+    if twice := {name for name in packed if packed.count(name) > 1}:
+        raise ConfigError(f"--packed: the field {min(twice)!r} is there twice")
     of = {
         "--axis": _by_field("--axis", axes, wheres, "K"),
         "--cast": _by_field("--cast", casts, wheres, "DTYPE"),
-        "--packed": _by_field("--packed", [f"{name}=yes" for name in packed], wheres, ""),
+        "--packed": _by_field("--packed", [f"{name}=yes" for name in set(packed)], wheres, "yes"),
     }
     columns, fields = [], {}
     for name, parts in wheres.items():
@@ -229,7 +205,7 @@ def arrays(
         identity={
             column.name: {
                 "parts": [
-                    [part.where.key, part.rows, part.packing.identity] for part in column.parts
+                    [part.where.key, part.rows, asdict(part.packing)] for part in column.parts
                 ],
                 "axis": column.axis,
                 "cast": column.cast,
@@ -284,18 +260,12 @@ def _check_name(name: str, where: Where) -> None:
 def _by_field(
     option: str, texts: Sequence[str], fields: Mapping[str, Any], what: str
 ) -> dict[str, str]:
-    values: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not value:
-            raise ConfigError(f"{option} {text!r} is not NAME={what}")
+    values = pairs(option, texts, f"NAME={what}")
+    for name in values:
         if name not in fields:
             raise ConfigError(
                 f"{option}: there is no field {name!r}; there are {', '.join(fields)}"
             )
-        if name in values:
-            raise ConfigError(f"{option}: the field {name!r} is there twice")
-        values[name] = value
     return values
 
 

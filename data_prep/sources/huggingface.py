@@ -18,26 +18,25 @@ Other features, such as Audio and Video, are an error that names them: use --dro
 """
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from operator import add
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data_prep.formats import pixels, tables
-from data_prep.formats.column_choice import listed, pairs
-from data_prep.formats.columns import Column
 from data_prep.formats.files import Part
+from data_prep.formats.images import pixels
+from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.opening import naming
-from data_prep.formats.pixels import Pixels
 from data_prep.formats.samples import Unusable
-from data_prep.formats.saved_dataset import Saved, column_of, kind_of, load, typed
-from data_prep.options import Options, add_arguments
+from data_prep.formats.tables import tables
+from data_prep.formats.tables.column_choice import listed
+from data_prep.formats.tables.columns import Column
+from data_prep.formats.tables.saved_dataset import Saved, column_of, kind_of, load, typed
+from data_prep.options import Options, add_arguments, add_repeated, pairs
 from data_prep.show import console
-from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
+from data_prep.source import BadRecords, Block, Names, Piece, Source, SourceFile
 from data_prep.split import ByColumn
 from hpctrain.data.field import Field
 from hpctrain.data.types import Array
@@ -51,27 +50,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = pixels.__doc__
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="written by save_to_disk")
     group = parser.add_argument_group("huggingface")
-    group.add_argument(
-        "--columns",
-        action="append",
-        default=[],
-        metavar="NAME,…",
-        help="take only these columns, in this order",
-    )
-    group.add_argument(
-        "--drop",
-        action="append",
-        default=[],
-        metavar="NAME,…",
-        help="take all columns except these",
-    )
-    group.add_argument(
-        "--cast",
-        action="append",
-        default=[],
-        metavar="NAME=DTYPE",
-        help="the dtype to store, such as price=float64",
-    )
+    add_repeated(group, "--columns", "NAME,…", "take only these columns, in this order")
+    add_repeated(group, "--drop", "NAME,…", "take all columns except these")
+    add_repeated(group, "--cast", "NAME=DTYPE", "the dtype to store, such as price=float64")
     pixels.add_arguments(parser, mode="")
     add_arguments(parser, split="")
 
@@ -135,7 +116,7 @@ class HuggingFace(Source):
                     values,
                     column=self._column(split, batch, kept),
                     file=path,
-                    records=tables.RowNames(kept, partial(add, first + 1)),
+                    records=Names(len(kept), _row_name(first, kept)),
                 )
 
     def _image(self, name: str, item: Mapping[str, Any] | None) -> Array | str:
@@ -214,8 +195,8 @@ def huggingface(
             "columns": chosen,
             "categories": categories,
             "splits": {split: len(paths) for split, paths in saved.splits.items()},
-            "images": images.identity(),
-            **({"cast": dict(cast)} if cast else {}),
+            "images": asdict(images),
+            "cast": dict(cast),
         },
         about={
             "from": saved.folder,
@@ -232,6 +213,11 @@ def huggingface(
         images=images,
         column=column,
     )
+
+
+def _row_name(first: int, kept: Sequence[int]) -> Callable[[int], str]:
+    """Return a function of the names of rows, of which `first` are in batches before this one."""
+    return lambda sample: f"row {first + kept[sample] + 1}"
 
 
 def _sample(images: Pixels, item: Mapping[str, Any] | None, field: Field | None = None) -> Array:

@@ -17,17 +17,17 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from data_prep.formats import pixels
-from data_prep.formats.image_files import SUFFIXES
-from data_prep.formats.labelled import FOLDER, Labelled, by_folder, by_list, numbers
-from data_prep.formats.labelled import classes as read_classes
-from data_prep.formats.listing import Ignored
-from data_prep.formats.pixels import Pixels
+from data_prep.formats.images import pixels
+from data_prep.formats.images.image_files import SUFFIXES
+from data_prep.formats.images.labelled import FOLDER, Labelled, by_folder, by_list, numbers
+from data_prep.formats.images.labelled import classes as read_classes
+from data_prep.formats.images.listing import Ignored
+from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Samples, Unusable
 from data_prep.options import Options, add_arguments
 from data_prep.piece import Problems
@@ -183,7 +183,7 @@ def images(
         name="images",
         fields=fields,
         pieces=_pieces(found, spec, options.shard_bytes),
-        identity={"pixels": pixels.identity(), "content": found.digest(), "classes": names},
+        identity={"pixels": asdict(pixels), "content": found.digest(), "classes": names},
         about={
             "from": str(path.absolute()),
             "ignored": ignored.count,

@@ -12,13 +12,14 @@ those for TokensLoader are not read. The samples keep their order.
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data_prep.formats import pixels
-from data_prep.formats.litdata import (
+from data_prep.formats.images.pixels import Pixels
+from data_prep.formats.samples import Unusable
+from data_prep.formats.shards.litdata import (
     DECODED,
     IMAGE,
     Chunk,
@@ -29,73 +30,58 @@ from data_prep.formats.litdata import (
     opened,
     samples,
 )
-from data_prep.formats.pixels import Pixels
-from data_prep.formats.samples import Encoded, Samples, Unusable, fields_of
-from data_prep.formats.split_folders import COLUMN, INDEX, split_folders
-from data_prep.options import Options, add_arguments
-from data_prep.piece import Problems
-from data_prep.source import BadRecords, Block, Piece, Source
-from data_prep.split import ByColumn
-from hpctrain.data.field import Field, check_name
+from data_prep.formats.shards.split_folders import COLUMN, INDEX, split_folders
+from data_prep.options import Options
+from data_prep.source import Piece
+from data_prep.sources import shard_folders
+from data_prep.sources.shard_folders import ShardFolder
+from hpctrain.data.field import check_name
 from hpctrain.errors import ConfigError, DataError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.epilog = pixels.__doc__
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument(
-        "--column",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="take only this value of each sample (may be repeated)",
-    )
-    parser.add_argument(
-        "--variable",
-        action="append",
-        default=[],
-        metavar="FIELD",
-        help="the first axis of this field's arrays varies in length (may be repeated)",
-    )
-    pixels.add_arguments(parser)
-    add_arguments(parser, split="")
+    shard_folders.arguments(parser, "NAME", "take only this value of each sample")
 
 
 def run(args: argparse.Namespace) -> None:
     """Convert the source that the command line names."""
-    from data_prep.convert import convert
-
-    given, args.split = args.split, args.split or "train=1"
-    options = Options.of(args)
-    source = litdata(
-        args.folder, options, Pixels.of(args), named=args.column, variable=args.variable
-    )
-    if not given and source.columns:
-        options = replace(options, split=ByColumn(COLUMN))
-    convert(source, args.out, options)
+    shard_folders.run(args, litdata)
 
 
 @dataclass(frozen=True)
-class Litdata(Source):
+class Litdata(ShardFolder):
     """See `litdata`."""
 
     layout: Layout = field(default_factory=Layout)
     chosen: Mapping[str, Column] = field(default_factory=dict)
-    pixels: Pixels = field(default_factory=Pixels)
 
-    def read(self, what: Chunk, reading: BadRecords) -> Iterator[Block]:
-        """See `Source`."""
-        block = Samples(self.fields, what.file.path, keyed=False, columned=bool(self.columns))
-        decode = decoder(what.file.path, self.layout)
-        rest = (self.chosen, self.pixels, self.fields)
-        found = (
-            Encoded(
-                f"sample {number}", partial(_values, decode, content, *rest), column=what.folder
-            )
-            for number, content in enumerate(samples(what, self.layout))
-        )
-        return block.blocks(found, reading)
+    def samples(self, what: Chunk) -> Iterator[Any]:
+        """See `ShardFolder`."""
+        return samples(what, self.layout)
+
+    def decoder(self, what: Chunk) -> Callable[[Any], Mapping[str, Any]]:
+        """See `ShardFolder`."""
+        return partial(self._values, decoder(what.file.path, self.layout))
+
+    def _values(self, decode: Callable[[Any], Any], content: Any) -> dict[str, Any]:
+        """Decode a sample and return the chosen values.
+
+        Raises:
+            Unusable: A value is missing, or an image is damaged.
+        """
+        sample, values = decode(content), {}
+        for name, column in self.chosen.items():
+            try:
+                value = column.of(sample)
+                if column.kind == "pil":
+                    value = self.pixels.of_pil(bytes(value))
+                elif IMAGE.fullmatch(column.kind):
+                    value = self.pixels.sample(bytes(value), self.fields.get(name))
+                values[name] = value
+            except Unusable as error:
+                raise Unusable(f"value {name!r}: {error}") from None
+        return values
 
 
 def litdata(
@@ -105,7 +91,7 @@ def litdata(
     *,
     named: Sequence[str] = (),
     variable: Sequence[str] = (),
-) -> Source:
+) -> ShardFolder:
     """Make a source of litdata's chunks; each chunk is a piece.
 
     Args:
@@ -131,18 +117,14 @@ def litdata(
     if not chunks:
         raise DataError(f"{folder} has no samples")
     chosen = _chosen(above / INDEX, columns_of(above / INDEX, layout), named)
-    decode, problems = decoder(chunks[0].file.path, layout), Problems(options.on_error)
-    fields = _first(chunks, layout, decode, chosen, pixels, problems, variable)
-    if unknown := sorted(set(variable) - set(fields)):
-        raise ConfigError(f"--variable {unknown[0]}: the fields are {', '.join(fields)}")
-    return Litdata(
+    source = Litdata(
         name="litdata",
-        fields=fields,
+        fields={},
         pieces=[Piece(c, (c.file,), samples=c.samples, bytes=c.bytes) for c in chunks],
         identity={
             "layout": asdict(layout),
             "columns": {name: column.path for name, column in chosen.items()},
-            "pixels": pixels.identity(),
+            "pixels": asdict(pixels),
             "folders": [chunk.folder for chunk in chunks],
         },
         about={
@@ -150,10 +132,12 @@ def litdata(
             "columns": {name: column.kind for name, column in chosen.items()},
         },
         columns=(COLUMN,) if "" not in folders else (),
+        pixels=pixels,
+        images=frozenset(name for name in chosen if IMAGE.fullmatch(chosen[name].kind)),
         layout=layout,
         chosen=chosen,
-        pixels=pixels,
     )
+    return source.with_fields(options, variable)
 
 
 def _chosen(index: Path, columns: Mapping[str, Column], named: Sequence[str]) -> dict[str, Column]:
@@ -182,52 +166,3 @@ def _chosen(index: Path, columns: Mapping[str, Column], named: Sequence[str]) ->
             )
         check_name(name, "field")
     return chosen
-
-
-def _first(
-    chunks: Sequence[Chunk],
-    layout: Layout,
-    decode: Callable[[Any], Any],
-    chosen: Mapping[str, Column],
-    pixels: Pixels,
-    problems: Problems,
-    variable: Sequence[str],
-) -> dict[str, Field]:
-    """Return the schema of the first sample that can be used."""
-    for chunk in chunks:
-        for number, content in enumerate(samples(chunk, layout)):
-            try:
-                values = _values(decode, content, chosen, pixels, {})
-                fields = fields_of(values, variable)
-            except Unusable as error:
-                problems.bad(chunk.file.path, f"sample {number}", str(error))
-                continue
-            images = (name for name in chosen if IMAGE.fullmatch(chosen[name].kind))
-            return fields | {name: pixels.field_of(values[name]) for name in images}
-    raise DataError(f"{chunks[0].file.path}: no sample can be used, as {problems.found[0]}")
-
-
-def _values(
-    decode: Callable[[Any], Any],
-    content: Any,
-    chosen: Mapping[str, Column],
-    pixels: Pixels,
-    fields: Mapping[str, Field],
-) -> dict[str, Any]:
-    """Decode a sample and return the chosen values.
-
-    Raises:
-        Unusable: A value is missing, or an image is damaged.
-    """
-    sample, values = decode(content), {}
-    for name, column in chosen.items():
-        try:
-            value = column.of(sample)
-            if column.kind == "pil":
-                value = pixels.of_pil(bytes(value))
-            elif IMAGE.fullmatch(column.kind):
-                value = pixels.sample(bytes(value), fields.get(name))
-            values[name] = value
-        except Unusable as error:
-            raise Unusable(f"value {name!r}: {error}") from None
-    return values

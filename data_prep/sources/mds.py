@@ -11,14 +11,14 @@ pickles can run code. The digests that index.json has are compared with the shar
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_prep.formats import pixels
-from data_prep.formats.mds import (
+from data_prep.formats.images.pixels import Pixels
+from data_prep.formats.samples import Unusable
+from data_prep.formats.shards.mds import (
     SCALARS,
     Column,
     Shard,
@@ -27,14 +27,11 @@ from data_prep.formats.mds import (
     samples,
     shards_of,
 )
-from data_prep.formats.pixels import Pixels
-from data_prep.formats.samples import Encoded, Samples, Unusable, fields_of
-from data_prep.formats.split_folders import COLUMN, split_folders
-from data_prep.options import Options, add_arguments
-from data_prep.piece import Problems
-from data_prep.source import BadRecords, Block, Piece, Source
-from data_prep.split import ByColumn
-from hpctrain.data.field import Field
+from data_prep.formats.shards.split_folders import COLUMN, split_folders
+from data_prep.options import Options
+from data_prep.source import Piece
+from data_prep.sources import shard_folders
+from data_prep.sources.shard_folders import ShardFolder
 from hpctrain.errors import ConfigError, DataError
 
 IMAGES = ("jpeg", "png", "pil")
@@ -43,55 +40,52 @@ TAKEN = ("bytes", "str", "int", "str_int", "str_float", "ndarray", "json", *IMAG
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.epilog = pixels.__doc__
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument(
-        "--column",
-        action="append",
-        default=[],
-        metavar="COLUMN[:KEY]",
-        help="take only this column; COLUMN:KEY takes a key of a json column (may be repeated)",
-    )
-    parser.add_argument(
-        "--variable",
-        action="append",
-        default=[],
-        metavar="FIELD",
-        help="the first axis of this field's arrays varies in length (may be repeated)",
-    )
-    pixels.add_arguments(parser)
-    add_arguments(parser, split="")
+    what = "take only this column; COLUMN:KEY takes a key of a json column"
+    shard_folders.arguments(parser, "COLUMN[:KEY]", what)
 
 
 def run(args: argparse.Namespace) -> None:
     """Convert the source that the command line names."""
-    from data_prep.convert import convert
-
-    given, args.split = args.split, args.split or "train=1"
-    options = Options.of(args)
-    source = mds(args.folder, options, Pixels.of(args), named=args.column, variable=args.variable)
-    if not given and source.columns:
-        options = replace(options, split=ByColumn(COLUMN))
-    convert(source, args.out, options)
+    shard_folders.run(args, mds)
 
 
 @dataclass(frozen=True)
-class Mds(Source):
+class Mds(ShardFolder):
     """See `mds`."""
 
     layout: tuple[Column, ...] = ()
     chosen: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # (column, key) by field
-    pixels: Pixels = field(default_factory=Pixels)
 
-    def read(self, what: Shard, reading: BadRecords) -> Iterator[Block]:
-        """See `Source`."""
-        block = Samples(self.fields, what.file.path, keyed=False, columned=bool(self.columns))
-        rest = (self.layout, self.chosen, self.pixels, self.fields)
-        found = (
-            Encoded(f"sample {number}", partial(_values, content, *rest), column=what.folder)
-            for number, content in enumerate(samples(what))
-        )
-        return block.blocks(found, reading)
+    def samples(self, what: Shard) -> Iterator[bytes]:
+        """See `ShardFolder`."""
+        return samples(what)
+
+    def decoder(self, what: Shard) -> Callable[[bytes], Mapping[str, Any]]:
+        """See `ShardFolder`."""
+        return self._values
+
+    def _values(self, sample: bytes) -> dict[str, Any]:
+        """Decode the chosen values of a sample.
+
+        Raises:
+            Unusable: The sample is damaged.
+        """
+        columns = {column.name: column for column in self.layout}
+        parts, values = columns_of(sample, self.layout), {}
+        for name, (column, key) in self.chosen.items():
+            kind, part = columns[column].kind, parts[column]
+            try:
+                if kind == "pil":
+                    values[name] = self.pixels.of_pil(part)
+                elif kind in IMAGES:
+                    values[name] = self.pixels.sample(part, self.fields.get(name))
+                elif kind == "json":
+                    values[name] = _key(part, key)
+                else:
+                    values[name] = decode(columns[column], part)
+            except Unusable as error:
+                raise Unusable(f"column {column!r}: {error}") from None
+        return values
 
 
 def mds(
@@ -101,7 +95,7 @@ def mds(
     *,
     named: Sequence[str] = (),
     variable: Sequence[str] = (),
-) -> Source:
+) -> ShardFolder:
     """Make a source of MDS shards; each shard is a piece.
 
     Args:
@@ -129,25 +123,25 @@ def mds(
     if not shards:
         raise DataError(f"{folder} has no samples")
     chosen = _chosen(folder, layout, named)
-    fields = _first(shards, layout, chosen, pixels, Problems(options.on_error), variable)
-    if unknown := sorted(set(variable) - set(fields)):
-        raise ConfigError(f"--variable {unknown[0]}: the fields are {', '.join(fields)}")
-    return Mds(
+    kinds = {column.name: column.kind for column in layout}
+    source = Mds(
         name="mds",
-        fields=fields,
+        fields={},
         pieces=[Piece(s, (s.file,), samples=s.samples, bytes=s.bytes) for s in shards],
         identity={
             "layout": [asdict(column) for column in layout],
             "wanted": chosen,
-            "pixels": pixels.identity(),
+            "pixels": asdict(pixels),
             "folders": [shard.folder for shard in shards],
         },
         about={"from": str(folder.absolute()), "columns": {c.name: c.encoding for c in layout}},
         columns=(COLUMN,) if "" not in folders else (),
+        pixels=pixels,
+        images=frozenset(name for name, (column, _) in chosen.items() if kinds[column] in IMAGES),
         layout=layout,
         chosen=chosen,
-        pixels=pixels,
     )
+    return source.with_fields(options, variable)
 
 
 def _chosen(
@@ -182,59 +176,6 @@ def _chosen(
             raise ConfigError(f"--column: the field {name!r} is there twice")
         chosen[name] = column, key
     return chosen
-
-
-def _first(
-    shards: Sequence[Shard],
-    layout: Sequence[Column],
-    chosen: Mapping[str, tuple[str, str]],
-    pixels: Pixels,
-    problems: Problems,
-    variable: Sequence[str],
-) -> dict[str, Field]:
-    """Return the schema of the first sample that can be used."""
-    kinds = {column.name: column.kind for column in layout}
-    images = {name for name, (column, _) in chosen.items() if kinds[column] in IMAGES}
-    for shard in shards:
-        for number, content in enumerate(samples(shard)):
-            try:
-                values = _values(content, layout, chosen, pixels, {})
-                fields = fields_of(values, variable)
-            except Unusable as error:
-                problems.bad(shard.file.path, f"sample {number}", str(error))
-                continue
-            return fields | {name: pixels.field_of(values[name]) for name in images}
-    raise DataError(f"{shards[0].file.path}: no sample can be used, as {problems.found[0]}")
-
-
-def _values(
-    sample: bytes,
-    layout: Sequence[Column],
-    chosen: Mapping[str, tuple[str, str]],
-    pixels: Pixels,
-    fields: Mapping[str, Field],
-) -> dict[str, Any]:
-    """Decode the chosen values of a sample.
-
-    Raises:
-        Unusable: The sample is damaged.
-    """
-    columns = {column.name: column for column in layout}
-    parts, values = columns_of(sample, layout), {}
-    for name, (column, key) in chosen.items():
-        kind, part = columns[column].kind, parts[column]
-        try:
-            if kind == "pil":
-                values[name] = pixels.of_pil(part)
-            elif kind in IMAGES:
-                values[name] = pixels.sample(part, fields.get(name))
-            elif kind == "json":
-                values[name] = _key(part, key)
-            else:
-                values[name] = decode(columns[column], part)
-        except Unusable as error:
-            raise Unusable(f"column {column!r}: {error}") from None
-    return values
 
 
 def _key(part: bytes, key: str) -> Any:

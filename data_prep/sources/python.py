@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.formats.samples import Samples, Unusable, fields_of, fit_all
-from data_prep.options import Options, add_arguments
+from data_prep.options import VARIABLE, Options, add_arguments, add_repeated, pairs
 from data_prep.piece import Problems
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.split import ByColumn
@@ -51,43 +51,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "function", metavar="FILE.py:FUNCTION", help="a function that returns an iterable of dicts"
     )
-    parser.add_argument(
-        "--arg",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an argument of the function; VALUE is JSON (10, 0.5, true, [1, 2]) or else text "
-        "(may be repeated)",
-    )
+    what = "an argument of the function; VALUE is JSON (10, 0.5, true, [1, 2]) or else text"
+    add_repeated(parser, "--arg", "KEY=VALUE", what)
     parser.add_argument(
         "--pieces",
         type=int,
         metavar="N",
         help="call the function N times, with part=0 … N-1 and parts=N (default: 1)",
     )
-    parser.add_argument(
-        "--variable",
-        action="append",
-        default=[],
-        metavar="FIELD",
-        help="the first axis of this field's arrays varies in length (may be repeated)",
-    )
-    parser.add_argument(
-        "--dtype",
-        action="append",
-        default=[],
-        metavar="FIELD=DTYPE",
-        help="store a field as this dtype; values that do not fit cannot be used (may be repeated)",
-    )
-    parser.add_argument(
-        "--input",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="FILE",
-        help="a file that the function reads; a change in it makes another data set (may be "
-        "repeated)",
-    )
+    add_repeated(parser, *VARIABLE)
+    what = "store a field as this dtype; values that do not fit cannot be used"
+    add_repeated(parser, "--dtype", "FIELD=DTYPE", what)
+    what = "a file that the function reads; a change in it makes another data set"
+    add_repeated(parser, "--input", "FILE", what, Path)
     add_arguments(parser, split="")
 
 
@@ -100,10 +76,10 @@ def run(args: argparse.Namespace) -> None:
     source = python(
         args.function,
         options,
-        args=_pairs("--arg", args.arg),
+        args=_values("--arg", args.arg),
         pieces=args.pieces,
         variable=args.variable,
-        dtypes={name: str(value) for name, value in _pairs("--dtype", args.dtype).items()},
+        dtypes={name: str(value) for name, value in _values("--dtype", args.dtype).items()},
         inputs=args.input,
     )
     if not given and source.columns:
@@ -323,14 +299,11 @@ def _told(error: BaseException) -> str:
     return "\n".join([what, *lines])
 
 
-def _pairs(option: str, texts: Sequence[str]) -> dict[str, Any]:
-    pairs: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key or key in pairs:
-            raise ConfigError(f"{option} {text!r}: it is NAME=VALUE, each name once")
+def _values(option: str, texts: Sequence[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, text in pairs(option, texts, empty=True).items():
         try:
-            pairs[key] = json.loads(value)
+            values[name] = json.loads(text)
         except ValueError:
-            pairs[key] = value
-    return pairs
+            values[name] = text
+    return values

@@ -25,7 +25,7 @@ import numpy as np
 
 from data_prep.datasets.rows import blocks, some
 from data_prep.options import Options, add_arguments
-from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
+from data_prep.source import BadRecords, Block, Names, Piece, Source, SourceFile
 from hpctrain.data.field import Field
 from hpctrain.data.index import Index, Shard
 from hpctrain.data.samplers import permutation
@@ -167,7 +167,7 @@ class Repack(Source):
             values,
             column=[shard.split for shard in shards],
             file=self._path(shards[0]),
-            records=_Records(shards, rows),
+            records=Names(len(rows), lambda i: f"{shards[i].path} sample {rows[i]}"),
         )
 
     def _path(self, shard: Shard) -> str:
@@ -189,19 +189,6 @@ class Repack(Source):
                 f"shard {self._path(shard)} is damaged: its digest is {found}, index.json lists "
                 f"{shard.digest}"
             )
-
-
-class _Records(Sequence[str]):
-    """The names "train-00000.h5 sample 17" of samples, each made only when it is read."""
-
-    def __init__(self, shards: Sequence[Shard], rows: Int64s) -> None:
-        self._shards, self._rows = shards, rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, i: Any) -> Any:
-        return f"{self._shards[i].path} sample {self._rows[i]}"
 
 
 def repack(

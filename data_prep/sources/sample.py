@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats import tokens
-from data_prep.formats.tokens import Tokenizer
+from data_prep.formats.text import tokens
+from data_prep.formats.text.tokens import Tokenizer
 from data_prep.options import Options, add_arguments
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile, in_groups
 from data_prep.sources import flow

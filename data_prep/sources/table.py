@@ -36,17 +36,18 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats import csv_text, files, outside, tables
-from data_prep.formats.categories import categorical, names_of
-from data_prep.formats.column_choice import ColumnChoice, listed, pairs
-from data_prep.formats.columns import Column, plain
-from data_prep.formats.csv_files import Csv, Rows
+from data_prep.formats import files, outside
 from data_prep.formats.files import Part
-from data_prep.formats.matrices import numbers_of
 from data_prep.formats.opening import naming, one_line, pyarrow
-from data_prep.formats.tables import without
-from data_prep.options import Options, add_arguments, parse_size
-from data_prep.source import BadRecords, Block, Source
+from data_prep.formats.tables import csv_text, tables
+from data_prep.formats.tables.categories import categorical, names_of
+from data_prep.formats.tables.column_choice import ColumnChoice, listed
+from data_prep.formats.tables.columns import Column, plain
+from data_prep.formats.tables.csv_files import Csv, Rows
+from data_prep.formats.tables.matrices import numbers_of
+from data_prep.formats.tables.tables import without
+from data_prep.options import Options, add_arguments, add_repeated, pairs, parse_size
+from data_prep.source import BadRecords, Block, Names, Source
 from data_prep.split import ByColumn
 from hpctrain.data.field import Field
 from hpctrain.data.sample_schema import check_fields
@@ -58,17 +59,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("sources", nargs="+", type=Path, metavar="SRC", help="files or folders")
     group = parser.add_argument_group("table")
-
-    def several(option: str, metavar: str, text: str) -> None:
-        group.add_argument(option, action="append", default=[], metavar=metavar, help=text)
-
-    several("--columns", "NAME,…", "take only these columns, in this order")
-    several("--drop", "NAME,…", "take all columns except these")
-    several("--rename", "COLUMN=FIELD", "the name of the field, if it differs from the column's")
-    several("--categorical", "NAME,…", "store int32 codes (reads these columns twice)")
-    several("--cast", "NAME=DTYPE", "the dtype to store, such as x=float32; for CSV also x=text")
-    several("--null", "NAME=VALUE", "the value that replaces nulls")
-    several("--stack", "FIELD=NAME,…", "store several columns (or patterns) as one field (n, k)")
+    for option, form, what in (
+        ("--columns", "NAME,…", "take only these columns, in this order"),
+        ("--drop", "NAME,…", "take all columns except these"),
+        ("--rename", "COLUMN=FIELD", "the name of the field, if it differs from the column's"),
+        ("--categorical", "NAME,…", "store int32 codes; reads these columns twice"),
+        ("--cast", "NAME=DTYPE", "the dtype to store, such as x=float32; for CSV also x=text"),
+        ("--null", "NAME=VALUE", "the value that replaces nulls"),
+        ("--stack", "FIELD=NAME,…", "store several columns (or patterns) as one field (n, k)"),
+    ):
+        add_repeated(group, option, form, what)
     group.add_argument(
         "--delimiter", default="", help="CSV: what separates values (default: a comma; .tsv: a tab)"
     )
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> None:
         rename=pairs("--rename", args.rename),
         categorical=listed(args.categorical),
         cast=pairs("--cast", args.cast),
-        null=pairs("--null", args.null),
+        null=pairs("--null", args.null, empty=True),
         stack={name: listed([text]) for name, text in pairs("--stack", args.stack).items()},
     )
     names = tuple(listed([args.header] if args.header else []))
@@ -189,7 +189,7 @@ class Table(Source):
         texts: list[str] | None = None
         if self.column:
             texts = list(map(str, without(batch.column(self.column), bad).to_pylist()))
-        names = tables.RowNames(kept.tolist(), rows.number)
+        names = Names(len(kept), lambda sample: f"row {rows.number(int(kept[sample]))}")
         return Block(values, column=texts, file=path, records=names)
 
     def _stacked(self, name: str) -> bool:
@@ -261,12 +261,7 @@ def table(
             "cast": dict(choice.cast),
             "null": dict(choice.null),
             "categorical": {name: list(map(str, values)) for name, values in categories.items()},
-            "csv": [
-                csv.delimiter,
-                csv.names,
-                csv.quotes,
-                *([csv.encoding] if csv.encoding else []),
-            ],
+            "csv": [csv.delimiter, csv.names, csv.quotes, csv.encoding],
         },
         folders=[str(source) for source in sources],
         about={
@@ -307,17 +302,17 @@ def _schema(path: str, choice: ColumnChoice, csv: Csv) -> tuple[Any, Csv]:
     for name, kind in zip(schema.names, schema.types, strict=True):
         cast = choice.cast_of(name, outputs.get(name, ""))
         kind = _csv_type(cast, kind)
-        if pa.types.is_null(kind) or pa.types.is_binary(kind):
-            given = f"--cast {name}=DTYPE gives it a type"
+        if pa.types.is_null(kind):
             why = (
-                f"is not UTF-8; {csv_text.CURE}, --cast {name}=text reports each such row"
-                if pa.types.is_binary(kind)
-                else f"has no value in its first rows; {given}"
+                " in its first rows"
                 if first is not None and first.num_rows
-                else f"has no value: no row has {len(schema)} values, as the header has; {given}"
+                else f": no row has {len(schema)} values, as the header has"
             )
             if name in chosen:
-                raise DataError(f"{path}: column {name!r} {why}, --drop leaves it out")
+                raise DataError(
+                    f"{path}: column {name!r} has no value{why}; --cast {name}=DTYPE gives it a "
+                    "type, --drop leaves it out"
+                )
             kind = pa.string()
         if pa.types.is_floating(kind) and not cast.startswith("float"):
             exact.add(name)

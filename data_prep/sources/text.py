@@ -28,10 +28,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_prep.formats import documents, files, outside, tokens
-from data_prep.formats.documents import Document
+from data_prep.formats import files, outside
 from data_prep.formats.files import Part
-from data_prep.formats.tokens import Tokenizer
+from data_prep.formats.text import documents, tokens
+from data_prep.formats.text.documents import Document
+from data_prep.formats.text.tokens import Tokenizer
 from data_prep.options import Options, add_arguments, parse_size
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.split import ByColumn, ByFile

@@ -17,19 +17,19 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.formats import pixels
-from data_prep.formats.image_files import SUFFIXES
-from data_prep.formats.pixels import Pixels
+from data_prep.formats.images import pixels
+from data_prep.formats.images.image_files import SUFFIXES
+from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Encoded, Samples, Unusable, fields_of
-from data_prep.formats.tars import samples
-from data_prep.options import Options, add_arguments
+from data_prep.formats.shards.tars import samples
+from data_prep.options import VARIABLE, Options, add_arguments, add_repeated
 from data_prep.piece import Problems
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from hpctrain.data.field import Field
@@ -46,21 +46,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.epilog = pixels.__doc__
     parser.add_argument("tars", nargs="+", type=Path, metavar="TAR", help="a tar, or a folder")
-    parser.add_argument(
-        "--field",
-        action="append",
-        default=[],
-        metavar="NAME=EXT,…",
-        help="the field NAME is the member with one of these extensions; json:KEY takes a key of "
-        "a JSON object, EXT:bytes takes the bytes of any member (may be repeated)",
+    what = (
+        "the field NAME is the member with one of these extensions; json:KEY takes a key of a JSON "
+        "object, EXT:bytes takes the bytes of any member"
     )
-    parser.add_argument(
-        "--variable",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="the first axis of this field's arrays varies in length (may be repeated)",
-    )
+    add_repeated(parser, "--field", "NAME=EXT,…", what)
+    add_repeated(parser, *VARIABLE)
     pixels.add_arguments(parser)
     add_arguments(parser)
 
@@ -155,7 +146,7 @@ def webdataset(
         name="webdataset",
         fields=fields,
         pieces=[Piece(file.path, (file,), bytes=file.size) for file in files],
-        identity={"members": members, "pixels": pixels.identity()},
+        identity={"members": members, "pixels": asdict(pixels)},
         about={"from": [str(tar.absolute()) for tar in tars]},
         members=members,
         pixels=pixels,

@@ -26,8 +26,9 @@ from pathlib import Path
 
 from data_prep import processes
 from data_prep.finalize import SHOWN, summary
-from data_prep.formats.foreign import FieldSource, datasets, look, same
-from data_prep.formats.survey import Found, Survey
+from data_prep.formats.hdf5.foreign import FieldSource, datasets, look, same
+from data_prep.formats.hdf5.survey import Found, Survey
+from data_prep.options import add_repeated
 from data_prep.progress_bar import Progress
 from data_prep.provenance import made_by
 from data_prep.source import SourceFile
@@ -48,21 +49,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help="HDF5 file, or a folder of them"
     )
-    parser.add_argument(
-        "--field",
-        action="append",
-        default=[],
-        metavar="NAME=DATASET",
-        help="a field and its dataset in the files, or NAME=VALUES:OFFSETS if its samples have "
-        "different lengths (may be repeated)",
+    what = (
+        "a field and its dataset in the files, or NAME=VALUES:OFFSETS if its samples have "
+        "different lengths"
     )
-    parser.add_argument(
-        "--axis",
-        action="append",
-        default=[],
-        metavar="NAME=K",
-        help="the axis of the samples in the dataset of a field (default: 0; -1 is the last axis)",
-    )
+    add_repeated(parser, "--field", "NAME=DATASET", what)
+    what = "the axis of the samples in the dataset of a field, from 0; -1 is the last"
+    add_repeated(parser, "--axis", "NAME=K", what)
     parser.add_argument(
         "--split",
         default="train",

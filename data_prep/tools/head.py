@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.datasets.dataset import DataSet
-from data_prep.formats.tokens import FILE as TOKENIZER
+from data_prep.formats.text.tokens import FILE as TOKENIZER
 from data_prep.options import positive
 from data_prep.show import console
 from data_prep.show.images import SIGNATURES, as_image, is_text, stretched

@@ -1,19 +1,16 @@
 """Show statistics of the fields, as a table or as a page of plots.
 
-The statistics come from the index. Class counts and lengths are counted in the data if an older
-index lacks them. --plot draws samples that are evenly spaced over the split, and the distribution
-of the values, classes and lengths, with one colour for each split.
+The statistics come from the index. Lengths are counted in the data if the index has no statistics
+(`data_prep index --no-statistics`). --plot draws samples that are evenly spaced over the split, and
+the distribution of the values, classes and lengths, with one colour for each split.
 """
 
 import argparse
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from data_prep.datasets.dataset import DataSet
 from data_prep.show import console
@@ -22,7 +19,6 @@ from hpctrain.data.index import Split
 from hpctrain.data.moments import Moments
 
 MOST = 30  # the most classes that are listed
-MAX_CLASSES = 1000  # a field with a larger range of values has no classes
 BAR = 24  # the length of the longest bar, in characters
 
 
@@ -69,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def summarise(data: DataSet, split: Split, name: str) -> Summary:
-    """Return the statistics of the index, and count in the data what the index lacks.
+    """Return the statistics of the index, and count lengths if it has none.
 
     Raises:
         DataError: A shard that is needed is damaged.
@@ -77,15 +73,9 @@ def summarise(data: DataSet, split: Split, name: str) -> Summary:
     field = data.index.fields[name]
     listed = data.index.statistics.get(split.name, {}).get(name)
     values: dict[str, Any] = asdict(listed) if listed is not None else {}
-    lengths, classes = values.pop("lengths", None), values.pop("classes", None)
-    if field.variable and lengths is None:
-        lengths = _lengths(data, split, name)
-    whole = not field.variable and not field.shape and not field.dtype.startswith("float")
-    low, high = values.get("min"), values.get("max")
-    few = low is not None and high is not None and high - low < MAX_CLASSES
-    if whole and few and classes is None:
-        classes = _classes(data, split, name)
-    return Summary(split.name, split.count, name, field, classes=classes, lengths=lengths, **values)
+    if field.variable and values.get("lengths") is None:
+        values["lengths"] = _lengths(data, split, name)
+    return Summary(split.name, split.count, name, field, **values)
 
 
 def _lengths(data: DataSet, split: Split, name: str) -> dict[str, float | None]:
@@ -95,14 +85,6 @@ def _lengths(data: DataSet, split: Split, name: str) -> dict[str, float | None]:
     content = asdict(found)
     numbers = {key: content[key] for key in ("mean", "std", "min", "max")}
     return {**numbers, "total": int(lengths.sum())}
-
-
-def _classes(data: DataSet, split: Split, name: str) -> dict[int, int]:
-    counts: Counter[int] = Counter()
-    for rows in data.blocks(split, {name: data.index.fields[name]}):
-        found, times = np.unique(np.asarray(rows[name]), return_counts=True)
-        counts.update(dict(zip(found.tolist(), times.tolist(), strict=True)))
-    return dict(sorted(counts.items()))
 
 
 def _content(data: DataSet, summary: Summary) -> dict[str, Any]:

@@ -40,9 +40,10 @@ def check_ours(folder: Path) -> None:
         return  # there is no data set, or its files are not known
     source = index.provenance.get("source")
     adopted = isinstance(source, Mapping) and source.get("name") == "index"
+    adopted = adopted or any(spec.elsewhere for spec in index.fields.values())
     for shard in index.shards:
         ours = re.fullmatch(rf"{re.escape(shard.split)}-\d{{5,}}\.h5", shard.path)
-        if adopted or index.version > 1 or not ours:
+        if adopted or not ours:
             raise DataError(
                 f"the data set in {folder} is made of files that others wrote, such as "
                 f"{shard.path}, which are never replaced: give another folder, or remove "

@@ -83,7 +83,7 @@ class Field:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether only version 2 of the index can say where the field lies."""
+        """Whether the field does not lie where `hpctrain.data.format` says."""
         return bool(self.dataset or self.offsets or self.axis)
 
     def datasets(self, name: str) -> tuple[str, str]:

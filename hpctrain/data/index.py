@@ -1,7 +1,7 @@
 """`index.json`, which describes a data set. The login node reads it too: no torch, no h5py.
 
 A data set is a folder of HDF5 shards (see `hpctrain.data.format`) and this file beside them. It
-is written last, so a folder with an `index.json` is a finished data set. Version 1:
+is written last, so a folder with an `index.json` is a finished data set.
 
     {
       "format": "hpctrain-shards",
@@ -32,9 +32,9 @@ is written last, so a folder with an `index.json` is a finished data set. Versio
       },                               per split and field, of the finite values (of all elements
                                        of all samples); std is the population's; null: there are
                                        no values, or the number is beyond float64. nan: how many
-                                       of the nonfinite are NaN, null: not counted. classes: how
-                                       often each value of an integer field of shape [] occurs, if
-                                       it has at most 1,000. lengths: of variable-length samples
+                                       of the nonfinite are NaN. classes: how often each value of
+                                       an integer field of shape [] occurs, if it has at most
+                                       1,000. lengths: of variable-length samples
       "provenance": {                  for people and for data_prep, never part of the digest
         "command": "python -m data_prep …", "created": "2026-01-31T12:00:00+00:00",
         "versions": {"hpctrain": "0.1.0", …}, "options": {…},
@@ -45,14 +45,12 @@ is written last, so a folder with an `index.json` is a finished data set. Versio
 A reader ignores keys that it does not know. A change that a reader must not ignore has a new
 version number.
 
-Version 2 describes HDF5 files that others wrote (`python -m data_prep index`). Their fields need
-not lie where `hpctrain.data.format` says; such a field has one or more of these keys:
+The fields of HDF5 files that others wrote (`python -m data_prep index`) need not lie where
+`hpctrain.data.format` says; such a field has one or more of these keys:
 
         "dataset": "/x/data",          its path in each file; of a variable-length field's values
         "offsets": "/x/ends",          the path of a variable-length field's offsets
         "axis": 1                      the axis of the dataset that counts the samples
-
-An index without such a field has version 1.
 
     >>> index = Index.load(Path("data/digits"))
     >>> index.split("train").count
@@ -74,7 +72,7 @@ from hpctrain.errors import DataError
 
 FILE = "index.json"
 FORMAT = "hpctrain-shards"
-VERSIONS = (1, 2)
+VERSION = 1
 NO_ELEMENTS: Mapping[str, int] = {}  # shared by 100,000 shards
 
 
@@ -134,17 +132,17 @@ class Statistics:
     min: float | None
     max: float | None
     nonfinite: int = 0
-    nan: int | None = None
+    nan: int = 0
     classes: Mapping[int, int] | None = None
     lengths: Lengths | None = None
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read what `to_json` returned, also in an earlier version."""
+        """Read what `to_json` returned."""
         classes, lengths = values.get("classes"), values.get("lengths")
         return cls(
             *(values["mean"], values["std"], values["min"], values["max"], values["nonfinite"]),
-            nan=values.get("nan"),
+            nan=values["nan"],
             classes=classes and {int(value): int(count) for value, count in classes.items()},
             lengths=lengths and Lengths(**{key: lengths[key] for key in Lengths.__slots__}),
         )
@@ -184,11 +182,6 @@ class Index:
                 )
 
     @property
-    def version(self) -> int:
-        """The lowest version that can describe the data set."""
-        return 2 if any(spec.elsewhere for spec in self.fields.values()) else 1
-
-    @property
     def digest(self) -> str:
         """The name of the data: data sets with equal digests have equal samples in equal order."""
         schema = {name: spec.as_json() for name, spec in self.fields.items()}
@@ -196,7 +189,7 @@ class Index:
         named = (
             [self.categories] if self.categories else []
         )  # digests without categories stay as they were
-        content = json.dumps([FORMAT, self.version, schema, shards, *named], sort_keys=True)
+        content = json.dumps([FORMAT, VERSION, schema, shards, *named], sort_keys=True)
         return "xxh3_128:" + xxhash.xxh3_128_hexdigest(content.encode())
 
     @property
@@ -275,7 +268,7 @@ class Index:
         unfinished = temporary(path)
         content = {
             "format": FORMAT,
-            "version": self.version,
+            "version": VERSION,
             "digest": self.digest,
             "fields": {name: spec.as_json() for name, spec in self.fields.items()},
             "shards": [
@@ -305,14 +298,13 @@ class Index:
             found = content.get("format") if isinstance(content, dict) else type(content).__name__
             raise DataError(f"format is {found!r}; this is not an index of {FORMAT}")
         version = content["version"]
-        if version not in VERSIONS:
-            known = " and ".join(map(str, VERSIONS))
-            raise DataError(f"found version {version}, this hpctrain reads {known}")
+        if version != VERSION:
+            raise DataError(f"found version {version}, this hpctrain reads {VERSION}")
         index = cls(
             fields={
                 str(name): Field(
                     *(str(f["dtype"]), tuple(map(int, f["shape"])), bool(f["variable"])),
-                    *(_elsewhere(f) if version > 1 else ()),
+                    *(str(f.get("dataset", "")), str(f.get("offsets", "")), int(f.get("axis", 0))),
                 )
                 for name, f in content["fields"].items()
             },
@@ -339,10 +331,6 @@ class Index:
                 f"({index.digest}): edited by hand? Run data_prep again"
             )
         return index
-
-
-def _elsewhere(field: Mapping[str, Any]) -> tuple[str, str, int]:
-    return str(field.get("dataset", "")), str(field.get("offsets", "")), int(field.get("axis", 0))
 
 
 def check_shard(path: Path, shard: Shard) -> None:

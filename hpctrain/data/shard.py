@@ -9,7 +9,7 @@ computed during the writes.
 import ctypes
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -264,10 +264,12 @@ def _bytes(array: Array) -> memoryview:
     return np.ascontiguousarray(array, _little(array)).reshape(-1).view(np.uint8).data
 
 
-def digest_file(path: Path) -> str:
-    """Return "xxh3_128:…" of a file's bytes."""
+def digest_file(path: Path, advance: Callable[[int, int], None] | None = None) -> str:
+    """Return "xxh3_128:…" of a file's bytes; `advance(0, bytes)` is called for each block."""
     digest = xxhash.xxh3_128()
     with open(path, "rb", buffering=0) as file:
         while block := file.read(4 * 2**20):
             digest.update(block)
+            if advance is not None:
+                advance(0, len(block))
     return f"xxh3_128:{digest.hexdigest()}"

@@ -72,20 +72,6 @@ def test_the_file_has_the_documented_keys(folder):
     }
 
 
-def test_an_older_index_has_fewer_statistics(folder):
-    def change(content):
-        for fields in content["statistics"].values():
-            del fields["text"]
-            for values in fields.values():
-                del values["nan"]
-                values.pop("classes", None)
-
-    edit(folder, change)
-    index = Index.load(folder)
-    values = index.statistics["train"]["label"]
-    assert (values.mean, values.nan, values.classes, values.lengths) == (2.5, None, None, None)
-
-
 def test_categories(folder):
     index = Index.load(folder)
     assert "categories" not in json.loads((folder / "index.json").read_text())
@@ -165,7 +151,7 @@ def test_not_json(folder, content):
     ("change", "words"),
     [
         (lambda c: c.update(format="mds"), "format is 'mds'; this is not an index of hpctrain-sh"),
-        (lambda c: c.update(version=3), "found version 3, this hpctrain reads 1 and 2"),
+        (lambda c: c.update(version=2), "found version 2, this hpctrain reads 1"),
         (lambda c: c.pop("fields"), "damaged: the key 'fields' is missing"),
         (lambda c: c["shards"][0].pop("bytes"), "damaged: the key 'bytes' is missing"),
         (lambda c: c["shards"][0].update(count="many"), "damaged: invalid literal"),

@@ -577,15 +577,13 @@ def test_a_variable_length_field_that_lies_elsewhere(tmp_path, kind):
     assert reader.offsets("text", 0)[-1] == reader.elements("text")[0]
 
 
-def test_the_version_says_who_can_read_it(tmp_path):
+def test_the_index_says_where_a_field_lies(tmp_path):
     index = Index({"x": Field("int64", (3,))}, (Shard("a.h5", "train", 1, 1, "xxh3_128:0"),))
     other = replace(index, fields={"x": Field("int64", (3,), dataset="/y", axis=1)})
-    assert (index.version, other.version) == (1, 2)
     assert index.fields == other.fields  # the samples have the same form
     assert index.digest != other.digest
     other.save(tmp_path)
     content = json.loads((tmp_path / "index.json").read_text())
-    assert content["version"] == 2
     assert content["fields"]["x"] == {
         "dtype": "int64",
         "shape": [3],

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zarr
 
-from data_prep.formats.array_files import natural, parse_where
+from data_prep.formats.arrays.array_files import natural, parse_where
 from data_prep.options import Options
 from data_prep.piece import Problems
 from data_prep.sources.arrays import arrays
@@ -784,7 +784,7 @@ def test_reading_goes_on_in_a_compressed_npz(here):
 @pytest.mark.parametrize("kinds", [("i1",), ("i2",), ("f8", "i1"), ("i1", "f4", "i2"), ("S1",)])
 @pytest.mark.parametrize("records", [0, 1, 3])
 def test_the_length_of_a_classic_file_is_known(tmp_path, form, kinds, records):
-    from data_prep.formats.netcdf_classic import check_whole
+    from data_prep.formats.arrays.netcdf_classic import check_whole
 
     path = tmp_path / "c.nc"
     with netCDF4.Dataset(path, "w", format=form) as file:

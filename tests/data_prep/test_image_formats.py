@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.formats.image_files import check_depth
-from data_prep.formats.pixels import Pixels
+from data_prep.formats.images.image_files import check_depth
+from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Unusable
 from hpctrain.data.index import Index
 from hpctrain.data.reader import Reader

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits, load_sample_images
 
-from data_prep.formats.pixels import Pixels
+from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Unusable, field_of, fitted
 from data_prep.options import Options
 from data_prep.sources.images import images

@@ -5,10 +5,10 @@ import os
 import numpy as np
 import pytest
 
-from data_prep.formats import mapped
-from data_prep.formats.array_base import Where
-from data_prep.formats.array_files import open_array
-from data_prep.formats.mapped import LEAST_BYTES, Mapped
+from data_prep.formats.arrays import mapped
+from data_prep.formats.arrays.array_base import Where
+from data_prep.formats.arrays.array_files import open_array
+from data_prep.formats.arrays.mapped import LEAST_BYTES, Mapped
 from hpctrain.data import format as shards
 
 X = np.random.default_rng(0).normal(size=(600, 3, 50)).astype(np.float32)

@@ -9,8 +9,8 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
 from pyarrow import feather, parquet
 
-from data_prep.formats import nested
-from data_prep.formats.columns import Column
+from data_prep.formats.tables import nested
+from data_prep.formats.tables.columns import Column
 from hpctrain.data.index import Index
 from tests.data_prep.read_back import fields, rows
 

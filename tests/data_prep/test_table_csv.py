@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from data_prep.formats import csv_files
-from data_prep.formats.columns import Column
+from data_prep.formats.tables import csv_files
+from data_prep.formats.tables.columns import Column
 from hpctrain.data.index import Index
 from hpctrain.errors import ConfigError
 from tests.data_prep.read_back import as_text, rows
@@ -106,8 +106,8 @@ def test_a_file_is_cut_where_a_byte_ends_a_line(data_prep):
 @pytest.mark.parametrize(
     ("content", "more", "words"),
     [
-        (TEXT.encode("cp1252"), [], r"the column name 'w\\xf6rt' is not UTF-8; --encoding NAME"),
-        (b"n,w\n1,\xe4\n", [], "column 'w' is not UTF-8; --encoding NAME gives the encoding, suc"),
+        (TEXT.encode("cp1252"), [], "a.csv is not utf-8: byte 3 is 0xf6; --encoding NAME gives"),
+        (b"n,w\n1,\xe4\n", [], "a.csv is not utf-8: byte 6 is 0xe4; --encoding NAME gives the"),
         (TEXT.encode("utf-16-le"), [], "zero bytes in its first line, as UTF-16 without a byte o"),
         (TEXT.encode("utf-16-be"), [], "--encoding utf-16-be reads it"),
         (TEXT.encode("utf-16")[:-1], [], "a.csv is not utf-16: byte 30 is 0x0a; --encoding"),
@@ -143,12 +143,10 @@ def test_a_longer_block_reads_a_longer_row(data_prep):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_ragged_row_with_a_byte_that_is_no_utf8(data_prep, late):
+def test_a_ragged_row_and_a_value_of_another_type(data_prep, late):
     good = "1,ä\n" * (300_000 if late else 2)
     count = good.count("\n")
-    Path("a.csv").write_bytes(
-        b"n,w\n" + good.encode() + b"2,\xff,3\n3,c\nx,d\n4,\xfe\n5,\xc3\xa4\n"
-    )
+    Path("a.csv").write_text("n,w\n" + good + "2,ü,3\n3,c\nx,d\n5,ä\n")
     skip = ["--on-error", "skip", "--workers", "1"]
     given = [] if late else ["--cast", "w=text", "--cast", "n=int64"]
     code, _, err = data_prep("table", "a.csv", "OUT", *given, *skip)
@@ -157,9 +155,8 @@ def test_a_ragged_row_with_a_byte_that_is_no_utf8(data_prep, late):
     assert as_text(rows()["w"])[-2:] == ["c", "ä"]
     found = [(record, reason[:27]) for record, reason in problems()]
     assert found == [
-        (f"row {count + 1}", r"it has 3 values, not 2: '2,"),
+        (f"row {count + 1}", "it has 3 values, not 2: '2,"),
         (f"row {count + 3}", "column 'n': 'x' is no int64"),
-        (f"row {count + 4}", r"column 'w': '\\xfe' is no U"),
     ]
 
 

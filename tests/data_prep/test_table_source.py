@@ -13,8 +13,8 @@ import pytest
 from pyarrow import feather, parquet
 from sklearn.datasets import load_digits
 
-from data_prep.formats import csv_files
-from data_prep.formats.columns import Column
+from data_prep.formats.tables import csv_files
+from data_prep.formats.tables.columns import Column
 from hpctrain.data.index import Index
 from hpctrain.data.ragged import Ragged
 from hpctrain.errors import HpctrainError
@@ -271,12 +271,14 @@ def test_csv_has_the_types_of_its_first_rows(data_prep, monkeypatch):
 def test_csv_that_is_no_utf8_later(data_prep):
     content = "a,b\n" + "x,1\n" * 300_000
     Path("a.csv").write_bytes(content.encode() + b"\xff,1\nlast,2\n")
-    command = ["table", "a.csv", "OUT"]
-    code, _, err = data_prep(*command)
-    assert code == 3
-    assert "a.csv: row 300001: column 'a': '\\\\xff' is no UTF-8" in err
-    assert data_prep(*command, "--on-error", "skip")[0] == 0
-    assert len(rows("OUT")["b"]) == 300_001
+    command = ["table", "a.csv", "OUT", "--workers", "1"]
+    for size in ("1MB", "256MiB"):  # the place is that in the file, also if the file is cut
+        code, _, err = data_prep(*command, "--shard-size", size)
+        assert code == 3
+        assert "a.csv is not utf-8: byte 1,200,004 is 0xff; --encoding NAME" in err
+        assert not Path("OUT").exists()
+    assert data_prep(*command, "--encoding", "latin-1")[0] == 0
+    assert as_text(rows("OUT")["a"])[-2:] == ["ÿ", "last"]
 
 
 def test_csv_with_short_rows_in_the_beginning(data_prep):
@@ -403,7 +405,7 @@ def bad(here):
         ),
         (["null.csv"], 3, "null.csv: column 'x' has no value in its first rows; --cast x=DTYPE gi"),
         (["twice.csv"], 3, "twice.csv has more than one column 'x'"),
-        (["latin.csv"], 3, "latin.csv: column 'x' is not UTF-8"),
+        (["latin.csv"], 3, "latin.csv is not utf-8: byte "),
         (["semi.csv"], 2, "field 'x;y': a name has letters"),
         (["semi.csv"], 2, "is --delimiter right?"),
         (["open.csv"], 3, "open.csv has an odd number of quotes: one is not closed, and what fol"),

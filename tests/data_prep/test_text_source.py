@@ -14,7 +14,8 @@ from pyarrow import parquet
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from data_prep import limit
-from data_prep.formats import documents, files, tokens
+from data_prep.formats import files
+from data_prep.formats.text import documents, tokens
 from hpctrain.data.index import Index
 from hpctrain.data.reader import Reader
 from hpctrain.data.shard import digest_file

@@ -15,7 +15,7 @@ from hpctrain.data.format import write_shards
 from hpctrain.data.index import Index, Shard
 from hpctrain.data.shard import digest_file
 
-VALUES = ("mean", "std", "min", "max", "nonfinite")
+VALUES = ("mean", "std", "min", "max", "nonfinite", "nan")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.formats import tars
+from data_prep.formats.shards import tars
 from hpctrain.data.images import decode
 from hpctrain.data.reader import Reader
 

@@ -1,0 +1,209 @@
+"""An array in a file that is read by ranges of rows.
+
+Reading needs memory for the requested rows only, whatever the size of the file. `ArrayFile` is the
+base of all readers: `array_numpy` has those for .npy, .npz and raw numbers, `array_hdf5`,
+`array_netcdf` and `array_zarr` the others. `array_files` chooses the reader.
+"""
+
+import math
+import os
+import re
+import zipfile
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from lzma import LZMAError
+from typing import Any
+
+import numpy as np
+
+from data_prep.formats.unread import matlab_5
+from hpctrain.data.field import MAX_AXES
+from hpctrain.data.types import Array
+from hpctrain.errors import ConfigError, DataError
+
+HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".h5ad", ".mat")
+NETCDF = (".nc", ".nc4", ".cdf", ".netcdf")
+ZARR = (".zarr", ".zarr.zip")
+FORMS = (
+    "FILE.npy, FILE.npz:KEY, FILE.h5:/PATH, FILE.nc:VARIABLE, FILE.zarr:PATH, or for raw numbers "
+    "FILE:DTYPE:SHAPE such as u.bin:float32:3x64x64"
+)
+# What the libraries raise for damaged files.
+READING = (
+    *(OSError, EOFError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError),
+    *(RuntimeError, zipfile.BadZipFile, zlib.error, LZMAError),
+)
+SLAB_BYTES = 128 * 2**20  # rows that are stored together are read together, up to this size
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The address of an array: a file, and the array in it.
+
+    Attributes:
+        path: Path of the file, or of the folder of a Zarr store.
+        key: The text after the colon: the array's name in the file, or "DTYPE:SHAPE:SKIP".
+    """
+
+    path: str
+    key: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.key}" if self.key else self.path
+
+    @property
+    def kind(self) -> str:
+        """The format by the file's ending: npy, npz, hdf5, netcdf, zarr or raw."""
+        name = self.path.rstrip("/").lower()
+        for kind, endings in (("hdf5", HDF5), ("netcdf", NETCDF), ("zarr", ZARR)):
+            if name.endswith(endings):
+                return kind
+        return name[-3:] if name.endswith((".npy", ".npz")) else "raw"
+
+
+class ArrayFile(ABC):
+    """An open array. It is a context manager that closes the file.
+
+    Args:
+        where: Its address, for messages.
+        dtype: The stored dtype.
+        shape: The stored shape.
+        axis: The axis that counts the samples.
+        chunk: Number of rows that are stored together: reading one costs as much as reading all.
+
+    Attributes:
+        dtype: The stored dtype.
+        shape: (samples, *sample).
+        attributes: The array's attributes in the file.
+
+    Raises:
+        DataError: The dtype or the shape does not give rows of numbers.
+        ConfigError: The array does not have this axis.
+    """
+
+    def __init__(
+        self, where: Where, dtype: Any, shape: Sequence[int], axis: int, chunk: int = 1
+    ) -> None:
+        check_dtype(where, dtype)
+        if not shape:
+            raise DataError(f"{where} is a single number; an axis has to be the sample")
+        if not -len(shape) <= axis < len(shape):
+            raise ConfigError(f"--axis {axis}: {where} has {len(shape)} axes, {tuple(shape)}")
+        if len(shape) > MAX_AXES:
+            raise DataError(f"{where} has {len(shape)} axes; HDF5 allows {MAX_AXES}")
+        axis %= len(shape)
+        self.where, self.dtype, self.axis = where, np.dtype(dtype), axis
+        self.shape = (shape[axis], *shape[:axis], *shape[axis + 1 :])
+        self.attributes: Mapping[str, Any] = {}
+        row = max(1, self.dtype.itemsize * math.prod(self.shape[1:]))
+        self._chunk = chunk if chunk * row <= SLAB_BYTES else 1
+        self._slab: tuple[int, Array] | None = None
+
+    def rows(self, start: int, stop: int) -> Array:
+        """Return these rows as (stop - start, *sample). The caller must not change them.
+
+        Raises:
+            DataError: The rows cannot be read.
+        """
+        if self._chunk == 1:
+            return self._rows(start, stop)
+        if self._slab is not None:
+            first, slab = self._slab
+            if first <= start and stop <= first + len(slab):
+                return slab[start - first : stop - first]
+        first = start - start % self._chunk
+        slab = self._rows(first, min(self.shape[0], -(-stop // self._chunk) * self._chunk))
+        self._slab = first, slab
+        return slab[start - first : stop - first]
+
+    def check(self) -> None:  # noqa: B027
+        """Compare the content with the checksum that the file has of all of it, if it has one.
+
+        Raises:
+            DataError: The content is damaged.
+        """
+
+    @abstractmethod
+    def _rows(self, start: int, stop: int) -> Array: ...
+
+    def files(self, start: int, stop: int) -> Iterable[str]:
+        """Return the files that these rows are read from."""
+        return (self.where.path,)
+
+    def close(self) -> None:  # noqa: B027
+        """Close the file if it is open."""
+
+    def __enter__(self) -> "ArrayFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def unreadable(where: Where, error: Exception) -> DataError:
+    """Return the error to raise for a file that a library cannot read."""
+    if isinstance(error, OSError) and error.strerror and error.errno:
+        # The libraries put the path into strerror. NetCDF's own error numbers are negative.
+        known = error.errno > 0
+        why = os.strerror(error.errno) if known else error.strerror
+        return DataError(f"{where.path} cannot be read: {why}")
+    if where.kind == "hdf5" and (why := matlab_5(where.path)):
+        return DataError(f"{where.path} {why}")
+    text = " ".join(str(error).split()) or type(error).__name__
+    what = {"npy": "NumPy", "npz": "NumPy", "hdf5": "HDF5", "netcdf": "NetCDF", "zarr": "Zarr"}
+    return DataError(f"{where} is not readable as {what.get(where.kind, 'raw')}: {text}")
+
+
+def choose(where: Where, names: Mapping[str, str]) -> str:
+    """Return the name of the array in a file. Without a key the file must have only one.
+
+    Args:
+        where: The address that the user gave.
+        names: The names of all arrays, each with a description such as "float32 (10, 3)".
+
+    Raises:
+        ConfigError: There is no such array, or several without a key. The message has all names
+            and an example.
+        DataError: The file has no arrays.
+    """
+    if where.key in names:
+        return where.key
+    if not names:
+        raise DataError(f"{where.path} holds no arrays")
+    if not where.key and len(names) == 1:
+        return next(iter(names))
+    shown = [f"{name} {what}".rstrip() for name, what in names.items()]
+    more = f"; and {len(shown) - 20} more" if len(shown) > 20 else ""
+    problem = f"has no array {where.key!r}" if where.key else "holds several arrays"
+    name = next(iter(names))
+    field = re.sub(r"[^A-Za-z0-9_.-]", "_", name.rpartition("/")[2]) or "x"
+    raise ConfigError(
+        f"{where.path} {problem}; there are: {'; '.join(shown[:20])}{more}. For example: "
+        f"--field {field}={where.path}:{name}"
+    )
+
+
+def check_dtype(where: Where, dtype: Any) -> None:
+    """Refuse a dtype that is not real numbers.
+
+    Raises:
+        DataError: The message says what to do instead.
+    """
+    kind = dtype.kind if isinstance(dtype, np.dtype) else "T"
+    if kind in "biuf":
+        return
+    if kind == "V" and dtype.names:
+        what = f"structured ({', '.join(dtype.names)}): save each of them as an array"
+    else:
+        what = {
+            "c": f"{dtype}: store the real and the imaginary part as two fields",
+            "O": "dtype object (text, lists or Python objects): save arrays of numbers",
+            "S": "text: `python -m data_prep table` or `text` takes it",
+            "U": "text: `python -m data_prep table` or `text` takes it",
+            "T": "text: `python -m data_prep table` or `text` takes it",
+            "M": f"{dtype}: save it as int64",
+            "m": f"{dtype}: save it as int64",
+        }.get(kind, f"dtype {dtype}: save arrays of numbers")
+    raise DataError(f"{where} is {what}")

@@ -1,0 +1,168 @@
+"""A field made of several arrays one after the other, and their values as they will be stored."""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from data_prep.formats.arrays.array_base import ArrayFile, Where
+from data_prep.formats.arrays.array_files import open_array
+from data_prep.formats.arrays.packing import Packing
+from data_prep.formats.casts import cast
+from hpctrain.data.field import Field
+from hpctrain.data.types import Array
+from hpctrain.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One array of a field, with `rows` samples."""
+
+    where: Where
+    rows: int
+    packing: Packing
+
+
+@dataclass(frozen=True)
+class Column:
+    """The arrays of a field, one after the other."""
+
+    name: str
+    parts: tuple[Part, ...]
+    axis: int = 0
+    cast: str = ""
+    external: bool = False
+    ends: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Compute where each part ends."""
+        object.__setattr__(self, "ends", list(accumulate(part.rows for part in self.parts)))
+
+    def place(self, row: int) -> tuple[Part, int]:
+        """Return the part that contains a row, and the row's number in it."""
+        number = bisect_right(self.ends, row)
+        return self.parts[number], row - (self.ends[number - 1] if number else 0)
+
+    def spans(self, start: int, stop: int) -> Iterator[tuple[Part, int, int]]:
+        """Yield each part that contains some of these rows, with their first and last number."""
+        while start < stop:
+            part, first = self.place(start)
+            last = min(part.rows, first + stop - start)
+            yield part, first, last
+            start += last - first
+
+
+class OpenColumn:
+    """A column and the one of its files that is open. The user calls `close`."""
+
+    def __init__(self, column: Column) -> None:
+        self.column = column
+        self._part: Part | None = None
+        self._file: ArrayFile | None = None
+
+    def file(self, part: Part) -> ArrayFile:
+        """Return the open file of a part; close the part that was open before."""
+        if part is not self._part or self._file is None:
+            self.close()
+            self._file = open_array(part.where, self.column.axis, external=self.column.external)
+            self._part = part
+            if self._file.shape[0] != part.rows or self._file.dtype.str != part.packing.stored:
+                raise DataError(f"{part.where} was changed while it was being read; run this again")
+        return self._file
+
+    def rows(self, start: int, stop: int) -> tuple[Array, dict[int, str]]:
+        """Return the values, and for each row that cannot be used (from 0) the reason."""
+        found = [self._span(*span) for span in self.column.spans(start, stop)]
+        if len(found) == 1:
+            return found[0]
+        problems, before = {}, 0
+        for array, bad in found:
+            problems.update({before + row: why for row, why in bad.items()})
+            before += len(array)
+        return np.concatenate([array for array, _ in found]), problems
+
+    def _span(self, part: Part, start: int, stop: int) -> tuple[Array, dict[int, str]]:
+        raw = self.file(part).rows(start, stop)
+        values, missing = part.packing.read(raw)
+        problems: dict[int, str] = {}
+        if values.dtype == bool:
+            values = values.view(np.uint8)
+            _note(problems, values > 1, lambda row, at: f"{values[row][at]} is no bool")
+        to, before = self.column.cast, values
+        if missing is not None and to.startswith("float"):
+            # Integers with missing values are cast to floats: a missing value becomes NaN.
+            values, lost = cast(np.where(missing, np.zeros_like(values), values), to)
+            values = np.where(missing, np.array(np.nan, to), values)
+        else:
+            if missing is not None:
+                _note(
+                    problems,
+                    missing,
+                    lambda row, at: (
+                        f"{missing[row].sum()} values are missing (stored as {raw[row][at]}); "
+                        f"--cast {self.column.name}=float32 or float64 makes them NaN, --packed "
+                        f"{self.column.name} keeps them"
+                    ),
+                )
+            values, lost = cast(values, to) if to else (values, None)
+        if lost is not None:
+            _note(problems, lost, lambda row, at: f"{before[row][at]} is no {to}")
+        return values, problems
+
+    def close(self) -> None:
+        """Close the open file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _note(problems: dict[int, str], bad: Array, why: Any) -> None:
+    """Add `why(row, place of its first bad value)` for each row with a bad value."""
+    for row in np.flatnonzero(bad.reshape(len(bad), -1).any(1)).tolist():
+        problems.setdefault(row, why(row, np.unravel_index(bad[row].argmax(), bad[row].shape)))
+
+
+def open_parts(
+    name: str, wheres: list[Where], axis: int, to: str, *, unpack: bool, external: bool
+) -> tuple[Column, Field]:
+    """Open and check each of a field's arrays once, and return the column and its field.
+
+    Args:
+        name: Name of the field.
+        wheres: Its arrays, in their order.
+        axis: The axis that counts the samples.
+        to: The dtype to cast to; "" keeps the stored one.
+        unpack: Whether attributes such as scale_factor are applied.
+        external: Whether HDF5 files may lead to other files.
+
+    Raises:
+        DataError: An array cannot be read or stored, or differs from the first; or no array has
+            samples.
+    """
+    parts: list[Part] = []
+    schema: Field | None = None
+    for where in wheres:
+        with open_array(where, axis, external=external) as array:
+            array.check()
+            attributes = array.attributes if unpack else {}
+            packing = Packing.of(str(where), array.dtype, attributes)
+            dtype = np.dtype(packing.dtype)
+            stored = to or ("uint8" if dtype.kind == "b" else dtype.name)
+            rows, shape = array.shape[0], array.shape[1:]
+        try:
+            this = Field(stored, shape)
+        except DataError as error:
+            can = f"; --cast {name}=int64 stores it, checked" if stored == "uint64" else ""
+            raise DataError(f"{where}: {error}{can}") from None
+        schema = schema or this
+        if this != schema:
+            can = f"; --cast {name}=DTYPE makes them one" if this.shape == schema.shape else ""
+            raise DataError(f"{wheres[0]} holds samples of {schema}, {where} of {this}{can}")
+        if rows:
+            parts.append(Part(where, rows, packing))
+    if schema is None or not parts:
+        raise DataError(f"{', '.join(map(str, wheres[:3]))} has no samples")
+    return Column(name, tuple(parts), axis, to, external), schema

@@ -1,0 +1,102 @@
+"""Find and open arrays in files, whatever their format; see `array_base`."""
+
+import glob
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from data_prep.formats.arrays import array_numpy
+from data_prep.formats.arrays.array_base import FORMS, READING, ArrayFile, Where, unreadable
+from data_prep.formats.arrays.array_hdf5 import HDF5Array
+from data_prep.formats.arrays.array_netcdf import NetCDFArray
+from data_prep.formats.arrays.array_zarr import ZarrArray
+from hpctrain.errors import ConfigError, DataError
+
+
+def parse_where(text: str) -> list[Where]:
+    """Parse FILE or FILE:KEY. FILE may be a pattern; its files are returned in natural order.
+
+    Raises:
+        ConfigError: No file matches the pattern.
+    """
+    cuts = [len(text), *(i for i in reversed(range(len(text))) if text[i] == ":")]
+    for cut in cuts:  # the longest path that exists: file names may contain colons
+        if cut and os.path.exists(text[:cut]):
+            return [Where(text[:cut], text[cut + 1 :])]
+    for cut in cuts:
+        if found := glob.glob(text[:cut], recursive=True) if glob.has_magic(text[:cut]) else []:
+            return [Where(path, text[cut + 1 :]) for path in sorted(found, key=natural)]
+    path, _, key = text.partition(":")
+    if glob.has_magic(path):
+        raise ConfigError(f"no file matches {path!r}")
+    return [Where(path, key)]
+
+
+def natural(text: str) -> tuple[Any, ...]:
+    """Return a sort key that puts t2 before t10."""
+    parts = re.findall(r"([0-9]+)|([^0-9]+)", text)
+    return *((int(number or -1), other) for number, other in parts), text
+
+
+def open_array(where: Where, axis: int = 0, *, external: bool = False) -> ArrayFile:
+    """Open an array.
+
+    Args:
+        where: The address of the array.
+        axis: The axis that counts the samples.
+        external: Whether links of an HDF5 file may lead to other files.
+
+    Raises:
+        DataError: The array is missing, damaged, or does not hold numbers.
+        ConfigError: `where` does not say which array, or the array does not have this axis.
+    """
+    _check_file(where)
+    try:
+        match where.kind:
+            case "npy" | "npz" | "raw":
+                return array_numpy.open_numpy(where, axis)
+            case "hdf5":
+                return HDF5Array(where, axis, external)
+            case "netcdf":
+                return NetCDFArray(where, axis, external)
+            case _:
+                return ZarrArray(where, axis)
+    except READING as error:
+        raise unreadable(where, error) from None
+
+
+def _check_file(where: Where) -> None:
+    """Check that the file exists and is not a folder, pipe or device.
+
+    Raises:
+        DataError: It does not exist or is something else.
+    """
+    try:
+        mode = os.stat(where.path).st_mode
+    except (OSError, ValueError) as error:
+        raise unreadable(where, error) from None
+    if not stat.S_ISREG(mode) and not (stat.S_ISDIR(mode) and where.kind == "zarr"):
+        what = "a folder" if stat.S_ISDIR(mode) else "not a file"
+        raise DataError(f"{where.path} is {what}; a field is {FORMS}")
+
+
+def named_by_files(files: Iterable[Path]) -> Iterator[tuple[str, Where]]:
+    """Yield the fields of files given without `--field`: an .npy by its stem, an .npz by its keys.
+
+    Raises:
+        DataError: An .npz cannot be read.
+        ConfigError: A file has another format. The message lists the arrays in it.
+    """
+    for path in map(str, files):
+        where = Where(path)
+        if where.kind == "npy":
+            yield Path(path).stem, where
+        elif where.kind == "npz":
+            for key in array_numpy.npz_names(path):
+                yield key, Where(path, key)
+        else:
+            open_array(where).close()  # raises an error that lists the arrays
+            raise ConfigError(f"{path}: say which field it is: --field NAME={path}")

@@ -1,0 +1,118 @@
+"""Arrays in Zarr folders and zip files, read by zarr; see `array_base`.
+
+xarray is not used: it reads a chunk that is missing as zeros if there is no fill value.
+"""
+
+import os
+import zipfile
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from data_prep.formats.arrays.array_base import READING, ArrayFile, Where, choose, unreadable
+from data_prep.formats.arrays.packing import ATTRIBUTES
+from data_prep.libraries import library
+from hpctrain.data.types import Array
+from hpctrain.errors import DataError
+
+
+class ZarrArray(ArrayFile):
+    """An array in a Zarr store: a folder or a zip file."""
+
+    def __init__(self, where: Where, axis: int) -> None:
+        zarr = library("zarr", f"reading {where.path}")
+        self._zip = None
+        try:
+            store: Any = where.path
+            if where.path.lower().endswith(".zip"):
+                self._zip = store = zarr.storage.ZipStore(where.path, mode="r")
+            try:
+                found = zarr.open(store, mode="r")
+            except READING as error:
+                raise unreadable(where, error) from None
+            self._key = ""
+            if not isinstance(found, zarr.Array):
+                try:
+                    arrays = {
+                        name: array
+                        for name, array in sorted(found.members(max_depth=None))
+                        if isinstance(array, zarr.Array)
+                    }
+                except READING as error:
+                    raise unreadable(where, error) from None
+                texts = {name: f"{array.dtype} {array.shape}" for name, array in arrays.items()}
+                self._key = choose(Where(where.path, where.key.strip("/")), texts)
+                found = arrays[self._key]
+            elif where.key.strip("/"):
+                raise DataError(f"{where.path} is itself an array and holds no {where.key!r}")
+            self._array = found
+            self._chunks = found.shards or found.chunks  # each of them is a file
+            known = -len(self._chunks) <= axis < len(self._chunks)
+            super().__init__(
+                where, found.dtype, found.shape, axis, self._chunks[axis] if known else 1
+            )
+            self.attributes = {
+                name: found.attrs[name] for name in ATTRIBUTES if name in found.attrs
+            }
+            # In version 2, xarray stores the value for missing numbers as the fill value.
+            fill = found.metadata.fill_value
+            self._has_fill = fill is not None
+            if found.metadata.zarr_format == 2 and "_ARRAY_DIMENSIONS" in found.attrs:
+                self.attributes |= {} if fill is None else {"_FillValue": fill}
+        except BaseException:
+            self.close()
+            raise
+
+    def _rows(self, start: int, stop: int) -> Array:
+        if not self._has_fill:
+            for name in self._chunk_names(start, stop):
+                if not self._has(name):
+                    raise DataError(
+                        f"{self.where} has values that were never written, in the chunk {name}, "
+                        "and no fill value"
+                    )
+        try:
+            array = self._array[(slice(None),) * self.axis + (slice(start, stop),)]
+        except Exception as error:  # codecs may raise anything
+            raise unreadable(self.where, error) from None
+        return np.moveaxis(np.asarray(array), self.axis, 0)
+
+    def files(self, start: int, stop: int) -> Iterator[str]:
+        """Yield the metadata files, and the chunks of these rows that exist."""
+        if self._zip is not None:
+            yield self.where.path
+            return
+        metadata = (os.path.join(self._key, name) for name in ("zarr.json", ".zarray", ".zattrs"))
+        for name in (*metadata, *self._chunk_names(start, stop)):
+            if self._has(name):
+                yield os.path.join(self.where.path, name)
+
+    def _has(self, name: str) -> bool:
+        """Return whether the store has a file."""
+        if self._zip is None:
+            return os.path.exists(os.path.join(self.where.path, name))
+        return name in self._zipped
+
+    @cached_property
+    def _zipped(self) -> frozenset[str]:
+        with zipfile.ZipFile(self.where.path) as archive:
+            return frozenset(archive.namelist())
+
+    def _chunk_names(self, start: int, stop: int) -> Iterator[str]:
+        """Yield the names in the store of the chunks of these rows, also of missing ones."""
+        counts = [
+            -(-size // chunk) for size, chunk in zip(self._array.shape, self._chunks, strict=True)
+        ]
+        chunk = self._chunks[self.axis]
+        grid = [range(count) for count in counts]
+        grid[self.axis] = range(start // chunk, -(-stop // chunk))
+        for place in np.ndindex(*map(len, grid)):
+            at = tuple(axis[i] for axis, i in zip(grid, place, strict=True))
+            yield os.path.join(self._key, self._array.metadata.encode_chunk_key(at))
+
+    def close(self) -> None:
+        """See `ArrayFile`."""
+        if self._zip is not None and hasattr(self._zip, "_zf"):  # otherwise opening it failed
+            self._zip.close()

@@ -1,0 +1,1 @@
+"""Image files, and the folders and lists that name them."""

@@ -1,0 +1,423 @@
+"""How image files become samples.
+
+Pillow decodes the images into uint8 (channels, height, width). With --encoded their bytes are kept,
+and the loader decodes them.
+
+- Formats: JPEG, PNG, TIFF, WebP, BMP, GIF, JPEG 2000 and AVIF, recognised by their content. For
+  animations and files with several pages, --pages first takes the first page, and --pages all makes
+  a variable-length field of the pages (pages, channels, height, width). Of an MPO file from a
+  phone, the first image is taken.
+- The EXIF orientation is applied. ICC profiles are ignored. Grey, palette and CMYK images are
+  converted by Pillow's formulas; colour is converted to grey by ITU-R 601.
+- Images with more than 8 bits per channel need --mode L16 (uint16, grey) or --mode RGB16 (uint16,
+  TIFF and PNG). They are never cut to 8 bits.
+- Transparent pixels are kept by --mode RGBA, or laid over the colour of --background. Otherwise the
+  image cannot be used. An alpha channel that is opaque everywhere is dropped.
+- --encoded keeps each file's bytes, with their orientation, which the loader applies when it
+  decodes them (JPEG, PNG, WebP). The conversion checks only the header and the end of the file (all
+  checksums of a PNG). With --size, images of another size are decoded, resized and encoded again:
+  JPEG as JPEG, all others as PNG.
+"""
+
+import argparse
+import io
+import re
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from data_prep.formats.images.image_files import (
+    PAGES,
+    check_whole,
+    colours16,
+    grey16,
+    has_alpha,
+    is_deep,
+    is_negative,
+    is_opaque,
+    least_alpha,
+    opened,
+    page_count,
+    pillow,
+    reasons,
+)
+from data_prep.formats.samples import Unusable
+from hpctrain.data.field import Field
+from hpctrain.data.images import FORMATS as LOADED
+from hpctrain.data.images import MAX_PIXELS, orientation, planes, upright
+from hpctrain.data.types import Array
+from hpctrain.errors import ConfigError
+
+MODES = {"RGB": 3, "L": 1, "RGBA": 4, "L16": 1, "RGB16": 3}
+DEEP = ("L16", "RGB16")
+RESIZE = ("crop", "pad", "stretch", "none")
+FILTERS = ("bilinear", "bicubic", "lanczos", "box", "nearest")
+DRAFT = 2  # a JPEG decoded with --draft has at least this many times the target size
+
+
+def add_arguments(parser: argparse.ArgumentParser, mode: str = "RGB") -> None:
+    """Add the options for images; `mode` is the default of --mode, see `Pixels`."""
+    group = parser.add_argument_group("images")
+    group.add_argument(
+        "--size", metavar="HxW", help="height and width of the samples; 64 means 64x64"
+    )
+    group.add_argument(
+        "--resize",
+        choices=RESIZE,
+        default="crop",
+        help="how images are resized to --size. crop: scale the shorter side, keep the middle; "
+        "pad: scale the longer side, fill the rest; stretch: scale both sides; none: images of "
+        "another size cannot be used (default: %(default)s)",
+    )
+    group.add_argument(
+        "--filter",
+        choices=FILTERS,
+        default="bilinear",
+        help="the filter for resizing (default: %(default)s)",
+    )
+    group.add_argument(
+        "--mode",
+        choices=MODES,
+        help=f"mode of the pixels (default: {mode or 'that of the first image'})",
+    )
+    group.add_argument(
+        "--pages",
+        choices=PAGES,
+        default="refuse",
+        help="images with several pages. first: take the first page; all: the pages of an image "
+        "are one sample of any length; refuse: they cannot be used (default: %(default)s)",
+    )
+    group.add_argument(
+        "--background",
+        default="",
+        metavar="COLOR",
+        help="the colour under transparent pixels and around images resized by `pad`",
+    )
+    group.add_argument(
+        "--encoded",
+        action="store_true",
+        help="keep the bytes of the files; the loader decodes them",
+    )
+    group.add_argument(
+        "--quality",
+        type=int,
+        default=95,
+        metavar="1-95",
+        help="quality of JPEGs that are encoded again (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-pixels",
+        type=int,
+        default=MAX_PIXELS,
+        metavar="N",
+        help="images with more pixels cannot be used: a file of a few KB can need many GB of "
+        "memory (default: %(default)s)",
+    )
+    group.add_argument(
+        "--draft",
+        action="store_true",
+        help=f"decode JPEGs at 1/2, 1/4 or 1/8 of their size if that is at least {DRAFT} times "
+        "--size: faster, but the pixels differ a little",
+    )
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """How image files become samples; see the module.
+
+    Attributes:
+        size: Height and width; None keeps the size of each file.
+        resize: One of RESIZE.
+        filter: One of FILTERS.
+        mode: One of MODES; "" is L for grey images and RGB for all others.
+        background: The name of a colour that Pillow knows, or "".
+        encoded: Whether a sample is the bytes of the file.
+        quality: Quality of JPEGs that are encoded again, 1 to 95.
+        max_pixels: Images with more pixels cannot be used.
+        draft: Whether JPEGs may be decoded at a fraction of their size.
+        pages: One of PAGES: what is read of an animation, or of a file with several pages.
+    """
+
+    size: tuple[int, int] | None = None
+    resize: str = "crop"
+    filter: str = "bilinear"
+    mode: str = "RGB"
+    background: str = ""
+    encoded: bool = False
+    quality: int = 95
+    max_pixels: int = MAX_PIXELS
+    draft: bool = False
+    pages: str = "refuse"
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, mode: str = "RGB") -> Self:
+        """Make the pixels that the command line describes; `mode` is the default of --mode.
+
+        Raises:
+            ConfigError: A value is not allowed, or Pillow is not installed.
+        """
+        pillow()
+        size = _size(args.size) if args.size else None
+        if args.encoded and args.mode and (size is None or MODES[args.mode] == 4):
+            raise ConfigError(f"--mode {args.mode}: with --encoded the loader decides it")
+        if args.encoded and args.mode in DEEP:
+            raise ConfigError(f"--mode {args.mode}: the loader decodes 8 bits; leave out --encoded")
+        if args.encoded and args.pages != "refuse":
+            raise ConfigError(
+                f"--pages {args.pages}: the loader decodes one page; leave out --encoded"
+            )
+        if args.draft and size is None:
+            raise ConfigError("--draft is for --size: JPEGs that are far larger")
+        if not 1 <= args.quality <= 95:
+            raise ConfigError(f"--quality {args.quality}: from 1 to 95")
+        if args.max_pixels < 1:
+            raise ConfigError(f"--max-pixels {args.max_pixels}: at least 1")
+        if args.background:
+            from PIL import ImageColor
+
+            try:
+                ImageColor.getrgb(args.background)
+            except ValueError:
+                raise ConfigError(
+                    f"--background {args.background!r}: a colour such as white or #ff8800"
+                ) from None
+            if args.mode in DEEP:
+                raise ConfigError("--background: images of 16 bits have no transparent pixels")
+        return cls(
+            size=size,
+            resize=args.resize,
+            filter=args.filter,
+            mode=args.mode or mode,
+            background=args.background,
+            encoded=args.encoded,
+            quality=args.quality,
+            max_pixels=args.max_pixels,
+            draft=args.draft,
+            pages=args.pages,
+        )
+
+    @property
+    def field(self) -> Field | None:
+        """The field of the samples; None if the first image decides its shape."""
+        if self.encoded:
+            return Field("uint8", variable=True)
+        if self.size is None or not self.mode:
+            return None
+        dtype = "uint16" if self.mode in DEEP else "uint8"
+        return Field(dtype, (MODES[self.mode], *self.size), self.pages == "all")
+
+    def field_of(self, first: Array) -> Field:
+        """Return the field of the samples, whose first one is `first`."""
+        if self.field is not None:
+            return self.field
+        pages = self.pages == "all"
+        return Field(first.dtype.name, first.shape[1:] if pages else first.shape, pages)
+
+    def sample(self, content: bytes, field: Field | None = None, out: Array | None = None) -> Array:
+        """Return the sample of an image file.
+
+        Args:
+            content: The bytes of the file.
+            field: The field that the sample must fit; None for the first image, which decides.
+            out: An array that may be used for the result; not used if encoded.
+
+        Returns:
+            uint8 or uint16 (channels, height, width), perhaps `out` itself; with all pages
+            (pages, channels, height, width); if encoded, uint8 (bytes,).
+
+        Raises:
+            Unusable: The image is damaged, too large, or its format or size is not accepted.
+        """
+        if self.encoded:
+            return np.frombuffer(self._file(content), np.uint8)
+        with reasons(), opened(content, self.max_pixels, self.pages) as image:
+            if image.format == "PNG":
+                check_whole(image, "PNG", content)
+            if self.pages == "all":
+                found = []
+                for page in range(page_count(image)):
+                    image.seek(page)
+                    found.append(self._page(image, content))
+                    self._check(found[-1], Field(found[0].dtype.name, found[0].shape), "page")
+                pixels = np.stack(found)
+                if field is not None:
+                    self._check(found[0], field, "image")
+                return pixels
+            pixels = self._page(image, content, out)
+        if field is not None:
+            self._check(pixels, field, "image")
+        return pixels
+
+    def _page(self, image: Any, content: bytes, out: Array | None = None) -> Array:
+        """Return the pixels of the page that an open image is at."""
+        if self.mode == "RGB16" and is_deep(image):
+            colours = colours16(image, content, self.max_pixels)
+            turn = orientation(image)
+            return np.concatenate([self._array(self._resized(upright(c, turn))) for c in colours])
+        return self._array(self._resized(self._upright(image)), out)
+
+    def _check(self, pixels: Array, field: Field, what: str) -> None:
+        """Check that an image or page is like the first one.
+
+        Raises:
+            Unusable: It has other channels or another size.
+        """
+        if len(pixels) != field.shape[0]:
+            raise Unusable(
+                f"it has {_channels(len(pixels))}, the first {what} {_channels(field.shape[0])}; "
+                "--mode makes them equal"
+            )
+        if pixels.shape != field.shape:
+            raise Unusable(
+                f"it has {pixels.shape[1]} x {pixels.shape[2]} pixels, the first {what} "
+                f"{field.shape[1]} x {field.shape[2]} (height x width); --size HxW makes them equal"
+            )
+
+    def convert(self, image: Any) -> Array:
+        """Return the sample of an open Pillow image; see `sample`.
+
+        Raises:
+            Unusable: See `sample`.
+        """
+        with reasons():
+            if self.encoded:
+                file = io.BytesIO()
+                image.save(file, "PNG")
+                return self.sample(file.getvalue())
+            pixels = self._array(self._resized(self._upright(image)))
+            return pixels[None] if self.pages == "all" else pixels
+
+    def of_pil(self, content: bytes) -> Array:
+        """Return the sample of an image as mosaicml-streaming and litdata store those of Pillow.
+
+        Args:
+            content: Width, height, length of the mode (uint32 each), mode, pixels.
+
+        Raises:
+            Unusable: See `sample`.
+        """
+        try:
+            width, height, length = np.frombuffer(content[:12], "<u4").tolist()
+            if width * height > self.max_pixels:
+                raise Unusable(
+                    f"it has {height} x {width} pixels; --max-pixels is {self.max_pixels}"
+                )
+            mode = content[12 : 12 + length].decode()
+            image = pillow().frombytes(mode, (width, height), content[12 + length :])
+        except (ValueError, KeyError) as error:
+            raise Unusable(f"it is damaged: {error}") from None
+        return self.convert(image)
+
+    def _file(self, content: bytes) -> bytes:
+        """Return the bytes for the loader: those of the file, or the image encoded again."""
+        with reasons(), opened(content, self.max_pixels) as image:
+            kind = "JPEG" if image.format == "MPO" else image.format
+            if is_deep(image):
+                raise Unusable("it has more than 8 bits a channel, which the loader does not take")
+            if self.size is None and kind not in LOADED:
+                raise Unusable(
+                    f"the loader decodes {', '.join(LOADED)}, not {kind}; leave out --encoded, or "
+                    "--size encodes it again"
+                )
+            fits = self.size is None or (
+                self.size == (image.height, image.width) and orientation(image) == 1
+            )
+            if kind in LOADED and fits and is_opaque(image, content, self.max_pixels):
+                check_whole(image, kind, content)
+                return content
+        # Open the file again: reading the EXIF data may have moved the position in it.
+        with reasons(), opened(content, self.max_pixels) as image:
+            file = io.BytesIO()
+            resized = self._resized(self._upright(image))
+            if kind == "JPEG":
+                resized.save(file, "JPEG", quality=self.quality)
+            else:
+                resized.save(file, "PNG")
+            return file.getvalue()
+
+    def _upright(self, image: Any) -> Any:
+        """Decode an image, apply its orientation, and convert it to the mode of the samples."""
+        deep, negative = is_deep(image), is_negative(image)
+        if self.draft and self.size and image.format in ("JPEG", "MPO"):
+            height, width = self.size[::-1] if orientation(image) > 4 else self.size
+            if self.resize == "pad":
+                height, width = _inside((height, width), (image.height, image.width))
+            image.draft(None, (DRAFT * width, DRAFT * height))
+        image.load()
+        if deep != (self.mode in DEEP):
+            raise Unusable(
+                f"it has more than 8 bits a channel (Pillow's mode {image.mode}): --mode L16 "
+                "takes grey of 16 bits, --mode RGB16 colours; store others as arrays"
+                if deep
+                else f"it has 8 bits a channel, --mode {self.mode} takes 16"
+            )
+        image = upright(image, orientation(image))
+        if self.mode == "L16":
+            return grey16(image, negative)
+        mode = self.mode or ("L" if image.mode in ("1", "L", "LA", "La") else "RGB")
+        if has_alpha(image):
+            image = image.convert("RGBA")
+            if self.mode == "RGBA":
+                return image
+            if least_alpha(image) < 255:
+                if not self.background:
+                    other = "" if self.encoded else ", --mode RGBA keeps them"
+                    raise Unusable(
+                        "it has transparent pixels: --background white lays them over a colour"
+                        f"{other}"
+                    )
+                below = pillow().new("RGBA", image.size, self.background)
+                image = pillow().alpha_composite(below, image)
+            image = image.convert("RGB")
+        return image if image.mode == mode else image.convert(mode)
+
+    def _resized(self, image: Any) -> Any:
+        if self.size is None or (image.height, image.width) == self.size:
+            return image
+        height, width = self.size
+        resample = pillow().Resampling[self.filter.upper()]
+        if self.resize == "none":
+            raise Unusable(
+                f"it has {image.height} x {image.width} pixels, not {height} x {width} (height x "
+                "width), and --resize is none"
+            )
+        if self.resize == "stretch":
+            return image.resize((width, height), resample)
+        if self.resize == "crop":
+            scale = min(image.width / width, image.height / height)
+            # Rounding may give a little less than 0.
+            left = max(0.0, (image.width - scale * width) / 2)
+            top = max(0.0, (image.height - scale * height) / 2)
+            box = (left, top, image.width - left, image.height - top)
+            return image.resize((width, height), resample, box=box)
+        inner = _inside(self.size, (image.height, image.width))
+        padded = pillow().new(image.mode, (width, height), self.background or 0)
+        place = (width - inner[1]) // 2, (height - inner[0]) // 2
+        padded.paste(image.resize(inner[::-1], resample), place)
+        return padded
+
+    def _array(self, image: Any, out: Array | None = None) -> Array:
+        if self.mode in DEEP:
+            deep = np.asarray(image).clip(0, 2**16 - 1)  # a sharp filter may exceed the range
+            return deep.astype(np.uint16)[None]
+        shape = (len(image.getbands()), image.height, image.width)
+        return planes(image, out if out is not None and out.shape == shape else None)
+
+
+def _channels(count: int) -> str:
+    return "1 channel" if count == 1 else f"{count} channels"
+
+
+def _size(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,6})(?:x(\d{1,6}))?", text)
+    if not match or 0 in (size := (int(match[1]), int(match[2] or match[1]))):
+        raise ConfigError(f"--size {text!r}: height and width in pixels, such as 224x224")
+    return size
+
+
+def _inside(size: tuple[int, int], found: tuple[int, int]) -> tuple[int, int]:
+    """Return the largest size with the proportions of `found` that fits into `size`."""
+    scale = min(size[0] / found[0], size[1] / found[1])
+    height, width = (max(1, round(side * scale)) for side in found)
+    return height, width

@@ -1,0 +1,1 @@
+"""Shards of other libraries: tar files, MDS and litdata."""

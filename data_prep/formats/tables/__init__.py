@@ -1,0 +1,1 @@
+"""Tables in CSV, Parquet and Arrow files: their columns and rows."""

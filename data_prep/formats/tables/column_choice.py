@@ -1,0 +1,87 @@
+"""The command line's choice of columns: which ones become fields, and how."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from data_prep.show import console
+from hpctrain.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ColumnChoice:
+    """The columns that become fields, and how; see the options of the same names."""
+
+    columns: Sequence[str] = ()
+    drop: Sequence[str] = ()
+    rename: Mapping[str, str] = field(default_factory=dict)
+    categorical: Sequence[str] = ()
+    cast: Mapping[str, str] = field(default_factory=dict)
+    null: Mapping[str, str] = field(default_factory=dict)
+    stack: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def choose(self, names: Sequence[str]) -> list[str]:
+        """Return those of these columns that become fields.
+
+        Raises:
+            ConfigError: An option names a column that does not exist.
+        """
+        options = {
+            "--columns": self.columns,
+            "--drop": self.drop,
+            "--rename": self.rename,
+            "--categorical": self.categorical,
+            "--null": self.null,
+        }
+        there = frozenset(names)
+        for option, given in options.items():
+            for name in given:
+                if name not in there:
+                    raise ConfigError(f"{option} {name}: there is no such column; {_has(names)}")
+        for name in self.cast:
+            if name not in there and name not in self.stack:
+                raise ConfigError(f"--cast {name}: there is no such column; {_has(names)}")
+        if self.columns and self.drop:
+            raise ConfigError("--columns and --drop: give one of them")
+        dropped = frozenset(self.drop)
+        chosen = list(dict.fromkeys(self.columns)) or [n for n in names if n not in dropped]
+        if not chosen:
+            raise ConfigError("--drop leaves no column")
+        return chosen
+
+    def outputs(self, names: Sequence[str]) -> dict[str, list[str]]:
+        """Return the fields, each with its column, or with the columns that are stacked in it.
+
+        Raises:
+            ConfigError: Two fields have the same name, or a pattern of --stack matches no column.
+        """
+        stacked: dict[str, str] = {}
+        there = frozenset(names)
+        for target, patterns in self.stack.items():
+            for pattern in patterns:
+                single = pattern in there and not set(pattern) & set("*?[")
+                matching = (n for n in names if n == pattern or fnmatchcase(n, pattern))
+                found = [pattern] if single else list(matching)
+                if not found:
+                    raise ConfigError(f"--stack {target}: no column is {pattern!r}; {_has(names)}")
+                stacked |= dict.fromkeys(found, target)
+        outputs: dict[str, list[str]] = {}
+        for name in names:
+            target = stacked.get(name) or self.rename.get(name, name)
+            if target in outputs and not {name, outputs[target][0]} <= stacked.keys():
+                raise ConfigError(f"{outputs[target][0]!r} and {name!r} would both be {target!r}")
+            outputs.setdefault(target, []).append(name)
+        return outputs
+
+    def cast_of(self, name: str, target: str) -> str:
+        """Return the dtype that --cast gives for a column or for its stacked field, or ""."""
+        return self.cast.get(name) or (self.cast.get(target, "") if target in self.stack else "")
+
+
+def listed(given: Sequence[str]) -> list[str]:
+    """Return the names of a repeatable option whose values are lists such as NAME,NAME."""
+    return [name.strip() for text in given for name in text.split(",") if name.strip()]
+
+
+def _has(names: Sequence[str]) -> str:
+    return f"there are {console.listed(names)}"

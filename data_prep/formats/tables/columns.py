@@ -1,0 +1,330 @@
+"""Columns of Arrow data as fields: the field of each type, and values that cannot be stored.
+
+Arrow type                field
+ints, floats              the same dtype; uint64 is stored as int64 if all values fit
+bool                      uint8
+dates, times, durations   int64, in the unit of the type
+string, binary            variable-length uint8; strings as UTF-8
+fixed-size list, tensor   shape (k, …)
+list of any of these      variable-length
+dictionary-encoded        the field of the values
+decimal                   what --cast says; floats are then rounded, integers are exact
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.formats.casts import lost
+from hpctrain.data.field import DTYPES, Field
+from hpctrain.data.ragged import Ragged, offsets_of
+from hpctrain.data.types import Array, Int64s
+from hpctrain.errors import ConfigError, DataError
+
+CODES = "int32"  # dtype of the codes of categories
+WHOLE = re.compile(r"[+-]?\d{1,300}")
+SHOWN = 60  # characters of a value in a message
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column and the field that it becomes; picklable.
+
+    Attributes:
+        name: Name in the source.
+        type: Arrow type.
+        field: The field that stores it.
+        cast: The dtype of --cast, or "".
+        null: The value that replaces nulls, of `type`; None if rows with nulls cannot be used.
+        categories: The values, if the field stores their codes.
+    """
+
+    name: str
+    type: Any
+    field: Field
+    cast: str = ""
+    null: Any = None
+    categories: Sequence[Any] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        kind: Any,
+        cast: str = "",
+        null: str | None = None,
+        categories: Sequence[Any] | None = None,
+    ) -> "Column":
+        """Decide what a column of the Arrow type `kind` becomes.
+
+        Args:
+            name: Name of the column.
+            kind: A `pyarrow.DataType`.
+            cast: A dtype that fields can have, for a column of numbers.
+            null: The text of the value that replaces nulls.
+            categories: The values, in the order of their codes.
+
+        Raises:
+            ConfigError: The type does not allow this cast or this value for nulls.
+            DataError: No field can hold the type.
+        """
+        import pyarrow as pa
+
+        kind = plain(kind)
+        inner, shape, variable = _layout(name, kind)
+        if cast and (cast not in DTYPES or _is_text(kind)):
+            what = f"the column is {kind}" if cast in DTYPES else f"the dtypes are {_dtypes()}"
+            raise ConfigError(f"--cast {name}={cast}: {what}")
+        if categories is not None:
+            field = Field(CODES)
+        elif _is_text(kind):
+            field = Field("uint8", variable=True)
+        else:
+            is_cast_decimal = bool(cast) and pa.types.is_decimal(inner)
+            dtype = cast if is_cast_decimal else _dtype(name, kind, inner)
+            try:
+                field = Field(cast or dtype, shape, variable)
+            except DataError as error:
+                raise DataError(f"the column {name!r} of {kind}: {error}") from None
+        value = None
+        if null is not None:
+            if not _is_text(kind) and (variable or shape):
+                raise ConfigError(f"--null {name}={null}: the column has lists, not single values")
+            try:
+                value = pa.scalar(null).cast(kind)
+            except (pa.ArrowException, ValueError):
+                raise ConfigError(f"--null {name}={null}: that is no {kind}") from None
+            floating = pa.types.is_floating(kind)
+            if floating and WHOLE.fullmatch(null) and value.as_py() != int(null):
+                raise ConfigError(f"--null {name}={null}: a {kind} would round it")
+        return cls(name, kind, field, cast, value, categories)
+
+    def problems(self, array: Any) -> dict[int, str]:
+        """Return the rows of an array that cannot be stored, each with the reason."""
+        array = self._plain(array)
+        found: dict[int, str] = {}
+        rows = np.arange(len(array))
+        if array.null_count:
+            valid = array.is_valid()
+            null = np.flatnonzero(~np.asarray(valid.to_numpy(zero_copy_only=False)))
+            found = {int(row): f"column {self.name!r} is null; {self._hint()}" for row in null}
+            array, rows = array.filter(valid), np.delete(rows, null)
+        if self.categories is not None:
+            missing = np.flatnonzero(self._codes(array) < 0).tolist()
+            for i in missing:
+                found[int(rows[i])] = f"column {self.name!r}: {shown(array[i])} is no category"
+            return found
+        if _is_text(array.type):
+            return found
+        ends = _ends(array)
+        leaves = _flat(array)
+
+        def add(bad: Array, why: str) -> None:
+            for leaf in np.flatnonzero(bad).tolist():
+                row = int(rows[np.searchsorted(ends, leaf, side="right")])
+                value = why.format(shown(leaves[leaf]))
+                found.setdefault(row, f"column {self.name!r}{value}")
+
+        if leaves.null_count:
+            add(np.asarray(leaves.is_null().to_numpy(zero_copy_only=False)), " has a null inside")
+        whole = self._of_decimals(leaves.type)
+        if whole:
+            add(_fractions(leaves), f": {{}} is not possible in {self.cast}")
+        values = _numbers(leaves, whole)
+        if values.dtype == np.uint64 and not self.cast:
+            add(values > np.uint64(2**63 - 1), ": {} is beyond int64, the largest integer type")
+        elif self.cast:
+            add(lost(values, np.dtype(self.cast)), f": {{}} is not possible in {self.cast}")
+        return found
+
+    def values(self, array: Any) -> Array | Ragged:
+        """Convert an array without problems to (n, *shape) or to a `Ragged`."""
+        array = self._plain(array)
+        if self.categories is not None:
+            return self._codes(array)
+        if _is_text(array.type):
+            return _text(array)
+        lengths = np.diff(_ends(array, outer=True), prepend=0)
+        leaves = _flat(array)
+        values = _numbers(leaves, self._of_decimals(leaves.type))
+        values = values.astype(self.field.dtype, copy=False)
+        values = values.reshape(-1, *self.field.shape)
+        return Ragged(values, offsets_of(lengths)) if self.field.variable else values
+
+    def _of_decimals(self, kind: Any) -> bool:
+        """Return whether decimals are cast to integers, which must not go through floats."""
+        import pyarrow as pa
+
+        return pa.types.is_decimal(kind) and "int" in self.cast
+
+    def _plain(self, array: Any) -> Any:
+        """Return the array without dictionaries and extensions; replace nulls if `null` is set."""
+        import pyarrow as pa
+
+        if isinstance(array, pa.ExtensionArray):
+            array = array.storage
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if self.null is not None and array.null_count:
+            array = array.fill_null(self.null.cast(array.type))
+        return array
+
+    def _codes(self, array: Any) -> NDArray[np.int32]:
+        import pyarrow as pa
+        from pyarrow import compute
+
+        assert self.categories is not None
+        known = pa.array(self.categories, array.type)
+        codes = compute.index_in(array, value_set=known).fill_null(-1)
+        return np.asarray(codes.to_numpy(zero_copy_only=False), CODES)
+
+    def _hint(self) -> str:
+        if self.field.variable and not _is_text(self.type):
+            return "a list may be empty, but has to be there"
+        if self.field.shape:
+            return "a list of a fixed size has to be there"
+        return f"--null {self.name}=VALUE gives such rows a value"
+
+
+def plain(kind: Any) -> Any:
+    """Return the value type of a dictionary type; return other types unchanged."""
+    import pyarrow as pa
+
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def shown(value: Any) -> str:
+    """Return a value of a column as text for a message."""
+    text = repr(value.as_py() if hasattr(value, "as_py") else value)
+    return text if len(text) <= SHOWN else text[:SHOWN] + "…"
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_string_view(kind)
+        or types.is_binary_view(kind)
+    )
+
+
+def _layout(name: str, kind: Any) -> tuple[Any, tuple[int, ...], bool]:
+    """Return the type of the numbers, the shape, and whether the length varies."""
+    import pyarrow as pa
+
+    variable = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    inner, shape = kind.value_type if variable else kind, list[int]()
+    if isinstance(inner, pa.FixedShapeTensorType):
+        if inner.permutation not in (None, list(range(len(inner.shape)))):
+            raise DataError(f"the column {name!r} has permuted tensors, which are not supported")
+        return inner.value_type, tuple(inner.shape), variable
+    while pa.types.is_fixed_size_list(inner):
+        shape.append(inner.list_size)
+        inner = inner.value_type
+    return inner, tuple(shape), variable
+
+
+def _dtype(name: str, kind: Any, inner: Any) -> str:
+    """Return the dtype of a column's numbers, which have the type `inner`."""
+    from pyarrow import types
+
+    if types.is_boolean(inner):
+        return "uint8"
+    if types.is_uint64(inner) or (types.is_temporal(inner) and not types.is_interval(inner)):
+        return "int64"
+    if types.is_integer(inner) or types.is_floating(inner):
+        return str(np.dtype(inner.to_pandas_dtype()).name)
+    if types.is_decimal(inner):
+        raise DataError(
+            f"the column {name!r} is {kind}: no field holds such numbers; --cast {name}=float64 "
+            f"(or int64, if all are whole) converts them"
+        )
+    raise DataError(
+        f"the column {name!r} is {kind}, which no field can hold; --columns or --drop leave it out"
+    )
+
+
+def _dtypes() -> str:
+    return ", ".join(DTYPES)
+
+
+def _ends(array: Any, outer: bool = False) -> Int64s:
+    """Return where each row ends, counted in numbers, or with `outer` in elements of its list."""
+    from pyarrow import compute, types
+
+    lengths = np.ones(len(array), np.int64)
+    kind = array.type
+    if types.is_list(kind) or types.is_large_list(kind):
+        lengths = compute.list_value_length(array).to_numpy(zero_copy_only=False).astype(np.int64)
+        kind = kind.value_type
+    if not outer:
+        _, shape, _ = _layout("", kind)
+        lengths = lengths * int(np.prod(shape, dtype=np.int64))
+    return np.cumsum(lengths)
+
+
+def _flat(array: Any) -> Any:
+    """Return the numbers of all rows as one flat array; no row may be null."""
+    import pyarrow as pa
+
+    while True:
+        if isinstance(array, pa.ExtensionArray):
+            array = array.storage
+        kind = array.type
+        if not (
+            pa.types.is_list(kind)
+            or pa.types.is_large_list(kind)
+            or pa.types.is_fixed_size_list(kind)
+        ):
+            return array
+        array = array.flatten()
+
+
+def _fractions(decimals: Any) -> Array:
+    """Return a mask of the decimals that int64 cannot hold."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    wide = pa.decimal256(76, max(0, decimals.type.scale))
+    integers = decimals.cast(pa.int64(), safe=False)
+    same = compute.equal(integers.cast(wide), decimals.cast(wide)).fill_null(True)
+    return ~np.asarray(same.to_numpy(zero_copy_only=False))
+
+
+def _numbers(array: Any, whole: bool = False) -> Array:
+    """Return a flat array as NumPy. Nulls become zeros; `problems` reports them.
+
+    Args:
+        array: The array.
+        whole: Whether decimals become int64, not float64.
+    """
+    import pyarrow as pa
+
+    kind = array.type
+    if pa.types.is_decimal(kind):
+        array = array.cast(pa.int64() if whole else pa.float64(), safe=False)
+    elif pa.types.is_temporal(kind):
+        width = pa.int32() if kind.bit_width == 32 else pa.int64()
+        array = array.cast(width).cast(pa.int64())
+    if array.null_count:
+        array = array.fill_null(pa.scalar(0).cast(array.type))
+    values: Array = array.to_numpy(zero_copy_only=False)
+    return values.view(np.uint8) if values.dtype == bool else values
+
+
+def _text(array: Any) -> Ragged:
+    import pyarrow as pa
+
+    array = array.cast(pa.large_binary())
+    _, offsets, content = array.buffers()
+    ends = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
+    values = np.frombuffer(content, np.uint8) if content is not None else np.empty(0, np.uint8)
+    return Ragged(values[ends[0] : ends[-1]], ends - ends[0])

@@ -1,0 +1,208 @@
+"""Convert text to tokens: its bytes, or the tokens of Hugging Face's library `tokenizers`.
+
+A `Tokenizer` holds the content of its tokenizer.json. So worker processes and the copy beside the
+shards get the tokenizer as it was when the conversion was planned.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from data_prep.libraries import library
+from hpctrain.data.ragged import Ragged, offsets_of
+from hpctrain.data.types import Array
+from hpctrain.errors import ConfigError, DataError
+
+FILE = "tokenizer.json"  # its name in the output folder
+BYTES = 256
+EOD = "<|endoftext|>"
+# The end-of-document tokens of well-known tokenizers.
+EODS = (EOD, "</s>", "<eos>", "<|end_of_text|>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
+SMALLEST = BYTES + 1  # the least vocabulary: all bytes, and the end-of-document token
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """How documents become tokens.
+
+    Attributes:
+        name: A name for messages and the provenance.
+        vocabulary: The ids are 0 to vocabulary - 1.
+        eod: The id that ends each document, or None.
+        content: The text of tokenizer.json; "" if the tokens are the bytes.
+    """
+
+    name: str
+    vocabulary: int
+    eod: int | None
+    content: str = ""
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the tokens: uint16 if it is enough, otherwise uint32."""
+        return "uint16" if self.vocabulary <= 2**16 else "uint32"
+
+    @property
+    def digest(self) -> str:
+        """A digest that identifies the mapping from text to ids."""
+        return digest_of(self.content or "bytes")
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The tokenizer's entry in the provenance, as JSON."""
+        about = {
+            "name": self.name,
+            "vocabulary": self.vocabulary,
+            "eod": self.eod,
+            "digest": self.digest,
+        }
+        return {**about, "tokenizers": _library().__version__} if self.content else about
+
+    def encode(self, texts: Sequence[str], threads: int = 1) -> Ragged:
+        """Return the tokens of each document, as `dtype`; there is at least one document."""
+        if self.content:
+            return self._encode(texts, threads)
+        encoded = [text.encode() for text in texts]
+        end = b"" if self.eod is None else b"\0"
+        values = np.frombuffer(end.join([*encoded, b""]), np.uint8).astype(self.dtype)
+        offsets = offsets_of([len(text) + len(end) for text in encoded])
+        if self.eod is not None:
+            values[offsets[1:] - 1] = self.eod
+        return Ragged(values, offsets)
+
+    def _encode(self, texts: Sequence[str], threads: int) -> Ragged:
+        # The library reads this at each call. Its threads would compete with our processes.
+        os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
+        tokenizer = _loaded(self.content)
+        encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
+        end = [] if self.eod is None else [self.eod]
+        samples: list[Array] = [
+            np.array(found.ids + end, self.dtype)
+            for found in encode(list(texts), add_special_tokens=False)
+        ]
+        return Ragged.of(samples)
+
+
+def digest_of(content: str) -> str:
+    """Return the digest of a tokenizer.json's text, which is that of the file."""
+    return "xxh3_128:" + xxhash.xxh3_128_hexdigest(content.encode())
+
+
+def of_bytes(eod: bool) -> Tokenizer:
+    """Return the tokenizer of UTF-8 bytes: 256 ids and, with `eod`, one for the document's end."""
+    return Tokenizer("bytes", BYTES + eod, BYTES if eod else None)
+
+
+def of_file(path: Path, eod: bool, token: str | None = None) -> Tokenizer:
+    """Read a tokenizer.json.
+
+    Args:
+        path: Path of the file.
+        eod: Whether a token ends each document.
+        token: The token that ends a document; None takes the one of `EODS` that is in the file.
+
+    Raises:
+        ConfigError: The tokenizer has no such token, or several of `EODS`.
+        DataError: The file cannot be read, or is not a tokenizer.
+    """
+    try:
+        content = path.read_bytes().decode()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is no {FILE}: it is not UTF-8") from None
+    return of_content(content, str(path), eod, token)
+
+
+def of_content(content: str, name: str, eod: bool, token: str | None = None) -> Tokenizer:
+    """Make a tokenizer from the text of a tokenizer.json; see `of_file`."""
+    try:
+        tokenizer = _loaded(content)
+    except DataError:
+        raise
+    except Exception as error:  # the library raises bare Exceptions
+        raise DataError(f"{name} is no {FILE} of Hugging Face tokenizers: {error}") from None
+    end = _end(tokenizer, name, token) if eod else None
+    # The number of entries is not enough: ids may have gaps.
+    highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    if highest < 0:
+        raise DataError(f"{name} has no tokens")
+    return Tokenizer(name, highest + 1, end, content)
+
+
+def check_vocabulary(vocabulary: int) -> None:
+    """Check the value of `--train-bpe`.
+
+    Raises:
+        ConfigError: The vocabulary is too small for all bytes and the end of a document, or too
+            large.
+    """
+    if not SMALLEST <= vocabulary <= 2**24:
+        raise ConfigError(
+            f"--train-bpe {vocabulary}: a vocabulary has {SMALLEST} tokens (every byte, and the "
+            f"end of a document) to {2**24}"
+        )
+
+
+def trained(texts: Iterator[str], vocabulary: int) -> str:
+    """Train a byte-level BPE. The same text gives the same tokenizer.
+
+    Args:
+        texts: The documents.
+        vocabulary: The number of tokens, including the 256 bytes and the end of a document.
+
+    Returns:
+        The content of tokenizer.json.
+    """
+    tokenizers = _library()
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[EOD],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    content: str = tokenizer.to_str(pretty=True)
+    return content
+
+
+def _end(tokenizer: Any, name: str, token: str | None) -> int:
+    if token is None:
+        known = [end for end in EODS if tokenizer.token_to_id(end) is not None]
+        if len(known) != 1:
+            has = f"has {' and '.join(known)}" if known else f"has none of {', '.join(EODS)}"
+            raise ConfigError(
+                f"{name}: which token ends a document? It {has}; give --eod TOKEN, or --no-eod"
+            )
+        token = known[0]
+    found: int | None = tokenizer.token_to_id(token)
+    if found is None:
+        raise ConfigError(f"--eod {token!r}: {name} has no such token")
+    return found
+
+
+@lru_cache(maxsize=2)
+def _loaded(content: str) -> Any:
+    tokenizer = _library().Tokenizer.from_str(content)
+    # A model's file may ask for truncated or padded documents, or for text like "</s>" to become
+    # the special token. None of these must happen here.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def _library() -> Any:
+    for part in ("decoders", "models", "pre_tokenizers", "trainers"):
+        library(f"tokenizers.{part}", name="the library tokenizers")
+    return library("tokenizers")

@@ -1,0 +1,35 @@
+"""Libraries that only some commands need, imported when they are needed."""
+
+from importlib import import_module
+from typing import Any
+
+from hpctrain.errors import ConfigError, DataError
+
+
+def library(
+    module: str,
+    what: str = "this",
+    *,
+    name: str = "",
+    install: str = "'hpctrain[prep]'",
+    error: type[ConfigError | DataError] = DataError,
+) -> Any:
+    """Import a library.
+
+    Args:
+        module: The module to import.
+        what: What needs it; begins the message.
+        name: The name in the message; "" is that of the module.
+        install: What pip installs.
+        error: The kind of error that is raised.
+
+    Raises:
+        ConfigError, DataError: It is not installed.
+    """
+    try:
+        import_module(module.partition(".")[0])
+        return import_module(module)
+    except ImportError:
+        raise error(
+            f"{what} needs {name or module}, which is not installed: pip install {install}"
+        ) from None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from data_prep.formats import litdata, mds
+from data_prep.formats.shards import litdata, mds
 from hpctrain import disk
 from hpctrain.checkpoint.manifest import Manifest
 from hpctrain.config import frozen

@@ -1,6 +1,7 @@
 """A conversion leaves out duplicates, and splits by class, by a column or by file."""
 
 from collections import Counter
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -90,7 +91,7 @@ SEEN = []
 
 def test_a_source_that_is_not_the_same_twice(tmp_path):
     source = hand([Row(1), Row(2)])
-    fickle = Fickle(**{name: getattr(source, name) for name in source.__dataclass_fields__})
+    fickle = Fickle(**{each.name: getattr(source, each.name) for each in fields(source)})
     with pytest.raises(DataError, match=r"gave 2 samples of piece 0 at first and 4 the second"):
         convert(fickle, tmp_path / "OUT", options(dedup="exact"))
     assert not (tmp_path / "OUT").exists()  # the results of the first pass are removed
@@ -180,6 +181,6 @@ def test_other_byte_orders_and_blocks_give_the_same(tmp_path):
     source = hand(rows)
     given = options("a=0.5,b=0.5", dedup="exact")
     convert(source, tmp_path / "OUT", given)
-    swapped = Swapped(**{name: getattr(source, name) for name in source.__dataclass_fields__})
+    swapped = Swapped(**{each.name: getattr(source, each.name) for each in fields(source)})
     convert(swapped, tmp_path / "SWAPPED", given)
     assert content(tmp_path / "OUT") == content(tmp_path / "SWAPPED")

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -331,3 +332,14 @@ def test_a_daemon_that_fails_is_shown_and_all_is_cleaned(
     assert "boom" in said
     assert "Traceback" not in said
     assert left_behind(tmp_path) == []
+
+
+def test_a_copy_of_the_folder_works_from_anywhere(tmp_path: Path) -> None:
+    shutil.copytree(cluster.TOOL.parent, tmp_path / "copy")
+    (tmp_path / "link").symlink_to(tmp_path / "copy" / "dev-cluster")
+    # Without the packages that are installed here: the tool needs nothing but Python.
+    command = ["/usr/bin/env", "python3", "-I", "-S", str(tmp_path / "link"), "status"]
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "slurmctld" in done.stdout
+    assert not list((tmp_path / "copy").rglob("__pycache__"))  # root would own it

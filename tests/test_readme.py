@@ -159,7 +159,8 @@ def accept(words: list[str], run: Path) -> None:
         case ["make", target]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)
         case ["apt-get", "install", "--no-install-recommends", *packages]:
-            assert {*packages} == {*_dev_cluster("requirements").PACKAGES} - {"util-linux"}  # it is everywhere
+            needed = _dev_cluster("requirements").PACKAGES
+            assert {*packages} == {*needed} - {"util-linux"}  # it is everywhere
         case ["slurm/dev-cluster", *rest]:
             _dev_cluster("cli").parse(rest)
         case ["eval", "$(slurm/dev-cluster env)"]:

@@ -109,9 +109,6 @@ def load(path: Path) -> Config:
         raise ConfigError(f"{path}: cannot be read as a frozen config ({reason})") from error
     if not isinstance(node, DictConfig):
         raise ConfigError(f"{path}: cannot be read as a frozen config (it has no keys)")
-    if "dp" in (node.get("parallel") or {}):
-        # Release 0.1 had this key, which could only be the number of ranks: dp_replicate is too.
-        del node["parallel"]["dp"]
     try:
         return from_omegaconf(node)
     except ConfigError as error:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -242,13 +243,15 @@ def test_a_missing_package_is_named(tmp_path: Path) -> None:
 
 
 def test_a_missing_right_is_named() -> None:
-    # The tool comes from standard input, because the user `nobody` may be unable to read its file.
-    nobody = ["setpriv", "--reuid=65534", "--clear-groups", "/usr/bin/python3", "-"]
-    for command in ("check", "up", "status"):
-        done = subprocess.run(
-            [*nobody, command], input=cluster.TOOL.read_text(), capture_output=True, text=True
-        )
-        assert (done.returncode, "needs root" in done.stderr) == (4, True), command
+    nobody = ["setpriv", "--reuid=65534", "--clear-groups", "/usr/bin/python3"]
+    # The user `nobody` may be unable to read the tool where it is.
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copytree(cluster.TOOL.parent, Path(folder) / "slurm")
+        Path(folder).chmod(0o755)
+        for command in ("check", "up", "status"):
+            called = [*nobody, str(copy / "dev-cluster"), command]
+            done = subprocess.run(called, capture_output=True, text=True)
+            assert (done.returncode, "needs root" in done.stderr) == (4, True), command
 
 
 def test_somebody_elses_folder_is_not_touched(tmp_path: Path) -> None:

@@ -2,15 +2,18 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
+GPU    ?= cuda
 BIN    := $(VENV)/bin
 
-.PHONY: train test test-all lint types format clean help
+.PHONY: train test test-all docs gpu lint types format clean help
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make train   environment, real data into HDF5 shards, a tracked training run"
 	@echo "make test    everything that the tests need, a SLURM cluster included, then the tests"
 	@echo "make test-all   the slow tests too: soak tests, Hydra's pre-releases"
+	@echo "make docs    the documentation as a web site, in site/"
+	@echo "make gpu     what one GPU can show: a table of results within minutes (docs/gpu.md)"
 	@echo "make lint | types | format | clean"
 
 train: $(VENV)/.sample data/digits/index.json
@@ -24,6 +27,14 @@ test: $(VENV)/.test
 
 test-all: $(VENV)/.test $(VENV)/.slow-libraries
 	@HPCTRAIN_TESTS=all tests/run.sh $(BIN)
+
+docs: $(VENV)/.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --clean
+	@echo "open site/index.html, or: $(BIN)/python -m mkdocs serve"
+
+# It needs no Slurm. GPU=cpu rehearses on a CPU what can be rehearsed there.
+gpu: $(VENV)/.test
+	@$(BIN)/python -m tests.gpu.first_minutes --device $(GPU)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -40,7 +51,7 @@ format: $(VENV)/.test
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) data/digits .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) site data/digits .mypy_cache .ruff_cache .pytest_cache
 
 # The pip that comes with Python may be years old, and then takes three times as long to resolve the
 # requirements. pip resolves all of them in one call, so torch's upper bound also holds for the

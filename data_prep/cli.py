@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from hpctrain.errors import DataError, HpctrainError
+from hpctrain.terminal import indented
 
 # Each is a module with `arguments(parser)` and `run(args)`, which may return an exit code.
 COMMANDS = {
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HpctrainError as error:
         if os.environ.get("HPCTRAIN_DEBUG") == "1":
             raise
-        print(f"data_prep: {error}", file=sys.stderr)
+        print(f"data_prep: {indented(str(error))}", file=sys.stderr)
         return error.exit_code
     except MemoryError as error:
         print(f"data_prep: there is too little memory: {error}".rstrip(": "), file=sys.stderr)

@@ -24,6 +24,7 @@ from data_prep import processes
 from data_prep.finalize import BESIDE, REPORT, finalize, summary
 from data_prep.formats.opening import naming
 from data_prep.job import WAIT_S, Job, Plan
+from data_prep.limit import OutputLimit
 from data_prep.options import Options
 from data_prep.passes import choose
 from data_prep.piece import Converter, NotTheSameError
@@ -107,15 +108,27 @@ def _do(converter: Converter, job: Job) -> None:
         _check_room(source, todo, job.out)
     if options.two_passes and todo:
         with _progress(source, range(total), options, "first pass: ") as progress:
-            choose(converter, job, progress.advance)
+            choose(converter, job, _limited(progress.advance, source, options))
     task, finish = partial(converter.write, job.pieces), partial(converter.finish, job.pieces)
     with _progress(source, todo, options) as progress:
+        advance = _limited(progress.advance, source, options)
         try:
-            for _ in processes.run(task, todo, options.workers, progress.advance, finish):
+            for _ in processes.run(task, todo, options.workers, advance, finish):
                 pass
         except NotTheSameError:  # the results of the first pass are wrong, and all pieces with them
             commit.clear_leftovers(job.out)
             raise
+
+
+def _limited(advance: processes.Progress, source: Source, options: Options) -> processes.Progress:
+    """Return `advance` with the limit of the output; see `data_prep.limit`."""
+    limit = OutputLimit(source, options)
+
+    def counted(samples: int, nbytes: int) -> None:
+        advance(samples, nbytes)
+        limit.add(nbytes)
+
+    return counted
 
 
 def _progress(

@@ -46,6 +46,7 @@ class Options:
         dedup: "exact" leaves out samples that are equal to an earlier one; or "none".
         on_error: What to do with records that cannot be used: "stop", "skip" or "collect".
         nan: "refuse" if samples with values that are not finite cannot be used, or "allow".
+        max_output: The most bytes of samples; None: a limit that only a bomb exceeds.
         workers: The number of worker processes.
         part: (i, n) writes only the i-th of n parts, from 1; `finalize` puts them together.
         overwrite: Whether another data set or unfinished command in OUT may be replaced.
@@ -61,6 +62,7 @@ class Options:
     dedup: str = "none"
     on_error: str = "stop"
     nan: str = "allow"
+    max_output: int | None = None
     workers: int = 1
     part: tuple[int, int] | None = None
     overwrite: bool = False
@@ -90,6 +92,7 @@ class Options:
             dedup=args.dedup,
             on_error=args.on_error,
             nan=args.nan,
+            max_output=parse_size(args.max_output, "--max-output") if args.max_output else None,
             workers=args.workers or len(os.sched_getaffinity(0)),
             part=part,
             overwrite=args.overwrite,
@@ -194,6 +197,13 @@ def add_arguments(parser: argparse.ArgumentParser, split: str = "train=1") -> No
         choices=("allow", "refuse"),
         default="allow",
         help="refuse: treat samples with values that are not finite as records that cannot be used",
+    )
+    group.add_argument(
+        "--max-output",
+        metavar="SIZE",
+        help="the most bytes of samples, before compression, such as 100GB (default: 1GiB or 1000 "
+        "times the size of the source files, whichever is more; no limit for arrays, python, "
+        "sample and repack)",
     )
     group.add_argument(
         "--workers",

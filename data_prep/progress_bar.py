@@ -39,12 +39,13 @@ class Progress:
 
     def __enter__(self) -> Self:
         if not self._quiet and sys.stderr.isatty():
-            from rich.console import Console
             from rich.progress import BarColumn, TextColumn
             from rich.progress import Progress as Bar
             from rich.progress import TimeRemainingColumn as Remaining
 
-            columns = (BarColumn(), TextColumn("{task.fields[what]}"), Remaining())
+            from hpctrain.console import Console
+
+            columns = (BarColumn(), TextColumn("{task.fields[what]}", markup=False), Remaining())
             self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
             self._bar.add_task("", total=self._total() or None, what="")
             self._bar.start()

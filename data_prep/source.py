@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from hpctrain.data.field import Field
 from hpctrain.data.sample_schema import ArrayBatch
@@ -119,8 +119,10 @@ class Source(ABC):
         folders: The folders that were searched for files: OUT must not be inside of them.
         beside: File name to content of text files that are written beside the shards because a
             reader of the data needs them, such as a tokenizer.
+        unpacks: Whether all samples come out of the pieces' files, whose sizes then bound them.
     """
 
+    unpacks: ClassVar[bool] = True
     name: str
     fields: Mapping[str, Field]
     pieces: Sequence[Piece]

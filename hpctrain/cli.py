@@ -21,6 +21,7 @@ from hpctrain import __version__
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.faults.early_signals import heed_ctrl_c
 from hpctrain.secrets import mask
+from hpctrain.terminal import exact, guard, harmless, indented
 
 HELP = """\
 hpctrain: from a config to finished, trustworthy training runs on a SLURM cluster
@@ -79,7 +80,7 @@ def main() -> None:
     except HpctrainError as error:
         if debug:
             _print_traceback()
-        print(f"error: {mask(str(error))}", file=sys.stderr)
+        print(f"error: {indented(mask(str(error)))}", file=sys.stderr)
         code = error.exit_code
     except KeyboardInterrupt:
         print("interrupted: the same command goes on where it stopped", file=sys.stderr)
@@ -146,6 +147,9 @@ def _dispatch(argv: list[str]) -> int:
         print(f"hpctrain {__version__}")
         return 0
     if first in commands:
+        # A training prints what the user's own code prints; its log lines are made harmless.
+        if first not in ("run", "call"):
+            guard()
         return commands[first](argv[1:])
     if not first.startswith(("-", "+", "~")) and "=" not in first:
         near = difflib.get_close_matches(first, commands, n=1)
@@ -206,7 +210,7 @@ def _freeze(argv: list[str]) -> int:
     if config is not None:
         run = check(config)
         freeze(config, run)
-        print(run.path)
+        print(run.path, file=exact())
     return 0
 
 
@@ -241,4 +245,4 @@ def _train(argv: list[str]) -> int:
 
 
 def _print_traceback() -> None:
-    print(mask(traceback.format_exc()), end="", file=sys.stderr)
+    print(harmless(mask(traceback.format_exc())), end="", file=sys.stderr)

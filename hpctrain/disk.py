@@ -3,30 +3,57 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import itertools
+import json
 import os
 import re
+import resource
+import secrets
 import socket
+import stat
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, BinaryIO, TextIO
 
-TEMPORARY = re.compile(r"\..+\.(?P<host>[^.]+)\.(?P<pid>\d+)$")
-"""Matches the names that `temporary` makes."""
+_PROBE = 2**20  # bytes
+
+TEMPORARY = re.compile(r"\..+\.(?P<host>[^.]+)\.(?P<pid>\d+)(-[0-9a-f]{16})?$")
+"""Matches the names that `temporary` makes, and those of releases that added no random part."""
 
 
 def temporary(path: Path) -> Path:
-    """Return a name beside `path` for an unfinished file; a killed process leaves it behind."""
-    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+    """Return a name beside `path` for an unfinished file; a killed process leaves it behind.
+
+    Nobody can guess the name and put a link there first. Each call returns another one.
+    """
+    unique = f"{os.getpid()}-{secrets.token_hex(8)}"
+    return path.with_name(f".{path.name}.{socket.gethostname().partition('.')[0]}.{unique}")
+
+
+def open_new(path: Path) -> TextIO:
+    """Create a file for text and open it. What is there already, also a link, is an error.
+
+    Raises:
+        FileExistsError: There is something.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return open(os.open(path, flags, 0o666), "w", encoding="utf-8")
 
 
 def write_atomically(path: Path, text: str, sync: bool = True) -> None:
     """Replace the content of `path` at once; with `sync` this survives a crash of the machine."""
     unfinished = temporary(path)
-    with unfinished.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        if sync:
-            os.fsync(file.fileno())
-    unfinished.replace(path)
+    try:
+        with open_new(unfinished) as file:
+            file.write(text)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        unfinished.replace(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def create(path: Path, text: str, sync: bool = True) -> bool:
@@ -64,7 +91,89 @@ def sync_file_system(folder: Path) -> None:
         os.close(descriptor)
 
 
+def why_unwritten(folder: Path) -> str:
+    """Return why a write into a folder has failed, for libraries that do not say so; "" if unknown.
+
+    Args:
+        folder: The folder with what was written until then.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit != resource.RLIM_INFINITY:
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            if path.stat().st_size >= limit:
+                return f"{path.name} has the most bytes that a file may have, {limit:,} (ulimit -f)"
+    probe = temporary(folder / "probe")
+    try:
+        with probe.open("xb") as file:
+            file.write(bytes(_PROBE))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        facts = os.statvfs(folder)
+        free = facts.f_bavail * facts.f_frsize
+        return f"{error.strerror}; its file system has {free:,} bytes free"
+    finally:
+        probe.unlink(missing_ok=True)
+    return ""
+
+
 def set_aside(path: Path) -> Path:
     """Rename `path` to `NAME.1`, or the first number that is free, and return the new path."""
     numbers = itertools.count(1)
     return path.rename(next(p for n in numbers if not (p := Path(f"{path}.{n}")).exists()))
+
+
+LARGEST_JSON = 256 << 20  # bytes of a file about a run; a longer one is not ours
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading. The folder may be a stranger's, and the name may be a trap.
+
+    Raises:
+        OSError: It cannot be opened, or it is a FIFO, a device or a folder. Opening a FIFO would
+            otherwise wait until somebody writes into it.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return open(descriptor, "rb")
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a small JSON file, which may be a stranger's.
+
+    Raises:
+        OSError: It cannot be read (see `open_regular`).
+        ValueError: It is not JSON, too long, or nested too deeply.
+    """
+    with open_regular(path) as file:
+        content = file.read(LARGEST_JSON + 1)
+    if len(content) > LARGEST_JSON:
+        raise ValueError(f"it is longer than {LARGEST_JSON >> 20} MiB")
+    return parse_json(content)
+
+
+def parse_json(content: str | bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: It is not JSON, or nested so deeply that Python's parser gives up.
+    """
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def private_folder(path: Path) -> bool:
+    """Make a folder that only this user can open, unless it exists.
+
+    Returns:
+        Whether it is a folder of this user in which nobody else can write.
+    """
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    found = path.lstat()
+    mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return mine and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ def file_lock(path: Path, wait: Callable[[], None]) -> Iterator[int]:
         wait: Called while another process holds the lock; it sleeps a little, or raises to give up.
     """
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = open_lock(path, os.O_RDWR | os.O_CREAT)
         try:
             _flock(fd, path, wait)
             if _is_same(fd, path):
@@ -46,7 +46,7 @@ def is_locked(path: Path) -> bool:
     the same moment would fail.
     """
     try:
-        fd = os.open(path, os.O_RDONLY)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would be waited for
     except OSError:
         return False
     try:
@@ -58,6 +58,20 @@ def is_locked(path: Path) -> bool:
     finally:
         os.close(fd)
     return False
+
+
+def open_lock(path: str | Path, flags: int) -> int:
+    """Open a lock file, for `open` too (`opener`). Only those who may write it may read it.
+
+    Who may open a file, even only for reading, may lock it, and would keep its user from working.
+    """
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o622)
+    mode = os.fstat(fd).st_mode & 0o777
+    wanted = mode & ~0o044 | (mode & 0o022) << 1
+    if wanted != mode:
+        with suppress(OSError):  # another user's file, or a file system without permissions
+            os.fchmod(fd, wanted)
+    return fd
 
 
 def _flock(fd: int, path: Path, wait: Callable[[], None]) -> None:

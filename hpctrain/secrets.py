@@ -5,10 +5,11 @@
         reference()                     ├── config.yaml, sweep.json, MLflow: ${oc.env:HF_TOKEN}
         mask()                          └── logs, errors, run.json, the terminal: ***
 
-A variable is secret by its name (`PATTERNS`; HPCTRAIN_SECRETS="NAME,PREFIX_*" adds patterns). Its
-value is then replaced in everything that hpctrain writes. Exceptions: a value of fewer than six
-characters, which would occur everywhere; a path that exists, which is not confidential; a number in
-a config. The output of your own `print` is not changed.
+A variable is secret by its name (`PATTERNS`; HPCTRAIN_SECRETS="NAME,PREFIX_*" adds patterns), or
+because its value looks like a token of a known service (`hpctrain.secret_text`). Its value is then
+replaced in everything that hpctrain writes. Exceptions: a value of fewer than six characters, which
+would occur everywhere; a path that exists, which is not confidential; the address of a database
+without a password; a number in a config. The output of your own `print` is not changed.
 """
 
 from __future__ import annotations
@@ -23,15 +24,36 @@ import shlex
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping
 
-PATTERNS = (
-    *("*TOKEN*", "*SECRET*", "*PASSWORD*", "*PASSWD*", "*PASSPHRASE*", "*CREDENTIAL*"),
-    *("*API_KEY*", "*APIKEY*", "*ACCESS_KEY*", "*PRIVATE_KEY*"),
-)
-HARMLESS = ("*TOKENIZER*", "*TOKENS*")  # TOKENIZERS_PARALLELISM, MAX_TOKENS
-SHORTEST = 6
-MASK = "***"
+from hpctrain import secret_text
+from hpctrain.terminal import harmless
 
-_IN_URL = re.compile(r"(\w://[^/\s:@]*:)([^/\s@]+)(?=@)")
+PATTERNS = (
+    *("*SECRET*", "*PASSWORD*", "*PASSWD*", "*PASSPHRASE*", "*CREDENTIAL*", "*JWT*"),
+    *("*_PASS", "*_PWD", "SSHPASS", "GITHUB_*PAT", "GH_*PAT", "GITLAB_*PAT", "AZURE_*PAT"),
+    *("*API_KEY*", "*APIKEY*", "*ACCESS_KEY*", "*PRIVATE_KEY*", "*STORAGE_KEY*", "*ACCOUNT_KEY*"),
+    *("*AUTH_KEY*", "*SIGNING_KEY*", "*ENCRYPTION_KEY*", "*MASTER_KEY*", "*LICENSE_KEY*"),
+    *("KAGGLE_KEY", "WANDB_KEY", "*CONNECTION_STRING*", "*CONN_STR*"),
+)
+ADDRESSES = ("*DATABASE_URL*", "*_DSN", "*BROKER_URL*", "*REDIS_URL*", "*MONGO*_UR[IL]")
+"""The names of addresses, which are secret only if they have a password."""
+TOKENS = ("*TOKEN*",)
+COUNTED = (
+    *("max", "min", "n", "num", "total", "new", "train", "val", "valid", "test", "eval", "batch"),
+    *("prompt", "input", "output", "context", "special", "extra", "stop", "seen", "target"),
+    *("global", "micro", "warmup", "completion", "generated", "cached", "seq", "per_step"),
+)
+ROLES = ("pad", "bos", "eos", "eod", "eot", "unk", "sep", "cls", "mask", "start", "end", "stop")
+HARMLESS = (
+    *("*TOKENIZER*", "*TOKENIZED*", "TOKENS", "TOKENS_*", "*_TOKENS_*"),  # TOKENS_PER_STEP
+    *(f"{word}_TOKENS" for word in COUNTED),
+    *(f"*_{word}_TOKENS" for word in COUNTED),
+    *(f"{role}_TOKEN{end}" for role in ROLES for end in ("", "_ID", "S", "_IDS")),
+)
+"""The names of numbers and words of a language model: not secret because of TOKEN alone."""
+SHORTEST = 6
+MASK = secret_text.MASK
+TOKEN_STARTS = secret_text.TOKEN_STARTS
+tokens = secret_text.tokens
 
 
 def is_secret(name: str) -> bool:
@@ -41,17 +63,27 @@ def is_secret(name: str) -> bool:
 
 @functools.cache
 def _names(added: str) -> re.Pattern[str]:
-    def either(patterns: Iterable[str]) -> str:
-        return "|".join(map(fnmatch.translate, patterns)) or r"(?!)"
+    tokens = f"(?!{_either(HARMLESS)})(?:{_either(TOKENS)})"
+    theirs = _either(filter(None, re.split(r"[,\s]+", added)))
+    return re.compile(f"{theirs}|{_either(PATTERNS)}|{tokens}", re.IGNORECASE)
 
-    ours = f"(?!{either(HARMLESS)})(?:{either(PATTERNS)})"
-    theirs = either(filter(None, re.split(r"[,\s]+", added)))
-    return re.compile(f"{theirs}|{ours}", re.IGNORECASE)
+
+def _either(patterns: Iterable[str]) -> str:
+    return "|".join(map(fnmatch.translate, patterns)) or r"(?!)"
+
+
+_ADDRESS = re.compile(_either(ADDRESSES), re.IGNORECASE)
+_CLEAR = re.compile(_either(PATTERNS), re.IGNORECASE)
 
 
 def is_telling(value: str) -> bool:
     """Return whether the value of a secret variable has to be hidden."""
     return len(value) >= SHORTEST and not (value.startswith("/") and os.path.exists(value))
+
+
+def without_credentials(url: str) -> str:
+    """Return a URL without user, password, query and fragment."""
+    return secret_text.without_credentials(url)
 
 
 def known() -> Mapping[str, str]:
@@ -66,14 +98,26 @@ def _known(environment: tuple[object, ...]) -> Mapping[str, str]:
     found = {
         value: name
         for name, value in sorted(os.environ.items(), reverse=True)
-        if name != "HPCTRAIN_SECRETS" and is_secret(name) and is_telling(value)
+        if name != "HPCTRAIN_SECRETS" and _holds_secret(name, value)
     }
     # A value that begins with another one is replaced first.
     return dict(sorted(found.items(), key=lambda item: -len(item[0])))
 
 
+def _holds_secret(name: str, value: str) -> bool:
+    if secret_text.is_token(value):
+        return True
+    if _ADDRESS.match(name) and not is_secret(name):
+        return next(secret_text.in_url(value, is_secret), None) is not None
+    return is_secret(name) and is_telling(value)
+
+
 def mask(text: str) -> str:
-    """Return the text with `***` for every secret, also where Python, JSON or a URL escapes it."""
+    """Return the text with `***` for every secret, also where Python, JSON or a URL escapes it.
+
+    These are the secrets of the environment, and what looks like a secret: credentials in URLs,
+    tokens of known services, and private keys.
+    """
     values = known()
     forms = {
         form
@@ -82,7 +126,7 @@ def mask(text: str) -> str:
     }
     for form in sorted(forms, key=len, reverse=True):
         text = text.replace(form, MASK)
-    return _IN_URL.sub(rf"\1{MASK}", text)
+    return secret_text.mask(text, is_secret)
 
 
 def reference(
@@ -101,8 +145,14 @@ def reference(
 
 
 def expand(text: str) -> str:
-    """Undo `reference`, for files that OmegaConf does not read."""
+    """Undo `reference`, for files that OmegaConf does not read. They must be your own."""
     return re.sub(r"\$\{oc\.env:(\w+)\}", lambda m: os.environ.get(m[1], m[0]), text)
+
+
+def expand_password(url: str) -> str:
+    """Undo `reference` in the password of a URL, and nowhere else."""
+    place = re.match(r"[\w+.\-]+://[^/\s:@]*:(\$\{oc\.env:\w+\})@", url)
+    return url if place is None else url.replace(place[1], expand(place[1]), 1)
 
 
 def shell_word(text: str) -> str:
@@ -110,24 +160,34 @@ def shell_word(text: str) -> str:
     return _replace(text, shlex.quote, '"${{{}}}"'.format, known()) or "''"
 
 
-def password_in_url(text: str) -> str | None:
-    """Return the password of the first `scheme://user:password@host` in the text, or None."""
-    found = _IN_URL.search(text)
-    return found[2] if found else None
+def is_given_away(name: str, value: str) -> bool:
+    """Return whether `NAME = "value"` in a file gives a secret away.
+
+    `eos_token = "</s>"` does not: what is only named a token must also look random.
+    """
+    if not is_secret(name) or len(value) < SHORTEST or re.match(r"[$<\[{(%/]|\*+$", value):
+        return False
+    random = re.fullmatch(r"(?=.*\d)(?=.*[A-Za-z])[\w\-.+/=~]{12,}", value)
+    return random is not None or _CLEAR.match(name) is not None
+
+
+def written_down(text: str) -> list[str]:
+    """Return what looks like a secret in a text: credentials in its URLs, and tokens."""
+    return [*secret_text.in_url(text, is_secret), *secret_text.tokens(text)]
 
 
 class _Masking(logging.Formatter):
-    """Masks the output of another formatter, including tracebacks."""
+    """Masks the output of another formatter, including tracebacks, and makes it harmless."""
 
     def __init__(self, inner: logging.Formatter | None) -> None:
         self._inner = inner or logging.Formatter()
 
     def format(self, record: logging.LogRecord) -> str:
-        return mask(self._inner.format(record))
+        return harmless(mask(self._inner.format(record)))
 
 
 def mask_logging() -> None:
-    """Make every handler of the root logger mask its output."""
+    """Make every handler of the root logger mask its output, without control characters."""
     for handler in logging.getLogger().handlers:
         handler.setFormatter(_Masking(handler.formatter))
 

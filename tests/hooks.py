@@ -1,6 +1,7 @@
-"""Hooks of pytest: slow tests are left out, and CI accepts only declared skips."""
+"""Hooks of pytest: slow tests are left out, CI accepts only declared skips, outcomes are kept."""
 
 import gc
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -47,6 +48,10 @@ LONGEST = (
 # would have to warm ranks of its own.
 RANKS = ("tests/parallel/", "tests/checkpoint/", "tests/faults/", "tests/test_run_ranks.py")
 left_out = pytest.StashKey[int]()
+# The outcome of each test, for tests/second_try.py; the worst of set-up, call and tear-down counts.
+# "broken" is what no second try mends: a crashed worker process, a file that cannot be collected.
+outcomes: dict[str, str] = {}
+OUTCOMES = ("passed", "skipped", "failed", "broken")
 # The imports of the tests make many objects and drop few; see pytest_collection_finish.
 gc.disable()
 
@@ -60,6 +65,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also the tests marked slow")
+    parser.addoption("--outcomes", help="a JSON file for the outcome of each test, at the end")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -106,6 +112,25 @@ def pytest_collection_finish() -> None:
 def pytest_testnodedown(node: Any) -> None:
     """Store the count of a worker process; all of them collect the same tests."""
     node.config.stash[left_out] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    # pytest-xdist reports the test in which a worker process died with this phase.
+    outcome = "broken" if str(report.when) == "???" else report.outcome
+    # With `--dist loadgroup`, pytest-xdist appends the test's group: `test_a[x]@group`.
+    test = re.sub(r"@[^]@/:]*$", "", report.nodeid)
+    outcomes[test] = max(outcomes.get(test, "passed"), outcome, key=OUTCOMES.index)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.failed:
+        outcomes[report.nodeid] = "broken"
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    file = session.config.getoption("--outcomes")
+    if file and not hasattr(session.config, "workerinput"):
+        Path(file).write_text(json.dumps(outcomes, indent=1))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import ROOT
 
 # A package (or a module at the top) may import itself and the modules in its set.
-EVERYBODY = {"__init__", "errors", "secrets", "disk", "lock"}
+EVERYBODY = {"__init__", "errors", "secrets", "disk", "lock", "terminal", "console"}
 ALLOWED: dict[str, set[str]] = {
     "config": EVERYBODY,
     "distributed": EVERYBODY | {"config"},
@@ -27,9 +27,10 @@ ALLOWED: dict[str, set[str]] = {
     | {"tracking.left"},
     "models": {"errors"},
     "tasks": EVERYBODY | {"data.types", "data.tokenizer"},
-    "parallel": EVERYBODY | {"config", "data.types", "models.plan", "tasks"},
-    "checkpoint": EVERYBODY | {"distributed.ranks", "distributed.long_work"},
-    "faults": EVERYBODY,
+    "parallel": EVERYBODY
+    | {"config", "data.types", "models.attention", "models.plan", "tasks", "distributed.objects"},
+    "checkpoint": EVERYBODY | {"distributed.objects", "distributed.ranks", "distributed.long_work"},
+    "faults": EVERYBODY | {"distributed.objects"},
     "train": EVERYBODY
     | {"config", "checkpoint", "data", "distributed.ranks", "distributed.long_work", "faults"}
     | {"parallel", "tasks", "tracking"},
@@ -40,16 +41,26 @@ ALLOWED: dict[str, set[str]] = {
     "api": {""},
     "__main__": {"cli"},
     "errors": set(),
-    "secrets": set(),
+    "secrets": {"secret_text", "terminal"},
+    "secret_text": set(),
     "disk": set(),
     "lock": set(),
+    "terminal": set(),
+    "console": {"terminal"},
     "__init__": set(),
 }
 # These are imported on login nodes, where importing torch would cost each command seconds.
 NO_TORCH = (
     *("errors", "secrets", "disk", "lock", "cli", "api", "config", "runs", "launch", "commands"),
-    *("tracking", "distributed.ranks", "distributed.report", "distributed.port"),
-    *("distributed.cores", "job.here", "job.requeue", "job.verdict"),
+    *("terminal", "console", "secret_text"),
+    *(
+        "tracking",
+        "distributed.ranks",
+        "distributed.secret",
+        "distributed.report",
+        "distributed.port",
+    ),
+    *("distributed.cores", "job.here", "job.compile_cache", "job.requeue", "job.verdict"),
     "checkpoint.manifest",
     *(
         "distributed.hostlist",
@@ -66,13 +77,13 @@ NO_HYDRA = (
 )
 # These define what a data set is and how it is written; data_prep imports nothing else of hpctrain.
 FORMAT = {
-    *("errors", "disk"),
+    *("errors", "disk", "terminal", "console"),
     *("data.commit", "data.field", "data.format", "data.index", "data.moments", "data.ragged"),
     *("data.sample_schema", "data.shard", "data.compression", "data.types"),
     # The loader reads with these, so `index` and `repack` read in the same way.
     *(
         f"data.storage.{name}"
-        for name in ("cache", "chunks", "codecs", "layout", "plain", "scratch", "table")
+        for name in ("cache", "chunks", "codecs", "inside", "layout", "plain", "scratch", "table")
     ),
     *("data.samplers", "data.samplers.order", "data.samplers.permutation", "data.images"),
     "data.places.filesystem",
@@ -142,6 +153,15 @@ def test_data_prep_takes_only_the_format() -> None:
                 if within(name, "hpctrain") and name != "hpctrain":
                     assert name.removeprefix("hpctrain.") in FORMAT, f"{module} imports {name}"
                 assert name.partition(".")[0] != "torch"
+
+
+def test_no_object_collectives() -> None:
+    """They unpickle what other ranks send; `hpctrain.distributed.objects` sends JSON."""
+    for module in OURS:
+        for node in ast.walk(ast.parse(FILES[module].read_text())):
+            if isinstance(node, ast.Attribute | ast.Name | ast.alias):
+                name = getattr(node, "attr", None) or getattr(node, "id", None) or node.name
+                assert not name.endswith(("_object", "_object_list")), f"{module} uses {name}"
 
 
 def test_no_circles() -> None:

@@ -76,6 +76,17 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ("HOME", False),
         ("MY_LICENCE", True),
         ("SITE_ONE", True),
+        *((name, True) for name in ("GITHUB_PAT", "GH_PAT", "MYSQL_PWD", "SSHPASS", "DB_PASS")),
+        *((name, True) for name in ("AZURE_STORAGE_KEY", "AZURE_STORAGE_CONNECTION_STRING")),
+        *((name, True) for name in ("SLURM_JWT", "KAGGLE_KEY", "HF_TOKENS", "API_TOKENS")),
+        *((name, True) for name in ("SECRET_TOKENIZER_PASSWORD", "PGPASSWORD", "NPM_TOKEN")),
+        *((name, False) for name in ("tokens", "max_tokens", "num_tokens", "TOKENS_PER_STEP")),
+        *(
+            (name, False)
+            for name in ("tokenizer", "mask", "mask_token", "PAD_TOKEN_ID", "EOS_TOKEN")
+        ),
+        *((name, False) for name in ("PWD", "OLDPWD", "PATH", "MONKEY", "PRIMARY_KEY", "COMPASS")),
+        *((name, False) for name in ("PATTERN", "BYPASS", "FILE_PAT", "KEYBOARD", "sort_key")),
     ],
 )
 def test_names(monkeypatch: pytest.MonkeyPatch, name: str, expected: bool) -> None:
@@ -103,9 +114,96 @@ def test_masked_however_it_is_written(written: Callable[[str], str]) -> None:
     assert masked.endswith(" after")
 
 
-def test_passwords_in_urls_are_masked() -> None:
-    masked = secrets.mask("GET http://me:pw@host:5000/x and https://host:5000/a@b")
-    assert masked == "GET http://me:***@host:5000/x and https://host:5000/a@b"
+MIXED = "1aB2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8s9T0"  # looks random
+KEY_TEXT = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("GET http://me:pw@host:5000/x and more", "GET http://me:***@host:5000/x and more"),
+        ("https://u:p@ss@host?private_token=abc", "https://u:***@host?private_token=***"),
+        ("s3://KEY:se/cret@b", "s3://KEY:***@b"),
+        ("s3://KEY:5e/c@ret@b/x", "s3://KEY:***@b/x"),
+        ("https://me:pa/ss@host/x", "https://me:***@host/x"),
+        ("https://me:p@s/s@host/x?mail=a@b", "https://me:***@host/x?mail=a@b"),
+        ("https://me:pw@host/@scope/x", "https://me:***@host/@scope/x"),
+        ("http://a:b@c,http://d:e@f", "http://a:***@c,http://d:***@f"),
+        ("https://host/x?a=1&token=abc&b=2", "https://host/x?a=1&token=***&b=2"),
+        ("https://b.blob.net/x?sv=1&sig=a%2Fb", "https://b.blob.net/x?sv=1&sig=***"),
+        ("https://s3/x?X-Amz-Signature=ab12", "https://s3/x?X-Amz-Signature=***"),
+        (f"https://{MIXED}@github.com/x", "https://***@github.com/x"),
+        (f"clone ghp_{MIXED[:36]} now", "clone *** now"),
+        (f"https://ghp_{MIXED[:36]}@github.com", "https://***@github.com"),
+        (f"x=github_pat_{MIXED[:22]}_{MIXED}", "x=***"),
+        (f"hf_{MIXED[:34]},hf_{MIXED[:34]}", "***,***"),
+        (f"id AKIA{'X7' * 8}.", "id ***."),
+        (f"glpat-{MIXED[:20]}", "***"),
+        (f"sk-{MIXED}", "***"),
+        (f"sk-proj-{MIXED[:30]}_{MIXED}-x", "***"),
+        (f"sk-ant-api03-{MIXED}", "***"),
+        (f"xoxb-{MIXED}", "***"),
+        (f"%3Dghp_{MIXED[:36]}", "%3D***"),
+        (
+            f"-----BEGIN RSA PRIVATE KEY-----\n{KEY_TEXT}\n{KEY_TEXT}\n"
+            "-----END RSA PRIVATE KEY-----\nafter",
+            "-----BEGIN RSA PRIVATE KEY-----\n***\n***\n-----END RSA PRIVATE KEY-----\nafter",
+        ),
+        (f"-----BEGIN PRIVATE KEY-----\n{KEY_TEXT}", "-----BEGIN PRIVATE KEY-----\n***"),
+    ],
+)
+def test_what_looks_like_a_secret_is_masked(text: str, expected: str) -> None:
+    assert secrets.mask(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "https://host:5000/a@b",
+            "http://[::1]:5000/a@b",
+            "https://host/a@b",
+            "ssh://git@host/x@1",
+        ),
+        *("https://host/x?max_tokens=5&tokenizer=bpe", "sqlite:////a/b@c:d.db", "me@host:path"),
+        *("https://me@host:1/x", "docker://ubuntu:22.04@sha256:0a1b", "s3://bucket/a@b"),
+        *("sk-learn", "sk-learn-contrib-imbalanced-2024", "sk-my_long_model_name_for_20240101"),
+        *("task-1a2b3c4d5e6f7g8h9i0j", "hf_transformers_model", "hf_hub", "xox", "AKIA", "glpat-"),
+        *("tokens=5 max_tokens=1000000", "mask=***", "ghp_short", "<|endoftext|>", "eyJ.eyJ."),
+        "tokenizer.json of mask_token [MASK], 0123456789abcdef0123456789abcdef01234567",
+        "It begins with -----BEGIN PRIVATE KEY----- and the interesting words come afterwards.",
+        *("http://me:${oc.env:A_PASSWORD}@host", "https://host/x?token=${oc.env:A_TOKEN}"),
+    ],
+)
+def test_what_is_no_secret_stays_visible(text: str) -> None:
+    assert secrets.mask(text) == text
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://u:p@ss@host?private_token=x", "https://host"),
+        ("https://u:p/a@s@host/x.git?private_token=x#y", "https://host/x.git"),
+        ("https://token@host:8443/x.git", "https://host:8443/x.git"),
+        ("ssh://git@host/x.git", "ssh://host/x.git"),
+        ("git@github.com:org/x.git", "git@github.com:org/x.git"),
+        ("/srv/x.git", "/srv/x.git"),
+    ],
+)
+def test_a_remote_without_credentials(url: str, expected: str) -> None:
+    assert secrets.without_credentials(url) == expected
+
+
+def test_the_values_decide_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_THING", f"ghp_{MIXED[:36]}")  # the name says nothing
+    monkeypatch.setenv("DATABASE_URL", "postgresql://me:hunter22@db/x")
+    monkeypatch.setenv("OPTUNA_DATABASE_URL", "sqlite:////scratch/optuna.db")
+    monkeypatch.setenv("PWD", "/no/such/folder")
+    known = secrets.known()
+    assert known[f"ghp_{MIXED[:36]}"] == "MY_THING"
+    assert known["postgresql://me:hunter22@db/x"] == "DATABASE_URL"
+    assert not {"OPTUNA_DATABASE_URL", "PWD"} & set(known.values())
+    assert secrets.reference(f"a ghp_{MIXED[:36]}") == "a ${oc.env:MY_THING}"
 
 
 @settings(deadline=None)
@@ -206,6 +304,27 @@ def test_the_trackers_note_holds_the_reference(config: Config, tmp_path: Path) -
     assert Meta.read(tmp_path) == meta
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["s3://KEY:se/cret@b", f"https://ghp_{MIXED[:36]}@github.com", "https://host/x?token=abcdef"],
+)
+def test_a_secret_that_the_environment_does_not_have_is_refused(
+    config: Config, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    options = {**config.optimizer.options, "url": value}
+    typed = replace(config, optimizer=replace(config.optimizer, options=options))
+    with pytest.raises(ConfigError) as caught:
+        validate(typed)
+    assert f"optimizer.options.url={secrets.mask(value)} holds a password or token" in str(
+        caught.value
+    )
+    assert value not in str(caught.value)
+    # The same in a variable is written as a reference.
+    monkeypatch.setenv("SERVICE_PASSWORD", value)
+    validate(typed)
+    assert value not in dump(typed)
+
+
 def test_what_would_be_written_down_is_refused(config: Config) -> None:
     site = replace(config.site, env={"HF_TOKEN": "typed-here"}, setup=[f"login --token {TOKEN}"])
     tracking = replace(config.tracking, uri="http://me:typed@host:5000")
@@ -215,7 +334,7 @@ def test_what_would_be_written_down_is_refused(config: Config) -> None:
     assert len(told) == 3
     assert "site.env.HF_TOKEN would be written into the job's script: export HF_TOKEN" in told[1]
     assert "site.setup holds the value of MY_API_TOKEN" in told[2]
-    assert "tracking.uri=http://me:***@host:5000 holds a password" in told[0]
+    assert "tracking.uri=http://me:***@host:5000 holds a password or token" in told[0]
     assert "typed" not in str(caught.value)
 
 

@@ -18,6 +18,7 @@ from hpctrain.data.index import Shard, check_shard
 from hpctrain.data.ragged import Ragged
 from hpctrain.data.storage.chunks import undecodable
 from hpctrain.data.storage.codecs import codec
+from hpctrain.data.storage.inside import Elsewhere, find
 from hpctrain.data.storage.layout import INTEGERS, disagreement
 from hpctrain.data.storage.table import filters
 from hpctrain.data.types import Array, Int64s
@@ -192,12 +193,13 @@ class OpenShard:
     def _wrong(
         self, name: str, dtypes: Sequence[str], shape: Sequence[int | None]
     ) -> Iterator[str]:
-        dataset = self._file.get(name)
-        if not isinstance(dataset, h5py.Dataset):
-            yield f"there is no dataset {name!r}; the index lists it"
+        try:
+            dataset = find(self._file, name)
+        except Elsewhere as error:
+            yield f"{name!r} {error}; the index's digest does not cover that"
             return
-        if dataset.file.filename != self._file.filename or dataset.external or dataset.is_virtual:
-            yield f"{name!r} lies in another file; the index's digest does not cover it"
+        if dataset is None:
+            yield f"there is no dataset {name!r}; the index lists it"
             return
         if (differs := disagreement(dataset, dtypes, shape)) is not None:
             yield f"{name!r} is {differs[0]}, the index lists {differs[1]}"

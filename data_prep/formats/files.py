@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
+from data_prep.formats.outside import Inside
 from data_prep.source import Piece, SourceFile
 from hpctrain.errors import ConfigError, DataError
 
@@ -34,17 +35,19 @@ class Found:
     ignored: int
 
 
-def find(sources: Sequence[Path], patterns: Sequence[str]) -> Found:
+def find(sources: Sequence[Path], patterns: Sequence[str], outside: bool = False) -> Found:
     """Find the files of a source.
 
     Args:
         sources: Files with any name, and folders, which are searched at any depth in the order of
             the names. Hidden files and folders are left out; links to folders are not followed.
         patterns: Patterns of the file names that are taken from a folder, such as "*.txt".
+        outside: Whether links to files in a folder may lead out of that folder.
 
     Raises:
         ConfigError: A file occurs twice.
-        DataError: A source does not exist, or a folder has no such file or cannot be read.
+        DataError: A source does not exist, a folder has no such file or cannot be read, or a link
+            leads out of its folder.
     """
     files: list[SourceFile] = []
     ignored = 0
@@ -52,9 +55,10 @@ def find(sources: Sequence[Path], patterns: Sequence[str]) -> Found:
         if not source.is_dir():
             files.append(_regular(str(source)))
             continue
-        before = len(files)
+        before, inside = len(files), Inside(str(source), outside)
         for path in _walk(str(source)):
             if any(fnmatchcase(os.path.basename(path), pattern) for pattern in patterns):
+                inside.check(path)
                 files.append(_regular(path))
             else:
                 ignored += 1

@@ -10,6 +10,7 @@ import h5py
 
 from data_prep.formats.unread import matlab_5
 from hpctrain.data.field import Field
+from hpctrain.data.storage.inside import Elsewhere, find
 from hpctrain.data.storage.layout import dtype_of
 from hpctrain.errors import DataError
 
@@ -121,19 +122,16 @@ def _look_at(file: h5py.File, name: str, source: FieldSource) -> tuple[Field, in
 
 def _dataset(file: h5py.File, path: str) -> h5py.Dataset:
     """Return a dataset after checking that its values are in this file and have a valid dtype."""
-    dataset = file.get(path)
+    try:
+        dataset = find(file, path)
+    except Elsewhere as error:
+        raise DataError(
+            f"{path} {error}; the samples must lie in the file itself, whose digest the index has"
+        ) from None
+    if dataset is None and isinstance(file.get(path), h5py.Group):
+        raise DataError(f"{path} is a group; in this file are {_listed(file)}")
     if dataset is None:
         raise DataError(_missing(file, path))
-    if not isinstance(dataset, h5py.Dataset):
-        raise DataError(f"{path} is a group; in this file are {_listed(file)}")
-    inside = "the samples must lie in the file itself, whose digest the index has"
-    if dataset.file.filename != file.filename:
-        raise DataError(f"{path} is a link into {dataset.file.filename}; {inside}")
-    if dataset.is_virtual:
-        others = sorted({source.file_name for source in dataset.virtual_sources()})
-        raise DataError(f"{path} is a virtual dataset, of {', '.join(others[:3])}; {inside}")
-    if dataset.external:
-        raise DataError(f"{path} is stored in the file {dataset.external[0][0]}; {inside}")
     if dataset.shape is None:
         raise DataError(f"{path} is empty (a null dataspace)")
     if reason := _no_dtype(dataset):
@@ -183,11 +181,6 @@ def _missing(file: h5py.File, path: str) -> str:
             link = file.get(part, getlink=True)
         except (KeyError, RuntimeError, ValueError):
             break
-        if isinstance(link, h5py.ExternalLink):
-            return (
-                f"{path}: /{part} is a link into {link.filename}, which cannot be opened; the "
-                "samples must lie in the file itself, whose digest the index has"
-            )
         if isinstance(link, h5py.SoftLink) and file.get(part) is None:
             return f"{path}: /{part} is a link to {link.path}, where nothing is"
     return f"there is no dataset {path}; in this file are {_listed(file)}"

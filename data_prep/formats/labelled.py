@@ -11,6 +11,7 @@ from typing import Any
 import xxhash
 
 from data_prep.formats.listing import Files, Ignored, look, rows, scan
+from data_prep.formats.outside import Inside
 from data_prep.formats.samples import Unusable
 from data_prep.piece import Problems
 from hpctrain.data.commit import PARTIAL
@@ -72,6 +73,7 @@ def by_folder(
     *,
     labels: bool,
     split: bool,
+    outside: bool = False,
 ) -> Labelled:
     """Find files in folders; the names of the folders are the labels and splits of the files.
 
@@ -83,13 +85,14 @@ def by_folder(
         fixed: The classes, if the user lists them.
         labels: Whether the folders are classes.
         split: Whether the folders directly below `root` are splits.
+        outside: Whether links may lead out of `root`.
 
     Raises:
         ConfigError: The folders seem to be splits, but are taken for classes.
         DataError: A file is in no class, or a class has no file.
     """
     found = Labelled(Files(str(root)))
-    for name, status in scan(root, suffixes, ignored):
+    for name, status in scan(root, suffixes, ignored, outside):
         above = name.split(os.sep)[:-1]
         if len(above) < labels + split:
             what = " and ".join(["its split"] * split + ["its class"] * labels)
@@ -154,6 +157,7 @@ def by_list(
     found = Labelled(Files(str(root)))
     seen: dict[str, str] = {}
     known = None if fixed is None else frozenset(fixed)
+    inside = Inside(str(root), outside)
     for record, (name, *values) in rows(path, columns):
         try:
             if not isinstance(name, str) or not name:
@@ -161,6 +165,8 @@ def by_list(
             plain = os.path.normpath(name)
             if not outside and (os.path.isabs(plain) or plain.split(os.sep)[0] == os.pardir):
                 raise Unusable(f"{name!r} leads out of {root}; --allow-outside allows it")
+            if problem := inside.problem(os.path.join(root, plain)):
+                raise Unusable(f"{name!r} {problem}")
             if plain in seen:
                 raise Unusable(f"{name!r} is in {seen[plain]} already")
             label = _label(values[0], columns[1], known) if labels else None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from data_prep.formats.opening import open_parquet, parquet_batches
+from data_prep.formats.outside import Inside
 from data_prep.formats.unread import way
 from data_prep.show import console
 from data_prep.source import SourceFile
@@ -71,16 +72,19 @@ class Ignored:
 
 
 def scan(
-    root: Path, suffixes: frozenset[str], ignored: Ignored
+    root: Path, suffixes: frozenset[str], ignored: Ignored, outside: bool = False
 ) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the files with one of these suffixes at any depth: path below `root`, and its stat.
 
-    The order in each folder is that of the names' bytes. Links are followed. Hidden files and
-    folders, files with other suffixes and non-regular files are counted in `ignored`.
+    The order in each folder is that of the names' bytes. Links are followed; unless `outside` is
+    true, they must not lead out of `root`. Hidden files and folders, files with other suffixes and
+    non-regular files are counted in `ignored`.
 
     Raises:
-        DataError: A folder cannot be read, or a link leads back to a folder above it.
+        DataError: A folder cannot be read, or a link leads back to a folder above it, or out of
+            `root`.
     """
+    within = Inside(str(root), outside)
 
     def walk(below: str, above: tuple[tuple[int, int], ...]) -> Iterator[Any]:
         folder = os.path.join(root, below)
@@ -95,10 +99,14 @@ def scan(
             if entry.name.startswith("."):
                 ignored.add(name)
             elif entry.is_dir():
+                if entry.is_symlink():
+                    within.check(entry.path)
                 yield from walk(name, inside)
             elif os.path.splitext(name)[1].lower() not in suffixes:
                 ignored.add(name)
             elif stat.S_ISREG((status := entry.stat()).st_mode):  # raises if a link is broken
+                if entry.is_symlink():
+                    within.check(entry.path)
                 yield name, status
             else:
                 ignored.add(name)

@@ -27,6 +27,7 @@ from data_prep.formats.samples import Unusable
 from data_prep.formats.split_folders import INDEX
 from data_prep.source import SourceFile
 from hpctrain.data.types import Array
+from hpctrain.disk import parse_json
 from hpctrain.errors import ConfigError, DataError
 
 IMAGE = re.compile(r"jpeg|pil|image(:\w+)?")
@@ -102,7 +103,7 @@ def opened(folder: Path, name: str) -> tuple[Layout, list[Chunk]]:
     """
     path = folder / INDEX
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
         config, chunks = content["config"], []
         if config.get("encryption"):
             raise ConfigError(f"{path}: the chunks are encrypted; only plain chunks are read")

@@ -15,7 +15,6 @@ compressed, is:
 
 import bz2
 import hashlib
-import json
 import mmap
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ import xxhash
 from data_prep.formats.samples import Unusable
 from data_prep.formats.split_folders import INDEX
 from data_prep.source import SourceFile
+from hpctrain.disk import parse_json
 from hpctrain.errors import DataError
 
 SCALARS = frozenset(
@@ -92,7 +92,7 @@ def shards_of(folder: Path, name: str) -> Iterator[tuple[Shard, tuple[Column, ..
     """
     path = folder / INDEX
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
         for entry in content["shards"]:
             if entry["format"] != "mds" or entry["version"] != 2:
                 raise DataError(

@@ -7,17 +7,19 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from hpctrain.terminal import printable
+
 if TYPE_CHECKING:
-    from rich.console import Console
+    from hpctrain.console import Console
 
 NAMED = 30  # the most names that `listed` shows
 
 
 def terminal() -> "Console":
     """Return a console of rich that prints text as it is, without markup."""
-    from rich.console import Console
+    from hpctrain.console import Console
 
-    return Console(markup=False, highlight=False, emoji=False)
+    return Console(highlight=False)
 
 
 def title(text: str) -> None:
@@ -63,15 +65,6 @@ def show(columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: str 
     for row in cells:
         table.add_row(*row)
     terminal().print(table)
-
-
-def printable(text: str) -> str:
-    r"""Return the text with control characters escaped: a newline as \n."""
-    if text.isprintable():
-        return text
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
-    )
 
 
 def _shown(text: str) -> str:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from data_prep.datasets.dataset import DataSet
 from data_prep.show import plots
-from data_prep.show.console import number, printable
+from data_prep.show.console import number
 from data_prep.show.summary import Summary, class_name, not_finite
 from data_prep.show.views import View, views
 from hpctrain.data.index import Split
 from hpctrain.disk import temporary
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.terminal import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,7 +79,8 @@ def draw(path: Path, data: DataSet, splits: Sequence[Split], summaries: Sequence
             content = _html(data, found, summaries).encode("utf-8", "replace")
     unfinished = temporary(path)
     try:
-        unfinished.write_bytes(content)
+        with unfinished.open("xb") as file:  # never through a link that is there
+            file.write(content)
         os.replace(unfinished, path)
     except OSError as error:
         with suppress(OSError):

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from data_prep.datasets.dataset import evenly
-from data_prep.show.console import number, printable
+from data_prep.show.console import number
 from data_prep.show.summary import Summary, class_name, not_finite
 from data_prep.show.views import View
 from hpctrain.data.types import Array
+from hpctrain.terminal import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from data_prep.datasets.dataset import DataSet, evenly
-from data_prep.show.console import printable
 from data_prep.show.images import SIGNATURES, as_image, is_text, stretched
 from data_prep.show.summary import Summary, class_name
 from hpctrain.data.field import Field
 from hpctrain.data.index import Split
 from hpctrain.data.types import Array
+from hpctrain.terminal import printable
 
 SAMPLES = 512  # the most samples of a split for the distribution of values
 READ_BYTES = 64 * 2**20  # roughly the most bytes of these samples

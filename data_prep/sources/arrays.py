@@ -113,6 +113,7 @@ def run(args: argparse.Namespace) -> None:
 class Arrays(Source):
     """See `arrays`."""
 
+    unpacks = False
     data: tuple[Column, ...] = ()
     step: int = 1
 

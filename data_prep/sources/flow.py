@@ -110,6 +110,7 @@ class Solver:
 class Flow(Source):
     """See `flow`."""
 
+    unpacks = False
     size: int = SIZE
     steps: int = STEPS
     seed: int = 0

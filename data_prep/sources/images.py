@@ -57,7 +57,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--allow-outside",
         action="store_true",
-        help="allow paths in a list that are absolute or lead out of its folder",
+        help="allow paths in a list, and symbolic links, that lead out of its folder or of SRC",
     )
     pixels.add_arguments(parser)
     add_arguments(parser)
@@ -139,7 +139,7 @@ def images(
         labels: Whether there is a field `label`.
         classes: A file with the names of all classes, in the order of their labels.
         columns: A list's columns of paths and of labels.
-        outside: Whether a list may name files outside of its folder.
+        outside: Whether a list may name files outside of its folder, and links may lead there.
 
     Raises:
         ConfigError: A column is missing, or options exclude each other.
@@ -158,7 +158,10 @@ def images(
         if split and split != FOLDER:
             raise ConfigError(f"--split column:{split}: a folder of images has column:{FOLDER}")
         found = by_folder(
-            path, SUFFIXES, problems, ignored, fixed, labels=labels, split=bool(split)
+            *(path, SUFFIXES, problems, ignored, fixed),
+            labels=labels,
+            split=bool(split),
+            outside=outside,
         )
     else:
         list_columns = [columns[0], *([columns[1]] if labels else []), *([split] if split else [])]

@@ -115,6 +115,7 @@ def run(args: argparse.Namespace) -> None:
 class Python(Source):
     """See `python`."""
 
+    unpacks = False
     file: str = ""
     function: str = ""
     args: Mapping[str, Any] = field(default_factory=dict)

@@ -92,6 +92,7 @@ class Repack(Source):
         bytes_each: Approximate bytes of a sample.
     """
 
+    unpacks = False
     folder: str = ""
     stored: tuple[tuple[str, Field], ...] = ()
     shards: tuple[Shard, ...] = ()

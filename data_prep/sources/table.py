@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats import csv_text, files, tables
+from data_prep.formats import csv_text, files, outside, tables
 from data_prep.formats.categories import categorical, names_of
 from data_prep.formats.column_choice import ColumnChoice, listed, pairs
 from data_prep.formats.columns import Column, plain
@@ -87,6 +87,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="CSV: how much text is read at once; a row must fit in it, and the first such block "
         "decides the types (default: 4MiB, 1MiB for the types; more if there are many columns)",
     )
+    group.add_argument(outside.OPTION, action="store_true", help=outside.HELP)
     group.add_argument(
         "--no-quotes", action="store_true", help='CSV: treat " as an ordinary character'
     )
@@ -117,7 +118,7 @@ def run(args: argparse.Namespace) -> None:
         encoding=csv_text.check_encoding(args.encoding),
         block=_block_size(args.block) if args.block else 0,
     )
-    convert(table(args.sources, choice, options, csv), args.out, options)
+    convert(table(args.sources, choice, options, csv, args.allow_outside), args.out, options)
 
 
 def _block_size(text: str) -> int:
@@ -196,7 +197,11 @@ class Table(Source):
 
 
 def table(
-    sources: Sequence[Path], choice: ColumnChoice, options: Options, csv: Csv | None = None
+    sources: Sequence[Path],
+    choice: ColumnChoice,
+    options: Options,
+    csv: Csv | None = None,
+    allow_outside: bool = False,
 ) -> Source:
     """Make a source of the rows of tables.
 
@@ -205,13 +210,14 @@ def table(
         choice: The columns that become fields, and how.
         options: The options of the conversion; shard size and a split by column are used.
         csv: How CSV is read.
+        allow_outside: Whether links in a folder may lead out of it.
 
     Raises:
         ConfigError: The options do not fit the columns.
         DataError: Files cannot be read or have different columns, or no field can hold the type of
             a column.
     """
-    found = files.find(sources, tables.PATTERNS)
+    found = files.find(sources, tables.PATTERNS, allow_outside)
     first, *others = paths = [file.path for file in found.files]
     with naming(paths):
         schema, csv = _schema(first, choice, csv or Csv())

@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_prep.formats import documents, files, tokens
+from data_prep.formats import documents, files, outside, tokens
 from data_prep.formats.documents import Document
 from data_prep.formats.files import Part
 from data_prep.formats.tokens import Tokenizer
@@ -69,6 +69,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="the column with the text, in JSON Lines and Parquet (default: %(default)s)",
     )
+    group.add_argument(outside.OPTION, action="store_true", help=outside.HELP)
     which = group.add_mutually_exclusive_group()
     which.add_argument(
         "--tokenizer",
@@ -108,6 +109,7 @@ def run(args: argparse.Namespace) -> None:
         args.sources,
         args.glob or documents.PATTERNS,
         documents.Reader(args.documents == "lines", args.text_column, _column(options)),
+        args.allow_outside,
     )
     if args.train_bpe is not None:
         limit = parse_size(args.train_bytes, "--train-bytes")
@@ -130,10 +132,14 @@ class Corpus:
 
     @classmethod
     def of(
-        cls, sources: Sequence[Path], patterns: Sequence[str], reader: documents.Reader
+        cls,
+        sources: Sequence[Path],
+        patterns: Sequence[str],
+        reader: documents.Reader,
+        allow_outside: bool = False,
     ) -> "Corpus":
         """Find the files; see `files.find`."""
-        found = files.find(sources, patterns)
+        found = files.find(sources, patterns, allow_outside)
         named = tuple(str(source.absolute()) for source in sources)
         return cls(named, found.files, found.ignored, reader)
 

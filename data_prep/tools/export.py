@@ -26,7 +26,7 @@ from data_prep.options import positive
 from data_prep.progress_bar import Progress
 from data_prep.show import console
 from hpctrain.data.commit import storage_error
-from hpctrain.disk import temporary
+from hpctrain.disk import TEMPORARY, temporary
 from hpctrain.errors import ConfigError, DataError
 
 KINDS = ("npz", "images", "parquet")
@@ -123,8 +123,9 @@ def _whole(out: Path) -> Iterator[Path]:
 
 def _clear(folder: Path) -> None:
     """Remove the temporary folders of killed exports to the same place on this machine."""
-    prefix = folder.name.removesuffix(str(os.getpid()))
+    prefix = folder.name.rpartition(".")[0]
     for path in folder.parent.iterdir():
-        process = path.name.removeprefix(prefix)
-        if process.isdecimal() and path.name != process and not Path("/proc", process).exists():
+        found = TEMPORARY.match(path.name)
+        same = found is not None and path.name.rpartition(".")[0] == prefix
+        if found and same and not Path("/proc", found["pid"]).exists():
             shutil.rmtree(path, ignore_errors=True)

@@ -34,7 +34,8 @@ from torch.distributed.tensor import DTensor
 from hpctrain.checkpoint import manifest
 from hpctrain.checkpoint.manifest import Manifest, Progress
 from hpctrain.checkpoint.reader import Reader, module_state
-from hpctrain.disk import sync
+from hpctrain.disk import sync, why_unwritten
+from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import StorageError
@@ -120,8 +121,7 @@ class Checkpointer:
         self.model.share_buffers()
         try:
             self._write_state(temporary)
-            known: list[Any] = [None] * self.ranks.world_size
-            dist.all_gather_object(known, (self._finite(), dict(self._own_files(temporary))))
+            known = objects.all_gather((self._finite(), dict(self._own_files(temporary))))
             healthy = all(finite for finite, _ in known)
             if self.ranks.is_main:
                 files = {name: facts for _, part in known for name, facts in part.items()}
@@ -143,6 +143,9 @@ class Checkpointer:
                 self._remove_old()
         except (OSError, dcp.api.CheckpointException) as error:
             reason = str(error).strip().splitlines()[-1]
+            if temporary.is_dir():
+                # PyTorch's writer drops the system's error, "enforce fail at …", or the file.
+                reason = why_unwritten(temporary) or reason
             raise StorageError(f"{temporary}: the checkpoint was not written ({reason})") from error
         return healthy
 
@@ -152,19 +155,20 @@ class Checkpointer:
         Raises:
             StorageError: There are checkpoints, but none is intact.
         """
-        chosen: list[Path | StorageError | None] = [None]
+        chosen: dict[str, str | None] = {}
         with long_work("verifying the checkpoints"):
             if self.ranks.is_main:
                 try:
-                    chosen = [manifest.newest_intact(self.folder)]
+                    newest = manifest.newest_intact(self.folder)
+                    chosen["name"] = None if newest is None else newest.name
                 except StorageError as error:
-                    chosen = [error]
-        dist.broadcast_object_list(chosen, src=0)
-        path = chosen[0]
-        if isinstance(path, StorageError):
-            raise path
-        if path is None:
+                    chosen["error"] = str(error)
+        chosen = objects.broadcast(chosen)
+        if "error" in chosen:
+            raise StorageError(chosen["error"])
+        if chosen["name"] is None:
             return None
+        path = self.folder / chosen["name"]
         found, reader = Manifest.read(path), Reader(path)
         saved = reader.saved
         state = self._state()

@@ -23,7 +23,7 @@ from typing import Any
 
 import xxhash
 
-from hpctrain.disk import sync
+from hpctrain.disk import open_regular, parse_json, sync
 from hpctrain.errors import StorageError
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,8 @@ class Manifest:
         """
         path = checkpoint / NAME
         try:
-            return cls.parse(path.read_bytes())
+            with open_regular(path) as file:
+                return cls.parse(file.read())
         except OSError as error:
             raise StorageError(f"{path}: cannot be read ({error.strerror})") from error
         except ValueError as error:
@@ -90,7 +91,7 @@ class Manifest:
             ValueError: It is damaged, or a newer release has written it.
         """
         try:
-            found = json.loads(content)
+            found = parse_json(content)
             if (version := found["version"]) != VERSION:
                 raise ValueError(f"found version {version}, this hpctrain reads {VERSION}")
             if content != _sealed(content.rpartition(_DIGEST.partition(b"%s")[0])[0]):

@@ -26,6 +26,7 @@ from hpctrain.launch import queue
 from hpctrain.launch.queue import me
 from hpctrain.runs import stop_request
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.terminal import printable
 
 _SAVE_S = 60.0  # how long to wait for the runs to save
 
@@ -84,7 +85,7 @@ def main(argv: list[str]) -> int:
     carry_out(plan)
     if not options.json:
         for step in plan:
-            print(f"{step.label}: {step.message}", flush=True)
+            print(printable(f"{step.label}: {step.message}"), flush=True)
         if not plan:
             print("nothing is queued or running")
     saving = [step for step in plan if options.save and step.action in ("signal", "file")]
@@ -98,7 +99,7 @@ def main(argv: list[str]) -> int:
         print(json.dumps(steps))
         return 0
     for step in saving:
-        print(f"{step.label}: {results[step.run.path]}")
+        print(printable(f"{step.label}: {results[step.run.path]}"))
     return 0
 
 

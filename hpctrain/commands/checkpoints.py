@@ -14,16 +14,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
-from rich.text import Text
 
 from hpctrain.checkpoint.manifest import NOT_HEALTHY, Manifest, checkpoints, damage
 from hpctrain.commands.facts import Facts
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import metric
+from hpctrain.console import Cell, Console
 from hpctrain.errors import StorageError
+from hpctrain.terminal import printable
 
 _COLUMNS = ("run", "step", "epoch", "saved", "size", "ranks", "kept", "metric", "files")
 
@@ -57,7 +57,7 @@ class Row:
         saved = {"metric": self.run.progress.get("metric", ""), "metrics": self.metrics}
         return metric(Facts(self.path, progress=saved))
 
-    def cells(self) -> list[Text]:
+    def cells(self) -> list[Cell]:
         """Return the cells, one for each of _COLUMNS."""
         step, found, main_metric = self.path.name.removeprefix("step-"), self.manifest, self.metric
         epoch = self.metrics.get("train/epoch")
@@ -66,15 +66,15 @@ class Row:
         saved = f"{datetime.fromtimestamp(found.time):%d %b %H:%M}" if found else ""
         state = {None: "", "": "intact"}.get(self.problem, f"DAMAGED: {self.problem}")
         return [
-            Text(self.run.name, no_wrap=True),
-            Text(f"{int(step):,}"),
-            Text("" if epoch is None else f"{epoch:g}"),
-            Text(saved, no_wrap=True),
-            Text(decimal(found.size) if found else "", no_wrap=True),
-            Text(f"{found.world_size}" + f" ({layout})" * bool(layout) if found else ""),
-            Text(self.kept),
-            Text("" if main_metric is None else "{} {:.4g}".format(*main_metric)),
-            Text(state, style="red" if self.problem else "green"),
+            Cell(self.run.name, no_wrap=True),
+            Cell(f"{int(step):,}"),
+            Cell("" if epoch is None else f"{epoch:g}"),
+            Cell(saved, no_wrap=True),
+            Cell(decimal(found.size) if found else "", no_wrap=True),
+            Cell(f"{found.world_size}" + f" ({layout})" * bool(layout) if found else ""),
+            Cell(self.kept),
+            Cell("" if main_metric is None else "{} {:.4g}".format(*main_metric)),
+            Cell(state, style="red" if self.problem else "green"),
         ]
 
     def facts(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def main(argv: list[str]) -> int:
         _show(rows)
     damaged = [row for row in rows if row.problem]
     for row in damaged:
-        print(f"damaged: {row.path}: {row.problem}", file=sys.stderr)
+        print(printable(f"damaged: {row.path}: {row.problem}"), file=sys.stderr)
     return 1 if damaged else 0
 
 
@@ -153,7 +153,7 @@ def _show(rows: list[Row]) -> None:
     noun = "checkpoint" if len(rows) == 1 else "checkpoints"
     size = decimal(sum(row.manifest.size for row in rows if row.manifest))
     where = f"{rows[0].run.name}: " if len(names) == 1 else ""
-    print(f"{where}{len(rows)} {noun}, {size}")
+    print(printable(f"{where}{len(rows)} {noun}, {size}"))
     cells = [row.cells() for row in rows]
     # The name of the only run stands above the table.
     shown = range(1 if len(names) == 1 else 0, len(_COLUMNS))

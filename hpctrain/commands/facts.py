@@ -7,7 +7,6 @@ finished or none was submitted to Slurm.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import shutil
 from collections.abc import Iterable
@@ -15,12 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpctrain.disk import open_regular, read_json
 from hpctrain.errors import LaunchError, StorageError
 from hpctrain.launch.queue import Ended, Job, ended, queued
 from hpctrain.runs import stop_request
 from hpctrain.runs.run_dir import RunDir
 
 log = logging.getLogger(__name__)
+
+# What a file raises that is JSON, but whose values have other types than ours.
+OTHER_TYPES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
 
 @dataclass
@@ -60,6 +63,19 @@ class Facts:
             record = RunDir(path).read()
         except (StorageError, OSError) as error:
             return cls(path, damage=str(error))
+        try:
+            return cls._of(path, record)
+        except OTHER_TYPES as error:
+            return cls.damaged(path, error)
+
+    @classmethod
+    def damaged(cls, path: Path, error: Exception) -> Facts:
+        """Return the facts about a run whose files have values of other types than ours."""
+        why = f"{type(error).__name__}: {error}"
+        return cls(path, damage=f"{path}: run.json or progress.json is damaged ({why})")
+
+    @classmethod
+    def _of(cls, path: Path, record: dict[str, Any]) -> Facts:
         facts = cls(path, record, _json(path / "progress.json"))
         if not facts.is_final:
             submitted = facts.submission.get("time", 0.0)
@@ -68,6 +84,8 @@ class Facts:
         facts.unanswered = bool(facts.submission) and not array
         task = facts.submission.get("task")
         facts.job_id = f"{array}_{task}" if array else str(facts.attempt.get("job_id", ""))
+        # The types of what the scheduler is asked about.
+        facts.begun, facts.trained_s(None), hash((facts.submission.get("script"), task))
         return facts
 
     @property
@@ -175,14 +193,15 @@ def _ask_squeue(runs: list[Facts]) -> None:
 def _array_id(script: str) -> str:
     """Return the job id of the array with this script; "" if `sbatch` has not printed one."""
     try:
-        return Path(script).with_name("job_id").read_text().strip()
+        with open_regular(Path(script).with_name("job_id")) as file:
+            return file.read(1000).decode(errors="replace").strip()
     except OSError:
         return ""
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
+        content = read_json(path)
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -11,6 +11,7 @@ cause. So the error is, in this order:
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from hpctrain.commands.facts import Facts
 from hpctrain.commands.files import batch_log, rank_logs
+from hpctrain.disk import open_regular
 from hpctrain.runs.failure import is_of_another_rank
 
 _BEFORE, _AFTER = 25, 5  # lines shown around an error
@@ -103,12 +105,12 @@ def find_fault(run: Facts) -> Fault | None:
 def tail(path: Path, rank: int | None) -> Log:
     """Read the end of a log, and count the lines before it."""
     first = 1
-    with path.open("rb") as file:
-        skip = max(0, path.stat().st_size - _READ)
+    with open_regular(path) as file:
+        skip = max(0, os.fstat(file.fileno()).st_size - _READ)
         while skip and (block := file.read(min(skip, 1 << 20))):
             first += block.count(b"\n")
             skip -= len(block)
-        lines = file.read().decode(errors="replace").splitlines()
+        lines = file.read(_READ).decode(errors="replace").splitlines()
     return Log(path, lines, first, rank)
 
 

@@ -22,7 +22,8 @@ def rank_logs(run: Facts) -> dict[int, Path]:
     """Return the log of each rank of the newest job, by rank."""
     jobs: dict[str, dict[int, Path]] = {}
     for path in sorted((run.path / "logs").glob("*"), key=_mtime):
-        if match := _SLURM.match(path.name) or _LOCAL.match(path.name):
+        # A FIFO in place of a log would be waited for.
+        if (match := _SLURM.match(path.name) or _LOCAL.match(path.name)) and path.is_file():
             # Each rank counts its own attempts in a terminal, so the numbers may differ.
             job = "terminal" if match["job"].startswith("terminal_") else match["job"]
             jobs.setdefault(job, {})[int(match["rank"])] = path
@@ -38,7 +39,7 @@ def batch_log(run: Facts) -> Path | None:
         return None
     folder = Path(run.submission["script"]).parent / "batch"
     path = folder / f"{run.job_id}.log"
-    return path if path.exists() else None
+    return path if path.is_file() else None
 
 
 def _mtime(path: Path) -> float:

@@ -38,6 +38,7 @@ from hpctrain.disk import TEMPORARY
 from hpctrain.errors import StorageError
 from hpctrain.runs.call import code_of
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.terminal import printable
 
 # Younger files may belong to a submission in progress, or to a sweep that runs on this machine.
 _YOUNG_S, _YOUNG_SWEEP_S = 3600.0, 7 * 86400.0
@@ -265,9 +266,10 @@ def _size(path: Path) -> int:
 
 def _print(items: list[Item], sizes: list[int], problems: list[str], *, deleted: bool) -> None:
     for item, size, problem in zip(items, sizes, problems, strict=True):
-        print(f"{item.kind:<11}{decimal(size):>9}  {os.path.relpath(item.path)}  ({item.why})")
+        where = printable(os.path.relpath(item.path))
+        print(f"{item.kind:<11}{decimal(size):>9}  {where}  ({printable(item.why)})")
         if problem:
-            print(f"  not deleted: {problem}", file=sys.stderr)
+            print(f"  not deleted: {printable(problem)}", file=sys.stderr)
     done = [size for size, problem in zip(sizes, problems, strict=True) if not problem]
     if not items:
         print("nothing to delete")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hpctrain.commands.select import select
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.terminal import exact
 
 
 def main(argv: list[str]) -> int:
@@ -65,7 +66,7 @@ def main(argv: list[str]) -> int:
             top_k=options.top_k,
             seed=options.seed,
         ):
-            print(text, end="", flush=True)
+            print(text, end="", flush=True, file=exact())
     except KeyboardInterrupt:
         pass
     print()

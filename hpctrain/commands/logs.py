@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
@@ -14,8 +17,12 @@ from hpctrain.commands.fault import Fault, find_fault, tail
 from hpctrain.commands.files import batch_log, rank_logs
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import UNDER_WAY, State, judge
+from hpctrain.disk import open_regular
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.terminal import bytes_writer, printable
 
+_BLOCK = 1 << 16  # bytes read at a time
+_LINE_END = re.compile(rb"\n|\r(?!\n)")
 _FAILED = ("failed", "lost", "cancelled")
 _READ_S = 0.5  # how often -f reads the log
 _ASK_S = 10.0  # how often -f asks the scheduler whether the run has ended
@@ -40,6 +47,15 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if not options.runs:
         raise ConfigError("logs needs a run: python -m hpctrain logs RUN (see status)")
+    try:
+        return _show(options)
+    except OSError as error:
+        if error.filename is None:  # a closed pipe, as after `| head`
+            raise
+        raise StorageError(f"{error.filename}: cannot be read ({error.strerror})") from error
+
+
+def _show(options: argparse.Namespace) -> int:
     paths = select(options.dir, options.runs)
     if len(paths) != 1:
         names = ", ".join(path.name for path in paths[:5])
@@ -55,8 +71,8 @@ def main(argv: list[str]) -> int:
         _print_fault(run, state, fault, sys.stdout)
     else:
         path = _log_file(run, state, options.rank)
-        print(f"==> {path} <==", file=sys.stderr)
-        print(*_last(path, options.lines), sep="\n")
+        print(printable(f"==> {path} <=="), file=sys.stderr)
+        _copy(path, _start(path, options.lines), bytes_writer())
     return 0
 
 
@@ -95,8 +111,8 @@ def _print_fault(run: Facts, state: State, fault: Fault, to: TextIO) -> None:
     who = "the batch script" if fault.rank is None else f"rank {fault.rank}"
     # For a failed run the reason is the error of rank 0, which says nothing new here.
     reason = f" ({state.reason})" if state.reason and state.name != "failed" else ""
-    print(f"{run.name} is {state.name}{reason}; {who} says:", file=to)
-    print(f"{fault.file}:{fault.line}: {fault.summary}\n", file=to)
+    print(printable(f"{run.name} is {state.name}{reason}; {who} says:"), file=to)
+    print(printable(f"{fault.file}:{fault.line}: {fault.summary}") + "\n", file=to)
     for number, line in enumerate(fault.text, fault.first):
         print(f"{'>' if number == fault.line else ' '}{number:6}  {line}", file=to)
 
@@ -126,7 +142,7 @@ def _follow(path: Path, options: argparse.Namespace) -> int:
     if options.json:
         raise ConfigError("logs -f prints lines as they come; leave out --json")
     shown: Path | None = None
-    offset, last_query = 0, -_ASK_S
+    offset, last_query, write = 0, -_ASK_S, bytes_writer()
     try:
         while True:
             if time.monotonic() - last_query >= _ASK_S:
@@ -141,11 +157,11 @@ def _follow(path: Path, options: argparse.Namespace) -> int:
                     raise
             else:
                 if newest != shown:
-                    print(f"==> {newest} <==", file=sys.stderr)
+                    print(printable(f"==> {newest} <=="), file=sys.stderr)
                     # Print the last lines of the first log, but a log of a new job completely.
                     offset = _start(newest, options.lines) if shown is None else 0
                     shown = newest
-                offset = _copy(newest, offset)
+                offset = _copy(newest, offset, write)
             if over:
                 break
             if Facts.read(path).recorded_state != run.recorded_state:
@@ -159,23 +175,37 @@ def _follow(path: Path, options: argparse.Namespace) -> int:
         _print_fault(run, state, fault, sys.stderr)
     else:
         reason = f" ({state.reason})" if state.reason else ""
-        print(f"==> {run.name} is {state.name}{reason}", file=sys.stderr)
+        print(printable(f"==> {run.name} is {state.name}{reason}"), file=sys.stderr)
     return 0
 
 
 def _start(path: Path, lines: int) -> int:
-    """Return the byte offset of the last `lines` lines."""
-    text = path.read_bytes()
-    kept = b"".join(text.splitlines(keepends=True)[-lines:]) if lines > 0 else b""
-    return len(text) - len(kept)
+    """Return the byte offset of the last `lines` lines. A log may be longer than the memory.
+
+    As on a terminal, a carriage return ends a line, too: progress bars have no other end.
+    """
+    with open_regular(path) as file:
+        end = upper = file.seek(0, os.SEEK_END)
+        after = b""  # the byte after the block: a carriage return before a newline ends nothing
+        while upper and lines > 0:
+            begin = max(0, upper - _BLOCK)
+            file.seek(begin)
+            block = file.read(upper - begin)
+            for match in reversed([*_LINE_END.finditer(block + after)]):
+                place = begin + match.end()
+                # The end of the last line begins no line.
+                lines -= match.start() < len(block) and place < end
+                if not lines:
+                    return place
+            upper, after = begin, block[:1]
+    return 0 if lines > 0 else end
 
 
-def _copy(path: Path, offset: int) -> int:
-    """Print the file from a byte offset on; return the byte offset of its end."""
-    with path.open("rb") as file:
+def _copy(path: Path, offset: int, write: Callable[[bytes], None]) -> int:
+    """Write the file from a byte offset on; return the byte offset of its end."""
+    with open_regular(path) as file:
         file.seek(offset)
-        while block := file.read(1 << 16):
-            sys.stdout.buffer.write(block)
+        while block := file.read(_BLOCK):
+            write(block)
             offset += len(block)
-    sys.stdout.buffer.flush()
     return offset

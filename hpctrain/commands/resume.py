@@ -25,6 +25,7 @@ from hpctrain.launch.sweep import Sweep
 from hpctrain.runs.freeze import check
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.snapshot import Snapshot
+from hpctrain.terminal import printable
 from hpctrain.tracking.left import left_behind
 
 _BY_DEFAULT = ("failed", "interrupted", "lost")  # states that are resumed if no run is named
@@ -90,15 +91,16 @@ def _say_rest(rest: list[tuple[Facts, State]], *, everything: bool) -> None:
     left = [(run, state) for run, state in rest if state.name in _BY_NAME]
     for run, state in left[:_SHOWN]:
         reason = f", {state.reason}" if state.reason else ""
-        print(f"{run.name}: {state.name}{reason}; left. `resume {run.name}` brings it back")
+        line = f"{run.name}: {state.name}{reason}; left. `resume {run.name}` brings it back"
+        print(printable(line))
     if len(left) > _SHOWN:
         print(f"… and {len(left) - _SHOWN} more that only their names bring back (see status)")
     for run, state in rest if everything else ():
         if state.name not in _BY_NAME:
             reason = f", {state.reason}" if state.reason else ""
-            print(f"{run.name}: {state.name}{reason}; not resumed")
+            print(printable(f"{run.name}: {state.name}{reason}; not resumed"))
             if state.name == "finished" and (problem := left_behind(run.path)):
-                print(f"{run.name}: {problem}")
+                print(printable(f"{run.name}: {problem}"))
 
 
 def _say_how_to_prolong(run: Facts, overrides: list[str]) -> None:

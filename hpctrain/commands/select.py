@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
+from hpctrain.disk import read_json
 from hpctrain.errors import ConfigError, StorageError
 
 _ARCHIVED = re.compile(r"-[0-9a-f]{8}\.\d+$")
@@ -97,7 +97,7 @@ def runs_of(sweep: Path) -> list[Path]:
         StorageError: sweep.json is damaged.
     """
     try:
-        entries = json.loads((sweep / "sweep.json").read_text())
+        entries = read_json(sweep / "sweep.json")
         return [Path(entry["run"]) for entry in entries]
     except FileNotFoundError:
         # The submission was interrupted or is in progress; the lists are written before the file.

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from hpctrain.commands.facts import Facts, gather
+from hpctrain.commands.facts import OTHER_TYPES, Facts, gather
 from hpctrain.runs.failure import is_of_another_rank, one_line
 
 # In the order of a long table: states that need the user's attention come first.
@@ -49,6 +49,13 @@ class State:
 
 def judge(run: Facts, now: float) -> State:
     """Return the state of a run at the time `now`, in seconds since the epoch."""
+    try:
+        return _judge(run, now)
+    except OTHER_TYPES as error:
+        return State("damaged", Facts.damaged(run.path, error).damage)
+
+
+def _judge(run: Facts, now: float) -> State:
     if run.damage:
         return State("damaged", run.damage)
     if run.recorded_state == "finished":

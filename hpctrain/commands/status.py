@@ -10,12 +10,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
-from hpctrain.commands.facts import Facts, gather
+from hpctrain.commands.facts import OTHER_TYPES, Facts, gather
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import (
     STATES,
@@ -28,6 +28,7 @@ from hpctrain.commands.state import (
     metric,
     step,
 )
+from hpctrain.console import Cell, Console
 from hpctrain.runs.swept import label
 from hpctrain.tracking.left import left_behind
 from hpctrain.tracking.meta import Uploaded
@@ -97,25 +98,25 @@ class Row:
             return note.problem
         return f"{note.problem}; then `python -m hpctrain sync {self.run.path}` uploads the rest"
 
-    def cells(self, metric_name: str = "") -> list[Text]:
+    def cells(self, metric_name: str = "") -> list[Cell]:
         """Return the cells, one for each of _COLUMNS; the metric without `metric_name`."""
         done, left, took, main_metric = step(self.run), self.eta_s, self.trained_s, metric(self.run)
         found = best(self.run)
         total, reason = self.run.progress.get("max_steps"), self.state.reason
         steps = "" if done is None else f"{done}" if total is None else f"{done}/{total}"
-        # Text, because a name or an error may look like rich's markup.
+        # A name or an error may be a stranger's.
         return [
-            Text(self.run.name, no_wrap=True),
-            Text(label(self.run.record.get("swept", []))),
-            Text(self.state.name, style=_COLOURS.get(self.state.name, ""), no_wrap=True),
-            Text(reason if len(reason) <= _REASON else reason[: _REASON - 3] + "..."),
-            Text(self.node),
-            Text(str(self.run.restarts or "")),
-            Text("" if took is None else duration(took), no_wrap=True),
-            Text(steps, no_wrap=True),
-            Text("" if left is None else duration(left), no_wrap=True),
-            Text(_metric(main_metric, metric_name), no_wrap=True),
-            Text("" if found is None else f"{found[0]:.4g}", no_wrap=True),
+            Cell(self.run.name, no_wrap=True),
+            Cell(label(self.run.record.get("swept", []))),
+            Cell(self.state.name, style=_COLOURS.get(self.state.name, ""), no_wrap=True),
+            Cell(reason if len(reason) <= _REASON else reason[: _REASON - 3] + "..."),
+            Cell(self.node),
+            Cell(str(self.run.restarts or "")),
+            Cell("" if took is None else duration(took), no_wrap=True),
+            Cell(steps, no_wrap=True),
+            Cell("" if left is None else duration(left), no_wrap=True),
+            Cell(_metric(main_metric, metric_name), no_wrap=True),
+            Cell("" if found is None else f"{found[0]:.4g}", no_wrap=True),
         ]
 
     def facts(self) -> dict[str, Any]:
@@ -190,7 +191,19 @@ def look(options: argparse.Namespace) -> list[Row]:
     """Read the runs and ask the scheduler."""
     runs = gather(select(options.dir, options.runs, archived=options.all, several=True))
     now = time.time()
-    return [Row(run, judge(run, now), now) for run in runs]
+    return [_row(run, now) for run in runs]
+
+
+def _row(run: Facts, now: float) -> Row:
+    """Return the row of a run. Files with strange values make a damaged run, and stop no table."""
+    row = Row(run, judge(run, now), now)
+    try:
+        row.cells()
+        row.facts()
+        return row
+    except OTHER_TYPES as error:
+        damaged = Facts.damaged(run.path, error)
+        return Row(damaged, judge(damaged, now), now)
 
 
 def _in_order(rows: list[Row]) -> list[Row]:
@@ -225,7 +238,7 @@ def _watch(options: argparse.Namespace) -> None:
             under_way = any(row.state.name in UNDER_WAY for row in rows)
             begun |= under_way or bool(options.runs)
             what = "nothing is queued or running" if there else f"there is no folder {options.dir}"
-            note = [] if begun else [Text(f"{what} yet; Ctrl-C ends this")]
+            note = [] if begun else [Cell(f"{what} yet; Ctrl-C ends this")]
             live.update(Group(table, *note), refresh=True)
             if begun and not under_way:
                 return
@@ -254,7 +267,7 @@ def _table(rows: list[Row], where: str, width: int, most: int = _ROWS) -> Group:
     summary = ", ".join(f"{counts[name]} {name}" for name in STATES if counts[name])
     clock = time.strftime("%H:%M:%S")
     noun = "run" if len(rows) == 1 else "runs"
-    head = Text(f"{len(rows)} {noun}{where}, {clock}" + (f": {summary}" if summary else ""))
+    head = Cell(f"{len(rows)} {noun}{where}, {clock}" + (f": {summary}" if summary else ""))
     shown, note = _in_order(rows), Text("")
     if len(rows) > most:
         shown = _most_important(shown, most)
@@ -265,11 +278,11 @@ def _table(rows: list[Row], where: str, width: int, most: int = _ROWS) -> Group:
     titles[place] = names.pop() if len(names) == 1 else "metric"
     cells = [row.cells(titles[place]) for row in shown]
     kept, reason = _fitting(titles, cells, width), _COLUMNS.index("reason")
-    table = Table(*(Column(titles[n], no_wrap=n != reason, overflow="fold") for n in kept))
+    table = Table(*(Column(Cell(titles[n]), no_wrap=n != reason, overflow="fold") for n in kept))
     for row in cells:
         table.add_row(*(row[n] for n in kept))
     problems = [(row.run.name, text) for row in shown if (text := row.upload_problem)]
-    lines = [Text(f"{name}: {text}", style="yellow") for name, text in problems[:_PROBLEMS]]
+    lines: list[Text] = [Cell(f"{name}: {text}", "yellow") for name, text in problems[:_PROBLEMS]]
     if len(problems) > _PROBLEMS:
         lines.append(Text(f"… {len(problems) - _PROBLEMS} more runs have such a problem (--json)"))
     return Group(head, *([table] if shown else []), *([note] if note else []), *lines)
@@ -280,7 +293,7 @@ def _where(options: argparse.Namespace) -> str:
     return "" if options.runs else f" in {options.dir}"
 
 
-def _fitting(titles: list[str], rows: list[list[Text]], width: int) -> list[int]:
+def _fitting(titles: list[str], rows: list[list[Cell]], width: int) -> list[int]:
     """Return the columns that have something to show and fit into the terminal.
 
     Names are never cut, so they can be copied.

@@ -104,7 +104,7 @@ def load(path: Path) -> Config:
     """
     try:
         node = OmegaConf.load(path)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{path}: cannot be read as a frozen config ({reason})") from error
     if not isinstance(node, DictConfig):

@@ -64,9 +64,10 @@ def row(key: Member) -> tuple[str, ...]:
 
 
 def _print_table(chosen: list[Member]) -> None:
-    from rich.console import Console
     from rich.table import Column, Table
     from rich.text import Text
+
+    from hpctrain.console import Console
 
     name = Column("key", no_wrap=True)
     table = Table(name, "value", "default", Column("meaning", ratio=1), show_lines=True)

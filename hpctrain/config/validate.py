@@ -146,11 +146,10 @@ def _secrets(config: Config) -> Iterator[str]:
                     f"{key} holds the value of {variable}, which would be written into the job's "
                     f"script: in site.setup say ${variable}, jobs inherit it"
                 )
-        password = secrets.password_in_url(text)
-        if password is not None and password not in variables:
+        if secrets.written_down(secrets.reference(text, values=variables)):
             yield (
-                f"{key}={secrets.mask(text)} holds a password, which would be written to files: "
-                "export it as NAME_PASSWORD and say ${oc.env:NAME_PASSWORD} in its place"
+                f"{key}={secrets.mask(text)} holds a password or token, which would be written to "
+                "files: export it as NAME_PASSWORD and say ${oc.env:NAME_PASSWORD} in its place"
             )
 
 

@@ -6,6 +6,10 @@ from hpctrain.config.schema import Config
 
 # torch reads one of these, so they are never set side by side.
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+GLOO = "GLOO_SOCKET_IFNAME"
+
+# With any other value torch refuses matrix products in deterministic algorithms.
+CUBLAS_WORKSPACES = (":4096:8", ":16:8")
 
 
 def variables(config: Config) -> dict[str, tuple[str, str]]:
@@ -18,7 +22,7 @@ def variables(config: Config) -> dict[str, tuple[str, str]]:
     asked: dict[str, tuple[str | None, str]] = {
         # Without "=" NCCL takes every interface whose name begins like this.
         "NCCL_SOCKET_IFNAME": (network.interface and f"={network.interface}", "network.interface"),
-        "GLOO_SOCKET_IFNAME": (network.interface, "network.interface"),
+        GLOO: (network.interface, "network.interface"),
         "NCCL_P2P_LEVEL": (network.p2p_level, "network.p2p_level"),
         "NCCL_DEBUG": (network.debug, "network.debug"),
         "TORCH_DISTRIBUTED_DEBUG": (network.torch_debug, "network.torch_debug"),
@@ -29,4 +33,10 @@ def variables(config: Config) -> dict[str, tuple[str, str]]:
         asked["NCCL_IB_HCA"] = network.infiniband, "network.infiniband"
     if config.train.expandable_segments:
         asked[ALLOCATOR[0]] = "expandable_segments:True", "train.expandable_segments"
+    if config.train.deterministic:
+        # Without it cuBLAS adds in an order that depends on what else runs. The switches of NVLink
+        # add in an order of their own; Megatron-LM leaves them out for the same reason.
+        asked["CUBLAS_WORKSPACE_CONFIG"] = CUBLAS_WORKSPACES[0], "train.deterministic"
+        asked["NCCL_NVLS_ENABLE"] = "0", "train.deterministic"
+        asked["TORCHINDUCTOR_DETERMINISTIC"] = "1", "train.deterministic"
     return {name: (value, key) for name, (value, key) in asked.items() if value is not None}

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hpctrain.data import index as index_file
 from hpctrain.data.index import Index
-from hpctrain.disk import sync
+from hpctrain.disk import sync, write_atomically
 from hpctrain.errors import DataError, StorageError
 
 PARTIAL = ".hpctrain-partial"
@@ -67,7 +67,7 @@ def commit(folder: Path, index: Index, moves: Mapping[str, str]) -> None:
     try:
         index.save(partial)
         sync(partial)  # MOVES without the index means that the index has been moved
-        _write(partial / MOVES, json.dumps(dict(moves)))
+        write_atomically(partial / MOVES, json.dumps(dict(moves)))
         sync(partial)
         discard(folder)
     except OSError as error:
@@ -249,13 +249,3 @@ def _listed(folder: Path) -> set[str]:
         return set()
     beside = {name for name in index.provenance.get("beside", {}) if "/" not in name}
     return {shard.path for shard in index.shards} | beside
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

@@ -89,17 +89,29 @@ class Feed:
         self.loader.load_state_dict(state)
         self._state, self._epoch = self.loader.state_dict(), self.loader.epoch
 
-    def samples(self) -> list[SampleId]:
-        """Return where this rank's samples of the batch given last are stored, in its order.
-
-        Samples that only fill up the last batch are left out. It costs nothing until it is asked.
+    @property
+    def last(self) -> Step:
+        """The step whose batch the training was given last. Keeping it keeps no batch.
 
         Raises:
             RuntimeError: The training has not been given a batch.
         """
         if self._given is None:
             raise RuntimeError("the training has not been given a batch yet")
-        return self.loader.samples(self._given)
+        return self._given
+
+    def samples(self, step: Step | None = None) -> list[SampleId]:
+        """Return where this rank's samples of a step are stored, in the order of the batch.
+
+        Samples that only fill up the last batch are left out. It costs nothing until it is asked.
+
+        Args:
+            step: A step that was `last`; None: the one that is.
+
+        Raises:
+            RuntimeError: The training has not been given a batch.
+        """
+        return self.loader.samples(step or self.last)
 
     def close(self) -> None:
         """End worker processes, and release staged shards."""

@@ -69,6 +69,7 @@ from typing import Any, Self
 import xxhash
 
 from hpctrain.data.field import Field
+from hpctrain.disk import open_new, parse_json, temporary
 from hpctrain.errors import DataError
 
 FILE = "index.json"
@@ -254,7 +255,7 @@ class Index:
             DataError: It is not an index that this version can read.
         """
         try:
-            return cls._parse(json.loads(content))
+            return cls._parse(parse_json(content))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise DataError(f"{where}: not valid JSON ({error})") from None
         except KeyError as error:
@@ -271,7 +272,7 @@ class Index:
             OSError: The folder cannot be written.
         """
         path = Path(folder) / FILE
-        temporary = path.with_name(f".{FILE}.{os.getpid()}")
+        unfinished = temporary(path)
         content = {
             "format": FORMAT,
             "version": self.version,
@@ -289,14 +290,14 @@ class Index:
             "provenance": dict(self.provenance),
         }
         try:
-            with open(temporary, "w", encoding="utf-8") as file:
+            with open_new(unfinished) as file:
                 json.dump(content, file, indent=2, allow_nan=False)
                 file.write("\n")
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, path)
+            os.replace(unfinished, path)
         finally:
-            temporary.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
 
     @classmethod
     def _parse(cls, content: Any) -> Self:

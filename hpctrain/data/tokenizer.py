@@ -8,7 +8,6 @@ A field of uint8 needs no tokenizer: its tokens are the bytes of UTF-8. Only `en
 need Hugging Face's library `tokenizers`.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import numpy as np
 
 from hpctrain.data.places.origin import load_index, open_origin, read_blocks
 from hpctrain.data.types import Int64s
+from hpctrain.disk import parse_json
 from hpctrain.errors import DataError
 
 FILE = "tokenizer.json"  # beside the shards
@@ -139,7 +139,7 @@ class DatasetTokenizer:
     @cached_property
     def _parsed(self) -> dict[str, Any]:
         try:
-            parsed: dict[str, Any] = json.loads(self.content)
+            parsed: dict[str, Any] = parse_json(self.content)
             parsed["model"]["vocab"]
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{self.name}/{FILE} is damaged: {error!r}") from None

@@ -224,12 +224,15 @@ class RandomCrop:
         height, width = self._size
         pixels = images.reshape(-1)
         windows = pixels.as_strided((pixels.numel() - width + 1, width), (1, 1))
-        sample = torch.arange(b) * (channels * rows * columns) + top * columns + left
-        within = (torch.arange(channels) * (rows * columns))[:, None] + (
-            torch.arange(height) * columns
-        )
+        corner = _sent(top * columns + left, images.device)
+
+        def steps(count: int, size: int) -> torch.Tensor:
+            return torch.arange(count, device=images.device) * size
+
+        sample = steps(b, channels * rows * columns) + corner
+        within = steps(channels, rows * columns)[:, None] + steps(height, columns)
         starts = (sample[:, None] + within.view(1, -1)).view(-1)
-        found = windows.index_select(0, starts.to(images.device, non_blocking=True))
+        found = windows.index_select(0, starts)
         return found.view(b, channels, height, width)
 
 
@@ -258,9 +261,19 @@ class RandomFlip:
         flipped = {}
         for name in self._fields:
             image = _image(batch, name)
-            here = chosen.to(image.device, non_blocking=True)
+            here = _sent(chosen, image.device)
             flipped[name] = torch.where(here, image.flip(self._axis), image)
         return batch | flipped
+
+
+def _sent(choices: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return choices of the CPU on the device of the batch; the host does not wait for a GPU.
+
+    A copy to a GPU waits, whatever it is told, unless it is from pinned memory.
+    """
+    if device.type == "cuda":
+        choices = choices.pin_memory()
+    return choices.to(device, non_blocking=True)
 
 
 def _names(fields: Names) -> tuple[str, ...]:

@@ -1,28 +1,33 @@
 """The process group: choice of the device, rendezvous of the ranks, and orderly end.
 
-    with process_group(ranks, config.parallel) as device:
-        ...   # all ranks have joined
+    with process_group(ranks, config.parallel, folder=run.path) as device:
+        ...   # all ranks have joined, and know the secret of the run
 
 A single process forms a group of one rank, so no later code needs to handle that case.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from hpctrain.config.schema import ParallelConfig
-from hpctrain.distributed import long_work
+from hpctrain.distributed import long_work, members, secret
 from hpctrain.distributed.cores import threads
-from hpctrain.distributed.port import check_port
+from hpctrain.distributed.objects import device_of
+from hpctrain.distributed.port import listen
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, DistributedError
+
+log = logging.getLogger(__name__)
 
 
 def choose_device(setting: str, ranks: RankInfo) -> torch.device:
@@ -59,7 +64,10 @@ def choose_device(setting: str, ranks: RankInfo) -> torch.device:
 
 @contextmanager
 def process_group(
-    ranks: RankInfo, config: ParallelConfig, cpus_per_task: int = 1
+    ranks: RankInfo,
+    config: ParallelConfig,
+    cpus_per_task: int = 1,
+    folder: Path | None = None,
 ) -> Iterator[torch.device]:
     """Join the group of all ranks, and leave it in an orderly way.
 
@@ -67,12 +75,14 @@ def process_group(
         ranks: This process's place in the job.
         config: Device, backend and timeout of collectives.
         cpus_per_task: The cores of this rank, for torch's threads (`hpctrain.distributed.cores`).
+        folder: The run directory, for the secret of the run; None only for a single process.
 
     Yields:
         The device of this rank.
 
     Raises:
-        DistributedError: The port is taken, or other ranks do not join.
+        DistributedError: The port is taken, other ranks do not join, or a process that does not
+            know the secret has joined.
     """
     device = choose_device(config.device, ranks)
     if (count := threads(ranks, cpus_per_task)) is not None:
@@ -84,8 +94,9 @@ def process_group(
     timeout = timedelta(seconds=config.timeout_s)
     # Groups that are made later, such as those of a mesh, would wait for torch's 10 or 30 minutes.
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
+    key = _secret(ranks, folder, config.timeout_s)
     try:
-        store = _store(ranks, timeout)
+        store = _store(ranks, timeout, key)
         dist.init_process_group(
             backend,
             store=store,
@@ -99,7 +110,10 @@ def process_group(
             f"{config.timeout_s} s ({str(error).splitlines()[0]})"
         ) from error
     try:
-        with long_work.use(long_work.Group(store, ranks.rank, ranks.world_size, config.timeout_s)):
+        with (
+            nullcontext() if key is None else _members_only(ranks, key),
+            long_work.use(long_work.Group(store, ranks.rank, ranks.world_size, config.timeout_s)),
+        ):
             yield device
         # Without it, rank 0 may end the store while other ranks still use it.
         dist.barrier()
@@ -107,21 +121,51 @@ def process_group(
         dist.destroy_process_group()
 
 
-def _store(ranks: RankInfo, timeout: timedelta) -> dist.Store:
+def _secret(ranks: RankInfo, folder: Path | None, timeout_s: float) -> bytes | None:
+    """Return the secret of the run, which rank 0 makes; None for a single process."""
     if ranks.world_size == 1:
+        return None
+    if folder is None:
+        raise ValueError("a process group of several ranks needs the folder with its secret")
+    return secret.make(folder) if ranks.is_main else secret.wait_for(folder, timeout_s)
+
+
+@contextmanager
+def _members_only(ranks: RankInfo, key: bytes) -> Iterator[None]:
+    """Check that all ranks know the secret, and sign torch's objects from then on."""
+    try:
+        own = members.check(key, device_of())
+    except RuntimeError as error:
+        raise DistributedError(
+            f"{ranks}: the ranks could not check each other at {ranks.master_addr}:"
+            f"{ranks.master_port} ({str(error).splitlines()[0]})"
+        ) from error
+    with members.signed_objects(own):
+        yield
+
+
+def _store(ranks: RankInfo, timeout: timedelta, key: bytes | None) -> dist.Store:
+    if key is None:
         return dist.HashStore()
     # Under torchrun, the agent of node 0 already serves a store at this address.
     agent = ranks.launcher == "torchrun" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE")
     serves = ranks.is_main and agent != "True"
+    host = "127.0.0.1" if ranks.one_node else ranks.master_addr
+    listening = None
     if serves:
-        check_port(ranks.master_port)
+        bound = listen(host, ranks.master_port, ranks.one_node)
+        # Where other nodes know another address of this host, they do not reach this one.
+        log.info("the ranks meet at %s (%s)", host, bound.getsockname()[0])
+        listening = bound.detach()
     store = dist.TCPStore(
-        ranks.master_addr,
+        host,
         ranks.master_port,
         ranks.world_size,
         is_master=serves,
         timeout=timeout,
         wait_for_workers=False,
+        master_listen_fd=listening,
     )
-    restart = ranks.restart_count
-    return dist.PrefixStore(f"hpctrain/{ranks.job_id}/{restart}", store)
+    # The number of the job is public; a stranger does not find the keys under this name.
+    name = secret.sign(key, "store", ranks.job_id, ranks.restart_count).hex()
+    return dist.PrefixStore(f"hpctrain/{name}", store)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import ipaddress
 import socket
 
 from hpctrain.errors import DistributedError
@@ -10,6 +12,7 @@ from hpctrain.errors import DistributedError
 _LOW = 12_000
 _SLOTS = 5_000
 _PORTS_PER_SLOT = 4
+_BACKLOG = 16_384  # of connections; the kernel may allow fewer
 
 
 def master_port(job: int, generation: int = 0) -> int:
@@ -30,20 +33,58 @@ def master_port(job: int, generation: int = 0) -> int:
     return _LOW + (job % _SLOTS) * _PORTS_PER_SLOT + generation % _PORTS_PER_SLOT
 
 
-def check_port(port: int) -> None:
-    """Check on rank 0 that the port is free, for a clearer message than that of the process group.
+def listen(host: str, port: int, only_here: bool) -> socket.socket:
+    """Return the socket on which rank 0 waits for the others, at the address that they connect to.
+
+    The other networks of the node cannot connect then. Where the name of the host means another
+    address here than on the other nodes (127.0.1.1, or one that this host does not have), all of
+    its addresses are listened on.
+
+    Args:
+        host: The name or the address with which the ranks connect.
+        port: The port.
+        only_here: Whether all ranks are on this node.
 
     Raises:
         DistributedError: Another process listens on `port` of this host.
     """
-    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as probe:
-        # Bind like the TCP store: a port in TIME_WAIT is free, one that is listened on is not.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    addresses = _addresses(host, port, only_here)
+    for address in addresses:
         try:
-            probe.bind(("", port))
-            probe.listen(1)
+            return _bound(address)
         except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL and address != addresses[-1]:
+                continue
             raise DistributedError(
                 f"port {port} on {socket.gethostname()} is taken ({error.strerror}): another "
                 "process listens there; set MASTER_PORT to a free one"
             ) from error
+    raise AssertionError("there is always the address of all networks")
+
+
+def _addresses(host: str, port: int, only_here: bool) -> list[tuple[str, int]]:
+    """Return the address of the host, if it is certain, and then the one of all networks."""
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, port)}
+    except OSError:
+        found = set()
+    everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+    loopback = any(ipaddress.ip_address(each.partition("%")[0]).is_loopback for each in found)
+    certain = len(found) == 1 and (only_here or not loopback)
+    return [(address, port) for address in (*(found if certain else ()), everywhere)]
+
+
+def _bound(address: tuple[str, int]) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    bound = socket.socket(family)
+    try:
+        # A port in TIME_WAIT is free, one that is listened on is not.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind(address)
+        bound.listen(_BACKLOG)
+    except BaseException:
+        bound.close()
+        raise
+    return bound

@@ -84,6 +84,12 @@ class RankInfo:
         """Whether this is rank 0, which writes what all ranks share."""
         return self.rank == 0
 
+    @property
+    def one_node(self) -> bool:
+        """Whether there are several ranks, and all of them are certainly on this node."""
+        # The variables of torchrun, when they are set by hand, need not tell the number of nodes.
+        return self.world_size > 1 and self.num_nodes == 1 and self.launcher != "torchrun"
+
     def host(self, rank: int) -> str:
         """Return the node of a rank, if the launcher tells the nodes; "" otherwise."""
         # Every node has the same number of ranks.

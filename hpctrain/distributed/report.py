@@ -12,10 +12,9 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from hpctrain.console import Cell, Console
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.secrets import MASK, is_secret, mask
 
@@ -35,9 +34,9 @@ def main(argv: list[str]) -> int:
     table = Table(show_header=False)
     rows = {**ranks, **{k: v for k, v in facts.items() if k not in ("ranks", "environment")}}
     for name, value in rows.items():
-        table.add_row(name, Text(", ".join(value) if isinstance(value, list) else str(value)))
+        table.add_row(name, Cell(", ".join(value) if isinstance(value, list) else str(value)))
     for name, value in facts["environment"].items():
-        table.add_row(name, Text(value))
+        table.add_row(name, Cell(value))
     Console(soft_wrap=True).print(table)
     return 0
 

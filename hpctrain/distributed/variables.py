@@ -12,7 +12,7 @@ import os
 from collections.abc import MutableMapping
 
 from hpctrain.config.schema import Config
-from hpctrain.config.variables import ALLOCATOR, variables
+from hpctrain.config.variables import ALLOCATOR, GLOO, variables
 from hpctrain.errors import ConfigError
 
 # The number of collective operations that torch's flight recorder keeps, which
@@ -20,12 +20,18 @@ from hpctrain.errors import ConfigError
 _RECORDER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
-def export(config: Config, environment: MutableMapping[str, str] = os.environ) -> list[str]:
+def export(
+    config: Config,
+    environment: MutableMapping[str, str] = os.environ,
+    *,
+    one_node: bool = False,
+) -> list[str]:
     """Set the variables of the config, except those that the user has exported.
 
     Args:
         config: The config of the run.
         environment: The environment of this process.
+        one_node: Whether there are several ranks and all of them are on this node.
 
     Returns:
         A text for each variable that keeps another value than the config asks for.
@@ -37,6 +43,8 @@ def export(config: Config, environment: MutableMapping[str, str] = os.environ) -
     asked |= {name: (value, f"site.env.{name}") for name, value in config.site.env.items()}
     if not {*_RECORDER} & (environment.keys() | asked.keys()):
         environment[_RECORDER[0]] = "2000"
+    if one_node and GLOO not in environment.keys() | asked.keys():
+        environment[GLOO] = "lo"  # gloo has no authentication: other nodes need not reach it
     kept = []
     for name, (value, key) in asked.items():
         names = ALLOCATOR if name in ALLOCATOR else (name,)

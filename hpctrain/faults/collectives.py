@@ -23,6 +23,8 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d
 
+from hpctrain.disk import read_json
+
 _SHOWN = 8  # ranks that are named in an error
 _KEPT = 100  # entries of the flight recorder in a record
 
@@ -119,7 +121,7 @@ class Record:
     def read(cls, file: Path) -> Record | None:
         """Return what `write` has written; None if the file does not exist or is damaged."""
         try:
-            content = json.loads(file.read_text())
+            content = read_json(file)
             waits_in = content.pop("waits_in")
             return cls(waits_in=Operation(**waits_in) if waits_in else None, **content)
         except (OSError, ValueError, TypeError, KeyError):

@@ -1,39 +1,89 @@
-"""Numbers of a step that the host reads when they are there, so that no step waits for them.
+"""Numbers of the steps that the host reads without stopping the device.
 
-on a GPU     copied to pinned memory on the training's stream; an event says when they are there
-on the CPU   kept as they are
+    host     queues step 7    queues step 8    reads the numbers of step 7    queues step 9
+    GPU      ... step 6 ......... step 7 ......... step 8 ...................
+
+A GPU works behind the host. If the host read the numbers of a step at once, the GPU would have
+nothing to do while the host prepares the next step. So the numbers of a step are copied to pinned
+memory on the training's stream, and are read after the next step has been queued. This does not
+depend on how fast the device is, so all ranks read the numbers of the same step.
+
+On the CPU the numbers of a step are there when it returns, and are read at once.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
 import torch
 
 
+class Arrival(Protocol):
+    """What says when a copy is there, such as a `torch.cuda.Event`."""
+
+    def synchronize(self) -> None:
+        """Wait for it."""
+        ...
+
+
+class _Numbers(NamedTuple):
+    """The numbers of one step; `arrived` is None if they are there already."""
+
+    values: list[float] | torch.Tensor
+    arrived: Arrival | None
+    about: Any
+
+    def read(self) -> list[float]:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.values if isinstance(self.values, list) else self.values.tolist()
+
+
 class Copied:
-    """The numbers that were offered last."""
+    """The numbers of the last two steps, unless they were taken."""
 
     def __init__(self) -> None:
-        self._values: list[float] | torch.Tensor = []
-        self._arrived: torch.cuda.Event | None = None
+        self._offered: deque[_Numbers] = deque(maxlen=2)
 
-    def offer(self, values: list[float] | torch.Tensor) -> None:
-        """Store the numbers without waiting for the device; always equally many of them.
+    def offer(self, values: list[float] | torch.Tensor, about: Any = None) -> None:
+        """Store the numbers of a step without waiting for the device.
 
         Args:
             values: n numbers: a list, or a tensor of shape (n,).
+            about: Whatever belongs to them.
         """
-        if isinstance(values, torch.Tensor) and values.device.type == "cuda":
-            if self._arrived is None:
-                self._values = torch.zeros(len(values), dtype=values.dtype, pin_memory=True)
-                self._arrived = torch.cuda.Event()
-            assert isinstance(self._values, torch.Tensor)
-            self._values.copy_(values.detach(), non_blocking=True)
-            self._arrived.record()
-        else:
-            self._values = values
+        arrived = None
+        if isinstance(values, torch.Tensor) and values.device.type != "cpu":
+            values, arrived = to_host(values.detach())
+        self._offered.append(_Numbers(values, arrived, about))
 
-    def read(self) -> list[float]:
-        """Return the numbers; empty before the first `offer`. It waits until they are there."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return self._values if isinstance(self._values, list) else self._values.tolist()
+    @property
+    def on_the_way(self) -> bool:
+        """Whether the host would wait for the numbers of the last step."""
+        return bool(self._offered) and self._offered[-1].arrived is not None
+
+    def take(self, *, late: bool) -> Iterator[tuple[list[float], Any]]:
+        """Yield the numbers that were not taken yet, each with what belongs to them.
+
+        Args:
+            late: Leave those of the last step for later, if they come from a GPU.
+        """
+        kept = int(late and self.on_the_way)
+        while len(self._offered) > kept:
+            numbers = self._offered.popleft()
+            yield numbers.read(), numbers.about
+
+    def last(self) -> list[float]:
+        """Return the numbers of the last step, if they were not taken; it waits for them."""
+        return self._offered[-1].read() if self._offered else []
+
+
+def to_host(values: torch.Tensor) -> tuple[torch.Tensor, Arrival]:
+    """Copy a tensor of a GPU to pinned memory; return the copy, and what says when it is there."""
+    copy = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    copy.copy_(values, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+    return copy, arrived

@@ -12,9 +12,10 @@ The sums carry a NaN or an infinity of any rank to all ranks, so this needs no c
 own. Only after such a step the ranks tell each other which of them had it first.
 
 On the CPU the numbers are known before the update, which is then not made. On a GPU the host reads
-them after the step, with the stop request. For `stop` and `rollback` that is early enough, because
-the parameters of this process are dropped and those of a checkpoint are loaded. For `skip` the host
-waits for them before the update.
+them after it has queued the next step (`hpctrain.faults.copied`), and before anything that lasts: a
+log line, an evaluation, a checkpoint and the end of the run. For `stop` and `rollback` that is
+early enough, because the parameters of this process are dropped and those of a checkpoint are
+loaded. For `skip` the host waits for the numbers before the update.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import logging
 import math
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.disk import write_atomically
+from hpctrain.distributed import objects
 from hpctrain.errors import HealthError
 from hpctrain.faults.copied import Copied
 
@@ -38,6 +41,23 @@ log = logging.getLogger(__name__)
 
 Samples = Sequence[tuple[str, int]]
 _SHOWN = 3  # samples in a message; the file has all of them
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a message says of a step.
+
+    Attributes:
+        step: The global step, counted from 1.
+        consumed: The samples that the training has been given, over all ranks and epochs.
+        samples: Returns the samples of this rank's part of the batch, as (file, row).
+        own_loss: The sum of this rank's losses.
+    """
+
+    step: int
+    consumed: int
+    samples: Callable[[], Samples]
+    own_loss: float = 0.0
 
 
 class RolledBack(Exception):
@@ -78,12 +98,16 @@ class Health:
         self._steps = [step for step, _ in left_out]
         self.left_out = {consumed for _, consumed in left_out}
         self._offered = Copied()
-        self._own_loss: float | torch.Tensor = 0.0
+        self._begun = self._last = Judged(0, 0, list)
 
     @property
     def undoes(self) -> bool:
         """Whether a step may be left out, so that what its forward pass changed is undone."""
         return self.policy == "skip"
+
+    def begin(self, step: int, consumed: int, samples: Callable[[], Samples]) -> None:
+        """Say which step comes next; the arguments are those of `Judged`."""
+        self._begun = Judged(step, consumed, samples)
 
     def accepts(
         self,
@@ -98,39 +122,54 @@ class Health:
             norm: The norm of the global gradient, likewise; None if it does not count.
             own_loss: The sum of this rank's losses.
         """
-        self._own_loss = own_loss
         norm = loss if norm is None else norm
         if isinstance(loss, torch.Tensor):
-            both = torch.stack([loss, torch.as_tensor(norm, device=loss.device).to(loss.dtype)])
-            self._offered.offer(both)
-            if loss.device.type == "cuda" and not self.undoes:
-                return True
-            return not self.problem
-        self._offered.offer([loss, float(norm)])
-        return not self.problem
+            numbers = [torch.as_tensor(n).to(loss) for n in (loss, norm, own_loss)]
+            self._offered.offer(torch.stack(numbers), self._begun)
+        else:
+            self._offered.offer([loss, float(norm), float(own_loss)], self._begun)
+        return (self._offered.on_the_way and not self.undoes) or not self.problem
 
     @property
     def problem(self) -> str:
-        """What is not finite since the last step: "loss", "gradient" or ""; alike on all ranks."""
-        numbers = zip(("loss", "gradient"), self._offered.read(), strict=False)
-        return next((name for name, number in numbers if not math.isfinite(number)), "")
+        """What is not finite in the last step, if it was not judged: "loss", "gradient" or ""."""
+        return _problem(self._offered.last())
 
-    def decide(
-        self, problem: str, step: int, consumed: int, samples: Callable[[], Samples]
-    ) -> None:
-        """Return if the run goes on without the update of a step; all ranks call this together.
+    def judge(self, *, late: bool) -> None:
+        """Judge the steps that were not judged yet; all ranks call this together.
+
+        It returns if they are healthy, or if the run goes on without the update of a step.
 
         Args:
-            problem: What is not finite: "loss", "gradient" or "parameters".
-            step: The global step, counted from 1.
-            consumed: The samples that the training has been given, over all ranks and epochs.
-            samples: Returns the samples of this rank's part of the batch, as (file, row).
+            late: Judge the last step later, if its numbers come from a GPU.
 
         Raises:
             HealthError: The run has to stop.
             RolledBack: The run has to go on from its newest healthy checkpoint.
         """
-        found = self._gathered(problem, samples)
+        for numbers, about in self._offered.take(late=late):
+            self._last = replace(about, own_loss=numbers[2])
+            if problem := _problem(numbers):
+                self.decide(problem, self._last)
+
+    def judge_parameters(self, healthy: bool) -> None:
+        """Judge the parameters after the last step, as `judge` does with its numbers."""
+        if not healthy:
+            self.decide("parameters", self._last)
+
+    def decide(self, problem: str, judged: Judged) -> None:
+        """Return if the run goes on without the update of a step; all ranks call this together.
+
+        Args:
+            problem: What is not finite: "loss", "gradient" or "parameters".
+            judged: The step.
+
+        Raises:
+            HealthError: The run has to stop.
+            RolledBack: The run has to go on from its newest healthy checkpoint.
+        """
+        step = judged.step
+        found = _gathered(problem, judged)
         text = f"{_is(problem)} not finite since step {step}{_first(found)}"
         if self._run is not None:
             text += self._listed(text, step, found)
@@ -149,7 +188,7 @@ class Health:
                 *(text, _DOES[self.policy], len(self._steps), self._budget, self._window),
             )
         if self.policy == "rollback":
-            self._record([*self._left_out, (step, consumed)])
+            self._record([*self._left_out, (step, judged.consumed)])
             raise RolledBack
 
     def state_dict(self) -> dict[str, Any]:
@@ -160,20 +199,6 @@ class Health:
         """Continue with what `state_dict` returned; a rollback may have added steps since."""
         self._steps = sorted({*self._steps, *state["steps"]})
         self.skipped = max(self.skipped, state["skipped"])
-
-    def _gathered(self, problem: str, samples: Callable[[], Samples]) -> list[dict[str, Any]]:
-        """Return what each rank knows of the step: those that had the problem, or else all."""
-        own = float(self._own_loss)
-        mine = {
-            "rank": dist.get_rank(),
-            "host": socket.gethostname(),
-            "loss": own if math.isfinite(own) else repr(own),  # JSON has no NaN
-            "samples": samples(),
-        }
-        known: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(known, mine)
-        first = [each for each in known if isinstance(each["loss"], str)]
-        return first if problem == "loss" and first else known
 
     def _listed(self, text: str, step: int, found: list[dict[str, Any]]) -> str:
         """Write the samples of the step into the run directory; return a text that names some."""
@@ -204,6 +229,26 @@ _CURE = (
     "resume it with train.nonfinite=skip or rollback. If the training has diverged, begin a new "
     "run with a smaller optimizer.lr or with train.clip_norm"
 )
+
+
+def _problem(numbers: Sequence[float]) -> str:
+    """Return what is not finite among the loss, the norm and others; "" also without numbers."""
+    named = zip(("loss", "gradient"), numbers, strict=False)
+    return next((name for name, number in named if not math.isfinite(number)), "")
+
+
+def _gathered(problem: str, judged: Judged) -> list[dict[str, Any]]:
+    """Return what each rank knows of the step: those that had the problem, or else all."""
+    own = judged.own_loss
+    mine = {
+        "rank": dist.get_rank(),
+        "host": socket.gethostname(),
+        "loss": own if math.isfinite(own) else repr(own),  # JSON has no NaN
+        "samples": judged.samples(),
+    }
+    known: list[dict[str, Any]] = objects.all_gather(mine)
+    first = [each for each in known if isinstance(each["loss"], str)]
+    return first if problem == "loss" and first else known
 
 
 def _is(problem: str) -> str:

@@ -6,8 +6,9 @@
 
 A Python signal handler does not run while the main thread is blocked in a collective, so a small
 thread receives the signals through `signal.set_wakeup_fd`. The flags, one for each reason, are
-part of the reduction that every step makes anyway, and are read one step later. So no rank waits
-for them, and all ranks see the same reason at the same step, whichever rank was asked first.
+part of the reduction that every step makes anyway. On the CPU they are read after the step, and on
+a GPU after the next one (`hpctrain.faults.copied`). So no step waits for them, and all ranks see
+the same reason at the same step, whichever rank was asked first.
 """
 
 from __future__ import annotations
@@ -112,8 +113,11 @@ class Stop:
 
     @property
     def agreed(self) -> bool:
-        """Whether any rank had a stop request at the last `offer`; the same on every rank."""
-        if totals := self._totals.read():
+        """Whether any rank has had a stop request; the same on every rank.
+
+        It says so after the `offer` in which the request was; on a GPU after the next one.
+        """
+        for totals, _ in self._totals.take(late=True):
             asked = zip(REASONS, totals, strict=True)
-            self.reason = next((reason for reason, ranks in asked if ranks), "")
+            self.reason = next((reason for reason, ranks in asked if ranks), self.reason)
         return bool(self.reason)

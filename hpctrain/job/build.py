@@ -14,7 +14,6 @@ from typing import Any
 
 import hydra
 import torch
-import torch.distributed as dist
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
@@ -23,6 +22,7 @@ from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.degrees import Degrees
 from hpctrain.config.metrics import Asked
 from hpctrain.config.schema import Config
+from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
@@ -62,9 +62,6 @@ def build(
         ConfigError: A `_target_` cannot be imported or does not take its arguments.
         DataError: A shard is damaged.
     """
-    if config.train.compile != "off":
-        # The ranks and restarts of a run translate the same code, so they share the results.
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(run.path / "compile"))
     weights = config.parallel.weights
     if weights is not None and len(weights) != ranks.num_nodes:
         raise ConfigError(
@@ -137,8 +134,7 @@ def build(
 
 def _health(config: Config, run: RunDir, ranks: RankInfo) -> Health:
     """Return what judges the steps; rank 0 knows which batches earlier rollbacks left out."""
-    known: list[Any] = [run.read().get("left_out", []) if ranks.is_main else None]
-    dist.broadcast_object_list(known, src=0)
+    known = objects.broadcast(run.read().get("left_out", []) if ranks.is_main else None)
 
     def record(left_out: list[tuple[int, int]]) -> None:
         if ranks.is_main:
@@ -149,7 +145,7 @@ def _health(config: Config, run: RunDir, ranks: RankInfo) -> Health:
         budget=config.train.nonfinite_budget,
         window=config.train.nonfinite_window,
         run=run.path,
-        left_out=[(step, consumed) for step, consumed in known[0]],
+        left_out=[(step, consumed) for step, consumed in known],
         record=record,
     )
 
@@ -166,9 +162,9 @@ def _micro_batches(
         return None
     least = config.train.global_batch_size // model.mesh.shares
     share = least * model.mesh.weight
-    found: list[int | None] = [run.read().get("micro_batch_rows") if ranks.is_main else None]
-    dist.broadcast_object_list(found, src=0)
-    rows, auto = found[0], config.train.micro_batch_size == "auto"
+    found = run.read().get("micro_batch_rows") if ranks.is_main else None
+    rows: int | None = objects.broadcast(found)
+    auto = config.train.micro_batch_size == "auto"
     if auto and model.precision.device.type != "cuda":
         raise ConfigError("train.micro_batch_size=auto measures a GPU's memory: there is no GPU")
 

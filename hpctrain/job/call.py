@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
+from hpctrain.job import compile_cache
 from hpctrain.runs.call import Call, encode, read_results, result_file, write_result
 from hpctrain.secrets import mask
+
+_LONGEST_WAIT_S = 600.0  # until rank 0 has started
 
 
 def main(argv: list[str]) -> int:
@@ -24,9 +30,13 @@ def main(argv: list[str]) -> int:
         return 0  # Slurm has requeued the job although all ranks were done
     result_file(folder, ranks.rank).unlink(missing_ok=True)
     os.environ.update(torch_variables(ranks))
+    if not compile_cache.default_is_safe():  # else it serves the calls that come later, too
+        compile_cache.use(folder, os.environ)
     try:
         call = Call.read(folder)
-        value = encode(call(), f"the result of {call.module}.{call.name}")
+        importlib.import_module(call.module)
+        with _signed_objects(folder, ranks):
+            value = encode(call(), f"the result of {call.module}.{call.name}")
     except BaseException as error:
         text = mask("".join(_own_frames(error)))
         print(text, end="", file=sys.stderr)
@@ -34,6 +44,23 @@ def main(argv: list[str]) -> int:
         return 1
     write_result(folder, ranks.rank, {"value": value})
     return 0
+
+
+@contextmanager
+def _signed_objects(folder: Path, ranks: RankInfo) -> Iterator[None]:
+    """Let the ranks sign the objects that they send, if the function's module uses torch for that.
+
+    The function makes its own process group, which other users of the network can join. torch would
+    unpickle what they send.
+    """
+    if ranks.world_size == 1 or "torch.distributed" not in sys.modules:
+        yield
+        return
+    from hpctrain.distributed import members, secret
+
+    own = secret.make(folder) if ranks.is_main else secret.wait_for(folder, _LONGEST_WAIT_S)
+    with members.signed_objects(secret.sign(own, "call", ranks.job_id, ranks.restart_count)):
+        yield
 
 
 def _own_frames(error: BaseException) -> list[str]:

@@ -25,6 +25,7 @@ from hpctrain.errors import ConfigError, StorageError
 from hpctrain.job.build import _make
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tasks import LanguageModel
+from hpctrain.terminal import harmless
 
 log = logging.getLogger(__name__)
 _SAMPLE_TOKENS = 200
@@ -144,7 +145,7 @@ def print_sample(path: Path, prompt: str) -> None:
     except Exception as error:  # the run has finished, whatever happens here
         log.warning("no sample of generated text: %s", error)
     else:
-        print(f"a sample of generated text:\n{text}\n")
+        print(f"a sample of generated text:\n{harmless(text)}\n")
 
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:

@@ -128,12 +128,16 @@ def _complete_upload(config: Config, run: RunDir) -> None:
 
 def _train_attempt(config: Config, run: RunDir, ranks: RankInfo) -> int:
     from hpctrain.distributed.variables import export
+    from hpctrain.job import compile_cache
 
     if ranks.is_main:
         log.info("%s: starting; importing torch takes some seconds", run.path)
-    exported = export(config)
+    exported = export(config, one_node=ranks.one_node)
     if exported and ranks.is_main:
         log.info("exported variables are kept: %s", ", ".join(exported))
+    warning = compile_cache.use(run.path)
+    if warning and config.train.compile != "off" and ranks.local_rank == 0:
+        log.warning("%s", warning)
     if ranks.is_main and config.tracking.enabled and config.tracking.upload:
         from hpctrain.tracking.store import initialise
 

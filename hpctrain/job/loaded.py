@@ -59,20 +59,10 @@ class LoadedRun:
         """
         import pandas as pd
 
-        records: list[journal.Record] = []
-        for record in journal.read_all(journal.journal_path(self.path)):
-            if record.body["kind"] == "superseded":
-                first, end = record.body["from"], record.body["to"]
-                records = [each for each in records if not first <= each.start < end]
-            elif record.body["kind"] == "metrics":
-                records.append(record)
-        values = {
-            (int(record.body["step"]), key): journal.decode(value)
-            for record in records
-            for key, value in record.body["metrics"].items()
-        }
-        rows = [(step, key, values[step, key]) for step, key in sorted(values)]
-        return pd.DataFrame(rows, columns=["step", "key", "value"])
+        from hpctrain.tracking import columns
+
+        steps, keys, values = columns.read(journal.journal_path(self.path))
+        return pd.DataFrame({"step": steps, "key": keys, "value": values})
 
     @cached_property
     def checkpoints(self) -> list[int]:

@@ -33,6 +33,7 @@ from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.stop_request import stop_file
 from hpctrain.runs.terminal_log import kept
 from hpctrain.tracking.tracker import Tracker
+from hpctrain.train.deterministic import deterministic, refusal
 from hpctrain.train.trainer import Outcome, Trainer
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
     with (
         Stop() as stop,
         Attempt(config, run, ranks) if ranks.is_main else NoAttempt() as attempt,
-        process_group(ranks, config.parallel, config.launch.cpus_per_task) as device,
+        process_group(ranks, config.parallel, config.launch.cpus_per_task, run.path) as device,
         # Before the process group ends: the end of this rank lets the others fail.
         recorded(run.path, ranks.job_id, ranks.restart_count),
         # The log of rank 0 has begun earlier; the folder exists, because rank 0 is here.
@@ -99,7 +100,10 @@ def _fit(
     threads while it holds Python's lock, and such a thread may wait for this lock for ever.
     """
     timeout_s, store = config.parallel.timeout_s, long_work.store()
-    with LateRanks(run.logs, ranks.rank, ranks.world_size, store, timeout_s, ranks.host) as late:
+    with (
+        LateRanks(run.logs, ranks.rank, ranks.world_size, store, timeout_s, ranks.host) as late,
+        deterministic(config.train.deterministic, device),
+    ):
         while True:
             trainer = build(config, run, ranks, device, tracker, stop)
             late.step = partial(getattr, trainer, "step")
@@ -118,6 +122,8 @@ def _fitted(trainer: Trainer, config: Config, run: RunDir, ranks: RankInfo) -> O
         _lower_micro_batch(run, ranks, trainer.train_step.micro_batches)
         raise
     except (RuntimeError, IndexError, ValueError) as error:
+        if problem := refusal(error):
+            raise ConfigError(problem) from error
         if problem := shape_problem(error, config, trainer.train_step.model.module):
             raise ConfigError(problem) from error
         raise

@@ -46,8 +46,12 @@ def adopt(
         with suppress(OSError, TrackingError):
             entry.run.update(**entry.place_in(parent))
             meta = Meta.read(entry.run.path)
-            named = {"parent_uid": parent["uid"], "parent_name": parent["name"]}
-            dataclasses.replace(meta, **named).write(entry.run.path)
+            if not meta.is_ours:  # a file of this user would vouch for the store that it names
+                continue
+            adopted = dataclasses.replace(
+                meta, parent_uid=parent["uid"], parent_name=parent["name"]
+            )
+            adopted.write(entry.run.path)
             if entry.config.tracking.upload:
                 changed.append(str(entry.run.path))
     if not changed:

@@ -50,3 +50,5 @@ class Copies:
                 say(f"  not copied, because it is in no git repository: {folder}", style="yellow")
             for line in code.left_out:
                 say(f"  not copied: {line}", style="yellow")
+            for line in code.telling:
+                say(f"  whoever may read the copy reads a secret: {line}", style="yellow")

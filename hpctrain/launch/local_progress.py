@@ -7,7 +7,6 @@ running ━━━╸━━━━━━ 1/4 0:00:31 digits-fe650090 lr=0.001 seed
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from datetime import timedelta
@@ -15,9 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from hpctrain.console import Cell, Console
+from hpctrain.disk import read_json
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.table import NoteColumn, say
 from hpctrain.runs.swept import label
@@ -77,7 +77,7 @@ class LocalProgress:
         if self._progress.disable:
             say(f"{line}{metric}")
         else:
-            self._progress.console.print(f"{line}{metric}", markup=False, highlight=False)
+            self._progress.console.print(Cell(f"{line}{metric}"))
             self._progress.update(self._task, completed=self._begun, note="")
 
 
@@ -91,7 +91,7 @@ def reached(run: Path) -> str:
     It is "" before the first step.
     """
     try:
-        progress = json.loads((run / "progress.json").read_text())
+        progress = read_json(run / "progress.json")
         text = f": step {progress['step']}/{progress['max_steps']}"
         metric = progress["metric"]
         value = progress["metrics"].get(metric)

@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from rich.console import Console
 from rich.progress import ProgressColumn, Task, track
 from rich.table import Column, Table
 from rich.text import Text
 
+from hpctrain.console import Cell, Console
 from hpctrain.launch.arrays import Entry
 from hpctrain.secrets import mask
+from hpctrain.terminal import indented
 
 ROWS = 40  # longer tables are cut
 T = TypeVar("T")
@@ -27,12 +28,12 @@ class NoteColumn(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """Return the field `note` of the bar's task."""
-        return Text(task.fields["note"], no_wrap=True, overflow="crop")
+        return Cell(task.fields["note"], no_wrap=True, overflow="crop")
 
 
 def say(text: str, style: str = "") -> None:
     """Print a line on standard error."""
-    Console(stderr=True, soft_wrap=True).print(Text(text, style))
+    Console(stderr=True, soft_wrap=True).print(Text(indented(text), style))
 
 
 def runs(count: int) -> str:
@@ -61,12 +62,11 @@ def show(entries: list[Entry]) -> None:
     common = set.intersection(*(set(entry.overrides) for entry in entries))
     for entry, metric in list(zip(entries, metrics, strict=True))[:ROWS]:
         own = [text for text in entry.overrides if text not in common or len(entries) == 1]
-        # Text, because an override may look like rich's markup.
         cells = [entry.run.name, mask(" ".join(own)), entry.state, entry.job]
         for name in names:
             mine = name == entry.config.metric and metric is not None
             cells.append(f"{metric:.4g}" if mine else "")
-        table.add_row(*map(Text, cells))
+        table.add_row(*map(Cell, cells))
     Console(stderr=True, soft_wrap=True).print(table)
     if len(entries) > ROWS:
         counts = Counter(entry.state.split(",")[0] or "checked" for entry in entries)

@@ -6,9 +6,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from hpctrain.console import Console
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.queue import Job, UnreachableError
 from hpctrain.launch.run_state import query_queue

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention.bias import CausalBias
 
 from hpctrain.models.layers import Linear
 
@@ -52,7 +53,7 @@ class Attention(nn.Module):
 
     def __init__(self, dim: int, heads: int, kv_heads: int, bias: bool, std: float) -> None:
         super().__init__()
-        self.head_dim, self.grouped = dim // heads, kv_heads < heads
+        self.head_dim = dim // heads
         width = kv_heads * self.head_dim
         self.query = Linear(dim, dim, bias)
         self.key = Linear(dim, width, bias)
@@ -89,13 +90,57 @@ class Attention(nn.Module):
         if context is not None:
             mixed = context.attend(query, key, value, masks)
         else:
-            mixed = F.scaled_dot_product_attention(
-                *(query, key, value, None if masks is None else masks[0]),
-                is_causal=masks is None,
-                enable_gqa=self.grouped,
-            )
+            mixed = attend(query, key, value, None if masks is None else masks[0])
         out: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return out
+
+
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the attention of queries to keys, by a kernel that does not keep all scores.
+
+    On a GPU the flash kernel takes grouped heads as they are, but only without a mask and in 16
+    bits. torch would compute other grouped attention in its math kernel, which makes all scores,
+    (batch, heads, length, keys), and keeps them for the backward pass. There each key and value is
+    repeated for its queries, which takes heads / kv_heads times the memory of keys and values, and
+    the memory-efficient kernel computes.
+
+    Args:
+        query: A floating dtype, (batch, heads, length, head_dim).
+        key: (batch, kv_heads, keys, head_dim); kv_heads divides heads.
+        value: The shape of `key`.
+        mask: bool, which broadcasts to (batch, heads, length, keys): True where a query may see a
+            key; or a `CausalBias`. None: keys are as many as queries, and each query sees those up
+            to its own position.
+
+    Returns:
+        The shape of `query`.
+    """
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1 and query.device.type == "cuda" and not _flash_takes(query, mask):
+        key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+        groups = 1
+    out: torch.Tensor = F.scaled_dot_product_attention(
+        query, key, value, mask, is_causal=mask is None, enable_gqa=groups > 1
+    )
+    return out
+
+
+def _flash_takes(query: torch.Tensor, mask: torch.Tensor | None) -> bool:
+    """Return whether torch's flash kernel computes this attention, as far as groups matter."""
+    return (
+        (mask is None or isinstance(mask, CausalBias))
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and query.shape[-1] <= 192  # wider heads train on some GPUs only
+        and _has_flash(query.device)
+    )
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _has_flash(device: torch.device) -> bool:
+    """Return whether a GPU has the flash kernel: those of compute capability 8.0 or newer."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def rotary(positions: torch.Tensor, head_dim: int, theta: float) -> Rotation:

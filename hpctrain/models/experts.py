@@ -106,8 +106,8 @@ class Experts(nn.Module):
         if self.capacity is None:
             mixed = self.bank(tokens, counts[:-1])
         else:
-            kept = len(slots) - int(counts[-1])
-            mixed = F.pad(self.bank(tokens[:kept], counts[:-1]), (0, 0, 0, len(slots) - kept))
+            mix = mix_counted if tokens.device.type == "cpu" else mix_masked
+            mixed = mix(self.bank, tokens, counts)
         parts = _take(mixed, inverse, order, 1).view(*chosen.shape, -1)
         out: torch.Tensor = (parts * weights.unsqueeze(-1).to(parts.dtype)).sum(-2)
         if self.training and out.requires_grad:
@@ -214,7 +214,7 @@ class Bank(nn.Module):
             dtype = torch.get_autocast_dtype(kind)
             tokens, weights = tokens.to(dtype), [w.to(dtype) for w in weights]
         aligned = all(size % 8 == 0 for size in weights[0].shape[1:])  # 16 bytes, for the GPU
-        if kind == "cuda" and tokens.dtype == torch.bfloat16 and aligned and len(tokens) > 0:
+        if kind != "cpu" and tokens.dtype == torch.bfloat16 and aligned and len(tokens) > 0:
             return grouped(tokens, counts, *weights)
         return one_by_one(tokens, counts, *weights)
 
@@ -228,6 +228,30 @@ def _local(weight: torch.Tensor) -> torch.Tensor:
         return weight
     summands = [Partial() if p.is_replicate() else p for p in weight.placements]
     return weight.to_local(grad_placements=summands)
+
+
+def mix_counted(bank: nn.Module, tokens: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Apply to each token its expert, and replace dropped tokens by 0; the host counts these.
+
+    Args:
+        bank: A `Bank`.
+        tokens: A floating dtype, (tokens, dim), sorted by expert; the dropped ones are the last.
+        counts: int64 (experts + 1,): the tokens of each expert, and those that were dropped.
+    """
+    dropped = int(counts[-1])
+    mixed: torch.Tensor = bank(tokens[: len(tokens) - dropped], counts[:-1])
+    return F.pad(mixed, (0, 0, 0, dropped))
+
+
+def mix_masked(bank: nn.Module, tokens: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Return what `mix_counted` returns, without waiting for the device.
+
+    The last expert computes the dropped tokens, too. The result is not used, so it has no gradient.
+    """
+    shares = torch.cat([counts[:-2], counts[-2:].sum(0, keepdim=True)])
+    used = torch.arange(len(tokens), device=tokens.device) < len(tokens) - counts[-1]
+    mixed: torch.Tensor = bank(tokens, shares)
+    return mixed.where(used[:, None], torch.zeros_like(mixed))
 
 
 def one_by_one(

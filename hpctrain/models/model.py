@@ -6,10 +6,11 @@ from torch import nn
 
 
 class Model(nn.Module):
-    """A model whose modules can be initialised one by one, in place, on any device.
+    """A model whose modules can be initialised one by one, in place.
 
     A model that is too large for one rank is built on the meta device, sharded, and materialised
-    with `to_empty`. Then `init_module` is called for each of its modules. This needs two things:
+    with `to_empty`. Its values come from a second one on the meta device: `init_module` is called
+    for each module of it, which then has memory on the CPU of one rank. This needs two things:
     every module that holds parameters or buffers has a `reset_parameters`, and none of them reads
     another module.
     """

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives  # the compiler knows these
-import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from hpctrain.config.division import length_problem
 from hpctrain.errors import ConfigError
+from hpctrain.models.attention import attend
 
 
 class SequencePart:
@@ -124,20 +124,12 @@ class SequencePart:
             value: The shape of `key`.
             masks: As for `attend`.
         """
-        size, grouped = query.shape[2] // 2, query.shape[1] != key.shape[1]
-        mixed = []
+        size, mixed = query.shape[2] // 2, []
         for n, i in enumerate(self._chunks):
             end = (i + 1) * size
             mask = causal_mask(size, end, query.device) if masks is None else masks[n]
-            mixed.append(
-                F.scaled_dot_product_attention(
-                    query[:, :, n * size : (n + 1) * size],
-                    key[:, :, :end],
-                    value[:, :, :end],
-                    mask,
-                    enable_gqa=grouped,
-                )
-            )
+            own = query[:, :, n * size : (n + 1) * size]
+            mixed.append(attend(own, key[:, :, :end], value[:, :, :end], mask))
         return torch.cat(mixed, 2)
 
     @property

@@ -75,8 +75,11 @@ class Loads:
             return values
         # The ranks that divide a layer have other tokens, or all have the same. All of them count,
         # because only ratios of loads matter.
+        device = values.device if isinstance(values, torch.Tensor) else torch.device("cpu")
         loads = [
-            torch.zeros(size, dtype=torch.float64) if module is None else module.take_loads()
+            torch.zeros(size, dtype=torch.float64, device=device)
+            if module is None
+            else module.take_loads()
             for size, module in zip(self._sizes.values(), self._modules, strict=True)
         ]
         if isinstance(values, list):

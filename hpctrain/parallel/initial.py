@@ -1,8 +1,14 @@
-"""The initial parameters: bit by bit the same for every way to spread a model.
+"""The initial parameters: bit by bit the same for every way to spread a model, on every device.
+
+    rank 0 draws module 0 ──┐
+    rank 1 draws module 1 ──┼── each is sent to all ranks, which keep their part ── modules 2, 3, …
 
 A model with a method `init_module(module)` is built without memory (on the meta device), then
 sharded, and then initialised module by module. The random generator is seeded anew with the name of
-each module, so no rank ever holds more than one module as a whole.
+each module, so no rank ever holds more than one module as a whole, and one that others send.
+
+One rank draws a module, on its CPU. What a GPU draws depends on its number of multiprocessors, and
+what a CPU draws on its vector instructions, so replicas that draw by themselves may differ.
 
 Any other model is built as usual: on every rank, or when it is sharded on rank 0 alone, which sends
 each rank its part.
@@ -22,6 +28,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from hpctrain.errors import DistributedError
+from hpctrain.parallel.fsdp import undivided
 from hpctrain.parallel.ties import tie, ties
 
 log = logging.getLogger(__name__)
@@ -56,7 +64,13 @@ def skeleton(build: Build, seed: int) -> nn.Module | None:
         return None
 
 
-def build_whole(build: Build, seed: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
+def build_whole(
+    build: Build,
+    seed: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: dist.ProcessGroup | None = None,
+) -> nn.Module:
     """Return the initialised model, whole, on the device.
 
     Args:
@@ -64,11 +78,12 @@ def build_whole(build: Build, seed: int, dtype: torch.dtype, device: torch.devic
         seed: The seed of the run.
         dtype: The dtype of its parameters.
         device: Device of this rank.
+        group: The ranks that build the model together; None means all.
     """
     model = skeleton(build, seed)
     if model is not None and isinstance(model, Initializes):
         cast_parameters(model, dtype)
-        fill_modules(model, seed, device, device)
+        fill_modules(model, build, seed, device, device, group)
         return model
     return build_as_usual(build, seed, dtype, device)
 
@@ -88,32 +103,115 @@ def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-def fill_modules(model: nn.Module, seed: int, device: torch.device, storage: torch.device) -> None:
+def fill_modules(
+    model: nn.Module,
+    build: Build,
+    seed: int,
+    device: torch.device,
+    storage: torch.device,
+    group: dist.ProcessGroup | None = None,
+) -> None:
     """Give a model of the meta device memory and its initial parameters.
 
+    The values are those of the model that `build` returns, whatever classes the modules of `model`
+    have by now. All ranks of the group call this together.
+
     Args:
-        model: It has `init_module`; whole or sharded.
+        model: Whole or sharded, or the stage of a pipeline.
+        build: Returns a new model, which has `init_module`, and modules and parameters of the same
+            names.
         seed: The seed of the run.
-        device: Initial values are computed on this device.
-        storage: Parameters and buffers are stored on this device.
+        device: Device of the rank, for the communication.
+        storage: Parameters are stored on this device.
+        group: The ranks that have the same modules; None means all.
     """
-    assert isinstance(model, Initializes)
     allocate(model, storage)
-    for name, module in model.named_modules():
-        own = {key: p for key, p in module._parameters.items() if p is not None}
-        if not own and not any(b is not None for b in module._buffers.values()):
-            continue
-        torch.manual_seed(xxhash.xxh64_intdigest(f"{seed} {name}".encode()) >> 1)
-        # Random numbers are drawn whole and in the default dtype, then cut and converted.
-        for key, parameter in own.items():
-            whole = torch.empty(parameter.shape, device=device)
-            module._parameters[key] = nn.Parameter(whole, parameter.requires_grad)
-        with torch.no_grad():
-            model.init_module(module)
-            for key, parameter in own.items():
-                whole = module._parameters[key].data
-                module._parameters[key] = parameter
-                _own_part(parameter).copy_(_cut(whole, parameter))
+    if storage.type == "meta":  # there is no memory for values: only the sizes are wanted
+        return
+    targets: dict[str, torch.Tensor] = {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+    original: Any = skeleton(build, seed)
+    assert original is not None
+    holders = []
+    for name, module in original.named_modules():
+        keys = [key for key in _own(module) if _joined(name, key) in targets]
+        if keys:
+            holders.append((name, module, keys))
+    rank, ranks = 0, 1
+    if dist.is_initialized():
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    for begin in range(0, len(holders), ranks):
+        turn = holders[begin : begin + ranks]
+        drawn, error = {}, None
+        if rank < len(turn):
+            try:
+                drawn = _draw(original, *turn[rank][:2], seed)
+            except Exception as raised:  # the other ranks must not wait for this one
+                error = raised
+        failed = rank if error is not None else ranks
+        if ranks > 1:
+            first = torch.tensor(failed, device=device)
+            dist.all_reduce(first, dist.ReduceOp.MIN, group)
+            failed = int(first)
+        if error is not None:
+            raise error
+        if failed < ranks:
+            _draw(original, *turn[failed][:2], seed)  # the same error, on every rank
+            raise DistributedError(f"another rank could not draw the values of {turn[failed][0]}")
+        for source, (name, module, keys) in enumerate(turn):
+            for key in keys:
+                like, target = _own(module)[key], targets[_joined(name, key)]
+                if source == rank:
+                    whole = drawn[key]
+                else:
+                    whole = torch.empty(like.shape, dtype=_drawn_dtype(like), device=device)
+                if ranks > 1:
+                    whole = whole.to(device)
+                    _broadcast(whole, source, group)
+                with torch.no_grad():
+                    _own_part(target).copy_(_cut(whole, target))
+    to_device(model, device)
+    torch.manual_seed(seed)  # the ranks have drawn other modules
+
+
+def _draw(model: Initializes, name: str, module: nn.Module, seed: int) -> dict[str, torch.Tensor]:
+    """Return the initial values of the parameters and buffers that a module itself holds.
+
+    They are whole and on the CPU; numbers of a floating dtype have the default one. The module is
+    left as it was, on the meta device.
+    """
+    before = dict(module._parameters), dict(module._buffers)
+    torch.manual_seed(xxhash.xxh64_intdigest(f"{seed} {name}".encode()) >> 1)
+    for key, like in _own(module).items():
+        whole = torch.empty(like.shape, dtype=_drawn_dtype(like), device="cpu")
+        if key in module._parameters:
+            module._parameters[key] = nn.Parameter(whole, like.requires_grad)
+        else:
+            module._buffers[key] = whole
+    with torch.no_grad():
+        model.init_module(module)
+    drawn = {key: value.detach().contiguous() for key, value in _own(module).items()}
+    module._parameters.update(before[0])
+    module._buffers.update(before[1])
+    return drawn
+
+
+def _own(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers that a module itself holds."""
+    own = {**module._parameters, **module._buffers}
+    return {key: value for key, value in own.items() if value is not None}
+
+
+def _drawn_dtype(like: torch.Tensor) -> torch.dtype:
+    """Return the dtype in which a parameter or a buffer is drawn."""
+    drawn = isinstance(like, nn.Parameter) and like.is_floating_point()
+    return torch.get_default_dtype() if drawn else like.dtype
+
+
+def _joined(name: str, key: str) -> str:
+    return f"{name}.{key}" if name else key
 
 
 def _own_part(parameter: torch.Tensor) -> torch.Tensor:
@@ -168,11 +266,56 @@ def fill_from_rank_0(
         full_state_dict=True, broadcast_from_rank0=True, cpu_offload=storage.type == "cpu"
     )
     set_model_state_dict(model, state, options=options)
+    to_device(model, device)  # not earlier: torch wants a state on one device
     # Buffers that are not part of a state dict have to be sent too.
     for name, buffer in model.named_buffers():
         value = buffers[name].to(device) if buffers else torch.empty_like(buffer, device=device)
         dist.broadcast(value, src=0)
         buffer.copy_(value)
+
+
+def share(model: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Give all ranks the parameters and buffers of the first one, in place.
+
+    Args:
+        model: Built by every rank, the same modules on all of them.
+        group: The ranks; None means all.
+    """
+    with torch.no_grad():
+        for value in (*model.parameters(), *model.buffers()):
+            whole = value.detach().contiguous()
+            _broadcast(whole, 0, group)
+            value.copy_(whole)
+
+
+def _broadcast(whole: torch.Tensor, source: int, group: dist.ProcessGroup | None) -> None:
+    """Send a contiguous tensor of any dtype as bytes, since a backend does not know all dtypes."""
+    if whole.numel() > 0:
+        dist.broadcast(whole.view(-1).view(torch.uint8), group=group, group_src=source)
+
+
+def to_device(model: nn.Module, device: torch.device) -> None:
+    """Move what FSDP2 leaves on the device of the storage, in place: all but divided parameters.
+
+    With `parallel.fsdp.offload` divided parameters are on the CPU, and FSDP2 brings them to the
+    device before they are used. Buffers and parameters that it cannot divide have to be there.
+
+    Args:
+        model: Whole or sharded, with memory.
+        device: Device of the rank.
+    """
+    shared = list(ties(model))
+    apart = {id(parameter) for parameter in undivided(model)}
+    for module in model.modules():
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[key] = buffer.to(device)
+        for key, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) in apart and parameter.device != device:
+                moved = nn.Parameter(parameter.detach().to(device), parameter.requires_grad)
+                module._parameters[key] = moved
+    for first, others in shared:
+        tie(model, first, others)
 
 
 def allocate(model: nn.Module, device: torch.device) -> None:

@@ -144,7 +144,7 @@ class Lockstep:
 
     def _agreed(self, number: int) -> int:
         """Return the least of the numbers of the blocks that the ranks are about to call."""
-        wanted = torch.tensor([number], device=self._device)
+        wanted = torch.full((1,), number, device=self._device)
         dist.all_reduce(wanted, dist.ReduceOp.MIN, group=self._ranks)
         return int(wanted)
 

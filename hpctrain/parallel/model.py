@@ -123,9 +123,10 @@ class ParallelModel:
         if clip_norm is not None:
             factor = factor * at_most(clip_norm / (norm + 1e-6), 1.0)
         local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
-        if local:
-            factor = torch.as_tensor(factor).to(local[0].device, local[0].dtype.to_real())
-            torch._foreach_mul_(local, factor)
+        for device in {g.device for g in local}:  # offload leaves undivided parameters on the GPU
+            same = [g for g in local if g.device == device]
+            here = torch.as_tensor(factor).to(device, same[0].dtype.to_real())
+            torch._foreach_mul_(same, here)
         return norm
 
     def share_buffers(self) -> None:
@@ -202,11 +203,10 @@ def global_norm(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
             ):
                 copies //= 1 if placement.is_replicate() else size
         alike.setdefault(copies, []).append(local)
-    device = alike[next(iter(alike))][0].device if alike else mesh.device
-    squares = torch.zeros((), dtype=torch.float64, device=device)
+    squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
     for copies, tensors in alike.items():
-        squares += torch.nn.utils.get_total_norm(tensors).double() ** 2 / copies
-    squares = squares.to(mesh.device)
+        norm = torch.nn.utils.get_total_norm(tensors)
+        squares += (norm.double() ** 2 / copies).to(mesh.device)
     mesh.add(squares)
     return squares.sqrt().float()
 

@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.data.types import Batch
+from hpctrain.distributed import objects
 from hpctrain.errors import ConfigError
 from hpctrain.parallel.experts import Loads
 from hpctrain.parallel.fsdp import undivided
@@ -191,10 +191,7 @@ class PipelineModel(ParallelModel):
 
     def _learn_names(self, work: _Work, train: bool) -> list[str]:
         if train not in self._names:
-            known: list[list[str]] = [work.names]
-            group = self.mesh.pipeline
-            dist.broadcast_object_list(known, group=group, group_src=self._last_rank)
-            self._names[train] = known[0]
+            self._names[train] = objects.broadcast(work.names, self._last_rank, self.mesh.pipeline)
         return self._names[train]
 
 

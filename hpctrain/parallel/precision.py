@@ -50,7 +50,10 @@ class Precision:
         if self.compute in ("tf32", "fp8"):
             _check_gpu(self.compute, device)
         if device.type == "cuda":
-            torch.set_float32_matmul_precision("high" if self.compute == "tf32" else "highest")
+            tf32 = self.compute == "tf32"
+            torch.set_float32_matmul_precision("high" if tf32 else "highest")
+            # Convolutions have a switch of their own, which torch leaves on.
+            torch.backends.cudnn.allow_tf32 = tf32
 
     @property
     def autocast(self) -> torch.dtype | None:

@@ -26,7 +26,7 @@ from hpctrain.parallel.blocks import find_blocks
 from hpctrain.parallel.ddp import DDPModel
 from hpctrain.parallel.expert_parallel import divide_experts
 from hpctrain.parallel.experts import Loads, compute_eagerly, load_sizes
-from hpctrain.parallel.float8 import compute_in_float8
+from hpctrain.parallel.float8 import compute_in_float8, float8_layers
 from hpctrain.parallel.fsdp import FSDPModel, shard
 from hpctrain.parallel.initial import (
     Build,
@@ -36,7 +36,9 @@ from hpctrain.parallel.initial import (
     cast_parameters,
     fill_from_rank_0,
     fill_modules,
+    share,
     skeleton,
+    to_device,
 )
 from hpctrain.parallel.local_sgd import LocalSGDModel
 from hpctrain.parallel.mesh import Mesh
@@ -88,12 +90,14 @@ def parallelize(
             divided_loss=divided_loss,
             agree=parallel.fsdp.agree,
         )
-    module = build_whole(build, config.seed, precision.params, precision.device)
+    module = build_whole(build, config.seed, precision.params, precision.device, mesh.stage)
     prepare_batch_norms(module, config, mesh)
-    train, blocks = config.train, []
+    train, names = config.train, []
     if train.activation_checkpointing != "none" or train.compile == "blocks":
-        blocks = [block for _, block in find_blocks(module, parallel.blocks)]
-    _prepare(module, blocks, config, precision)
+        names = [name for name, _ in find_blocks(module, parallel.blocks)]
+    if layers := _float8(module, config, precision):
+        compute_in_float8(module, layers)
+    _prepare(module, list(present(module, names)), config)
     if degrees.dp_replicate == 1:
         return ParallelModel(module, mesh, precision, accumulate)
     local = config.train.local_sgd
@@ -114,16 +118,18 @@ def _divided(
     meta = model is not None
     if model is None:
         model = build_as_usual(build, seed, precision.params, device)
+        share(model, mesh.stage)
     cast_parameters(model, precision.params)
     prepare_batch_norms(model, config, mesh)
     plan = Plan()
     if mesh.degrees.ranks > mesh.degrees.dp or config.parallel.ep > 1:
         plan = find_plan(model, config.parallel, mesh.degrees)
     names = [name for name, _ in find_blocks(model, config.parallel.blocks)]
-    _spread(model, plan, names, config, mesh, precision, divided_loss=divided_loss)
+    layers = _float8(model, config, precision)
+    _spread(model, plan, names, layers, config, mesh, precision, divided_loss=divided_loss)
     storage = torch.device("cpu") if config.parallel.fsdp.offload else device
     if meta and isinstance(model, Initializes):
-        fill_modules(model, seed, device, storage)
+        fill_modules(model, build, seed, device, storage, mesh.stage)
     elif meta:
         fill_from_rank_0(model, build, seed, device, storage)
     return model
@@ -162,6 +168,7 @@ def _pipeline(
             prepare_batch_norms(model, config, mesh)
         plan = find_plan(model, parallel, mesh.degrees)
         names = [name for name, _ in find_blocks(model, parallel.blocks)]
+        layers = _float8(model, config, precision)
         inputs = list(inspect.signature(model.forward).parameters)
         counts, sizes = block_counts(model, plan, parallel, pp), load_sizes(model)
         cut(model, plan, counts, number)
@@ -170,9 +177,11 @@ def _pipeline(
             setattr(model, "sequence_parts", mesh.degrees.cp * tp)  # noqa: B010 (mypy)
         if not meta:
             model.to(storage)
-        _spread(model, plan, names, config, mesh, precision, divided_loss=divided_loss)
+            share(model, mesh.stage)
+        _spread(model, plan, names, layers, config, mesh, precision, divided_loss=divided_loss)
         if meta:
-            fill_modules(model, seed, device, storage)
+            fill_modules(model, build, seed, device, storage, mesh.stage)
+        to_device(model, device)
         stages.append(model)
     accumulate = micro_batches(config.train, mesh.dp_size)
     if dist.get_rank() == 0:
@@ -198,6 +207,7 @@ def _spread(
     model: nn.Module,
     plan: Plan,
     names: list[str],
+    layers: list[str],
     config: Config,
     mesh: Mesh,
     precision: Precision,
@@ -210,6 +220,7 @@ def _spread(
         model: The model or the stage.
         plan: The plan of the model.
         names: The names of the model's blocks.
+        layers: The names of the linear layers that compute in float8.
         config: The config.
         mesh: The ranks.
         precision: The number formats.
@@ -225,19 +236,24 @@ def _spread(
     if mesh.part is not None:
         model.context = mesh.part  # type: ignore[assignment]
     experts = divide_experts(model, plan, mesh, config.parallel.ep)
+    if layers:
+        compute_in_float8(model, layers)
     blocks = list(present(model, names))
-    _prepare(model, blocks, config, precision)
+    _prepare(model, blocks, config)
     if mesh.averaged > 1 or config.parallel.fsdp.offload:
         shard(model, blocks, mesh, precision, config.parallel, experts)
 
 
-def _prepare(
-    model: nn.Module, blocks: list[nn.Module], config: Config, precision: Precision
-) -> None:
+def _float8(model: nn.Module, config: Config, precision: Precision) -> list[str]:
+    """Return the names of the linear layers of a whole model that compute in float8."""
+    if precision.compute != "fp8":
+        return []
+    return float8_layers(model, config.parallel.blocks)
+
+
+def _prepare(model: nn.Module, blocks: list[nn.Module], config: Config) -> None:
     """Apply what does not depend on the mesh, in place."""
     train = config.train
-    if precision.compute == "fp8":
-        compute_in_float8(model)
     checkpoint_activations(
         blocks, train.activation_checkpointing, train.activation_checkpointing_every
     )

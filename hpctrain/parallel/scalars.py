@@ -3,7 +3,9 @@
     on a GPU     one float64 tensor: the host never waits for it
     on the CPU   Python's floats: an operation of torch takes microseconds even for one number
 
-These functions take both, so that a step is written once.
+These functions take both, so that a step is written once. Python's floats go to a GPU through
+pinned memory. `torch.tensor(floats, device="cuda")` and `new_tensor` would let the host wait until
+the GPU has done everything that was queued before.
 """
 
 from __future__ import annotations
@@ -33,20 +35,24 @@ def on_device(values: list[float], device: torch.device) -> Scalars:
     """Return the values as the others of this device are."""
     if device.type == "cpu":
         return values
-    return torch.tensor(values, dtype=torch.float64, device=device)
+    pinned = torch.tensor(values, dtype=torch.float64).pin_memory()
+    return pinned.to(device, non_blocking=True)
 
 
 def joined(first: Scalars, second: list[float]) -> Scalars:
     """Return the numbers of `first`, followed by those of `second`."""
     if isinstance(first, list):
         return first + second
-    return torch.cat([first, first.new_tensor(second)])
+    appended = on_device(second, first.device)
+    assert isinstance(appended, torch.Tensor)
+    return torch.cat([first, appended])
 
 
 def added(first: Scalars, second: Scalars) -> Scalars:
     """Return the sums of equally many numbers, one by one; both are lists, or both are tensors."""
     if isinstance(first, torch.Tensor):
-        return first + torch.as_tensor(second, device=first.device)
+        assert isinstance(second, torch.Tensor)
+        return first + second
     return [a + b for a, b in zip(first, second, strict=True)]
 
 
@@ -73,7 +79,7 @@ def at_most(value: Scalar, most: float) -> Scalar:
 
 
 def reordered(pairs: Scalars, names: list[str], wanted: list[str]) -> Scalars:
-    """Return two numbers for each wanted name, zeros where there are none.
+    """Return two numbers for each wanted name, zeros where there are none; waits for the device.
 
     Args:
         pairs: Two numbers for each of `names`.
@@ -83,4 +89,4 @@ def reordered(pairs: Scalars, names: list[str], wanted: list[str]) -> Scalars:
     values = pairs if isinstance(pairs, list) else pairs.tolist()
     known = dict(zip(names, zip(values[::2], values[1::2], strict=True), strict=True))
     found = [value for name in wanted for value in known.get(name, (0.0, 0.0))]
-    return found if isinstance(pairs, list) else pairs.new_tensor(found)
+    return found if isinstance(pairs, list) else on_device(found, pairs.device)

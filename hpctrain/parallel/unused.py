@@ -81,7 +81,9 @@ class Unused:
         """
         end = len(total) - len(parameters)
         if not all(self._own):  # otherwise the device need not be waited for
-            for parameter, ranks in zip(parameters, list(total[end:]), strict=True):
+            used = total[end:]
+            ranks_of = used.tolist() if isinstance(used, torch.Tensor) else used
+            for parameter, ranks in zip(parameters, ranks_of, strict=True):
                 if not ranks:
                     parameter.grad = None
         return total[:end]

@@ -82,6 +82,11 @@ class Call:
                     f"{module}.{name}: an argument has the value of {variable}, which would be "
                     f"written to a file: let the function read os.environ[{variable!r}]"
                 )
+        if secrets.written_down(text):
+            raise ConfigError(
+                f"{module}.{name}: an argument holds a password or token, which would be written "
+                "to a file: export it, and let the function read os.environ"
+            )
         return call
 
     @classmethod

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hpctrain.disk import write_atomically
+from hpctrain.disk import read_json, write_atomically
 from hpctrain.errors import HealthError
 from hpctrain.secrets import mask
 
@@ -98,7 +98,7 @@ def recorded(run: Path, job_id: str, restart_count: int) -> Iterator[None]:
 def read(run: Path, job_id: str, restart_count: int) -> str | None:
     """Return the error that a rank has recorded since this start of the job; None without one."""
     try:
-        content = json.loads(path(run).read_text())
+        content = read_json(path(run))
         if (content["job_id"], content["restart_count"]) == (job_id, restart_count):
             return str(content["error"])
     except (OSError, ValueError, KeyError, TypeError):

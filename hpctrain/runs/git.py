@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import sysconfig
@@ -16,6 +15,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from hpctrain.errors import ConfigError
+from hpctrain.runs import patch, private
+from hpctrain.secrets import mask, without_credentials
 
 
 class Repo:
@@ -69,15 +70,18 @@ class Repo:
             "commit": commit,
             "branch": branch,
             "dirty": bool(status),
-            "remote": _without_password(self._git("remote", "-v").split("\n")[0]),
+            "remote": _remote(self._git("remote", "-v").split("\n")[0]),
         }
 
     def diff(self) -> str:
-        """Return the changes since the commit as a patch for `git apply`; "" without a commit."""
+        """Return the changes since the commit as a patch, without secrets; "" without a commit."""
+        without = [f":(exclude,glob)**/{name}" for name in private.NAMES]
+        options = ("--no-ext-diff", "--no-color", "--binary")
         try:
-            return self._git("diff", "--no-ext-diff", "--no-color", "--binary", "HEAD")
+            changes = self._git("diff", *options, "HEAD", "--", ".", *without)
         except ConfigError:
             return ""
+        return patch.without_secrets(changes)
 
     def _git(self, *arguments: str) -> str:
         command = ["git", "-C", str(self.root), *arguments]
@@ -145,6 +149,6 @@ def _editable() -> Iterator[str]:
             yield from (folder, os.path.join(folder, "src"))
 
 
-def _without_password(remote: str) -> str:
-    """Return the URL in a line of `git remote -v`, without the user and password before `@`."""
-    return re.sub(r"//[^/@\s]*@", "//", "".join(remote.split()[1:2]))
+def _remote(line: str) -> str:
+    """Return the URL in a line of `git remote -v`, without credentials."""
+    return mask(without_credentials("".join(line.split()[1:2])))

@@ -13,11 +13,11 @@ for each step, and points that are not yet uploaded can still be.
 
 from __future__ import annotations
 
-import json
 import logging
 
 from hpctrain.checkpoint.manifest import checkpoints
 from hpctrain.config.schema import Config
+from hpctrain.disk import read_json
 from hpctrain.errors import StorageError
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.journal import journal_path, last_step
@@ -73,7 +73,7 @@ def _saved_step(config: Config, run: RunDir) -> int:
         if attempt.get("state") == "interrupted"
     ]
     try:
-        progress = int(json.loads((run.path / "progress.json").read_text())["step"])
+        progress = int(read_json(run.path / "progress.json")["step"])
     except (OSError, ValueError, LookupError, TypeError):
         progress = 0
     made = max(progress, last_step(journal_path(run.path)))

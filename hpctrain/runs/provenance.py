@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpctrain.disk import set_aside
+from hpctrain.disk import read_json, set_aside
 from hpctrain.errors import ConfigError
 from hpctrain.runs.git import code_folders, repositories
 
@@ -129,6 +129,6 @@ def source(folder: Path) -> str:
 def _first_tree(folder: Path) -> dict[str, Any]:
     """Return the first entry of git.json; empty if there is none."""
     try:
-        return dict(json.loads((folder / "git.json").read_text())[0])
+        return dict(read_json(folder / "git.json")[0])
     except (OSError, ValueError, LookupError, TypeError):
         return {}

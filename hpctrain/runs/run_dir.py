@@ -9,6 +9,8 @@
         stop           a stop request (see `hpctrain.runs.stop_request`)
         logs/          output of the ranks under Slurm, one file per rank
         checkpoints/   step-00000200/ …
+        secret         with which several ranks know each other (see `hpctrain.distributed.secret`)
+        compile/       the code that torch.compile has made (see `hpctrain.job.compile_cache`)
         journal/       params, metrics and tags, for MLflow (see `hpctrain.tracking.journal`)
 
 A queued run has only the first two: clusters limit the number of files, and sweeps have many runs.
@@ -23,6 +25,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import socket
 import time
 import uuid
@@ -35,9 +38,12 @@ from hpctrain.checkpoint.manifest import newest_healthy
 from hpctrain.config.frozen import dump
 from hpctrain.config.identity import signature
 from hpctrain.config.schema import Config
-from hpctrain.disk import create, set_aside, write_atomically
+from hpctrain.disk import create, read_json, set_aside, write_atomically
 from hpctrain.errors import StorageError
-from hpctrain.lock import is_locked
+from hpctrain.lock import is_locked, open_lock
+
+_HOLDER = re.compile(r"process (\d+) on (?P<host>\S+)")  # what `RunDir.lock` writes
+_LONGEST_HOLDER = 300
 
 
 class RunDir:
@@ -144,7 +150,7 @@ class RunDir:
             StorageError: The file is damaged or cannot be read.
         """
         try:
-            content = json.loads((self.path / "run.json").read_text())
+            content = read_json(self.path / "run.json")
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except ValueError as error:
@@ -188,7 +194,7 @@ class RunDir:
 
         The lock is needed because a job may start while its submission is being written.
         """
-        with (self.path / ".run.json.lock").open("a") as file:
+        with open(self.path / ".run.json.lock", "a", opener=open_lock) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             content = self.read()
             yield content
@@ -201,7 +207,7 @@ class RunDir:
         Raises:
             StorageError: Another process holds it.
         """
-        with (self.path / "lock").open("a+") as file:
+        with open(self.path / "lock", "a+", opener=open_lock) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -221,7 +227,14 @@ class RunDir:
             raise self._in_use()
 
     def _in_use(self) -> StorageError:
-        holder = (self.path / "lock").read_text().strip() or "another process"
+        lock = self.path / "lock"
+        holder = lock.read_text(errors="replace")[:_LONGEST_HOLDER].strip() or "another process"
+        match = _HOLDER.fullmatch(holder)
+        if match and match["host"] == socket.gethostname() and not Path("/proc", match[1]).exists():
+            return StorageError(
+                f"{self.path} is in use, but not by {holder}, which has ended: a process that it "
+                f"has started, or another user's, locks it (`fuser -v {lock}` names it)"
+            )
         return StorageError(f"{self.path} is in use by {holder}: wait for it, or stop it")
 
     def is_locked(self) -> bool:

@@ -6,7 +6,9 @@
         pythonpath.json              the folders in the snapshot that Python imports from
 
 Not copied, also where no .gitignore names them, are results (runs, sweeps, snapshots, MLflow's
-store), data sets, and large files, unless git tracks them.
+store), data sets, and large files, unless git tracks them. Files that hold secrets by custom (.env,
+private keys; `hpctrain.runs.private`) are never copied. A copy has no permission that its file does
+not have.
 
 In a job these folders are at the front of PYTHONPATH. Installed packages are not copied because
 they have gigabytes. Their versions are recorded, and the job logs when they have changed.
@@ -28,10 +30,12 @@ from pathlib import Path
 
 import xxhash
 
+from hpctrain import secrets
 from hpctrain.config.schema import Config
-from hpctrain.disk import temporary
+from hpctrain.disk import read_json, temporary
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs.git import Repo, code_folders, repositories
+from hpctrain.runs.private import is_private
 
 log = logging.getLogger(__name__)
 _PATHS = "pythonpath.json"
@@ -50,6 +54,7 @@ class Snapshot:
             the end the working directory if it is in no git repository.
         unfrozen: Folders with code that are in no git repository, so they are not copied.
         left_out: A line for each folder and large file that is taken for no code.
+        telling: A line for each file of the copy that has a secret in it.
     """
 
     digest: str
@@ -58,12 +63,13 @@ class Snapshot:
     unfrozen: tuple[Path, ...]
     _files: dict[str, _File] = field(repr=False)
     left_out: tuple[str, ...] = ()
+    telling: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, path: Path) -> Snapshot | None:
         """Return the snapshot in a folder, without its files; None if it does not exist."""
         try:
-            folders = json.loads((path / _PATHS).read_text())
+            folders = read_json(path / _PATHS)
         except FileNotFoundError:
             return None
         # `path / folder` is `folder` if that is absolute.
@@ -103,16 +109,33 @@ class Snapshot:
 @dataclass(frozen=True)
 class _File:
     content: bytes  # of a link: its target
-    mode: int
+    mode: int  # type of a link; of a file, whether it is executable
+    readers: int = 0o044  # who may read the file besides its owner: group and others
+
+    @property
+    def permissions(self) -> int:
+        """The permissions of a copy."""
+        executable = self.mode & stat.S_IXUSR
+        return 0o400 | self.readers | (executable | self.readers >> 2 if executable else 0)
+
+    @property
+    def identity(self) -> str:
+        """What the digest knows of the mode. Files that everybody may read have a short one."""
+        return str(self.mode) if self.readers == 0o044 else f"{self.mode}:{self.readers:o}"
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if stat.S_ISLNK(self.mode):
             path.symlink_to(os.fsdecode(self.content))
             return
-        path.write_bytes(self.content)
+        # Others must not read it meanwhile. The umask takes away more.
+        opened = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self.permissions | stat.S_IWUSR
+        )
+        with open(opened, "wb") as file:
+            file.write(self.content)
         # Read-only, because other runs use the file too.
-        path.chmod(path.stat().st_mode & (0o555 if self.mode & stat.S_IXUSR else 0o444))
+        path.chmod(path.stat().st_mode & 0o555)
 
 
 def take(config: Config) -> Snapshot | None:
@@ -156,13 +179,32 @@ def take(config: Config) -> Snapshot | None:
     # The user is not told about folders without modules.
     unfrozen = (f for f in outside if any(f.glob("*.py")) or any(f.glob("*/__init__.py")))
     imported = (*(path / folder for folder in copied), *here)
-    return Snapshot(digest, path, imported, tuple(unfrozen), reader.files, reader.left_out())
+    told = reader.left_out(), tuple(_telling(reader.files))
+    return Snapshot(digest, path, imported, tuple(unfrozen), reader.files, *told)
+
+
+def _telling(files: Mapping[str, _File]) -> Iterator[str]:
+    """Yield a line for each file that has a secret of the environment, or a token, in it.
+
+    Code cannot be masked, so its owner is told.
+    """
+    values = {value.encode(): name for value, name in secrets.known().items()}
+    for path, file in files.items():
+        if len(file.content) > _LARGE or path.startswith("installed/"):
+            continue
+        names = sorted({name for value, name in values.items() if value in file.content})
+        found = [f"the value of {name}" for name in names]
+        if not found and any(start in file.content for start in secrets.TOKEN_STARTS):
+            looks = next(secrets.tokens(file.content.decode("latin-1")), "")
+            found = [f"what looks like a token, {looks[:8]}…"] if looks else []
+        if found:
+            yield f"{path} has {', '.join(found)} in it; say os.environ[NAME] in its place"
 
 
 def _digest(files: dict[str, _File], imported: list[str]) -> str:
     hashed = xxhash.xxh3_128("\0".join(imported).encode("utf-8", "surrogateescape"))
     for path, file in sorted(files.items()):
-        for part in (os.fsencode(path), str(file.mode).encode(), file.content):
+        for part in (os.fsencode(path), file.identity.encode(), file.content):
             hashed.update(len(part).to_bytes(8, "little") + part)
     return hashed.hexdigest()[:16]
 
@@ -253,6 +295,9 @@ class _Reader:
             full = root / path
             if any(full.is_relative_to(folder) for folder in self._not_code):
                 continue
+            if is_private(full) and full.exists():
+                self._no_code.setdefault((_PRIVATE, full), []).append(full.lstat().st_size)
+                continue
             if not is_tracked and self._is_no_code(full, root):
                 continue
             if any(f"{name}/{folder}" in self.files for folder in _parents(path)):
@@ -277,7 +322,8 @@ class _Reader:
             self._total += facts.st_size
             # Over the limit, only the sizes are needed for the error message.
             if self._total <= self._limit:
-                self.files[path] = _File(full.read_bytes(), stat.S_IXUSR & facts.st_mode)
+                mode = facts.st_mode
+                self.files[path] = _File(full.read_bytes(), stat.S_IXUSR & mode, mode & 0o044)
 
     def check(self) -> None:
         """Raise ConfigError if the files are over the size limit."""
@@ -293,6 +339,7 @@ class _Reader:
 
 
 _RESULTS, _DATA = "results of runs", "a data set"
+_PRIVATE = "it may hold secrets; export the variables that the code needs, jobs inherit them"
 
 
 def _reason(folder: Path) -> str:

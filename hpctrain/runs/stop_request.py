@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hpctrain.disk import write_atomically
+from hpctrain.disk import read_json, write_atomically
 
 
 def stop_file(run: Path) -> Path:
@@ -46,12 +46,10 @@ def read(run: Path, since: float = 0.0) -> dict[str, Any] | None:
     """
     file = stop_file(run)
     try:
-        text = file.read_text()
+        request = read_json(file)
     except FileNotFoundError:
         return None
-    try:
-        request = json.loads(text)
-    except ValueError:
+    except (OSError, ValueError):
         request = None
     if not (isinstance(request, dict) and {"by", "time"} <= request.keys()):
         request = {"by": "a file", "time": file.stat().st_mtime}

@@ -9,11 +9,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from hpctrain.config.schema import Config
+from hpctrain.console import Cell, Console
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.secrets import mask, reference
 
@@ -31,7 +30,7 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
     record = run.read()
     result = record.get("result") or {}
     table = Table(show_header=False)
-    table.add_row("run", Text(run.name))
+    table.add_row("run", Cell(run.name))
     table.add_row("steps", f"{result.get('step', 0):,}")
     # The main metric comes first.
     for name in dict.fromkeys((config.metric, *_SHOWN)):
@@ -39,7 +38,7 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
             table.add_row(name, _number(result[name]))
     if "perf/samples_per_s" in result:
         table.add_row("samples/s", f"{result['perf/samples_per_s']:,.0f}")
-    table.add_row("run directory", Text(_short(run.path)))
+    table.add_row("run directory", Cell(_short(run.path)))
     # Lines are not wrapped, so that paths can be copied.
     console = Console(soft_wrap=True)
     console.print(table)

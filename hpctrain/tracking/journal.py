@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpctrain.disk import open_regular, parse_json
 from hpctrain.errors import StorageError
 
 log = logging.getLogger(__name__)
@@ -181,23 +182,22 @@ def read(path: Path, position: int = 0, limit: int = 1 << 20) -> tuple[list[Reco
         This position is before a last line without a newline: its writer may not have finished.
     """
     try:
-        file = path.open("rb")
+        file = open_regular(path)
     except FileNotFoundError:
         return [], position
-    records = []
+    lines, ends = [], [position]
     with file:
         file.seek(position)
         stop = position + limit
         for line in file:
             if not line.endswith(b"\n"):
                 break
-            start, position = position, position + len(line)
-            body = parse(line)
-            if body is not None:
-                records.append(Record(start, position, body))
-            if position >= stop:
+            lines.append(line)
+            ends.append(ends[-1] + len(line))
+            if ends[-1] >= stop:
                 break
-    return records, position
+    found = zip(ends, ends[1:], _parse_all(lines), strict=False)
+    return [Record(start, end, body) for start, end, body in found if body is not None], ends[-1]
 
 
 def read_all(path: Path, position: int = 0, end: int | None = None) -> Iterator[Record]:
@@ -216,9 +216,24 @@ def read_all(path: Path, position: int = 0, end: int | None = None) -> Iterator[
 def parse(line: bytes) -> dict[str, Any] | None:
     """Return the record in `line`; None if the line is incomplete or is no record."""
     try:
-        body = json.loads(line)
+        body = parse_json(line)
     except ValueError:
         return None
+    return _record(body)
+
+
+def _parse_all(lines: list[bytes]) -> list[dict[str, Any] | None]:
+    """Do what `parse` does for each line. One call for all of them takes half of the time."""
+    try:
+        bodies = json.loads(b"[" + b",".join(lines) + b"]")
+    except ValueError:
+        bodies = []
+    if len(bodies) != len(lines):  # some line is invalid
+        return [parse(line) for line in lines]
+    return [_record(body) for body in bodies]
+
+
+def _record(body: Any) -> dict[str, Any] | None:
     return body if isinstance(body, dict) and "kind" in body and "attempt" in body else None
 
 
@@ -241,7 +256,7 @@ def last_step(path: Path) -> int:
 def last_record(path: Path, key: str) -> dict[str, Any] | None:
     """Return the last valid record that has this key; None if none has."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return _last(file.fileno(), path.stat().st_size, key)
     except FileNotFoundError:
         return None

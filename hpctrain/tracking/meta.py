@@ -6,18 +6,25 @@
 
 import dataclasses
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpctrain import secrets
-from hpctrain.disk import write_atomically
+from hpctrain.disk import open_regular, parse_json, write_atomically
 from hpctrain.errors import TrackingError
+from hpctrain.tracking.store import is_server
 
 
 @dataclass(frozen=True)
 class Meta:
-    """The destination of a journal: an MLflow store, and the names of the run there."""
+    """The destination of a journal: an MLflow store, and the names of the run there.
+
+    Only the password of the URI, and in a path of one's own a secret, is written as a reference and
+    read back. Everything else goes to the store as it stands in the file: `${oc.env:NAME}` in the
+    file of somebody else must not send them a variable of this process.
+    """
 
     uri: str
     """The MLflow store: an absolute sqlite path, or a server."""
@@ -28,19 +35,31 @@ class Meta:
     parent_uid: str | None = None
     """The id of the sweep that the run belongs to."""
     parent_name: str | None = None
+    owner: int | None = dataclasses.field(default=None, compare=False)
+    """The user id that `meta.json` belongs to; None if it was not read."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this user has written `meta.json`."""
+        return self.owner in (None, os.geteuid())
 
     def write(self, run_dir: Path) -> None:
         """Write `meta.json`."""
-        _write(_meta_path(run_dir), dataclasses.asdict(self))
+        body = dataclasses.asdict(self)
+        del body["owner"]
+        _write(_meta_path(run_dir), body)
 
     @classmethod
     def read(cls, run_dir: Path) -> "Meta":
         """Read `meta.json`."""
         path = _meta_path(run_dir)
         try:
-            return cls(**_read(path))
+            body, owner = _read(path)
+            return cls(**body, owner=owner)
         except FileNotFoundError:
             raise TrackingError(f"not a tracked run directory (no {path})") from None
+        except OSError as error:
+            raise TrackingError(f"{path} cannot be read: {error.strerror or error}") from error
         except (ValueError, TypeError) as error:
             raise TrackingError(f"{path}: {error}") from error
 
@@ -68,7 +87,7 @@ class Uploaded:
     def read(cls, run_dir: Path) -> "Uploaded | None":
         """Read `uploaded.json`; None if nothing has been uploaded."""
         try:
-            return cls(**_read(_uploaded_path(run_dir)))
+            return cls(**_read(_uploaded_path(run_dir))[0])
         except (OSError, ValueError, TypeError):
             return None
 
@@ -81,9 +100,18 @@ def _uploaded_path(run_dir: Path) -> Path:
     return run_dir / "journal" / "uploaded.json"
 
 
-def _read(path: Path) -> dict[str, Any]:
-    body = json.loads(path.read_text())
-    return {key: secrets.expand(v) if isinstance(v, str) else v for key, v in body.items()}
+def _read(path: Path) -> tuple[dict[str, Any], int]:
+    """Return the content of a file, and the user id that it belongs to."""
+    with open_regular(path) as file:
+        owner, body = os.fstat(file.fileno()).st_uid, parse_json(file.read())
+    if not isinstance(body, dict) or not isinstance(uri := body.get("uri"), str):
+        raise ValueError("it is no object with a uri")
+    parent = body.get("parent_uid")  # becomes part of a file's name
+    if not isinstance(parent, str | None) or "/" in (parent or ""):
+        raise ValueError(f"parent_uid {parent!r} is not allowed")
+    if owner == os.geteuid():
+        uri = secrets.expand_password(uri) if is_server(uri) else secrets.expand(uri)
+    return {**body, "uri": uri}, owner
 
 
 def _write(path: Path, body: dict[str, Any]) -> None:

@@ -59,6 +59,13 @@ def has_experiment(uri: str, experiment: str) -> bool:
 
 def _refused(uri: str, status: int, body: dict[str, Any]) -> Exception:
     message = body.get("message", "not an MLflow server's answer")
+    if status in (401, 403):
+        message = (
+            f"it refuses the {'user and password' if _authorization() else 'lack of a password'}; "
+            "export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or "
+            "MLFLOW_TRACKING_TOKEN), which jobs inherit; slurm/mlflow-server.sbatch writes them "
+            "into server.env"
+        )
     # A gateway answers 5xx while the server is down. Other errors do not go away by waiting.
     kind = OSError if status >= 500 else TrackingError
     return kind(f"tracking.uri={uri}: HTTP {status}: {message}")
@@ -77,8 +84,9 @@ def _rest(
         data=None if body is None else json.dumps(body).encode(),
         headers={"Content-Type": "application/json", **_authorization()},
     )
+    tls = urllib.request.HTTPSHandler(context=_tls(uri))
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT, context=_tls(uri)) as answer:
+        with urllib.request.build_opener(tls, _Redirect).open(request, timeout=_TIMEOUT) as answer:
             status, content = answer.status, answer.read()
     except urllib.error.HTTPError as error:
         with error:
@@ -90,6 +98,28 @@ def _rest(
     except ValueError:
         parsed = {}
     return status, parsed if isinstance(parsed, dict) else {}
+
+
+class _Redirect(urllib.request.HTTPRedirectHandler):
+    """Follows redirects. Credentials are for the host that the user has configured only."""
+
+    def redirect_request(
+        self,
+        request: urllib.request.Request,
+        file: Any,
+        code: int,
+        text: str,
+        headers: Any,
+        to: str,
+    ) -> urllib.request.Request | None:
+        """Return the request that follows a redirect, without credentials for another host."""
+        following = super().redirect_request(request, file, code, text, headers, to)
+        before, after = urllib.parse.urlsplit(request.full_url), urllib.parse.urlsplit(to)
+        same = (before.hostname, before.port) == (after.hostname, after.port)
+        to_tls = before.hostname == after.hostname and after.scheme == "https"
+        if following is not None and not same and not to_tls:
+            following.remove_header("Authorization")
+        return following
 
 
 def _authorization() -> dict[str, str]:

@@ -12,17 +12,18 @@ all of them would migrate its schema and most would fail.
 Every process imports this module and few need HTTP, so `server` is imported inside functions.
 """
 
+import os
 import re
 import signal
 import sqlite3
 import subprocess
-import urllib.parse
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 from hpctrain.errors import TrackingError
 from hpctrain.lock import file_lock, patience
+from hpctrain.secrets import mask
 from hpctrain.tracking.process import python_module
 
 # SQLite needs locks and memory maps that are consistent between hosts. These do not promise that.
@@ -45,10 +46,11 @@ def check_uri(uri: str, mounts: Path = Path("/proc/mounts")) -> None:
         TrackingError: The store cannot work; the message says what to do instead.
     """
     if is_server(uri):
-        if urllib.parse.urlsplit(uri).password:
+        if (masked := mask(uri)) != uri:
             raise TrackingError(
-                "tracking.uri must not hold a password, since it is written to run directories; "
-                "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead"
+                f"tracking.uri={masked} must not hold a password or token, since it is written to "
+                "run directories; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+                "MLFLOW_TRACKING_TOKEN, instead"
             )
         return
     path = sqlite_path(uri)
@@ -190,9 +192,27 @@ def initialise(uri: str, experiment: str) -> bool:
                 with write_lock(uri):
                     is_made(path)  # raises at once if the store is unusable; MLflow takes seconds
                 _initialise_sqlite(uri, experiment, path.parent)
+    except PermissionError as error:
+        raise TrackingError(_not_ours(uri, path, error)) from error
     except OSError as error:
         raise TrackingError(f"tracking.uri={uri}: {error}") from error
     return True
+
+
+def _not_ours(uri: str, path: Path, error: PermissionError) -> str:
+    """Return the error for a store in a folder of somebody else, with the cure."""
+    where = Path(error.filename or path)
+    there = next(each for each in (where, *where.parents) if os.path.exists(each))
+    try:
+        owner = there.owner()
+    except KeyError:
+        owner = f"user {there.stat().st_uid}"
+    return (
+        f"tracking.uri={uri}: you may not write to {there}, which belongs to {owner}. A SQLite "
+        "store is for one user: name one of your own, tracking.uri=sqlite:////PATH/mlflow.db, or "
+        "for a group a server, tracking.uri=http://HOST:5000; or give an output_dir of your own; "
+        "tracking.upload=false keeps the metrics in the run's journal"
+    )
 
 
 @contextmanager

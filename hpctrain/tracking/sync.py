@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from hpctrain.errors import TrackingError
+from hpctrain.terminal import printable
 from hpctrain.tracking import ending
 from hpctrain.tracking.client import explain
 from hpctrain.tracking.left import is_uploaded
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.store import check_uri, resolve_uri
-from hpctrain.tracking.upload import GaveUp, Upload, upload_lock
+from hpctrain.tracking.upload import GaveUp, Upload, check_known, upload_lock
 
 _PATIENCE = 60.0  # seconds of pauses per run while the store does not answer
 
@@ -96,15 +97,20 @@ def sync(
     for run_dir in run_dirs:
         try:
             meta = Meta.read(run_dir)
-            if uri and uri != meta.uri:
+            if not uri:
+                check_known(meta, run_dir)
+            elif uri != meta.uri:
                 meta = dataclasses.replace(meta, uri=uri)
-                meta.write(run_dir)
+                try:
+                    meta.write(run_dir)
+                except OSError as error:
+                    raise TrackingError(f"the run cannot be written: {error}") from error
             asked = check or from_start or ending.has_died_here(run_dir)
             done = not asked and is_uploaded(run_dir, meta)
-            outcome = "nothing to do" if done else _upload(run_dir, meta, from_start)
-            print(f"{run_dir}: {outcome}", flush=True)
+            outcome = "nothing to do" if done else _upload(run_dir, meta, from_start, uri)
+            print(printable(f"{run_dir}: {outcome}"), flush=True)
         except TrackingError as error:
-            print(f"{run_dir}: {error}", file=sys.stderr, flush=True)
+            print(printable(f"{run_dir}: {error}"), file=sys.stderr, flush=True)
             failed.append(run_dir)
     if failed:
         names = " ".join(map(str, failed))
@@ -112,7 +118,7 @@ def sync(
     return 0
 
 
-def _upload(run_dir: Path, meta: Meta, from_start: bool = False) -> str:
+def _upload(run_dir: Path, meta: Meta, from_start: bool, uri: str | None) -> str:
     check_uri(meta.uri)
     # The warnings of mlflow do not help the user here.
     warnings.simplefilter("ignore")
@@ -132,7 +138,7 @@ def _upload(run_dir: Path, meta: Meta, from_start: bool = False) -> str:
 
     try:
         with upload_lock(run_dir, busy):
-            upload = Upload(run_dir, pause)
+            upload = Upload(run_dir, pause, uri)
             upload.drain()
             if from_start:
                 upload.fill_in()

@@ -275,7 +275,10 @@ class JournalTracker:
 
     def _start_uploader(self) -> None:
         command, env = python_module(
-            "hpctrain.tracking.uploader", str(self._run_dir), f"--drain={self._drain}"
+            "hpctrain.tracking.uploader",
+            str(self._run_dir),
+            f"--drain={self._drain}",
+            f"--uri={self._uri}",
         )
         # The child inherits the mask: signals are blocked until the uploader ignores them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, BROADCAST_SIGNALS)
@@ -323,7 +326,10 @@ def _noting_signals() -> Iterator[list[str]]:
 def _public(values: Mapping[str, Any]) -> dict[str, str]:
     """Return the values as text, without the secrets in them: others can read the store."""
     known = secrets.known()
-    return {key: secrets.reference(str(value), values=known) for key, value in values.items()}
+    return {
+        key: secrets.mask(secrets.reference(str(value), values=known))
+        for key, value in values.items()
+    }
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

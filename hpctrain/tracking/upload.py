@@ -5,13 +5,19 @@ attempt often logs a metric again with the same value. The upload then sends the
 logging, so that MLflow recognizes the point and does not store it twice.
 """
 
+import dataclasses
 import logging
+import os
+import pwd
+import shlex
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+from hpctrain.errors import TrackingError
 from hpctrain.lock import file_lock
+from hpctrain.secrets import mask
 from hpctrain.tracking.ending import UNRECORDED
 from hpctrain.tracking.journal import Record, decode, journal_path, read, read_all
 from hpctrain.tracking.meta import Meta, Uploaded
@@ -31,6 +37,11 @@ class Upload:
     Args:
         run_dir: The run directory.
         pause: Called between two tries with a number of seconds. It sleeps, or raises to give up.
+        uri: The store, if the caller names it. The one in `meta.json` is used only if the user
+            knows it (`check_known`).
+
+    Raises:
+        TrackingError: The run is somebody else's, and so may be the store.
 
     Attributes:
         position: The position up to which everything is in the store.
@@ -39,11 +50,13 @@ class Upload:
         points: The number of metric values uploaded by this object.
     """
 
-    def __init__(self, run_dir: Path, pause: Callable[[float], None]) -> None:
-        self.run_dir = run_dir
+    def __init__(
+        self, run_dir: Path, pause: Callable[[float], None], uri: str | None = None
+    ) -> None:
+        self.run_dir, self._uri = run_dir, uri
         self._path = journal_path(run_dir)
         self._pause = pause
-        self._meta = Meta.read(run_dir)
+        self._meta = self._read_meta()
         self._run: MlflowRun | None = None
         self._batch: list[Point] = []
         self.position = 0
@@ -101,7 +114,7 @@ class Upload:
         end = self.scan()
         if end == self.position and self._run:
             return 0
-        meta = Meta.read(self.run_dir)
+        meta = self._read_meta()
         if meta.parent_uid != self._meta.parent_uid:  # a sweep has adopted the run
             self._meta, self._run = meta, None
         run = self._open()
@@ -146,6 +159,13 @@ class Upload:
         log.info("KILLED: %s", UNRECORDED)
         run.set_ended("KILLED", self._last_time)
         run.log_tags({"hpctrain.reason": UNRECORDED}, self.position)
+
+    def _read_meta(self) -> Meta:
+        meta = Meta.read(self.run_dir)
+        if self._uri is not None:
+            return dataclasses.replace(meta, uri=self._uri)
+        check_known(meta, self.run_dir)
+        return meta
 
     def _open(self) -> MlflowRun:
         if self._run is None:
@@ -250,6 +270,32 @@ class Upload:
         note = Uploaded(uri, uid, experiment_id, run_id, self.position, parent, problem)
         note.write(self.run_dir)
         self._next_note = time.monotonic() + 1.0
+
+
+def check_known(meta: Meta, run_dir: Path) -> None:
+    """Check that the store of a run is one that this user has chosen.
+
+    Requests to a server carry the user's credentials for MLflow, so they must not go to a server
+    that only a file of somebody else names. Nor is a database of that name written.
+
+    Raises:
+        TrackingError: It is not; the message says how to choose it.
+    """
+    if meta.is_ours or os.environ.get("MLFLOW_TRACKING_URI", "").rstrip("/") == meta.uri.rstrip(
+        "/"
+    ):
+        return
+    try:
+        owner = pwd.getpwuid(meta.owner or 0).pw_name
+    except KeyError:
+        owner = f"user {meta.owner}"
+    uri = mask(meta.uri)
+    raise TrackingError(
+        f"this run belongs to {owner}, and its journal/meta.json names the store {uri}: nothing "
+        "was sent there, since your credentials for MLflow would go with it. If you know that "
+        f"store, say so: `python -m hpctrain sync --uri {shlex.quote(uri)} "
+        f"{shlex.quote(str(run_dir))}`, or set MLFLOW_TRACKING_URI to it"
+    )
 
 
 def upload_lock(run_dir: Path, wait: Callable[[], None]) -> AbstractContextManager[int | None]:

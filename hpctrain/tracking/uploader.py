@@ -33,15 +33,16 @@ class Uploader:
         run_dir: The run directory.
         poll: Seconds between two looks at the journal.
         drain: Seconds that it may go on after the training process has ended.
+        uri: The store; None for the one in `meta.json`.
     """
 
-    def __init__(self, run_dir: Path, poll: float, drain: float) -> None:
+    def __init__(self, run_dir: Path, poll: float, drain: float, uri: str | None = None) -> None:
         self._run_dir = run_dir
         self._poll = poll
         self._drain = drain
         self._deadline: float | None = None
         self._stdin_open = True
-        self._upload = Upload(run_dir, self._pause)
+        self._upload = Upload(run_dir, self._pause, uri)
 
     def run(self) -> None:
         """Return when everything is uploaded and the training process has ended."""
@@ -94,6 +95,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--poll", type=float, default=2.0, metavar="SECONDS")
     parser.add_argument("--drain", type=float, default=10.0, metavar="SECONDS")
+    parser.add_argument("--uri", help="the store, which the tracker knows from its config")
     options = parser.parse_args(argv)
     for number in BROADCAST_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -106,7 +108,7 @@ def main(argv: list[str]) -> int:
     mask_logging()
     log.info("uploader %d of %s", os.getpid(), options.run_dir)
     try:
-        Uploader(options.run_dir, options.poll, options.drain).run()
+        Uploader(options.run_dir, options.poll, options.drain, options.uri).run()
     except GaveUp as end:
         why = f" ({end.__context__})" if isinstance(end.__context__, DeletedError) else ""
         log.error("gave up%s; `python -m hpctrain sync %s` uploads the rest", why, options.run_dir)

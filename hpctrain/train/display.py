@@ -30,6 +30,8 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
+from hpctrain.console import Console as GuardedConsole
+
 log = logging.getLogger(__name__)
 # Characters of a terminal that has room for the time that has passed, and for a long bar.
 _MEDIUM, _WIDE = 80, 110
@@ -135,7 +137,7 @@ class Bar(Lines):
 
     def start(self, step: int, max_steps: int) -> None:  # noqa: D102
         super().start(step, max_steps)
-        console = Console(stderr=True)
+        console = GuardedConsole(stderr=True)
         fixed = Column(no_wrap=True)
         elapsed = [TimeElapsedColumn(table_column=fixed)] if console.width >= _MEDIUM else []
         self._progress = Progress(

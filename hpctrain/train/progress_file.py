@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hpctrain.config.metrics import better
-from hpctrain.disk import write_atomically
+from hpctrain.disk import read_json, write_atomically
 from hpctrain.train.display import Display
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class ProgressFile:
     def _best_until(self, step: int) -> dict[str, float] | None:
         """Return the best value of the attempts before, unless its step is made again."""
         try:
-            before = json.loads(self._file.read_text())
+            before = read_json(self._file)
             best: dict[str, float] | None = before["best"]
             kept = before["metric"] == self._metric and best is not None and best["step"] <= step
         except (OSError, ValueError, TypeError, KeyError):  # the first attempt

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -91,6 +92,7 @@ class Trainer:
             RolledBack: The run goes on from its newest healthy checkpoint: build it again.
         """
         first_step = self._resume()
+        health = self.train_step.health
         self.display.start(self.step, self.max_steps)
         saved = self.step
         throughput = Throughput(self.loader, self.step, self.global_batch_size, self.slow_ranks)
@@ -98,14 +100,18 @@ class Trainer:
             # A stop request may have ended the last evaluation of the attempt before.
             stopped = not self._evaluated(throughput)
             for batch in () if stopped else self._batches():
+                samples = partial(self.loader.samples, self.loader.last)
+                consumed = self.loader.state_dict()["consumed"]
+                health.begin(self.step + 1, consumed, samples)
                 self.train_step(batch, self.schedule(self.step))
                 self.step += 1
                 self.display.advance(self.step)
-                self._judge(self.train_step.health.problem)
                 done = self.step == self.max_steps
+                logs = self.step % self.every.log == 0 or done
+                health.judge(late=not logs)
                 if done:
                     self.train_step.model.finish()
-                if self.step % self.every.log == 0 or done:
+                if logs:
                     self._log(throughput.metrics(self.step) | self._training_means())
                 due = self.step % self.every.evaluate == 0 or done
                 if due or self.asked.is_doubtful(self.metrics):
@@ -137,12 +143,6 @@ class Trainer:
             if self.step >= self.max_steps:
                 return
 
-    def _judge(self, problem: str) -> None:
-        """Return if the run is healthy, or goes on without the update of the last step."""
-        if problem:
-            consumed = self.loader.state_dict()["consumed"]
-            self.train_step.health.decide(problem, self.step, consumed, self.loader.samples)
-
     def _training_means(self) -> dict[str, float]:
         means = derived(self.train_step.task, self.train_step.totals.means())
         if math.isnan(means.get("bubble", 0.0)):  # the first step of a pipeline measures none
@@ -159,6 +159,7 @@ class Trainer:
         """Make the evaluation that is due, if any; return False when it is still due."""
         if not self.evaluation_due:
             return True
+        self.train_step.health.judge(late=False)
         if self.evaluation is not None:
             doing = self.display.doing("an evaluation")
             with throughput.paused(), doing, self._untouched_random_state():
@@ -205,6 +206,7 @@ class Trainer:
         self.asked.check(self.metrics)
 
     def _save(self) -> None:
+        self.train_step.health.judge(late=False)
         self.tracker.sync()
         healthy = self.checkpointer.save(
             self.step,
@@ -219,7 +221,7 @@ class Trainer:
                 "health": self.train_step.health.state_dict(),
             },
         )
-        self._judge("" if healthy else "parameters")
+        self.train_step.health.judge_parameters(healthy)
 
     def _resume(self) -> int:
         progress = self.checkpointer.load_latest()

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import pickle
+import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -245,6 +246,22 @@ def test_a_checkpoint_that_cannot_be_written_is_a_storage_error(tmp_path: Path) 
     folder.write_text("not a folder")
     with pytest.raises(StorageError, match="the checkpoint was not written"):
         saved.save(1, {})
+
+
+def test_a_full_file_is_named_with_its_limit(tmp_path: Path) -> None:
+    """PyTorch's own message is `[enforce fail at inline_container.cc:672] . unexpected pos`."""
+    step = make()
+    step(batch(8), 1e-2)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(StorageError) as caught:
+            checkpointer(tmp_path, step).save(1, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    told = "__0_0.distcp has the most bytes that a file may have, 1,000 (ulimit -f)"
+    failed = f"{tmp_path}/step-00000001.tmp: the checkpoint was not written"
+    assert str(caught.value) == f"{failed} ({told})"
 
 
 def saved_and_loaded(folder: Path) -> tuple[bool, dict[str, int] | None, float, float]:

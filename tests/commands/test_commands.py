@@ -1,15 +1,18 @@
 """Tests of status, logs, cancel and gc without a cluster."""
 
 import argparse
+import fcntl
 import io
 import json
 import logging
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,21 +23,25 @@ from rich.console import Console
 
 from hpctrain.checkpoint.manifest import Manifest, digest
 from hpctrain.commands import checkpoints, gc
+from hpctrain.commands import logs as logs_module
 from hpctrain.commands import state as state_module
 from hpctrain.commands import status as status_module
 from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.fault import find_fault, tail
 from hpctrain.commands.files import rank_logs
+from hpctrain.commands.logs import _start
 from hpctrain.commands.select import select
 from hpctrain.commands.state import State, duration, ended_for_good, eta_s, judge
 from hpctrain.commands.status import Row, _table
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.faults.stop import Stop
 from hpctrain.launch.queue import Ended, Job, jobs_of
+from hpctrain.lock import file_lock
 from hpctrain.runs import stop_request
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.terminal_log import kept
-from hpctrain.tracking.meta import Uploaded
+from hpctrain.tracking.left import left_behind
+from hpctrain.tracking.meta import Meta, Uploaded
 from hpctrain.train.display import NoDisplay
 from hpctrain.train.progress_file import ProgressFile
 from tests import forkserver
@@ -575,6 +582,86 @@ def test_a_damaged_run_json_hides_no_other_run(tmp_path: Path, no_slurm: None) -
         assert "it has no 'signature'" in run_module("hpctrain", *command, code=6).stderr
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[" * 100_000,
+        '{"state": ' + "[" * 100_000,
+        '{"state": "failed", "attempts": 5}',
+        '{"state": "running", "attempts": ["x"]}',
+        '{"state": "failed", "attempts": [{"started": "x"}]}',
+        '{"state": "running", "attempts": [{"started": 1, "hosts": 7}]}',
+        '{"submission": [1]}',
+        '{"state": "queued", "submission": {"script": [], "task": {}}}',
+        '{"state": "finished", "result": {"val/loss": "x"}, "attempts": []}',
+        '{"state": "finished", "swept": [[1]], "attempts": []}',
+    ],
+)
+def test_strange_values_in_run_json_hide_no_other_run(
+    content: str, tmp_path: Path, no_slurm: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = make_run(tmp_path, "digits-00000001", state="finished")
+    run = make_run(tmp_path, "digits-00000002")
+    (run / "run.json").write_text(content)
+    for more in ([], ["--json"]):
+        assert status_module.main(["--dir", str(tmp_path), *more]) == 0
+    rows = {row["run"]: row for row in json.loads(capsys.readouterr().out.splitlines()[-1])}
+    assert rows[str(good)]["state"] == "finished"
+    assert rows[str(run)]["state"] == "damaged"
+    assert f"{run}" in rows[str(run)]["reason"]
+
+
+def test_a_fifo_is_not_waited_for(
+    tmp_path: Path, no_slurm: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = make_run(tmp_path, "digits-00000001", state="finished")
+    run = make_run(tmp_path, "digits-00000002")
+    (run / "run.json").unlink()
+    os.mkfifo(run / "run.json")
+    began = {"started": 1.0, "launcher": "slurm", "job_id": "7_0"}
+    other = make_run(tmp_path, "digits-00000003", state="running", attempts=[began])
+    submitted = {"script": f"{tmp_path}/array/job.sh", "task": 0, "user": "me", "time": 1.0}
+    queued = make_run(tmp_path, "digits-00000004", state="queued", submission=submitted)
+    ended = make_run(tmp_path, "digits-00000005", state="finished")
+    (tmp_path / "array" / "batch").mkdir(parents=True)
+    for folder in (other, ended):
+        (folder / "journal").mkdir()
+        for name in ("meta.json", "uploaded.json", "upload.lock", "events.jsonl"):
+            os.mkfifo(folder / "journal" / name)
+    Meta("sqlite:////x", "exp", "name", "uid").write(good)
+    Uploaded("sqlite:////x", "uid", "1", "2", 0).write(good)
+    os.mkfifo(good / "journal" / "events.jsonl")
+    for fifo in (
+        *(other / name for name in ("progress.json", "stop", "lock", "logs/7_0.rank0.log")),
+        *(tmp_path / "array" / name for name in ("job_id", "batch/.log", "batch/7_0.log")),
+    ):
+        os.mkfifo(fifo)
+    assert status_module.main(["--dir", str(tmp_path), "--json"]) == 0
+    rows = {row["run"]: row["state"] for row in json.loads(capsys.readouterr().out)}
+    assert rows[str(good)] == "finished"
+    assert rows[str(run)] == "damaged"
+    assert set(rows) == {str(path) for path in (good, run, other, queued, ended)}
+    for path, more in ((other, []), (other, ["-f"]), (queued, [])):
+        with pytest.raises(StorageError, match="no log yet"):
+            logs_module.main([path.name, "--dir", str(tmp_path), *more])
+    # A log that becomes a FIFO at the last moment is an error, too.
+    with pytest.raises(OSError, match="not a regular file"):
+        tail(other / "logs" / "7_0.rank0.log", 0)
+
+
+def test_another_users_uploader_is_not_called_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path, state="finished")
+    Meta("sqlite:////x", "exp", "name", "uid").write(run)
+    for name in ("upload.lock", "uploader.log"):
+        (run / "journal" / name).touch()
+    assert "its uploader has ended" in left_behind(run)
+    # A mock, because the kernel lets root read everything.
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "upload.lock")
+    assert left_behind(run) == ""
+
+
 def test_a_folder_without_runs(tmp_path: Path, no_slurm: None) -> None:
     shown = run_module("hpctrain", "status", "--dir", str(tmp_path)).stdout
     assert shown.startswith(f"0 runs in {tmp_path}, ")
@@ -698,6 +785,37 @@ def test_line_numbers_of_a_huge_log(tmp_path: Path) -> None:
     assert log.lines[-1] == f"line {log.first + len(log.lines) - 1}"
 
 
+def test_the_end_of_a_log_that_is_longer_than_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        file.truncate(64 << 30)  # a hole, which takes no space
+        file.seek(0, os.SEEK_END)
+        file.write(b"\n" + b"".join(b"line %d\n" % number for number in range(30_000)))
+    tracemalloc.start()
+    try:
+        begin = _start(path, 20_000)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+    with path.open("rb") as file:
+        file.seek(begin)
+        assert file.readline() == b"line 10000\n"
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 100])
+def test_which_lines_are_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(logs_module, "_BLOCK", block)
+    path = tmp_path / "log"
+    texts = (b"", b"\n", b"a", b"a\nbc\n", b"a\r\nb\rc\r\n\r\nd", b"a\r", b"\r\n\r\n\r\nx\n\r")
+    for text in texts:
+        path.write_bytes(text)
+        for count in range(8):
+            kept = b"".join(text.splitlines(keepends=True)[-count:]) if count else b""
+            assert text[_start(path, count) :] == kept, (text, count)
+
+
 def test_logs_needs_one_run_with_a_log(tmp_path: Path, no_slurm: None) -> None:
     here = {"launcher": "single", "host": "login1"}
     make_run(tmp_path, state="finished", attempts=[here])
@@ -800,6 +918,44 @@ def test_looking_at_the_lock_takes_nothing(tmp_path: Path) -> None:
         assert str(os.getpid()) in said
     assert not RunDir(run).is_locked()
     assert (run / "lock").read_text() == said
+
+
+def test_who_may_only_read_a_run_cannot_lock_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    before = os.umask(0o027)  # HPCTRAIN_UMASK=027: the group may read
+    try:
+        with RunDir(run).lock():
+            RunDir(run).update(state="running")
+            with file_lock(run / "other.lock", lambda: None):
+                modes = {path.name: path.stat().st_mode & 0o777 for path in run.glob("*lock")}
+    finally:
+        os.umask(before)
+    assert modes == {"lock": 0o600, ".run.json.lock": 0o600, "other.lock": 0o600}
+    # A lock that an older release has made is mended; who may write may also lock.
+    for mode, mended in ((0o644, 0o600), (0o660, 0o660), (0o666, 0o666), (0o664, 0o660)):
+        (run / "lock").chmod(mode)
+        with RunDir(run).lock():
+            assert (run / "lock").stat().st_mode & 0o777 == mended
+
+
+def test_who_holds_a_run_is_not_guessed(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    with subprocess.Popen(["true"]) as process:
+        gone = process.pid
+    here = socket.gethostname()
+    for text, said in (
+        ("", "in use by another process"),
+        (f"process {os.getpid()} on {here}\n", f"in use by process {os.getpid()} on {here}:"),
+        (f"process {gone} on elsewhere\n", f"in use by process {gone} on elsewhere:"),
+        (f"process {gone} on {here}\n", f"but not by process {gone} on {here}, which has ended"),
+    ):
+        with (run / "lock").open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.truncate(0)
+            file.write(text)
+            file.flush()
+            with pytest.raises(StorageError, match=said):
+                RunDir(run).check_unlocked()
 
 
 def test_the_pulse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1020,3 +1176,29 @@ def test_checkpoints_are_listed_and_verified(
     make_run(tmp_path / "empty")
     assert checkpoints.main(["--dir", str(tmp_path / "empty")]) == 0
     assert capsys.readouterr().out == "no checkpoints here\n"
+
+
+@pytest.mark.slow
+def test_looking_at_a_run_runs_no_code_that_its_config_names(digits: Path, tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text(
+        "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n"
+        "def net(**_): raise SystemExit(3)\n"
+    )
+    run_module(
+        *("hpctrain", "freeze", "experiment=digits", f"data.path={digits}"),
+        *(f"output_dir={tmp_path}/runs", "model._target_=evil.net", "tracking=off"),
+        cwd=tmp_path,
+    )
+    (run,) = runs(tmp_path / "runs")
+    where = ("--dir", str(tmp_path / "runs"))
+    record = run_json(run) | {"state": "failed", "attempts": [{"error": "x", "started": 1.0}]}
+    (run / "run.json").write_text(json.dumps(record))
+    (run / "logs").mkdir()
+    (run / "logs" / "terminal_1.rank0.log").write_text("x\n")
+    for command in (["status"], ["logs", run.name], ["checkpoints"], ["gc", "--debug"]):
+        run_module("hpctrain", *command, *where, cwd=tmp_path)
+    run_module("hpctrain", "cancel", run.name, *where, cwd=tmp_path)
+    run_module("hpctrain", "sync", str(run), code=7, cwd=tmp_path)
+    assert not (tmp_path / "ran").exists()
+    run_module("hpctrain", "run", str(run), code=3, cwd=tmp_path)
+    assert (tmp_path / "ran").exists()

@@ -25,6 +25,7 @@ from hpctrain.data.storage import arena
 from hpctrain.data.storage import file as storage_file
 from hpctrain.errors import DataError
 from tests import forkserver
+from tests.data.planted import KINDS, planted
 
 COUNT = 50
 IMAGES = np.random.default_rng(0).integers(0, 255, (COUNT, 3, 2), dtype=np.uint8)
@@ -240,6 +241,36 @@ def test_a_damaged_shard_is_named(own, change, words):
         Reader(own, "train").read(np.arange(7))
     assert str(path) in str(error.value)
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("io", ["mmap", "read"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_foreign_shard_cannot_show_another_file(tmp_path, kind, io):
+    secret = tmp_path / "secret.txt"
+    secret.write_bytes(b"the private key of whoever trains")
+    folder = planted(tmp_path / "set", secret, kind)
+    with pytest.raises(DataError, match=r"set/train-00000\.h5: 'x' is .*(secret.txt|other.h5)"):
+        Reader(folder, "train", io=io).read(np.arange(4))
+
+
+def test_links_inside_a_shard_are_followed(own):
+    def linked(path):
+        with h5py.File(path, "r+") as file:
+            file.move("score", "other/values")
+            file["other/again"] = h5py.SoftLink("values")
+            file["score"] = h5py.SoftLink("/other/again")
+
+    damage(own, linked)
+    assert Reader(own, "train").read(np.array([1]))["score"] == SCORES[1]
+
+    def circle(path):
+        with h5py.File(path, "r+") as file:
+            del file["score"]
+            file["score"] = h5py.SoftLink("/score")
+
+    damage(own, circle)
+    with pytest.raises(DataError, match="has no dataset 'score'"):
+        Reader(own, "train").read(np.array([1]))
 
 
 def test_numbers_of_odd_bits_are_those_that_hdf5_reads(tmp_path):

@@ -250,10 +250,10 @@ ODD = {
     "short": (np.zeros(4), "every field has the same number of samples; good has 5, field has 4"),
     "none": (np.zeros((5, 0)), "shape [0] has no elements"),
     "soft": (h5py.SoftLink("/nowhere"), "is a link to /nowhere, where nothing is"),
-    "external": (h5py.ExternalLink("other.h5", "/x"), "is a link into"),
+    "external": (h5py.ExternalLink("other.h5", "/x"), "is a link into other.h5"),
     "broken": (
         h5py.ExternalLink("gone.h5", "/x"),
-        "a link into gone.h5, which cannot be",
+        "a link into gone.h5; the samples",
     ),
 }
 

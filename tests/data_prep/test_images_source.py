@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pickle
+import shutil
 import struct
 import sys
 import zlib
@@ -288,6 +289,22 @@ def test_a_list_may_lead_outside_when_asked(two, data_prep, tmp_path):
     path = write_list("lists/l.csv", rows)
     assert data_prep("images", path, "OUT", "--allow-outside")[0] == 0
     assert everything("OUT")["label"].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("link", ["a/3.png", "a/sub"])
+def test_a_link_out_of_the_folder_is_refused(two, data_prep, tmp_path, link):
+    Path("private").mkdir()
+    shutil.copy("src/a/1.png", "private/1.png")
+    target = "private/1.png" if link.endswith(".png") else "private"
+    Path("src", link).symlink_to(tmp_path / target)
+    name = link if link.endswith(".png") else f"{link}/1.png"
+    path = write_list("src/list.csv", [{"path": name, "label": 1}])
+    for source in ("src", path):
+        code, _, err = data_prep("images", source, "OUT")
+        assert code == 3
+        assert "is a link that leads out of the folder, to" in err
+        assert data_prep("images", source, "OUT", "--allow-outside", "--overwrite")[0] == 0
+        shutil.rmtree("OUT")
 
 
 def test_what_cannot_be_used_is_left_out_and_reported(two, data_prep):

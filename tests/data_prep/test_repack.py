@@ -17,6 +17,7 @@ from hpctrain.data.index import Index
 from hpctrain.data.reader import Reader
 from hpctrain.data.samplers.order import Order
 from hpctrain.data.shard import digest_file
+from tests.data.planted import KINDS, planted
 
 COUNT = 300
 IMAGES = np.random.default_rng(0).integers(0, 255, (COUNT, 5, 4), dtype=np.uint8)
@@ -320,3 +321,16 @@ def test_no_torch(foreign, tmp_path):
     run("index", foreign, "--field", "n=n", "--overwrite", "--workers", 1)
     run("repack", foreign, tmp_path / "out", "--shuffle", 1, "--workers", 1)
     assert len(Reader(tmp_path / "out", "train")) == COUNT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_foreign_shard_cannot_show_another_file(tmp_path, data_prep, kind):
+    secret = tmp_path / "secret.txt"
+    secret.write_bytes(b"the private key of whoever repacks")
+    folder = planted(tmp_path / "set", secret, kind)
+    for command in (("repack", folder, tmp_path / "out"), ("verify", folder), ("head", folder)):
+        code, out, err = data_prep(*command)
+        assert code == 3
+        assert "'x' is " in out + err
+        assert str(secret.read_bytes()[0]) not in out
+    assert not (tmp_path / "out").exists()

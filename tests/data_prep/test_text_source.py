@@ -13,6 +13,7 @@ import zstandard
 from pyarrow import parquet
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
+from data_prep import limit
 from data_prep.formats import documents, files, tokens
 from hpctrain.data.index import Index
 from hpctrain.data.reader import Reader
@@ -401,6 +402,50 @@ def test_a_split_by_files(data_prep, here):
     assert data_prep("text", "in", "OUT", "--split", spec, "--workers", "1")[0] == 0
     assert texts("OUT") == ["train-1.txt", "train-2.txt"]
     assert texts("OUT", "val") == ["val-1.txt"]
+
+
+def test_a_file_that_unpacks_to_nearly_anything_is_stopped(data_prep, here, monkeypatch):
+    parquet.write_table(pa.table({"text": ["x" * 10_000] * 1000}), "bomb.parquet")
+    assert Path("bomb.parquet").stat().st_size < 10_000
+    monkeypatch.setattr(limit, "FLOOR", 2**20)
+    monkeypatch.setattr(limit, "GROWTH", 10)
+    code, _, err = data_prep("text", "bomb.parquet", "OUT")
+    assert code == 3
+    assert "the samples are more than 1.0 MB, the limit for a source of" in err
+    assert "--max-output SIZE allows more, and the same command goes on" in err
+    written = sum(path.stat().st_size for path in Path("OUT").rglob("*") if path.is_file())
+    assert written < 6 * 2**20
+    code, _, err = data_prep("text", "bomb.parquet", "OUT", "--max-output", "5MB")
+    assert code == 3
+    assert "the samples are more than 5.0 MB: is the source" in err
+    code, _, err = data_prep("text", "bomb.parquet", "OUT", "--max-output", "5")
+    assert code == 2
+    assert "--max-output '5': give the bytes with a unit" in err
+    assert data_prep("text", "bomb.parquet", "OUT", "--max-output", "1GB")[0] == 0
+    assert len(texts("OUT")) == 1000
+
+
+def test_a_link_out_of_the_corpus_is_refused(data_prep, here):
+    (here / "secret").write_text("the private key of whoever converts")
+    folder = here / "in"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "a.txt").write_text("hello")
+    (folder / "sub" / "again.txt").symlink_to("../a.txt")
+    (folder / "sub" / "notes.txt").symlink_to("../../secret")
+    code, _, err = data_prep("text", "in", "OUT")
+    assert code == 3
+    assert f"in/sub/notes.txt is a link that leads out of the folder, to {here}/secret" in err
+    assert "--allow-outside follows such links" in err
+    assert not (here / "OUT").exists()
+    assert data_prep("text", "in", "OUT", "--allow-outside")[0] == 0
+    assert sorted(texts("OUT")) == ["hello", "hello", (here / "secret").read_text()]
+    # A table is found in the same way; a link that the user names is the user's choice.
+    (here / "rows").write_text("x\n1\n")
+    (folder / "rows.csv").symlink_to("../rows")
+    code, _, err = data_prep("table", "in", "TABLE")
+    assert code == 3
+    assert "in/rows.csv is a link that leads out of the folder" in err
+    assert data_prep("table", "in/rows.csv", "TABLE")[0] == 0
 
 
 def test_odd_names_and_hidden_files(data_prep, here):

@@ -123,7 +123,7 @@ def test_a_shard_of_another_schema(folder):
     assert found == {
         "its count is 7, the index says 3",
         "'x' is float32 [3, 9], the index lists float64 [3, 8]",
-        "'id' lies in another file; the index's digest does not cover it",
+        "'id' is a link into train-00000.h5; the index's digest does not cover that",
     }
     quick = {problem for shard, problem in problems(folder, full=False) if shard == name}
     assert quick == found

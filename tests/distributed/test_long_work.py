@@ -33,7 +33,8 @@ START = """
         (folder / f"started.{rank}").touch()
         while not (folder / f"started.{1 - rank}").exists():
             time.sleep(0.01)
-        return process_group(ranks, ParallelConfig(device="cpu", timeout_s=timeout_s))
+        config = ParallelConfig(device="cpu", timeout_s=timeout_s)
+        return process_group(ranks, config, folder=folder)
 """
 
 

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from hpctrain.distributed.hostlist import expand_hostlist
-from hpctrain.distributed.port import check_port, master_port
+from hpctrain.distributed.port import listen, master_port
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import DistributedError
 from tests import cluster
@@ -150,6 +150,36 @@ def test_ports_of_parallel_steps_and_of_restarts_differ(name: str) -> None:
 def test_port_taken() -> None:
     with socket.create_server(("", 0)) as listening:
         port = listening.getsockname()[1]
-        with pytest.raises(DistributedError, match=f"port {port} on .* is taken .*MASTER_PORT"):
-            check_port(port)
-    check_port(port)
+        for host in ("127.0.0.1", "no-such-host.invalid"):
+            with pytest.raises(DistributedError, match=f"port {port} on .* is taken .*MASTER_PORT"):
+                listen(host, port, only_here=True)
+    listen("127.0.0.1", port, only_here=True).close()
+
+
+@pytest.mark.parametrize(
+    ("host", "only_here", "expected"),
+    [
+        ("127.0.0.1", True, "127.0.0.1"),
+        # Debian gives the name of the host this address, where another node would find itself.
+        ("127.0.1.1", False, "everywhere"),
+        ("192.0.2.1", False, "everywhere"),  # no interface here has it
+        ("no-such-host.invalid", False, "everywhere"),
+    ],
+)
+def test_rank_0_listens_only_where_the_ranks_connect(
+    host: str, only_here: bool, expected: str
+) -> None:
+    with listen(host, 0, only_here) as listening:
+        address = listening.getsockname()[0]
+        assert ("everywhere" if address in ("::", "0.0.0.0") else address) == expected
+
+
+def test_rank_0_listens_at_the_address_of_its_name() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: the kernel only chooses our address
+        except OSError:
+            pytest.skip("this machine has no address but loopback")
+        own = probe.getsockname()[0]
+    with listen(own, 0, only_here=False) as listening:
+        assert listening.getsockname()[0] == own

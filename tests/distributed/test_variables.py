@@ -44,6 +44,18 @@ def test_no_infiniband() -> None:
     assert variables(config) == {"NCCL_IB_DISABLE": ("1", "network.infiniband")}
 
 
+def test_deterministic_algorithms() -> None:
+    config = Config(train=TrainConfig(deterministic=True))
+    environment = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
+    assert export(config, environment) == [
+        "CUBLAS_WORKSPACE_CONFIG=:16:8 (not train.deterministic=:4096:8)"
+    ]
+    assert environment["NCCL_NVLS_ENABLE"] == "0"
+    environment = {}
+    assert export(config, environment) == []
+    assert environment["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
 def test_the_flight_recorder_of_the_user_is_kept() -> None:
     for own in ({"TORCH_FR_BUFFER_SIZE": "0"}, {"TORCH_NCCL_TRACE_BUFFER_SIZE": "9"}):
         environment = dict(own)
@@ -76,6 +88,19 @@ def test_what_is_exported_has_precedence_and_is_told() -> None:
     ]
     ours = {"GLOO_SOCKET_IFNAME": "ib0", "TORCH_FR_BUFFER_SIZE": "2000"}
     assert environment == mine | ours
+
+
+def test_gloo_of_one_node_is_not_seen_by_others() -> None:
+    environment: dict[str, str] = {}
+    export(Config(), environment, one_node=True)
+    assert environment["GLOO_SOCKET_IFNAME"] == "lo"
+    for config, mine in (
+        (Config(network=NetworkConfig(interface="eth0")), {}),
+        (Config(), {"GLOO_SOCKET_IFNAME": "eth0"}),
+    ):
+        environment = dict(mine)
+        export(config, environment, one_node=True)
+        assert environment["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
 def test_a_name_that_no_variable_has(monkeypatch: pytest.MonkeyPatch) -> None:

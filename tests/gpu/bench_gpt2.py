@@ -16,6 +16,7 @@ token are 6 N + 12 layers x dim x length (PaLM, Chowdhery et al. 2022), from the
 
 import argparse
 import functools
+import json
 import statistics
 import time
 from collections.abc import Callable
@@ -56,6 +57,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=10, help="turns of each loop (10)")
     parser.add_argument("--steps", type=int, default=5, help="steps of a turn (5)")
     parser.add_argument("--peak-tflops", type=float, help="peak of the GPU, where it is not known")
+    parser.add_argument("--json", action="store_true", help="print the figures as a last line, too")
     given = parser.parse_args()
     llama = given.model == "llama3_8b"
     if given.tiny and llama:
@@ -173,6 +175,13 @@ def main() -> None:
         print(f"| {label} | {1000 * median:.2f} | {rate:,.0f} | {mfu} | {held} |")
     ratio = medians["ours"] / medians["by_hand"]
     print(f"hpctrain takes {ratio:.3f} of the time by hand")
+    if given.json:
+        figures: dict[str, float] = {"time_of_hand": ratio}
+        for name, median in medians.items():
+            figures |= {f"{name}_ms": 1000 * median, f"{name}_tokens_per_s": tokens / median}
+            figures |= {f"{name}_peak_bytes": memory[name]}
+            figures |= {f"{name}_mfu": tokens / median * flops / peak} if peak else {}
+        print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,19 @@
 """Checks that the GPU benchmark runs, with a tiny model on the CPU."""
 
+import json
+
+import pytest
+
 from tests.conftest import run_module
 
 
 def test_it_prints_a_table() -> None:
-    done = run_module("tests.gpu.bench_gpt2", "--device", "cpu", "--tiny", "--peak-tflops", "1")
+    given = ["--device", "cpu", "--tiny", "--peak-tflops", "1", "--json"]
+    done = run_module("tests.gpu.bench_gpt2", *given)
     rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
     assert [row[0] for row in rows] == ["| loop", "| by hand", "| hpctrain"]
     for row in rows[1:]:
         assert float(row[1]) > 0
         assert float(row[3].removesuffix(" %")) > 0
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["ours_ms"] / figures["by_hand_ms"] == pytest.approx(figures["time_of_hand"])

@@ -19,7 +19,8 @@ WATCH = """\
 import json, os, sys
 from importlib.machinery import PathFinder
 
-NAMES = ("NCCL_", "GLOO_", "TORCH_DISTRIBUTED", "PYTORCH_", "MINE")
+NAMES = ("NCCL_", "GLOO_", "TORCH_DISTRIBUTED", "PYTORCH_", "MINE", "TRITON_")
+NAMES += ("TORCHINDUCTOR_CACHE",)
 RANKS = ("SUBMITIT_LOCAL_GLOBALID", "RANK", "SLURM_PROCID")
 
 
@@ -67,12 +68,20 @@ class Watched(NamedTuple):
     env: dict[str, str]
 
     def ranks(self) -> dict[str, dict[str, str]]:
-        return {file.name: json.loads(file.read_text()) for file in self.seen.iterdir()}
+        """Return the variables of the ranks, after a check of those of torch.compile."""
+        found = {file.name: json.loads(file.read_text()) for file in self.seen.iterdir()}
+        for seen in found.values():
+            cache = Path(seen.pop("TORCHINDUCTOR_CACHE_DIR"))
+            assert seen.pop("TRITON_CACHE_DIR") == f"{cache}/triton"
+            assert cache.name == "compile"
+            assert (cache.parent / "config.yaml").exists(), "the cache is in the run directory"
+            assert cache.stat().st_mode & 0o777 == 0o700
+        return found
 
 
 @pytest.fixture
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    for name in EXPECTED:
+    for name in (*EXPECTED, "GLOO_SOCKET_IFNAME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
     folder, seen = tmp_path / "watch", tmp_path / "seen"
     folder.mkdir()
@@ -110,7 +119,9 @@ def test_a_sweep_here(
     ranks = "launch.tasks_per_node=2"
     look = watched.env | {"ONLY_LOOK": "1"}
     train("-m", *SHORT, *SETTINGS, ranks, new=True, code=4, **look, **no_sbatch)
-    assert watched.ranks() == {"0": EXPECTED, "1": EXPECTED}
+    # The ranks of one node connect to each other at an address that no other node can reach.
+    expected = EXPECTED | {"GLOO_SOCKET_IFNAME": "lo"}
+    assert watched.ranks() == {"0": expected, "1": expected}
 
 
 def test_a_frozen_run(digits: Path, tmp_path: Path, watched: Watched) -> None:

@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import pickle
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,6 +71,7 @@ def made() -> Callable[[], None]:
         (add, object(), "test_call.add: argument 1 is a builtins.object; allowed are None, bool"),
         (add, [{"x": {1}}], "argument 1 is a builtins.set; allowed are"),
         (add, ["a s3cret!"], r"argument has the value of MY_TOKEN.* let the function read"),
+        (add, ["https://me:p@ss@host/x"], "an argument holds a password or token, which would"),
     ],
 )
 def test_what_a_job_cannot_have_is_refused(
@@ -103,6 +107,9 @@ def test_a_rank_writes_its_result_or_its_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "environ", os.environ | {"HPCTRAIN_LAUNCHER": "single"})
+    os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    tmp_path.chmod(0o777)
     (tmp_path / "results").mkdir()
     Call.of(add, (1,), {"b": 2}).write(tmp_path, "abc")
     assert code_of(tmp_path) == "abc"
@@ -110,6 +117,8 @@ def test_a_rank_writes_its_result_or_its_traceback(
     ((rank, content),) = read_results(tmp_path, 2)
     assert (rank, content["value"]) == (0, 3)
     assert os.environ["WORLD_SIZE"] == "1"
+    # Somebody else could write where torch keeps the code that it has compiled.
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == f"{tmp_path}/compile"
     Call.of(fail, (), {}).write(tmp_path, None)
     assert main([str(tmp_path)]) == 0  # a requeued job whose ranks were done runs nothing
     (tmp_path / "results" / "0.json").unlink()
@@ -122,6 +131,29 @@ def test_a_rank_writes_its_result_or_its_traceback(
     assert main([str(tmp_path)]) == 1
     ((_, content),) = read_results(tmp_path, 1)
     assert "the result of test_call.odd is a builtins.object" in content["error"]
+
+
+def received() -> str:
+    """Unpickle what somebody else has sent, as torch's object collectives do."""
+    content = torch.frombuffer(bytearray(pickle.dumps(Path("x"))), dtype=torch.uint8)
+    return str(dist.distributed_c10d._tensor_to_object(content, len(content), None))
+
+
+def test_ranks_of_a_function_do_not_unpickle_what_a_stranger_sends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = {"SUBMITIT_LOCAL_NTASKS": "2", "SUBMITIT_LOCAL_GLOBALID": "0"}
+    ranks |= {"SUBMITIT_LOCAL_LOCALID": "0", "HPCTRAIN_LAUNCHER": "submitit-local"}
+    for name, value in ranks.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # `main` changes it
+    (tmp_path / "results").mkdir()
+    Call.of(received, (), {}).write(tmp_path, None)
+    assert main([str(tmp_path)]) == 1
+    ((_, content),) = read_results(tmp_path, 2)
+    assert "is not signed with the key of this process group" in content["error"]
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+    assert received() == "x"  # the signatures end with the call
 
 
 def test_a_damaged_call_is_named(tmp_path: Path) -> None:

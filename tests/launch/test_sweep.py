@@ -297,6 +297,78 @@ def test_provenance_names_commit_changes_and_packages(project: Path, tmp_path: P
     assert "hydra_core==0." in (tmp_path / "provenance.1" / "packages.txt").read_text()
 
 
+def test_no_secret_of_a_working_tree_is_written_down(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A private file stays private, and a secret in a tracked file is not in the patch."""
+    token = "hf_" + 2 * "aB3dE5gH7jK9mN1pQ"
+    monkeypatch.setenv("MY_API_TOKEN", "tok-4f9a2c71e8")
+    tracked = {
+        ".env": "X=tracked-secret",
+        "pkg/login.py": 'eos_token = "</s>"\n',
+        "pkg/site.yaml": "user: me\n",
+    }
+    for name, text in tracked.items():
+        (project / name).write_text(text)
+    commit(project)
+    untracked = {
+        "pkg/.env": "PASSWORD=untracked-secret",
+        "pkg/id_ed25519": "secret",
+        "pkg/server.key": "-----BEGIN PRIVATE KEY-----\nsecret",
+        "pkg/private.py": "WIDTH = 3\n",
+    }
+    for name, text in untracked.items():
+        (project / name).write_text(text)
+        (project / name).chmod(0o600)
+    (project / "pkg/public.pem").write_text("-----BEGIN CERTIFICATE-----")
+    (project / ".env.example").write_text("X=...")
+    (project / ".env").write_text("X=changed-secret")
+    (project / "pkg/login.py").write_text(
+        f'login(token="{token}", password="hunter22")\nNAME = "tok-4f9a2c71e8"\n'
+        'eos_token = "</s>"\nmask_token: str = "[MASK]"\nmax_tokens = 1000000\n'
+    )
+    (project / "pkg/site.yaml").write_text(
+        "user: me\npassword: hunter23 # old\nurl: https://me:p@ss@host/x\nkey: ${oc.env:A_TOKEN}\n"
+    )
+    subprocess.run(
+        ["git", "remote", "add", "origin", "https://u:p@s/s@host/x.git?private_token=abc"],
+        check=True,
+    )
+    content = provenance.collect()
+    whole = content["project.diff"] + content["git.json"]
+    assert '"remote": "https://host/x.git"' in content["git.json"]
+    for secret in (token, "hunter2", "tok-4f9a", "p@s", "private_token", "changed-secret"):
+        assert secret not in whole
+    patch = content["project.diff"].splitlines()
+    assert '+login(token="***", password="***")' in patch
+    assert "+password: *** # old" in patch
+    for visible in ('eos_token = "</s>"', 'mask_token: str = "[MASK]"', "max_tokens = 1000000"):
+        assert any(line[1:] == visible for line in patch)
+    assert "+key: ${oc.env:A_TOKEN}" in patch
+    (tmp_path / "p.diff").write_text(content["project.diff"])
+    shell = f"git stash -q && git apply --check {tmp_path}/p.diff && git stash pop -q"
+    subprocess.run(shell, shell=True, check=True)
+
+    before = os.umask(0o027)
+    try:
+        taken = snapshot.take(configured(tmp_path))
+        assert taken is not None
+        taken.write()
+    finally:
+        os.umask(before)
+    copy = taken.path / "project"
+    names = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
+    assert {"pkg/login.py", "pkg/public.pem", ".env.example", "pkg/private.py"} <= names
+    assert not names & {".env", "pkg/.env", "pkg/id_ed25519", "pkg/server.key"}
+    told = "\n".join(taken.left_out)
+    for name in (".env", "pkg/.env", "pkg/id_ed25519", "pkg/server.key"):
+        assert f"{project / name} (1 file, 0.0 MB): it may hold secrets" in told
+    assert (copy / "pkg/private.py").stat().st_mode & 0o777 == 0o400
+    assert (copy / "pkg/login.py").stat().st_mode & 0o777 == 0o440
+    (line,) = (line for line in taken.telling if line.startswith("project/"))
+    assert line.startswith("project/pkg/login.py has the value of MY_API_TOKEN in it; say os.env")
+
+
 def test_working_folders_are_those_that_nobody_installed(project: Path) -> None:
     folders = git.code_folders()
     assert folders[0] == project

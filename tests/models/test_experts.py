@@ -11,7 +11,7 @@ import yaml
 from torch import nn
 
 from hpctrain.models import Transformer
-from hpctrain.models.experts import Experts, grouped, one_by_one
+from hpctrain.models.experts import Experts, grouped, mix_counted, mix_masked, one_by_one
 from tests.conftest import ROOT
 
 
@@ -81,6 +81,21 @@ def test_equal_to_loops(options: dict[str, Any]) -> None:
 def test_no_token_is_dropped_without_a_limit() -> None:
     module = make(capacity=5 / 2)
     assert torch.equal(module(tokens()), make()(tokens()))
+
+
+@pytest.mark.parametrize("counts", [[3, 0, 2, 4, 1, 0], [0, 0, 0, 0, 2, 8], [0, 0, 0, 0, 0, 10]])
+def test_dropped_tokens_need_not_be_counted_by_the_host(counts: list[int]) -> None:
+    """A GPU takes the second way."""
+    bank, x = make().bank, torch.randn(10, 8, requires_grad=True)
+    found = []
+    for mix in (mix_counted, mix_masked):
+        out = mix(bank, x, torch.tensor(counts))
+        assert not out[10 - counts[-1] :].any()
+        gradients = torch.autograd.grad(out.square().sum(), [x, *bank.parameters()])
+        found.append([out, *gradients])
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+    assert counts[-1] == 10 or found[0][0].any()
 
 
 def test_capacity_does_not_depend_on_other_samples() -> None:

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from hpctrain.data.types import Batch
 from hpctrain.errors import HealthError
-from hpctrain.faults.health import Health, RolledBack
+from hpctrain.faults.health import Health, Judged, RolledBack
 from hpctrain.tasks import SplitTask, Sums
 from tests.parallel.parity import Cell, batch, build
 from tests.ranks import run_ranks
@@ -106,7 +106,8 @@ def judged(layout: str, folder: Path) -> list[str]:
 def decided(health: Health, problem: str) -> str:
     """Return the error of the policy `stop`, after the other two have decided as they should."""
     rank = distributed.get_rank()
-    facts = (problem, 3, 48, lambda: [("shard.h5", rank)])
+    *_, (numbers, _) = health._offered.take(late=False)
+    facts = (problem, Judged(3, 48, lambda: [("shard.h5", rank)], own_loss=numbers[2]))
     health.policy = "rollback"
     with pytest.raises(RolledBack):
         health.decide(*facts)

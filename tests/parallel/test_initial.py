@@ -9,8 +9,9 @@ import torch
 from torch import distributed, nn
 
 from hpctrain.config.degrees import Degrees
-from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.config.schema import Config, FSDPConfig, ParallelConfig
 from hpctrain.models import MLP, ConvNet, Transformer
+from hpctrain.parallel.initial import build_whole, fill_modules, skeleton
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
@@ -43,6 +44,45 @@ class Reads(Own):
         self.rates = [rate.item() for rate in torch.linspace(0, 1, 3)]
 
 
+class Elsewhere(Transformer):
+    """Ranks draw other numbers, as on GPUs with other numbers of multiprocessors."""
+
+    def init_module(self, module: nn.Module) -> None:
+        super().init_module(module)
+        for value in (*module.parameters(False), *module.buffers(False)):
+            value += distributed.get_rank()
+
+
+class ReadsElsewhere(Reads):
+    """The same for a model that every rank builds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.constant_(self.embed.weight, distributed.get_rank())
+        self.scale += distributed.get_rank()
+        self.waves = nn.Parameter(torch.full((2, 2), 1j * distributed.get_rank()).T)
+
+
+class Lacks(MLP):
+    """A model with a module that cannot be initialised; the second of two ranks draws it."""
+
+    def __init__(self) -> None:
+        super().__init__(5, [7], 3)
+        self[3].reset_parameters = None
+
+
+class Scaled(Transformer):
+    """A model with a parameter that FSDP2 cannot divide."""
+
+    def __init__(self) -> None:
+        super().__init__(13, 8, 2, 2, experts=2)
+        self.factor = nn.Parameter(torch.empty(()))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.factor, 3.0)
+
+
 MODELS: dict[str, Any] = {
     "transformer": functools.partial(Transformer, 13, 8, 2, 2, tied=True),
     "gpt2": functools.partial(
@@ -52,6 +92,12 @@ MODELS: dict[str, Any] = {
     "mlp": functools.partial(MLP, 5, [7, 7], 3),
     "own": Own,
     "reads": Reads,
+    "scaled": Scaled,
+}
+OTHERS: dict[str, Any] = {
+    "elsewhere": functools.partial(Elsewhere, 13, 8, 2, 2, experts=4),
+    "reads elsewhere": ReadsElsewhere,
+    "lacks": Lacks,
 }
 
 
@@ -60,10 +106,10 @@ def build(name: str, parallel: ParallelConfig, params: str) -> tuple[dict[str, A
     config.precision.params = params
     rank, size = distributed.get_rank(), distributed.get_world_size()
     mesh = Mesh(Degrees.of(parallel, size), rank, cpu)
-    model = parallelize(MODELS[name], config, mesh, Precision(config.precision, cpu))
+    model = parallelize((MODELS | OTHERS)[name], config, mesh, Precision(config.precision, cpu))
     module = getattr(model.module, "module", model.module)  # without the wrapper of DDP
     values = whole(model) | {name: value.clone() for name, value in module.named_buffers()}
-    tied = name != "own" or module.head.weight is module.embed.weight
+    tied = "own" not in name or module.head.weight is module.embed.weight
     return {name.removeprefix("module."): value for name, value in values.items()}, tied
 
 
@@ -118,3 +164,78 @@ def test_what_all_ranks_build_is_said_once() -> None:
     assert len(first) == 1
     assert "cannot be built on the meta device" in first[0]
     assert second == []
+
+
+@pytest.mark.parametrize("name", ["elsewhere", "reads elsewhere"])
+def test_replicas_are_equal_on_machines_that_draw_other_numbers(name: str) -> None:
+    (expected, _), *others = run_ranks(build, 4, name, HYBRID, "fp32")
+    assert len(others) == 3
+    for values, _ in others:
+        assert values.keys() == expected.keys()
+        for key, value in values.items():
+            assert torch.equal(value, expected[key]), key
+
+
+def refused() -> str:
+    with pytest.raises(TypeError) as error:
+        build("lacks", SHARDED, "fp32")
+    return str(error.value)
+
+
+def test_all_ranks_say_which_module_cannot_be_initialised() -> None:
+    """The other rank would wait for its values."""
+    assert run_ranks(refused, 2) == ["Linear has no reset_parameters"] * 2
+
+
+def test_numbers_are_drawn_on_the_cpu() -> None:
+    """A GPU would draw others. The meta device stands for it: it would lose the numbers."""
+    meta, cpu = torch.device("meta"), torch.device("cpu")
+    expected = build_whole(Scaled, 5, torch.float32, cpu).state_dict()
+    model = skeleton(Scaled, 5)
+    assert model is not None
+    fill_modules(model, Scaled, 5, meta, cpu)
+    for name, parameter in model.named_parameters():
+        if name != "factor":
+            assert torch.equal(parameter, expected[name]), name
+
+
+def test_values_are_those_of_the_original_classes() -> None:
+    """torchao replaces linear layers before a sharded model has values; nn.Linear has others."""
+    build = functools.partial(Transformer, 16, 8, 1, 2, bias=True)
+    expected = build_whole(build, 5, torch.float32, torch.device("cpu")).state_dict()
+    model: Any = skeleton(build, 5)
+    mlp = model.layers[0].mlp
+    mlp.up, before = nn.Linear(8, 32, device="meta"), mlp.up
+    mlp.up.weight, mlp.up.bias = before.weight, before.bias
+    fill_modules(model, build, 5, torch.device("cpu"), torch.device("cpu"))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    assert mlp.up.bias.abs().sum() == 0
+    assert mlp.up.weight.abs().sum() > 0
+
+
+def placed() -> dict[str, str]:
+    """Return where an offloaded model's parameters and buffers are; "meta" is the rank's device."""
+    parallel = ParallelConfig(dp_replicate=1, fsdp=FSDPConfig(offload=True))
+    config, cpu = Config(parallel=parallel), torch.device("cpu")
+    precision = Precision(config.precision, torch.device("meta"))
+    places = {}
+    for name, made in (("scaled", Scaled), ("conv", MODELS["conv"])):
+        module = parallelize(made, config, Mesh(Degrees(), 0, cpu), precision).module
+        values = (*module.named_parameters(), *module.named_buffers())
+        places |= {f"{name} {key}": value.device.type for key, value in values}
+    return places
+
+
+def test_offload_leaves_buffers_on_the_device() -> None:
+    """What computes has to be on one device; FSDP2 brings only the parameters that it divides."""
+    (places,) = run_ranks(placed, 1)
+    stay = {name for name, device in places.items() if device == "meta"}
+    layers = {f"conv blocks.{i}.{norm}_norm" for i in (0, 1) for norm in ("first", "second")}
+    statistics = ("running_mean", "running_var", "num_batches_tracked")
+    assert stay == {
+        *(f"{layer}.{key}" for layer in layers for key in statistics),
+        *(f"scaled layers.{i}.mlp.balance" for i in (0, 1)),
+        "scaled factor",
+    }
+    assert "scaled embed.weight" in places

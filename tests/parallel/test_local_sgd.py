@@ -138,10 +138,13 @@ def test_the_outer_step_is_that_of_diloco() -> None:
 class Batches:
     """A feed for a `Trainer` that gives the batches of the parity tests without an end."""
 
-    wait_s, epoch = 0.0, 0.0
+    wait_s, epoch, last = 0.0, 0.0, None
 
     def __init__(self, training: Training) -> None:
         self.training = training
+
+    def samples(self, step: None) -> list[tuple[str, int]]:
+        return []
 
     def __iter__(self) -> Iterator[Batch]:
         while True:
@@ -149,10 +152,10 @@ class Batches:
             yield self.training._share(batch("conv", self.training.seen))
 
     def state_dict(self) -> dict[str, int]:
-        return {"seen": self.training.seen}
+        return {"consumed": self.training.seen}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.training.seen = state["seen"]
+        self.training.seen = state["consumed"]
 
     def close(self) -> None:
         pass

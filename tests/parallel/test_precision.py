@@ -9,6 +9,7 @@ from torch import distributed
 from hpctrain.config.schema import PrecisionConfig
 from hpctrain.data.types import Batch
 from hpctrain.errors import ConfigError
+from hpctrain.parallel import precision
 from hpctrain.parallel.precision import Precision
 from hpctrain.tasks import Classification, Sums
 from tests.parallel.low_precision import FORMATS, check_near
@@ -107,3 +108,18 @@ def test_the_scale_grows_again_and_is_kept() -> None:
 def test_formats_that_a_cpu_does_not_have(compute: str) -> None:
     with pytest.raises(ConfigError, match=rf"precision\.compute={compute}: it needs a GPU of"):
         Precision(PrecisionConfig(compute), CPU)
+
+
+def test_only_tf32_computes_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own default for convolutions is tf32; there is no GPU here, only its settings."""
+    monkeypatch.setattr(precision, "_check_gpu", lambda *_: None)
+    cudnn, before = torch.backends.cudnn, torch.get_float32_matmul_precision()
+    monkeypatch.setattr(cudnn, "allow_tf32", cudnn.allow_tf32)  # it is restored
+    try:
+        for compute in ("fp32", "tf32", "bf16", "fp16", "fp8", "fp32"):
+            Precision(PrecisionConfig(compute), torch.device("cuda"))
+            settings = cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+            assert settings == (compute == "tf32",) * 2
+            assert (cudnn.conv.fp32_precision == "tf32") == (compute == "tf32")
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -252,7 +253,24 @@ def test_one_task_of_an_array_is_preempted_and_resumes(
         assert (attempts[0]["reason"], attempts[1]["state"]) == (reason, "finished")
 
 
+# A request with the password of the environment, if there is one; it prints the answer as JSON.
+ASK = """\
+import base64, json, os, sys, urllib.error, urllib.request
+url, body = sys.argv[1:]
+user, password = (os.environ.get("MLFLOW_TRACKING_" + name) for name in ("USERNAME", "PASSWORD"))
+headers = {"Content-Type": "application/json"}
+if password:
+    headers["Authorization"] = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+try:
+    with urllib.request.urlopen(urllib.request.Request(url, body.encode(), headers)) as answer:
+        print(json.dumps([answer.status, answer.read().decode()]))
+except urllib.error.HTTPError as error:
+    print(json.dumps([error.code, error.read().decode()]))
+"""
+
+
 def test_mlflow_server_serves_other_nodes(digits: Path, empty_store: Path, here: Path) -> None:
+    pytest.importorskip("flask_wtf", reason="Flask-WTF (mlflow[auth]) is not installed")
     address = here / "my store" / "server.uri"
     address.parent.mkdir()
     # The server would take seconds to create its store, as the other tests see mlflow do it.
@@ -266,19 +284,34 @@ def test_mlflow_server_serves_other_nodes(digits: Path, empty_store: Path, here:
         assert address.exists(), output(here, job)
         return job, address.read_text().strip()
 
+    def secrets() -> dict[str, str]:
+        """Return the variables that a shell gets from the file with the password."""
+        file = address.with_name("server.env")
+        assert file.stat().st_mode & 0o777 == 0o600
+        found = dict(re.findall(r"export (\w+)=(\S+)", file.read_text()))
+        assert len(found.pop("MLFLOW_TRACKING_PASSWORD")) >= 32
+        assert found == {"MLFLOW_TRACKING_USERNAME": "hpctrain"}
+        shell = ("sh", "-c", '. "$1"; env', "sh", str(file))
+        lines = subprocess.check_output(shell, text=True).splitlines()
+        return dict(line.split("=", 1) for line in lines if line.startswith("MLFLOW_TRACKING_"))
+
+    def ask(node: str, url: str, body: object, **env: str) -> tuple[int, dict[str, Any]]:
+        """Return the status and the JSON of an answer that a process on a node gets."""
+        srun = ("srun", f"--nodelist={node}", sys.executable, "-c", ASK, url, json.dumps(body))
+        status, content = json.loads(cluster.slurm(*srun, env=os.environ | env))
+        return status, json.loads(content) if content.startswith("{") else {}
+
     def names(uri: str) -> list[str]:
         """Return the names of the runs that the server lists.
 
         Another node asks it by its host name, and its own node by `localhost`, as through a tunnel.
         """
-        ask = "import json, sys, urllib.request as u; print(u.urlopen(u.Request(sys.argv[1] + "
-        ask += "'/api/2.0/mlflow/runs/search', json.dumps({'experiment_ids': ['0', '1']}).encode(),"
-        ask += "{'Content-Type': 'application/json'})).read().decode())"
         found = []
         local = re.sub("//.*:", "//localhost:", uri)
         for node, seen_as in (("node2", uri), ("node1", local)):
-            srun = ("srun", f"--nodelist={node}", sys.executable, "-c", ask, seen_as)
-            answer = json.loads(cluster.slurm(*srun))
+            url, body = f"{seen_as}/api/2.0/mlflow/runs/search", {"experiment_ids": ["0", "1"]}
+            status, answer = ask(node, url, body, **secrets())
+            assert status == 200
             found.append([run["info"]["run_name"] for run in answer.get("runs", [])])
         assert found[0] == found[1]
         return found[0]
@@ -290,9 +323,22 @@ def test_mlflow_server_serves_other_nodes(digits: Path, empty_store: Path, here:
     assert ended(here, second) == ["FAILED|1:0"]
     assert f"my store already has a server: {uri}" in output(here, second)
 
+    # Somebody without the password cannot write where only the owner may, nor delete anything.
+    victim = here / "home"
+    created = {"name": "x", "artifact_location": victim.as_uri()}
+    for call, body in (("create", created), ("delete", {"experiment_id": "0"})):
+        for password in ({}, {"MLFLOW_TRACKING_PASSWORD": "wrong"}):
+            known = {"MLFLOW_TRACKING_USERNAME": "hpctrain"} | password
+            url = f"{uri}/api/2.0/mlflow/experiments/{call}"
+            assert ask("node2", url, body, **known)[0] == 401
+    assert not victim.exists()
+
     given = ("experiment=digits", f"data.path={digits}", "train.max_steps=5", f"tracking.uri={uri}")
     given += ("tracking.drain_s=60",)
     job = submit(here, "--nodelist=node2", "train.sbatch", *given)
+    assert ended(here, job) == ["FAILED|7:0"]
+    assert "HTTP 401: it refuses the lack of a password; export MLFLOW_" in output(here, job)
+    job = submit(here, "--nodelist=node2", "train.sbatch", *given, **secrets())
     assert ended(here, job) == ["COMPLETED|0:0"]
     run = the_run(here).name
     assert names(uri) == [run]

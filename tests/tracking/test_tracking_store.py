@@ -5,6 +5,7 @@ import re
 import socket
 import sqlite3
 import sys
+import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from hpctrain.errors import TrackingError
 from hpctrain.tracking import check_uri, initialise, is_ready, resolve_uri
 from hpctrain.tracking.client import explain
-from hpctrain.tracking.store import file_system
+from hpctrain.tracking.store import beside, file_system
 
 MOUNTS = r"""
 /dev/sda1 / ext4 rw 0 0
@@ -121,6 +122,25 @@ def test_a_store_that_is_not_one(tmp_path: Path) -> None:
     assert not is_ready(f"sqlite:///{tmp_path}/not.db", "exp")
     with pytest.raises(TrackingError, match="file is not a database"):
         initialise(f"sqlite:///{tmp_path}/not.db", "exp")
+
+
+def test_the_store_of_another_user_is_named_with_the_cure() -> None:
+    # Another user cannot enter pytest's own folder.
+    with tempfile.TemporaryDirectory() as shared:
+        lock = beside(Path(shared, "mlflow.db"), "init.lock")
+        lock.touch()
+        lock.chmod(0o600 if os.geteuid() == 0 else 0)
+        Path(shared).chmod(0o755)
+        if os.geteuid() == 0:  # the second user; without root, a file that its owner may not open
+            os.seteuid(65534)
+        try:
+            with pytest.raises(TrackingError) as caught:
+                initialise(f"sqlite:///{shared}/mlflow.db", "exp")
+        finally:
+            os.seteuid(os.getuid())
+        owner = lock.owner()
+    assert f"you may not write to {lock}, which belongs to {owner}" in str(caught.value)
+    assert "tracking.uri=http://HOST:5000; or give an output_dir of your own" in str(caught.value)
 
 
 def test_half_of_a_store_is_refused_with_the_cure(tmp_path: Path) -> None:

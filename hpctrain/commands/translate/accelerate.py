@@ -103,6 +103,8 @@ def load(file: Path) -> dict[str, Any]:
         content = yaml.safe_load(read(file))
     except yaml.YAMLError as error:
         raise ConfigError(f"{file}: not YAML ({' '.join(str(error).split())})") from error
+    except RecursionError:
+        raise ConfigError(f"{file}: not a config of Accelerate (nested too deeply)") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{file}: not a config of Accelerate (it has no keys)")
     return content

@@ -8,7 +8,6 @@ Reference: https://www.deepspeed.ai/docs/config-json
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from hpctrain.commands.translate.deepspeed_keys import (
 from hpctrain.commands.translate.source import Source
 from hpctrain.commands.translate.translation import Translation, parser, read, show
 from hpctrain.config import targets
+from hpctrain.disk import parse_json
 from hpctrain.errors import ConfigError
 
 _FORMATS = {
@@ -56,7 +56,7 @@ def load(file: Path) -> dict[str, Any]:
     """
     text = re.sub(r"^\s*(//|#).*$", "", read(file), flags=re.MULTILINE)
     try:
-        content = json.loads(text)
+        content = parse_json(text)
     except ValueError as error:
         raise ConfigError(f"{file}: not JSON ({error})") from error
     if not isinstance(content, dict):

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from hpctrain.errors import ConfigError
+from hpctrain.terminal import printable
 
 
 @dataclass
@@ -122,5 +123,5 @@ def show(translation: Translation, options: argparse.Namespace, program: str) ->
         for line in translation.reasons():
             print(f"without a counterpart: {line}", file=sys.stderr)
     else:
-        title = f"Translated from {options.file.name}, a config of {program}"
+        title = f"Translated from {printable(options.file.name)}, a config of {program}"
         print(translation.yaml(title), end="")

@@ -133,6 +133,13 @@ class TrainConfig:
         "(PYTORCH_ALLOC_CONF=expandable_segments:True).",
         identity=False,
     )
+    deterministic: bool = key(
+        False,
+        "GPUs use only algorithms that add in a fixed order, so that a run that is repeated on the "
+        "same GPUs, layout and software gives the same bits. Steps take longer, and an operation "
+        "that has no such algorithm ends the run with an error.",
+        identity=False,
+    )
     sync_batchnorm: bool = key(
         False,
         "Batch norms take the mean and the variance of a micro-batch from all data-parallel ranks, "

@@ -18,6 +18,7 @@ from hpctrain.data.field import Field
 from hpctrain.data.index import Shard, check_shard
 from hpctrain.data.storage.chunks import Chunked, decoders
 from hpctrain.data.storage.grid import samples_first
+from hpctrain.data.storage.inside import Elsewhere, find
 from hpctrain.data.storage.plain import Plain
 from hpctrain.data.storage.stamp import Stamp
 from hpctrain.errors import DataError
@@ -124,14 +125,15 @@ class Layout:
         axis: int = 0,
     ) -> h5py.Dataset:
         """Add a dataset of one of these dtypes. `shape` begins with the number of samples."""
-        dataset = self._file.get(place)
-        if not isinstance(dataset, h5py.Dataset):
-            raise DataError(f"shard {self.path} has no dataset {place!r}; the index lists it")
-        if dataset.file.filename != self._file.filename:  # its byte offset is in that other file
+        try:
+            dataset = find(self._file, place)
+        except Elsewhere as error:
             raise DataError(
-                f"shard {self.path}: {place!r} is a link into {dataset.file.filename}; the samples "
-                "must lie in the shard, whose digest the index has"
-            )
+                f"shard {self.path}: {place!r} {error}; the samples must lie in the shard, whose "
+                "digest the index has"
+            ) from None
+        if dataset is None:
+            raise DataError(f"shard {self.path} has no dataset {place!r}; the index lists it")
         want = shape[1 : axis + 1] + shape[:1] + shape[axis + 1 :]
         if (differs := disagreement(dataset, dtypes, want)) is not None:
             raise DataError(

@@ -91,7 +91,7 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
             folder.mkdir()
         note = folder / "multirun.yaml"
         if note.exists():  # it has the command line, in which a shell may have expanded a secret
-            write_atomically(note, reference(note.read_text()))
+            write_atomically(note, mask(reference(note.read_text())))
         sweep = Sweep(folder, self.parent, local=bool(self.params.get("local")))
         composer = Composer(self.hydra_context.config_loader, self.config)
         for overrides in progress(job_overrides):

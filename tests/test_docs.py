@@ -1,14 +1,16 @@
-"""Every command of the README, from top to bottom, in a folder like a new user's.
+"""Every command and Python block of the README and of docs/, page by page.
 
-The fast test accepts each command as the program itself does: commands of data_prep run on tiny
-files, sweeps run with `launch.dry_run=true`, trainings are composed and checked with their data.
-The slow test trains.
+Each page gets a folder like a new user's; a block with a title is a file of that name. The fast
+test accepts each command as the program itself does: commands of data_prep run on tiny files,
+sweeps run with `launch.dry_run=true`, trainings are composed and checked with their data. The slow
+tests train.
 
 What does not run: `make` and `apt-get` install (tests/test_wheel.py does), the cluster's commands
 need root (tests/slurm runs them), `mlflow ui` is a server, and Optuna's search needs the results of
 its trials (tests/launch/test_sweepers.py has them).
 """
 
+import ast
 import contextlib
 import io
 import logging
@@ -16,31 +18,39 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
+import data_prep.cli as data_prep_cli
 from data_prep.cli import main as data_prep
 from hpctrain.cli import main as hpctrain
 from hpctrain.config.compose import compose
+from hpctrain.config.keys import select
 from hpctrain.config.schema import Config
 from hpctrain.runs.freeze import check, freeze
 from tests import forkserver
 from tests.conftest import ROOT, runs
 
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.M | re.S)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# The words that begin a command; every other line of a block of commands is an error.
 PROGRAMS = ("make", "python", "torchrun", "sbatch", "slurm/", "eval", "mlflow", "apt-get")
+SHELL = ("git clone ", "cd ", "source .venv/bin/activate")
+TRANSLATE = ("from-deepspeed", "from-accelerate")
+LANGUAGES = {"bash", "python", "yaml", "text"}
 _CLUSTER = re.compile(r"launch\.nodes|site[.=]|sweeper=optuna")  # these need a cluster
-# A model for the README's experiment `mine`.
+# What pages name without showing it.
 MY_NET = """\
 from torch import nn
+
+def evaluate(run):
+    return run
 
 class MyNet(nn.Sequential):
     def __init__(self, width: int):
@@ -55,22 +65,55 @@ def samples():
 """
 
 
-def commands() -> list[str]:
-    """Return the commands of the README in order, on one line each and without comments."""
-    text = "".join(block for language, block in BLOCKS if not language).replace("\\\n", " ")
-    lines = [line for line in text.splitlines() if line.startswith(PROGRAMS)]
+class Block(NamedTuple):
+    language: str
+    title: str
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    found = re.findall(r"^```([^\n]*)\n(.*?)^```$", page.read_text(), re.M | re.S)
+    heads = [re.fullmatch(r'(\w*)(?: title="(.+)")?', head) for head, _ in found]
+    assert all(heads), f'{page}: a block begins as ```python title="FILE"'
+    return [
+        Block(head[1], head[2] or "", text)
+        for head, (_, text) in zip(heads, found, strict=True)
+        if head
+    ]
+
+
+def commands(page: Path) -> list[str]:
+    """Return the commands of a page in order, on one line each and without comments."""
+    text = "".join(block.text for block in blocks(page) if block.language == "bash")
+    lines = [line for line in text.replace("\\\n", " ").splitlines() if line]
+    strange = [line for line in lines if not line.startswith((*PROGRAMS, *SHELL))]
+    assert not strange, f"{page}: {strange}: no command"
+    lines = [line for line in lines if line.startswith(PROGRAMS)]
     return [re.sub(r"\s+#\s.*|\s+$", "", line) for line in lines]
 
 
-def test_the_environment_is_activated_before_the_first_command_that_needs_it() -> None:
-    lines = [line for language, block in BLOCKS if not language for line in block.splitlines()]
+def test_all_blocks_have_a_known_language() -> None:
+    found = [(page.name, block.language) for page in PAGES for block in blocks(page)]
+    assert [each for each in found if each[1] not in LANGUAGES] == []
+    assert len([each for each in found if each[1] == "bash"]) > 30
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/start.md"])
+def test_the_environment_is_activated_before_the_first_command_that_needs_it(name: str) -> None:
+    shell = [block.text for block in blocks(ROOT / name) if block.language == "bash"]
+    lines = [line for text in shell for line in text.splitlines()]
     first = next(n for n, line in enumerate(lines) if line.startswith(("python", "torchrun")))
-    assert "source .venv/bin/activate" in lines[:first]
+    assert any(line.startswith("source .venv/bin/activate") for line in lines[:first])
 
 
 @pytest.fixture
-def folder(digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with the files that the README names, which is the current one."""
+def folder(
+    request: pytest.FixtureRequest,
+    digits: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Path]:
+    """A folder with the files that a page names, which is the current one."""
     monkeypatch.chdir(tmp_path)
     # Slurm's commands have a test of their own: here -m runs on this machine.
     (tmp_path / "bin").mkdir()
@@ -79,13 +122,15 @@ def folder(digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "digits").symlink_to(digits)
     _write_sources(tmp_path, np.random.default_rng(0))
-    (experiment,) = (text for language, text in BLOCKS if language == "yaml")
     files = {
-        "my_configs/experiment/mine.yaml": experiment,
         "my_configs/site/mine.yaml": (ROOT / "conf/site/example.yaml").read_text(),
         "my_package.py": MY_NET,
         "mine.py": SAMPLES,
+        "ds.json": '{"train_batch_size": 64, "zero_optimization": {"stage": 2}}',
+        "default_config.yaml": "distributed_type: MULTI_GPU\nnum_processes: 2\n",
     }
+    page: Path | None = getattr(request, "param", None)
+    files |= {block.title: block.text for block in blocks(page) if block.title} if page else {}
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
@@ -122,10 +167,10 @@ def _write_sources(folder: Path, random: np.random.Generator) -> None:
         file["y"] = random.integers(0, 3, 10)
 
 
-def call(main: Callable[[], Any], *argv: str) -> str:
-    """Call the `main` of a program in this process; return its output. It must succeed."""
+def call(main: Callable[[], Any], *argv: str, code: int = 0) -> str:
+    """Call the `main` of a program in this process; return its output. It must end with `code`."""
     said = io.StringIO()
-    code: Any = 0
+    ended: Any = 0
     with (
         pytest.MonkeyPatch.context() as patch,
         contextlib.redirect_stdout(said),
@@ -133,10 +178,10 @@ def call(main: Callable[[], Any], *argv: str) -> str:
     ):
         patch.setattr(sys, "argv", ["program", *argv])
         try:
-            code = main()
+            ended = main()
         except SystemExit as end:
-            code = end.code
-    assert not code, f"{shlex.join(argv)}: {code}\n{said.getvalue()}"
+            ended = end.code
+    assert (ended or 0) == code, f"{shlex.join(argv)}: {ended}\n{said.getvalue()}"
     return said.getvalue()
 
 
@@ -169,6 +214,9 @@ def accept(words: list[str], run: Path) -> None:
             assert (
                 uri.replace("$PWD", os.getcwd()) == checked(["experiment=digits"], 1).tracking.uri
             )
+        case ["sbatch", "--array=1-8", "slurm/preprocess.sbatch", command, *_]:
+            assert (ROOT / "slurm" / "preprocess.sbatch").is_file()
+            assert command in data_prep_cli.COMMANDS
         case ["sbatch", script, *rest]:
             assert (ROOT / script).is_file()
             checked(rest, 1)
@@ -186,13 +234,17 @@ def accept(words: list[str], run: Path) -> None:
             call(lambda: data_prep(rest))
         case ["python", "-m", "hpctrain", "status", "--watch"]:
             pass  # it would wait for a run
+        case ["python", "-m", "hpctrain", "sync", *rest]:
+            call(hpctrain, "sync", *rest, code=7)  # accepted, but no run here was tracked
         case ["python", "-m", "hpctrain", *rest] if "hydra/sweeper=optuna" in rest:
             checked([word for word in rest if not word.startswith(("-m", "hydra", "'"))][:1], 1)
-        case ["python", "-m", "hpctrain", "-m", *rest]:
-            site = ["--config-dir", "my_configs"] if "site=mine" in rest else []
-            call(hpctrain, *site, "-m", *rest, "launch.dry_run=true")
+        case ["python", "-m", "hpctrain", *rest] if "-m" in rest:
+            own = "site=mine" in rest and "--config-dir" not in rest
+            call(hpctrain, *["--config-dir", "my_configs"] * own, *rest, "launch.dry_run=true")
         case ["python", "-m", "hpctrain", "resume", *rest]:
             call(hpctrain, "resume", *named(rest, run), "launch.dry_run=true")
+        case ["python", "-m", "hpctrain", command, *rest] if command in TRANSLATE:
+            call(hpctrain, command, *rest)
         case ["python", "-m", "hpctrain", *rest] if any("=" in word for word in rest):
             if "experiment=stdlib_lm" not in rest:  # its data takes a minute
                 checked(rest, 1)
@@ -203,7 +255,7 @@ def accept(words: list[str], run: Path) -> None:
 
 
 def named(words: list[str], run: Path) -> list[str]:
-    """Return the words with the name of a real run in place of the README's."""
+    """Return the words with the name of a real run in place of the page's."""
     return [run.name if word.startswith("digits-3fa") else word for word in words]
 
 
@@ -216,42 +268,104 @@ def _dev_cluster(part: str) -> Any:
         sys.path.pop(0)
 
 
-def test_every_command_of_the_readme_is_accepted(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("page", "folder"),
+    [pytest.param(page, page, id=page.stem) for page in PAGES if commands(page)],
+    indirect=["folder"],
+)
+def test_every_command_of_a_page_is_accepted(page: Path, folder: Path) -> None:
     config = checked(["experiment=digits"], 1)
     directory = check(config)
     freeze(config, directory)
     directory.logs.mkdir(exist_ok=True)
     (directory.logs / "1_0.rank0.log").write_text("a line\n")
-    found = [words for text in commands() if (words := shlex.split(text))]
-    assert len(found) > 40
     failed = []
-    for words in found:
+    for words in map(shlex.split, commands(page)):
         expanded = [name for word in words for name in _glob(word)]
         try:
             accept(expanded, directory.path)
         except Exception as error:
             failed.append(f"{shlex.join(words)}\n    {type(error).__name__}: {error}")
     assert not failed, "\n".join(failed)
-    calls, example = (text for language, text in BLOCKS if language == "python")
-    exec(example, {})
-    compile(calls, "README.md", "exec")  # tests/launch/test_api.py makes such calls
-    names = set(re.findall(r"hpctrain\.(\w+)\(", calls))
+    for block in blocks(page):
+        if block.language == "python":
+            code = compile(block.text, f"{page.name}: {block.title}", "exec")
+            if calls := re.findall(r"hpctrain\.(\w+)\(", block.text):
+                # tests/launch/test_api.py makes such calls; here the names must be right.
+                assert all(callable(getattr(import_module("hpctrain"), name)) for name in calls)
+            else:
+                exec(code, {"__name__": "example"})
+
+
+def test_a_page_shows_every_function_of_the_python_interface() -> None:
+    text = (ROOT / "docs" / "submit.md").read_text()
+    names = set(re.findall(r"hpctrain\.(\w+)\(", text))
     assert names == {"submit", "train", "load_run", "submit_function"}
-    assert all(callable(getattr(import_module("hpctrain"), name)) for name in names)
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir"]
+    done = subprocess.run(
+        [*build, str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    keys = (tmp_path / "reference" / "keys" / "index.html").read_text()
+    assert all(f"<code>{key.name}</code>" in keys for key in select([]))
+    commands = (tmp_path / "reference" / "commands" / "index.html").read_text()
+    assert all(f"usage: python -m data_prep {name}" in commands for name in data_prep_cli.COMMANDS)
+
+
+def test_messages_of_the_troubleshooting_page_are_those_of_the_program() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    said = re.findall(r"^### `([^`]+)`$", page, re.M)
+    assert len(said) > 15
+    files = [path for room in ("hpctrain", "data_prep") for path in (ROOT / room).rglob("*.py")]
+    texts = [text for path in files for text in _texts(ast.parse(path.read_text()))]
+    unknown = []
+    for message in said:
+        parts = [re.escape(part) for part in re.split("…", message) if part.strip(" .:")]
+        if not any(re.search(".*".join(parts), text, re.S) for text in texts):
+            unknown.append(message)
+    assert not unknown
+
+
+def _texts(tree: ast.AST) -> Iterator[str]:
+    """Yield the texts of a module, with … in place of what is filled in."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+            yield "".join(map(str, parts))
 
 
 def _glob(word: str) -> list[str]:
     return [str(path) for path in Path().glob(word)] if "*" in word and "(" not in word else [word]
 
 
+TRAINED = {
+    "README.md": {"digits", "mine"},
+    "docs/start.md": {"debug", "digits", "mine"},
+    "docs/models.md": {"digits", "mine", "stdlib_lm"},
+    "docs/extend.md": {"robust"},
+}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_trainings_of_the_readme(folder: Path, digits: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "folder"), [(name, ROOT / name) for name in TRAINED], indirect=["folder"]
+)
+def test_the_trainings_of_a_page(name: str, folder: Path) -> None:
     """What a new user types, with fewer steps for the language model."""
     shutil.rmtree(folder / "runs")
-    begin = time.monotonic()
     lm_steps = ["train.max_steps=5", "train.eval_every=5"]
-    for text in commands():
+    for text in commands(ROOT / name):
         words = shlex.split(text)
         if words[0] == "torchrun":
             words[:1] = ["python", "-m", "torch.distributed.run"]
@@ -265,6 +379,5 @@ def test_the_trainings_of_the_readme(folder: Path, digits: Path) -> None:
         command = [sys.executable, *words[1:], *more]
         done = forkserver.run(command, capture_output=True, text=True, cwd=folder, timeout=400)
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
-        print(f"{time.monotonic() - begin:.1f} s after the start: {text}")
     names = {run.name.partition("-")[0] for run in runs(folder / "runs")}
-    assert names == {"digits", "mine", "stdlib_lm"}
+    assert names == TRAINED[name]

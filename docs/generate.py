@@ -1,0 +1,87 @@
+"""A hook of MkDocs: fill the pages of the reference from the schema and from the commands.
+
+A page has the line `<!-- generated: keys -->` or `<!-- generated: commands -->` where the text
+belongs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from typing import Any
+from unittest import mock
+
+import data_prep.cli
+import hpctrain.cli
+from hpctrain.config.keys import row, select
+
+_WITHOUT_OPTIONS = ("freeze", "run")  # they take overrides, or one run directory
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Return the text of a page with the generated parts; MkDocs calls this for each page."""
+    for name, made in (("keys", keys), ("commands", commands)):
+        mark = f"<!-- generated: {name} -->"
+        if mark in markdown:
+            markdown = markdown.replace(mark, "\n".join(made()))
+    return markdown
+
+
+def keys() -> Iterator[str]:
+    """Yield a table of the keys of each section."""
+    for section, members in groupby(select([]), lambda key: key.name.rpartition(".")[0]):
+        yield f"\n## {section or 'top level'}\n"
+        yield "| Key | Value | Default | Meaning |"
+        yield "| --- | --- | --- | --- |"
+        for member in members:
+            name, kind, default, unit, allowed, identity, meaning = map(_cell, row(member))
+            value = ", ".join(filter(None, (kind, unit, allowed)))
+            mark = " *identity*" if identity else ""
+            yield f"| `{name}` | {value} | `{default}` | {meaning}{mark} |"
+
+
+def commands() -> Iterator[str]:
+    """Yield the help text of each command."""
+    yield "\n## python -m hpctrain\n"
+    yield _block(_help(hpctrain.cli.main, "hpctrain", "--help"))
+    listed = hpctrain.cli.HELP.partition("Commands\n")[2].partition("\nChoices")[0]
+    for name in re.findall(r"^  (\S+)", listed, re.M):
+        if name not in _WITHOUT_OPTIONS:
+            yield f"\n### hpctrain {name}\n"
+            yield _block(_help(hpctrain.cli.main, "hpctrain", name, "--help"))
+    yield "\n## python -m data_prep\n"
+    yield _block(_help(data_prep.cli.main, "data_prep", "--help"))
+    for name in data_prep.cli.COMMANDS:
+        yield f"\n### data_prep {name}\n"
+        yield _block(_help(data_prep.cli.main, "data_prep", name, "--help"))
+
+
+def _help(main: Callable[[], Any], program: str, *words: str) -> str:
+    said = io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", [program, *words]),
+        mock.patch.dict(os.environ, COLUMNS="100"),
+        contextlib.redirect_stdout(said),
+        contextlib.suppress(SystemExit),
+    ):
+        umask = os.umask(0o022)
+        try:
+            main()
+        finally:
+            os.umask(umask)
+    if not said.getvalue():
+        raise RuntimeError(f"{program} {' '.join(words)} prints nothing")
+    return said.getvalue()
+
+
+def _block(text: str) -> str:
+    return f"```text\n{text.rstrip()}\n```"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")

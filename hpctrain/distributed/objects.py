@@ -1,0 +1,66 @@
+"""Small values for all ranks, as JSON in tensors.
+
+torch's own object collectives unpickle what they receive, and a pickle can run any code.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def broadcast(value: Any, src: int = 0, group: dist.ProcessGroup | None = None) -> Any:
+    """Return the value of one rank on all ranks.
+
+    Args:
+        value: A value that JSON has; only that of `src` is used. Tuples become lists.
+        src: The rank in the group that has the value.
+        group: The group; None is the default one.
+
+    Returns:
+        The value as it comes out of JSON, on `src` too, so that all ranks have the same.
+    """
+    content = _bytes(value if dist.get_rank(group) == src else None, group)
+    size = torch.tensor([len(content)], device=content.device)
+    dist.broadcast(size, group=group, group_src=src)
+    if dist.get_rank(group) != src:
+        content = content.new_empty(int(size))
+    dist.broadcast(content, group=group, group_src=src)
+    return _value(content)
+
+
+def all_gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """Return the values of all ranks of the group, by rank.
+
+    Args:
+        value: A value that JSON has. Tuples become lists.
+        group: The group; None is the default one.
+    """
+    content = _bytes(value, group)
+    sizes = [content.new_empty(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sizes, torch.tensor([len(content)], device=content.device), group=group)
+    longest = int(torch.cat(sizes).max())
+    padded = torch.nn.functional.pad(content, (0, longest - len(content)))
+    found = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(found, padded, group=group)
+    return [_value(each[: int(size)]) for each, size in zip(found, sizes, strict=True)]
+
+
+def device_of(group: dist.ProcessGroup | None = None) -> torch.device:
+    """Return the device of small tensors for the group: the CPU, unless it has NCCL only."""
+    if "cpu" in dist.get_backend_config(group):
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _bytes(value: Any, group: dist.ProcessGroup | None) -> torch.Tensor:
+    """Return the JSON of a value: uint8, (bytes,)."""
+    content = bytearray(json.dumps(value), "utf-8")
+    return torch.frombuffer(content, dtype=torch.uint8).to(device_of(group))
+
+
+def _value(content: torch.Tensor) -> Any:
+    return json.loads(content.cpu().numpy().tobytes())

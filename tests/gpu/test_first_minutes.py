@@ -1,0 +1,165 @@
+"""The runner of `make gpu`, with parts that pass, fail, hang, skip and are not there."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.gpu import first_minutes
+from tests.gpu.first_minutes import PARTS, TWO_GPUS, Part, descendants, end, main, of_tests
+
+TESTS = """\
+import pytest
+
+def test_good(record_property):
+    record_property("peak_bytes", 12)
+
+def test_bad():
+    assert False
+
+@pytest.mark.skip(reason="torch sees no CUDA device")
+def test_cuda():
+    pass
+"""
+# It starts a process in a session of its own, as torchrun does, and hangs.
+HANGS = """\
+import pathlib, subprocess, sys, time
+
+sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
+child = subprocess.Popen(sleeps, start_new_session=True)
+pathlib.Path("child.new").write_text(str(child.pid))
+pathlib.Path("child.new").rename("child")
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands for the repository, with parts in it."""
+    (tmp_path / "test_it.py").write_text(TESTS)
+    (tmp_path / "hangs.py").write_text(HANGS)
+    (tmp_path / "measures.py").write_text("print('as fast')\nprint('{\"ratio\": 1.5}')\n")
+    (tmp_path / "breaks.py").write_text("raise SystemExit('broken')\n")
+    (tmp_path / "conftest.py").write_text(
+        "def pytest_addoption(parser):\n    parser.addoption('--all', action='store_true')\n"
+    )
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # pytest starts faster
+    monkeypatch.setattr(first_minutes, "ROOT", tmp_path)
+    monkeypatch.setattr(first_minutes, "versions", lambda: {"torch": "2", "gpu": None})
+    return tmp_path
+
+
+def part(name: str, command: str, limit_s: float = 60, on_cpu: bool = True) -> Part:
+    return Part(name, f"what {name} shows", command, limit_s, on_cpu)
+
+
+def test_each_part_gets_its_result(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = (
+        part("bad", "test_it.py"),
+        part("measures", "measures"),
+        part("breaks", "breaks"),
+        part("slow", "hangs", limit_s=0.1),
+        part("absent", "tests/gpu/test_absent.py"),
+        part("on a GPU only", "measures", on_cpu=False),
+    )
+    out = folder / "out"
+    assert main(["--device", "cpu", "--out", str(out)], parts) == 1
+    report = json.loads((out / "report.json").read_text())
+    found = {
+        each["name"]: (each["state"], each["note"].partition(" (")[0]) for each in report["parts"]
+    }
+    assert found == {
+        "bad": ("failed", "1 of 3: test_bad"),
+        "measures": ("passed", "as fast"),
+        "breaks": ("failed", "broken"),
+        "slow": ("timeout", "killed after 0.1 s"),
+        "absent": ("missing", "tests/gpu/test_absent.py"),
+        "on a GPU only": ("skipped", "no GPU"),
+    }
+    figures = {each["name"]: each["figures"] for each in report["parts"] if each["figures"]}
+    assert figures == {"bad": {"peak_bytes": 12}, "measures": {"ratio": 1.5}}
+    assert report["versions"] == {"torch": "2", "gpu": None}
+    assert "assert False" in (out / "bad.log").read_text()
+    said = " ".join(capsys.readouterr().out.split())
+    assert all(word in said for word in ("what bad shows", "as fast", "needs two GPUs"))
+    assert report["needs_two_gpus"] == list(TWO_GPUS)
+
+
+GOOD, SKIPPED = "<testcase name='a'/>", "<testcase name='b'><skipped message='{}'/></testcase>"
+
+
+@pytest.mark.parametrize(
+    ("cases", "code", "state", "note"),
+    [
+        ([GOOD, GOOD], 0, "passed", "2 passed"),
+        ([GOOD, SKIPPED.format("no torchao")], 0, "passed", "1 passed, 1 skipped"),
+        ([SKIPPED.format("torch sees no CUDA device")], 0, "skipped", "no GPU"),
+        ([SKIPPED.format("no torchao")], 0, "skipped", "no torchao"),
+        ([], 5, "failed", "no test was found"),
+        ([GOOD], 3, "failed", "pytest has ended with 3"),
+    ],
+)
+def test_what_pytest_writes_is_understood(
+    tmp_path: Path, cases: list[str], code: int, state: str, note: str
+) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>")
+    found = of_tests(code, report)
+    assert (found.state, found.note) == (state, note)
+
+
+def test_pytest_that_dies_before_a_test_has_failed(tmp_path: Path) -> None:
+    assert of_tests(-11, tmp_path / "report.xml").is_bad
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "code"),
+    [("good", "measures", 0), ("bad", "breaks", 1), ("slow", "hangs", 1), ("absent", "a/b.py", 1)],
+)
+def test_one_bad_part_makes_the_command_fail(
+    folder: Path, name: str, command: str, code: int
+) -> None:
+    parts = (part(name, command, limit_s=60 if code == 0 else 0.5), part("other", "breaks"))
+    assert main(["--device", "cpu", "--out", str(folder), "--only", name], parts) == code
+
+
+def test_a_part_is_killed_with_all_that_it_has_started(folder: Path) -> None:
+    process = subprocess.Popen([sys.executable, "hangs.py"], cwd=folder, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not (folder / "child").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    child = int((folder / "child").read_text())
+    assert child in descendants(process.pid)
+    end(process)
+    while is_alive(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"  # nobody has read its exit code yet
+
+
+def test_without_a_gpu_nothing_runs_and_the_command_says_so(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--out", str(folder / "out")], (part("good", "measures"),)) == 1
+    assert "no part has run: torch sees no GPU" in capsys.readouterr().out
+
+
+def test_parts_have_names_of_their_own_and_their_files_exist() -> None:
+    assert len({each.name for each in PARTS}) == len(PARTS)
+    assert len({each.shows for each in PARTS}) == len(PARTS)
+    for each in PARTS:
+        assert each.limit_s <= 300
+        assert not each.missing, each.name
+    assert (ROOT / "docs" / "gpu.md").exists()

@@ -1,0 +1,91 @@
+"""Matrix products in 8 bits on a GPU: initial values, losses, and batches of any size."""
+
+import functools
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from hpctrain.config.degrees import Degrees
+from hpctrain.config.schema import Config, FSDPConfig, ParallelConfig
+from hpctrain.data.types import Batch
+from hpctrain.distributed.group import process_group
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.faults.stop import Stop
+from hpctrain.models import Transformer
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.recipe import parallelize
+from hpctrain.tasks import LanguageModel
+from hpctrain.train.step import TrainStep
+from tests.parallel.parity import whole
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9),
+        reason="there is no CUDA device of capability 8.9",
+    ),
+    # CUDA, NCCL and torchao give warnings that depend on the machine.
+    pytest.mark.filterwarnings("default"),
+]
+
+CUDA = torch.device("cuda", 0)
+MODEL = functools.partial(Transformer, 512, 256, 4, 8, 4, norm="layer", mlp="gelu", bias=True)
+# With offload FSDP2 holds the parameters, as with several ranks.
+SHARDED = ParallelConfig(dp_replicate=1, fsdp=FSDPConfig(offload=True))
+
+
+@pytest.fixture(autouse=True)
+def group() -> Iterator[None]:
+    pytest.importorskip("torchao", reason="torchao is needed")
+    alone = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
+    with process_group(alone, ParallelConfig(device="cuda")):
+        yield
+
+
+def train(
+    compute: str, parallel: ParallelConfig, *, rows: int = 8, length: int = 128
+) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """Return the initial parameters, and the losses of 20 steps on one batch."""
+    config = Config(parallel=parallel)
+    config.precision.compute = compute
+    precision = Precision(config.precision, CUDA)
+    model = parallelize(MODEL, config, Mesh(Degrees(), 0, CUDA), precision)
+    kinds = {name: type(m).__name__ for name, m in model.module.named_modules()}
+    assert (kinds["layers.0.mlp.up"] == "Float8Linear") == (compute == "fp8")
+    assert kinds["head"] == "Linear"
+    initial = {name: value.clone() for name, value in whole(model).items()}
+    step = TrainStep(
+        model,
+        LanguageModel(),
+        torch.optim.AdamW(model.parameters, lr=1e-3),
+        clip_norm=1.0,
+        stop=Stop(),
+    )
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, 512, (rows, length + 1), generator=draw)
+    batch: Batch = {"tokens": tokens.to(CUDA), "mask": torch.ones(rows, device=CUDA).bool()}
+    losses = []
+    for _ in range(20):
+        step(batch, 1e-3)
+        losses.append(step.totals.means()["loss"])
+    return initial, losses
+
+
+@pytest.mark.parametrize("parallel", [ParallelConfig(), SHARDED], ids=["whole", "sharded"])
+def test_initial_values_and_losses_are_near_bf16(parallel: ParallelConfig) -> None:
+    (theirs, expected), (ours, losses) = train("bf16", parallel), train("fp8", parallel)
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name]), name
+    assert losses == pytest.approx(expected, rel=5e-2)
+    assert losses[-1] < losses[0] - 0.5, "it must learn"
+
+
+@pytest.mark.parametrize(("rows", "length"), [(1, 16), (3, 43), (7, 1)])
+def test_any_number_of_tokens(rows: int, length: int) -> None:
+    """The last batch of an evaluation or of an epoch has any size."""
+    expected = train("bf16", ParallelConfig(), rows=rows, length=length)[1]
+    losses = train("fp8", ParallelConfig(), rows=rows, length=length)[1]
+    assert losses[:5] == pytest.approx(expected[:5], rel=5e-2)

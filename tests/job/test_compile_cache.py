@@ -1,0 +1,129 @@
+"""What torch.compile runs is from the run directory, never from a folder of somebody else."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from hpctrain.errors import StorageError
+from hpctrain.job import compile_cache
+from hpctrain.job.compile_cache import HEADERS, TORCH, TRITON
+
+SOMEBODY = 4321  # a user id
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that torch takes by default, which does not exist yet."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    temporary.chmod(0o1777)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("LOGNAME", "me")
+    return temporary / "torchinductor_me"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+def give(path: Path) -> None:
+    """Make another user the owner."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make files of another user")
+    os.chown(path, SOMEBODY, SOMEBODY)
+
+
+def test_the_cache_is_private_and_in_the_run_directory(run: Path, shared: Path) -> None:
+    found: dict[str, str] = {}
+    assert compile_cache.use(run, found) is None
+    assert found == {TORCH: f"{run}/compile", TRITON: f"{run}/compile/triton"}
+    assert (run / "compile").stat().st_mode & 0o777 == 0o700
+    # torch has its precompiled headers there: nobody else can make this folder any more.
+    assert shared.stat().st_mode & 0o777 == 0o700
+    before = dict(found)
+    assert compile_cache.use(run, found) is None
+    assert found == before
+
+
+def test_what_the_user_has_set_is_kept(run: Path, shared: Path) -> None:
+    mine = {TORCH: "/mine", TRITON: "/mine too", HEADERS: "1"}
+    found = dict(mine)
+    assert compile_cache.use(run, found) is None
+    assert found == mine
+    assert not (run / "compile").exists()
+    # torch has set this one itself, because it is imported in this process.
+    import torch._dynamo  # noqa: F401
+
+    found = {TORCH: str(shared)}
+    compile_cache.use(run, found)
+    assert found[TORCH] == f"{run}/compile"
+
+
+@pytest.mark.parametrize("planted", ["folder", "link", "open", "not sticky"])
+def test_headers_of_somebody_else_are_not_used(run: Path, shared: Path, planted: str) -> None:
+    if planted == "link":
+        shared.symlink_to(run)
+    else:
+        shared.mkdir(mode=0o700)
+    if planted == "folder":
+        give(shared)
+    if planted == "open":
+        shared.chmod(0o777)
+    if planted == "not sticky":
+        shared.parent.chmod(0o777)
+    found: dict[str, str] = {}
+    warning = compile_cache.use(run, found)
+    assert warning is not None
+    assert warning.startswith(f"{shared} may hold files of other users")
+    assert found[HEADERS] == "0"
+    assert found[TORCH] == f"{run}/compile"
+
+
+def test_a_run_directory_of_several_users(run: Path, shared: Path) -> None:
+    (run / "compile").mkdir()
+    give(run / "compile")
+    found: dict[str, str] = {}
+    compile_cache.use(run, found)
+    mine = run / f"compile.{os.geteuid()}"
+    assert found[TORCH] == str(mine)
+    mine.chmod(0o770)
+    with pytest.raises(StorageError, match=r"compile\.0: not a folder of this user, or others can"):
+        compile_cache.use(run, {})
+
+
+@pytest.mark.slow
+def test_torch_neither_reads_nor_writes_what_somebody_has_planted(
+    run: Path, tmp_path: Path
+) -> None:
+    """A real compilation for the CPU, with another user's folder where torch has its default."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    temporary.chmod(0o1777)
+    shared = temporary / "torchinductor_me"
+    shared.mkdir()
+    give(shared)
+    shared.chmod(0o777)
+    program = (
+        "import sys; from pathlib import Path; from hpctrain.job import compile_cache;"
+        f"compile_cache.use(Path({str(run)!r})); assert 'torch' not in sys.modules;"
+        "import torch, torch._dynamo;"
+        "print(float(torch.compile(lambda x: (2 * x).relu().sum())(torch.ones(8))))"
+    )
+    env = {name: value for name, value in os.environ.items() if name not in (TORCH, TRITON)}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=env | {"TMPDIR": str(temporary), "LOGNAME": "me", "TORCHINDUCTOR_VEC_ISA_OK": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stdout) == (0, "16.0\n"), done.stderr
+    assert list(shared.rglob("*")) == []
+    assert list((run / "compile").rglob("*.so"))
+    assert list((run / "compile" / "fxgraph").rglob("*"))

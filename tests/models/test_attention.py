@@ -1,0 +1,118 @@
+"""Which kernel gets grouped heads on a GPU.
+
+There is no GPU here: tensors on the CPU claim to be on one, and the CPU computes the attention that
+is asked for. tests/gpu/test_attention_gpu.py sees the kernels and their memory.
+"""
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.bias import CausalBias
+from torch.overrides import TorchFunctionMode
+
+from hpctrain.models.attention import attend
+from hpctrain.parallel.context import SequencePart, causal_mask
+
+LENGTH = 8
+MASK = (torch.arange(LENGTH)[:, None] // 3 == torch.arange(LENGTH) // 3).tril()[None, None]
+
+
+class Gpu(NamedTuple):
+    """A device that claims to be a GPU."""
+
+    type: str = "cuda"
+
+
+class OnGpu(torch.Tensor):
+    """A tensor on the CPU that claims to be on a GPU."""
+
+    device = Gpu()  # type: ignore[assignment]
+
+
+class Asked(TorchFunctionMode):
+    """Records for each attention whether it is asked for with grouped heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grouped: list[bool] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention:
+            self.grouped.append(kwargs["enable_gqa"])
+        return func(*args, **(kwargs or {}))
+
+
+def heads(kv_heads: int, dtype: torch.dtype, head_dim: int = 16) -> list[torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(2, 4, LENGTH, head_dim), *[(2, kv_heads, LENGTH, head_dim)] * 2]
+    return [torch.randn(shape, generator=draw).to(dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mask", "capability", "head_dim", "grouped"),
+    [
+        (torch.bfloat16, None, (8, 0), 16, True),
+        (torch.float16, None, (9, 0), 192, True),
+        (torch.bfloat16, MASK, (9, 0), 16, False),  # flash takes no mask
+        (torch.float32, None, (9, 0), 16, False),  # nor fp32
+        (torch.float32, MASK, (9, 0), 16, False),
+        (torch.float16, None, (7, 5), 16, False),  # no flash on a T4
+        (torch.bfloat16, None, (9, 0), 200, False),
+    ],
+    ids=["bf16", "fp16", "bf16-mask", "fp32", "fp32-mask", "fp16-old", "bf16-wide"],
+)
+def test_groups_only_where_the_flash_kernel_takes_them(
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    mask: torch.Tensor | None,
+    capability: tuple[int, int],
+    head_dim: int,
+    grouped: bool,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    query, key, value = heads(2, dtype, head_dim)
+    expected = F.scaled_dot_product_attention(
+        query, key, value, mask, is_causal=mask is None, enable_gqa=True
+    )
+    with Asked() as asked:
+        out = attend(*(x.as_subclass(OnGpu) for x in (query, key, value)), mask)
+        whole = attend(*(x.as_subclass(OnGpu) for x in heads(4, dtype, head_dim)), mask)
+        cpu = attend(query, key, value, mask)
+    assert asked.grouped == [grouped, False, True]
+    assert torch.allclose(out.as_subclass(torch.Tensor), expected, atol=1e-6 if grouped else 2e-2)
+    assert torch.equal(cpu, expected), "the numbers of a CPU stay as they are"
+    assert whole.shape == expected.shape
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_groups_of_divided_sequences(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    written = CausalBias._materialize
+    monkeypatch.setattr(CausalBias, "_materialize", lambda mask, device: written(mask))
+    query, key, value = heads(2, dtype)
+    part = SequencePart(1, 2, None)
+    expected = part.attend_to_all(part.cut(query, 2), key, value, None)
+    with Asked() as asked:
+        out = part.attend_to_all(
+            part.cut(query, 2).as_subclass(OnGpu),
+            *(x.as_subclass(OnGpu) for x in (key, value)),
+            None,
+        )
+    assert asked.grouped[:1] == [dtype == torch.bfloat16]
+    tolerance = 1e-6 if dtype == torch.float32 else 2e-2
+    assert torch.allclose(out.as_subclass(torch.Tensor), expected, atol=tolerance)
+    assert causal_mask(2, 4, Gpu()).numel() == 0  # type: ignore[arg-type]
+
+
+def test_the_capability_is_a_constant_for_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hpctrain.models import attention
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if attention._has_flash(x.device) else x
+
+    assert torch.equal(twice(torch.ones(3)), 2 * torch.ones(3))

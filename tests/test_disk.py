@@ -1,0 +1,111 @@
+"""Unfinished files where others may write; files of strangers are read without waiting."""
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.formats import litdata, mds
+from hpctrain import disk
+from hpctrain.checkpoint.manifest import Manifest
+from hpctrain.config import frozen
+from hpctrain.data.index import Index
+from hpctrain.disk import open_regular, read_json
+from hpctrain.errors import ConfigError, DataError, HpctrainError, StorageError
+from hpctrain.tracking.journal import parse
+
+DEEP = "[" * 100_000
+
+
+def test_only_regular_files_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", tmp_path, Path("/dev/zero")):
+        with pytest.raises(OSError, match="not a regular file") as caught:
+            read_json(path)
+        assert caught.value.filename == str(path)
+    (tmp_path / "file").write_text("[1, 2]")
+    (tmp_path / "link").symlink_to("file")
+    assert read_json(tmp_path / "link") == [1, 2]
+    with open_regular(tmp_path / "file") as file:
+        assert file.read() == b"[1, 2]"
+    monkeypatch.setattr(disk, "LARGEST_JSON", 5)
+    with pytest.raises(ValueError, match="longer than"):
+        read_json(tmp_path / "file")
+
+
+def manifest(folder: Path) -> Any:
+    (folder / "manifest.json").write_text(DEEP)
+    return Manifest.read(folder)
+
+
+def config(folder: Path) -> Any:
+    (folder / "config.yaml").write_text(f"model: {DEEP[:500]}")
+    return frozen.load(folder / "config.yaml")
+
+
+def shards(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    def call(folder: Path) -> Any:
+        (folder / "index.json").write_text(DEEP)
+        return list(read(folder))
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("read", "error"),
+    [
+        (manifest, StorageError),
+        (config, ConfigError),
+        (lambda folder: Index.loads(DEEP.encode(), f"{folder}/index.json"), DataError),
+        (shards(lambda folder: mds.shards_of(folder, "x")), DataError),
+        (shards(lambda folder: litdata.opened(folder, "x")), DataError),
+    ],
+)
+def test_json_that_is_nested_too_deeply_is_an_error_that_names_the_file(
+    read: Callable[[Path], Any], error: type[HpctrainError], tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=str(tmp_path)):
+        read(tmp_path)
+
+
+def test_a_journal_line_that_is_nested_too_deeply_is_no_record() -> None:
+    assert parse(DEEP.encode()) is None
+
+
+def test_a_link_that_somebody_put_there_is_not_written_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    # The name that releases up to 0.3 used could be predicted.
+    guess = folder / f".run.json.{socket.gethostname()}.{os.getpid()}"
+    guess.symlink_to(victim)
+    disk.write_atomically(folder / "run.json", "{}")
+    assert (folder / "run.json").read_text() == "{}"
+    # Even a name that was guessed is refused.
+    monkeypatch.setattr(disk, "temporary", lambda path: guess)
+    with pytest.raises(FileExistsError):
+        disk.write_atomically(folder / "run.json", "other")
+    assert victim.read_text() == "precious"
+
+
+def test_no_two_temporary_names_are_equal(tmp_path: Path) -> None:
+    names = {disk.temporary(tmp_path / "a.json").name for _ in range(10)}
+    assert len(names) == 10
+    for name in names:
+        found = disk.TEMPORARY.match(name)
+        assert found is not None
+        assert found["pid"] == str(os.getpid())
+    assert disk.TEMPORARY.match(".a.json.node1.123")  # of an earlier release
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "folder" / "in").mkdir(parents=True)
+    with pytest.raises(OSError, match="folder"):
+        disk.write_atomically(tmp_path / "folder", "x")
+    assert os.listdir(tmp_path) == ["folder"]

@@ -1,0 +1,190 @@
+"""What somebody else's run directory can make `sync` do: it gets no variable and no password."""
+
+import http.server
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hpctrain.errors import TrackingError
+from hpctrain.launch.adopt import adopt
+from hpctrain.tracking import JournalTracker, check_uri, is_ready
+from hpctrain.tracking.meta import Meta
+from hpctrain.tracking.sync import sync
+from hpctrain.tracking.upload import Upload
+
+SECRET = "s3cret-of-the-victim"
+OTHER = 65534  # user id
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "victim")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", SECRET)
+
+
+@contextmanager
+def listener(location: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Yield the address of a server and the requests that it gets; it may redirect them."""
+    requests: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            requests.append(f"{self.path}\n{self.headers}")
+            self.send_response(302 if location else 404)
+            self.send_header("Location", location + self.path)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", requests
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """A function that makes a run directory of somebody else, with this URI in `meta.json`."""
+
+    def plant(uri: str) -> Path:
+        run = tmp_path / "planted"
+        tracker = JournalTracker(
+            run, uri="http://h", experiment="e", run_name="r", uid="u", upload=False
+        )
+        tracker.finish("FINISHED", "")
+        file = run / "journal" / "meta.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"uri": uri}))
+        if os.geteuid() == 0:
+            os.chown(file, OTHER, OTHER)
+        else:  # only root can give a file away: be somebody else instead
+            monkeypatch.setattr(os, "geteuid", lambda: OTHER)
+        return run
+
+    return plant
+
+
+def pause(seconds: float) -> None:
+    raise AssertionError("it has asked a store")
+
+
+def test_sync_sends_nothing_to_a_store_that_only_others_name(
+    planted: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with listener() as (uri, requests):
+        run = planted(f"{uri}/${{oc.env:MLFLOW_TRACKING_PASSWORD}}")
+        with pytest.raises(TrackingError, match="not everything is uploaded"):
+            sync([run])
+        # The file may change after `sync` has looked.
+        with pytest.raises(TrackingError, match="this run belongs to"):
+            Upload(run, pause).drain()
+    assert requests == []
+    said = capsys.readouterr().err
+    assert f"this run belongs to {'nobody' if os.geteuid() == 0 else ''}" in said
+    assert f"sync --uri '{uri}/" in said
+    assert SECRET not in said
+
+
+def test_a_database_that_only_others_name_is_not_written(
+    planted: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = planted(f"sqlite:///{tmp_path}/${{oc.env:MLFLOW_TRACKING_PASSWORD}}.db")
+    with pytest.raises(TrackingError):
+        sync([run])
+    assert "names the store sqlite:///" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["planted"]
+
+
+def test_a_store_that_the_user_names_is_used(
+    planted: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = planted("http://evil:5000")
+    assert Upload(run, pause, "http://mine:5000")._meta.uri == "http://mine:5000"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://evil:5000/")
+    assert Upload(run, pause)._meta.uri == "http://evil:5000"
+
+
+def test_a_sweep_does_not_vouch_for_the_store_of_others(
+    planted: Callable[[str], Path], tmp_path: Path
+) -> None:
+    run = planted("http://evil:5000")
+
+    class Run:
+        path = run
+
+        def read(self) -> dict[str, object]:
+            return {}
+
+        def update(self, **_: object) -> None:
+            pass
+
+    class Entry:
+        before: tuple[str, ...] = ("finished",)
+
+        def place_in(self, parent: object) -> dict[str, object]:
+            return {}
+
+    entry = Entry()
+    entry.run = Run()  # type: ignore[attr-defined]
+    assert adopt([entry], {"uid": "p", "name": "sweep"}, tmp_path) is None  # type: ignore[list-item]
+    assert not Meta.read(run).is_ours
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        (
+            "http://h/${oc.env:MLFLOW_TRACKING_PASSWORD}",
+            "http://h/${oc.env:MLFLOW_TRACKING_PASSWORD}",
+        ),
+        ("http://${oc.env:MLFLOW_TRACKING_PASSWORD}:5000", None),
+        ("http://me:${oc.env:MLFLOW_TRACKING_PASSWORD}@h", f"http://me:{SECRET}@h"),
+        ("sqlite:////x/${oc.env:MLFLOW_TRACKING_PASSWORD}.db", f"sqlite:////x/{SECRET}.db"),
+    ],
+)
+def test_in_ones_own_file_only_the_password_is_filled_in(
+    tmp_path: Path, uri: str, expected: str | None
+) -> None:
+    Meta("http://h", "exp", "run", "uid").write(tmp_path)
+    file = tmp_path / "journal" / "meta.json"
+    named = {"run_name": "${oc.env:MLFLOW_TRACKING_PASSWORD}", "uri": uri}
+    file.write_text(json.dumps(json.loads(file.read_text()) | named))
+    meta = Meta.read(tmp_path)
+    assert meta.uri == (expected or uri)
+    assert meta.run_name == "${oc.env:MLFLOW_TRACKING_PASSWORD}"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"parent_uid": "/../../x"}))
+    with pytest.raises(TrackingError, match=r"parent_uid '/\.\./\.\./x' is not allowed"):
+        Meta.read(tmp_path)
+
+
+def test_a_redirect_to_another_host_takes_no_password_along() -> None:
+    with (
+        listener() as (other, theirs),
+        listener(other) as (configured, ours),
+        pytest.raises(TrackingError, match="HTTP 404"),
+    ):
+        is_ready(configured, "exp")
+    assert [("Authorization: Basic" in request) for request in ours] == [True]
+    assert [("Authorization" in request) for request in theirs] == [False]
+
+
+@pytest.mark.parametrize("uri", ["https://me:p/a@s@host:1", "https://host/?token=abc"])
+def test_a_uri_with_a_secret_is_refused(uri: str) -> None:
+    with pytest.raises(TrackingError, match="must not hold a password or token") as caught:
+        check_uri(uri)
+    assert "p/a" not in str(caught.value)
+    assert "abc" not in str(caught.value)

@@ -1,0 +1,219 @@
+"""A training step never lets the host wait for the device, shown on the meta device.
+
+The meta device stands for a GPU: `hpctrain.parallel.scalars` and `hpctrain.faults.copied` treat it
+as one. Its tensors have no values, so torch refuses every operation that reads one, as `item`,
+`tolist`, `bool` and `nonzero` do. `Waits` also refuses the copies that wait. tests/gpu shows the
+same on a GPU, where torch tells by itself (`torch.cuda.set_sync_debug_mode`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hpctrain.config.degrees import Degrees
+from hpctrain.config.schema import PrecisionConfig
+from hpctrain.data.types import Batch
+from hpctrain.faults import copied
+from hpctrain.faults.stop import Stop
+from hpctrain.models import MLP, Transformer
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.model import ParallelModel
+from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.scalars import joined, on_device
+from hpctrain.tasks import Classification, LanguageModel, Task
+from hpctrain.train.step import Totals, TrainStep
+from hpctrain.train.trainer import Trainer
+
+pytestmark = pytest.mark.usefixtures("group_of_one", "pinned")
+META, CPU = torch.device("meta"), torch.device("cpu")
+
+
+class Waits(TorchDispatchMode):
+    """Refuses what would let the host wait for a GPU.
+
+    Args:
+        pinned: The ids of the tensors that are in page-locked memory.
+    """
+
+    def __init__(self, pinned: dict[int, torch.Tensor]) -> None:
+        super().__init__()
+        self.pinned, self.copies = pinned, 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        out = func(*args, **(kwargs or {}))
+        made = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+        if "copy" in str(func) and {x.device for x in (*given, *made)} == {CPU, META}:
+            source = given[-1]
+            assert source.device == CPU, "a tensor is copied from the device"
+            behind = any(value is True for value in (*args, *(kwargs or {}).values()))
+            assert behind, "a tensor is copied, and not with non_blocking"
+            assert id(source) in self.pinned, "a tensor is copied, and not from pinned memory"
+            self.copies += 1
+        return out
+
+
+class Lists(TorchFunctionMode):
+    """Refuses to make a tensor of the device from numbers, which `Waits` does not see."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in (torch.tensor, torch.as_tensor, torch.Tensor.new_tensor):
+            kept = out.device == CPU or any(value is out for value in args)
+            assert kept, "numbers are copied to the device"
+        return out
+
+
+@contextmanager
+def no_waits(pinned: dict[int, torch.Tensor]) -> Iterator[Waits]:
+    """Refuse what would let the host wait for a GPU."""
+    with Lists(), Waits(pinned) as waits:
+        yield waits
+
+
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> dict[int, torch.Tensor]:
+    """Stand for what needs CUDA: pinned memory, and the copy from a GPU into it."""
+    known: dict[int, torch.Tensor] = {}
+
+    def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+        assert tensor.device == CPU
+        copy = tensor.clone()
+        known[id(copy)] = copy
+        return copy
+
+    def to_host(values: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        assert values.device == META
+        return torch.zeros(values.shape), SimpleNamespace(synchronize=lambda: None)
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    monkeypatch.setattr(copied, "to_host", to_host)
+    # The meta device has no autocast; it changes dtypes, and reads nothing.
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: False)
+    return known
+
+
+def language(device: torch.device, **options: Any) -> tuple[nn.Module, Task, Batch]:
+    documents = options.pop("documents", False)
+    batch = {
+        "tokens": torch.zeros(8, 17, dtype=torch.int64, device=device),
+        "tokens_document": torch.zeros(8, 17, dtype=torch.int32, device=device),
+        "mask": torch.ones(8, dtype=torch.bool, device=device),
+    }
+    model = Transformer(64, 32, 2, 4, 2, **options)
+    return model, LanguageModel(documents=documents, chunk=32), batch
+
+
+def images(device: torch.device) -> tuple[nn.Module, Task, Batch]:
+    batch = {
+        "image": torch.zeros(8, 1, 8, 8, dtype=torch.uint8, device=device),
+        "label": torch.zeros(8, dtype=torch.int64, device=device),
+        "mask": torch.ones(8, dtype=torch.bool, device=device),
+    }
+    inner = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), MLP(144, [], 10))
+    return inner, Classification(), batch
+
+
+MODELS: dict[str, Callable[[torch.device], tuple[nn.Module, Task, Batch]]] = {
+    "transformer": language,
+    "documents, dropout": functools.partial(language, documents=True, dropout=0.1),
+    "experts": functools.partial(language, experts=4, shared_experts=1),
+    "experts with a capacity": functools.partial(language, experts=4, capacity=1.0),
+    "images": images,
+}
+
+
+def make(model: str, accumulate: int, device: torch.device) -> tuple[TrainStep, Batch]:
+    """Return a training step of one of MODELS, and a batch; tests/gpu has them on a GPU."""
+    module, task, batch = MODELS[model](device)
+    # Grouped products of experts need bf16.
+    module = module.to(device, torch.bfloat16 if model.startswith("experts") else None)
+    precision = Precision(PrecisionConfig(), device)
+    spread = ParallelModel(module, Mesh(Degrees(), 0, device), precision, accumulate)
+    kind = torch.optim.AdamW if model in ("transformer", "images") else torch.optim.SGD
+    optimizer = kind(spread.parameters, lr=0.1)
+    return TrainStep(spread, task, optimizer, clip_norm=1.0, stop=Stop()), batch
+
+
+@pytest.mark.parametrize(
+    ("model", "accumulate"), [*((model, 1) for model in MODELS), ("transformer", 4)]
+)
+def test_a_step_does_not_wait(model: str, accumulate: int, pinned: dict[int, torch.Tensor]) -> None:
+    step, batch = make(model, accumulate, META)
+    with no_waits(pinned) as waits:
+        for number in range(3):
+            step.health.begin(number + 1, 0, list)
+            step(batch, 0.1)
+            step.health.judge(late=True)
+            assert not step.stop.agreed
+    assert waits.copies == 3, "the flags of the stop request"
+    with pytest.raises(Exception, match=r"meta"):  # what waits is refused
+        step.totals.means()
+
+
+def test_an_evaluation_waits_only_for_its_means(
+    pinned: dict[int, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, batch = make("transformer", 1, META)
+
+    class Batches(list[Batch]):
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            pass
+
+    unused = dict.fromkeys(
+        ("schedule", "loader", "checkpointer", "slow_ranks", "tracker", "display", "every"), None
+    )
+    counts: Any = {"max_steps": 1, "global_batch_size": 8}
+    feed: Any = Batches([batch] * 3)
+    trainer = Trainer(
+        train_step=step, evaluation=feed, stop=step.stop, device=META, **counts, **unused
+    )
+    monkeypatch.setattr(Totals, "means", lambda totals: {})
+    with no_waits(pinned) as waits:
+        assert trainer._evaluate(feed) == {}
+    assert waits.copies == 3
+
+
+def test_numbers_of_the_host_are_appended_without_waiting(
+    pinned: dict[int, torch.Tensor],
+) -> None:
+    with no_waits(pinned) as waits:
+        values = on_device([1.0, 2.0], META)
+        assert isinstance(values, torch.Tensor)
+        assert joined(values, [3.0]).shape == (3,)  # type: ignore[union-attr]
+    assert waits.copies == 2
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x.item() if x.numel() == 1 else x[0].item(),
+        lambda x: x.tolist(),
+        lambda x: bool(x[0] > 0),
+        lambda x: x[x > 0],
+        lambda x: x.cpu(),
+        lambda x: x.new_tensor([1.0]),
+        lambda x: torch.tensor([1.0], device=x.device),
+        lambda x: torch.zeros(3).to(x.device, non_blocking=True),
+        lambda x: x.copy_(torch.zeros(3)),
+    ],
+)
+def test_what_waits_is_refused(call: Any, pinned: dict[int, torch.Tensor]) -> None:
+    with no_waits(pinned), pytest.raises((AssertionError, RuntimeError, NotImplementedError)):
+        call(torch.zeros(3, device=META))

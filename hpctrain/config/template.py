@@ -75,8 +75,9 @@ class Template:
 def _leaf(tree: DictConfig, name: str) -> ValueNode:
     node: Any = tree
     for part in name.split("."):
-        special = not isinstance(node, DictConfig) or node._is_interpolation()
-        node = None if special else node._get_node(part, validate_access=False)
+        if not isinstance(node, DictConfig) or node._is_none() or node._is_interpolation():
+            raise LookupError(name)
+        node = node._get_node(part, validate_access=False)
     if type(node) not in _LEAVES or node._is_interpolation():
         raise LookupError(name)
     leaf: ValueNode = node

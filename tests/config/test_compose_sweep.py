@@ -39,7 +39,7 @@ def alone(new: Any) -> Any:
     return new(Alone)
 
 
-DIGITS = ["experiment=digits", "output_dir=/runs"]
+DIGITS = ["experiment=digits"]
 
 
 def spread(given: list[str], key: str, values: list[str]) -> Iterator[list[str]]:
@@ -59,7 +59,7 @@ SWEEPS = {
     "resolved anew": (["parallel=hsdp"], "launch.tasks_per_node", ["1", "2", "3", "4"], 2),
     "a section resolved": (["+model.more=${data}"], "data.window", ["1", "2", "3", "4"], 2),
     "a path": (["metric=${output_dir}"], "data.path", ["a", "~/b", "/c", "s3://d"], 2),
-    "the folder of the store": (["data.path=/d"], "++output_dir", ["/a", "/b", "/c", "/d"], 4),
+    "the folder of the store": (["data.path=/d"], "output_dir", ["/a", "~/b", "c", "/d"], 2),
     "null": ([], "train.clip_norm", ["1.5", "null", "2.5", "null", "3.5"], 4),
     "an interpolation": ([], "model.x", ["${seed}", "${seed}", "1", "2"], 0),
     "lists": ([], "model.hidden", ["[8]", "[16]", "[32]", "[8]"], 4),
@@ -161,3 +161,14 @@ def test_lines_that_runs_share_are_those_of_the_whole_file(
     config.name = "secret-token-1"
     assert frozen.dump(config) == whole(config)
     assert "secret" not in frozen.dump(config)
+
+
+def test_only_the_lines_that_differ_are_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen.dump(Config())
+    written = []
+    dump = yaml.dump
+    monkeypatch.setattr(yaml, "dump", lambda node, **kw: written.append(node) or dump(node, **kw))
+    config = Config(seed=123456)
+    config.optimizer.lr = 0.123456
+    assert frozen.dump(config) == frozen.dump(config)
+    assert written == [{"seed": 123456}, {"optimizer": {"lr": 0.123456}}]

@@ -44,7 +44,7 @@ lint: $(VENV)/.test
 
 types: $(VENV)/.test
 	$(BIN)/mypy -p hpctrain -p data_prep
-	$(BIN)/mypy slurm/dev-cluster
+	MYPYPATH=slurm $(BIN)/mypy slurm/dev-cluster slurm/dev_cluster
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .

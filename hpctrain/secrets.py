@@ -89,7 +89,8 @@ def without_credentials(url: str) -> str:
 def known() -> Mapping[str, str]:
     """Return the secret values of this process's environment, each with its variable's name."""
     # A sweep calls this thousands of times, and comparing the raw environment is fast.
-    return _known(tuple(getattr(os.environ, "_data", dict(os.environ)).items()))
+    raw = getattr(os.environ, "_data", None)
+    return _known(tuple((dict(os.environ) if raw is None else raw).items()))
 
 
 @functools.lru_cache(maxsize=2)

@@ -22,8 +22,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -206,11 +204,12 @@ def accept(words: list[str], run: Path) -> None:
         case ["make", target]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)
         case ["apt-get", "install", "--no-install-recommends", *packages]:
-            assert {*packages} == {*_dev_cluster().PACKAGES} - {"util-linux"}  # it is everywhere
+            needed = _dev_cluster("requirements").PACKAGES
+            assert {*packages} == {*needed} - {"util-linux"}  # it is everywhere
         case ["slurm/dev-cluster", *rest]:
-            _dev_cluster().parse(rest)
+            _dev_cluster("cli").parse(rest)
         case ["eval", "$(slurm/dev-cluster env)"]:
-            _dev_cluster().parse(["env"])
+            _dev_cluster("cli").parse(["env"])
         case ["mlflow", "ui", "--backend-store-uri", uri]:
             assert (
                 uri.replace("$PWD", os.getcwd()) == checked(["experiment=digits"], 1).tracking.uri
@@ -260,13 +259,13 @@ def named(words: list[str], run: Path) -> list[str]:
     return [run.name if word.startswith("digits-3fa") else word for word in words]
 
 
-def _dev_cluster() -> Any:
-    loader = SourceFileLoader("dev_cluster", str(ROOT / "slurm" / "dev-cluster"))
-    spec = spec_from_loader("dev_cluster", loader)
-    assert spec is not None
-    module = module_from_spec(spec)
-    loader.exec_module(module)
-    return module
+def _dev_cluster(part: str) -> Any:
+    """Return a module of the development cluster, which is no installed package."""
+    sys.path.insert(0, str(ROOT / "slurm"))
+    try:
+        return import_module(f"dev_cluster.{part}")
+    finally:
+        sys.path.pop(0)
 
 
 @pytest.mark.parametrize(

@@ -172,11 +172,6 @@ class Checkpointer:
         found, reader = Manifest.read(path), Reader(path)
         saved = reader.saved
         state = self._state()
-        # Releases before pipelines saved the groups of the optimizer by number.
-        groups = [key for key in state["optimizer"] if key.startswith("param_groups.")]
-        flat = any(f"optimizer.{key}" in saved for key in groups)
-        if not flat:
-            state = self._state(flat=False)
         # A rank that did not exist when the checkpoint was saved keeps the state of its seed.
         random = {key: value for key, value in state.items() if key in saved and _is_random(key)}
         parts = self._own_parts(saved, found.world_size)
@@ -198,7 +193,7 @@ class Checkpointer:
             self.optimizer,
             model_state_dict=to_load[model],
             optim_state_dict=to_load[optimizer],
-            options=StateDictOptions(flatten_optimizer_state_dict=flat),
+            options=StateDictOptions(flatten_optimizer_state_dict=True),
         )
         named = self.model.module.named_parameters(remove_duplicate=False)
         for name, parameter in named:
@@ -236,12 +231,12 @@ class Checkpointer:
             )
         return []
 
-    def _state(self, *, flat: bool = True) -> dict[str, Any]:
-        """Return what is saved; flat names the groups of the optimizer by their parameters.
+    def _state(self) -> dict[str, Any]:
+        """Return what is saved; the groups of the optimizer are named by their parameters.
 
         The ranks of a pipeline have different parameters, so numbers would mean different groups.
         """
-        options = StateDictOptions(flatten_optimizer_state_dict=flat)
+        options = StateDictOptions(flatten_optimizer_state_dict=True)
         model, optimizer = get_state_dict(self.model.module, self.optimizer, options=options)
         rank = self.ranks.rank
         state = {

@@ -1,13 +1,13 @@
 """The manifest of a checkpoint: what it holds, and the size and digest of every file.
 
     checkpoints/step-00000200/manifest.json
-    {"version": 2, "step": 200, "time": 1.7e9, "world_size": 4, "layout": {"dp_shard": 4},
+    {"version": 1, "step": 200, "time": 1.7e9, "world_size": 4, "layout": {"dp_shard": 4},
      "progress": {"step": 200, "data": {"consumed": 12800}, …},
      "files": {"__0_0.distcp": {"bytes": 51343, "xxh3_128": "…"}, …},
      "digest": "xxh3_128:…"}
 
 The digest covers every byte before it, and the bytes after it are known, so a flipped bit is seen
-wherever it is. Checkpoints of version 1 have no digest; no single bit turns a 2 into a 1.
+wherever it is.
 
 This module does not import torch, because commands on a login node read manifests, too.
 """
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from hpctrain.errors import StorageError
 log = logging.getLogger(__name__)
 
 NAME = "manifest.json"
+VERSION = 1
 NOT_HEALTHY = "its parameters are not finite"
 Progress = dict[str, Any]
 _DIGEST = b',\n "digest": "xxh3_128:%s"\n}\n'
@@ -45,8 +45,8 @@ class Manifest:
         progress: Everything else that the run needs to continue.
         files: Size and digest of each file, by name: `bytes` and `xxh3_128`.
         time: When it was saved, in seconds since the epoch.
-        layout: The degrees of parallelism, without those that are 1; None in version 1.
-        healthy: Whether all its parameters are finite; True where older releases did not look.
+        layout: The degrees of parallelism, without those that are 1.
+        healthy: Whether all its parameters are finite.
     """
 
     step: int
@@ -54,12 +54,12 @@ class Manifest:
     progress: Progress
     files: Mapping[str, Mapping[str, Any]]
     time: float
-    layout: Mapping[str, int] | None
+    layout: Mapping[str, int]
     healthy: bool = True
 
     def write(self, checkpoint: Path) -> None:
         """Write and sync the manifest in the folder of a checkpoint."""
-        text = json.dumps({"version": 2, **asdict(self)}, indent=1)
+        text = json.dumps({"version": VERSION, **asdict(self)}, indent=1)
         path = checkpoint / NAME
         path.write_bytes(_sealed(text.removesuffix("\n}").encode()))
         sync(path)
@@ -74,30 +74,28 @@ class Manifest:
         path = checkpoint / NAME
         try:
             with open_regular(path) as file:
-                return cls.parse(file.read(), os.fstat(file.fileno()).st_mtime)
+                return cls.parse(file.read())
         except OSError as error:
             raise StorageError(f"{path}: cannot be read ({error.strerror})") from error
         except ValueError as error:
             raise StorageError(f"{path}: damaged ({error})") from error
 
     @classmethod
-    def parse(cls, content: bytes, changed: float) -> Manifest:
+    def parse(cls, content: bytes) -> Manifest:
         """Return the manifest with this content.
 
         Args:
             content: The bytes of the file.
-            changed: When the file was last changed; version 1 has no time.
 
         Raises:
-            ValueError: It is damaged.
+            ValueError: It is damaged, or a newer release has written it.
         """
         try:
             found = parse_json(content)
-            if found.get("version") != 1:
-                if content != _sealed(content.rpartition(_DIGEST.partition(b"%s")[0])[0]):
-                    raise ValueError("it does not fit its digest")
-                if found["version"] != 2:
-                    raise ValueError(f"version {found['version']} is of a newer release")
+            if (version := found["version"]) != VERSION:
+                raise ValueError(f"found version {version}, this hpctrain reads {VERSION}")
+            if content != _sealed(content.rpartition(_DIGEST.partition(b"%s")[0])[0]):
+                raise ValueError("it does not fit its digest")
             files = {str(name): dict(facts) for name, facts in found["files"].items()}
             if outside := [name for name in files if Path(name).name != name]:
                 raise ValueError(f"{outside[0]} is not a file of this checkpoint")
@@ -106,9 +104,9 @@ class Manifest:
                 int(found["world_size"]),
                 dict(found["progress"]),
                 files,
-                float(found.get("time", changed)),
-                found.get("layout"),
-                bool(found.get("healthy", True)),
+                float(found["time"]),
+                dict(found["layout"]),
+                bool(found["healthy"]),
             )
         except (LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error

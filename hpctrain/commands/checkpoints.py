@@ -61,7 +61,7 @@ class Row:
         """Return the cells, one for each of _COLUMNS."""
         step, found, main_metric = self.path.name.removeprefix("step-"), self.manifest, self.metric
         epoch = self.metrics.get("train/epoch")
-        degrees = (found.layout if found else None) or {}
+        degrees = found.layout if found else {}
         layout = ", ".join(f"{name} {size}" for name, size in degrees.items())
         saved = f"{datetime.fromtimestamp(found.time):%d %b %H:%M}" if found else ""
         state = {None: "", "": "intact"}.get(self.problem, f"DAMAGED: {self.problem}")

@@ -135,7 +135,7 @@ def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
     if "train.from_scratch" not in overridden:
         config.train.from_scratch = False
     digest = str(run.record["data_digest"])
-    # Not the signature in the directory's name: another release may have computed it differently.
+    # Not the signature in the directory's name: a user may have renamed the directory.
     before = signature(load(RunDir.open(run.path).config_file), digest)
     if signature(config, check(config).data_digest) != before:
         raise ConfigError(

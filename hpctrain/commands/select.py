@@ -101,11 +101,9 @@ def runs_of(sweep: Path) -> list[Path]:
         return [Path(entry["run"]) for entry in entries]
     except FileNotFoundError:
         # The submission was interrupted or is in progress; the lists are written before the file.
-        lists = sorted(path for path in sweep.glob("array-*/tasks") if path.is_file())
-        # Older releases had a link for each run.
-        links = sorted(sweep.glob("array-*/tasks/*"), key=lambda p: (p.parent, int(p.name)))
+        lists = sorted(sweep.glob("array-*/tasks"))
         listed = (os.fsdecode(line) for path in lists for line in path.read_bytes().split(b"\n"))
-        return [*map(Path, filter(None, listed)), *(Path(os.readlink(link)) for link in links)]
+        return [*map(Path, filter(None, listed))]
     except (ValueError, TypeError, KeyError) as error:
         raise StorageError(f"{sweep}/sweep.json is damaged ({error!r})") from error
 
@@ -132,7 +130,7 @@ def _find(folder: Path, name: str, several: bool) -> Iterable[Path]:
 
 
 def _is_sweep(path: Path) -> bool:
-    return (path / "sweep.json").is_file() or (path / "array-0" / "tasks").exists()
+    return (path / "sweep.json").is_file() or (path / "array-0" / "tasks").is_file()
 
 
 def _present(sweep: Path, folder: Path) -> Iterator[Path]:

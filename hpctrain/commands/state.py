@@ -109,7 +109,7 @@ def metric(run: Facts) -> tuple[str, float] | None:
 def best(run: Facts) -> tuple[float, int] | None:
     """Return the best value of the main metric and its step; None if its name tells no direction.
 
-    Rank 0 keeps it in progress.json, which runs of older releases do not have.
+    Rank 0 keeps it in progress.json.
     """
     found = run.progress.get("best")
     return None if found is None else (float(found["value"]), int(found["step"]))

@@ -10,6 +10,7 @@ validates whole sweeps with it.
 
 from __future__ import annotations
 
+import marshal
 import os
 import re
 from dataclasses import fields, is_dataclass
@@ -37,6 +38,11 @@ def from_omegaconf(node: DictConfig) -> Config:
         ConfigError: A key is unknown, a mandatory value is missing, or an interpolation cannot be
             resolved.
     """
+    return with_absolute_paths(typed(node))
+
+
+def typed(node: DictConfig) -> Config:
+    """Return the typed config as `from_omegaconf`, but with the paths as they are given."""
     try:
         if "hydra" in node:
             node = OmegaConf.masked_copy(node, [str(key) for key in node if key != "hydra"])
@@ -55,6 +61,11 @@ def from_omegaconf(node: DictConfig) -> Config:
         raise ConfigError(explain(error, known_keys())) from error
     # The schema has checked the types of the values, but `+train.typo=1` adds a key.
     config: Config = _typed(Config, values)
+    return config
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """Make the paths of a config absolute, in place, and return it."""
     config.output_dir = os.path.abspath(os.path.expanduser(config.output_dir))
     config.data.path = _absolute(config.data.path)
     if config.data.subset is not None and config.data.subset.endswith(".npy"):
@@ -98,9 +109,6 @@ def load(path: Path) -> Config:
         raise ConfigError(f"{path}: cannot be read as a frozen config ({reason})") from error
     if not isinstance(node, DictConfig):
         raise ConfigError(f"{path}: cannot be read as a frozen config (it has no keys)")
-    if "dp" in (node.get("parallel") or {}):
-        # Release 0.1 had this key, which could only be the number of ranks: dp_replicate is too.
-        del node["parallel"]["dp"]
     try:
         return from_omegaconf(node)
     except ConfigError as error:
@@ -108,9 +116,44 @@ def load(path: Path) -> Config:
 
 
 def dump(config: Config) -> str:
-    """Return the config as YAML. All values are resolved, except the secrets of the environment."""
-    text: str = yaml.dump(plain(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    return text
+    """Return the config as YAML. All values are resolved, except the secrets of the environment.
+
+    The runs of a sweep have most lines in common, so the lines of each section and of each key are
+    kept: to make them takes 3 ms.
+    """
+    known = tuple(secrets.known().items())
+    return "".join(_lines((name,), value, known) for name, value in vars(config).items())
+
+
+def _lines(path: tuple[str, ...], value: Any, known: tuple[tuple[str, str], ...]) -> str:
+    """Return the lines of a key or a section, as they stand in the file."""
+    try:
+        # Version 2 writes equal values as equal bytes, and 1, 1.0 and true differently.
+        content = marshal.dumps(plain(value) if is_dataclass(value) else value, 2)
+    except ValueError:  # a value of another type than those of YAML
+        return _dumped(path, value)
+    if (lines := _kept.get(key := (path, content, known))) is None:
+        if is_dataclass(value):
+            inner = "".join(_lines((*path, name), v, known) for name, v in vars(value).items())
+            lines = f"{'  ' * (len(path) - 1)}{path[-1]}:\n{inner}"
+        else:
+            lines = _dumped(path, value)
+        if len(_kept) >= _MOST_KEPT:
+            _kept.clear()
+        _kept[key] = lines
+    return lines
+
+
+def _dumped(path: tuple[str, ...], value: Any) -> str:
+    node = plain(value) if is_dataclass(value) else value
+    for name in reversed(path):
+        node = {name: node}
+    text: str = yaml.dump(node, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return "".join(text.splitlines(keepends=True)[len(path) - 1 :])
+
+
+_kept: dict[tuple[Any, ...], str] = {}
+_MOST_KEPT = 10_000
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
@@ -150,9 +193,12 @@ _Dumper.add_representer(_Key, _as_yaml)
 def plain(section: Any) -> dict[str, Any]:
     """Return a section as nested dicts. The values are not copied, unlike `dataclasses.asdict`."""
     return {
-        name: plain(value) if is_dataclass(value) else value
+        name: value if isinstance(value, _PLAIN) or not is_dataclass(value) else plain(value)
         for name, value in vars(section).items()
     }
+
+
+_PLAIN = (str, int, float, type(None), dict, list)  # `is_dataclass` takes much longer to say no
 
 
 def known_keys() -> list[str]:

@@ -24,6 +24,17 @@ def problem(target: str) -> str:
     >>> problem("torch.optim.Adamw")
     "torch.optim has no 'Adamw'; it has 'AdamW'"
     """
+    if target in _existing:
+        return ""
+    if not (wrong := _problem(target)):
+        _existing.add(target)
+    return wrong
+
+
+_existing: set[str] = set()  # a target that is missing may be installed later, in a notebook
+
+
+def _problem(target: str) -> str:
     try:
         spec, rest = _located(target)
     except ValueError:  # the module has no spec, such as __main__

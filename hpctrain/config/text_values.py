@@ -17,14 +17,15 @@ from hpctrain.config.schema.key import keys
 
 
 @functools.cache
-def _text_keys() -> frozenset[str]:
+def text_keys() -> frozenset[str]:
+    """Return the keys that hold any text."""
     texts = (key for key in keys(Config) if key.type in ("str", "str | None"))
     return frozenset(key.name for key in texts if not key.rule.choices)
 
 
 def quoted(override: str) -> str:
     """Return `name='true'` for `name=true`; an override of another key or type as it is."""
-    if override.partition("=")[0] not in _text_keys():
+    if override.partition("=")[0] not in text_keys():
         return override
     try:
         parsed = OverridesParser.create().parse_override(override)

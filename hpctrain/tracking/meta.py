@@ -73,7 +73,7 @@ class Uploaded:
     experiment_id: str
     run_id: str
     offset: int
-    """The position in the journal, under the key that this file has always had."""
+    """The position in the journal."""
     parent_uid: str | None = None
     """The sweep that the run is under in MLflow."""
     problem: str = ""

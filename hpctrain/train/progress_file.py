@@ -100,7 +100,7 @@ class ProgressFile:
             before = read_json(self._file)
             best: dict[str, float] | None = before["best"]
             kept = before["metric"] == self._metric and best is not None and best["step"] <= step
-        except (OSError, ValueError, TypeError, KeyError):  # the first attempt, or an old release
+        except (OSError, ValueError, TypeError, KeyError):  # the first attempt
             return None
         return best if kept else None
 

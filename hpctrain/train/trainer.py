@@ -228,13 +228,11 @@ class Trainer:
         if progress is not None:
             self.step = self.train_step.model.step = progress["step"]
             self.metrics = progress["metrics"]
-            self.evaluation_due = progress.get("evaluation_due", False)  # older ones lack it
+            self.evaluation_due = progress["evaluation_due"]
             self.loader.load_state_dict(progress["data"])
             self.train_step.totals.load_state_dict(progress["totals"], self.device)
-            if "precision" in progress:  # checkpoints of release 0.1 had no loss scale
-                self.train_step.model.precision.load_state_dict(progress["precision"])
-            if "health" in progress:  # older ones lack it
-                self.train_step.health.load_state_dict(progress["health"])
+            self.train_step.model.precision.load_state_dict(progress["precision"])
+            self.train_step.health.load_state_dict(progress["health"])
         # After a rollback without a checkpoint the run starts at step 0 again.
         self.tracker.rewind(progress["tracker"] if progress is not None else 0)
         dist.barrier()

@@ -11,7 +11,7 @@ from hpctrain.config.schema import Config, DataConfig, TrainConfig
 from hpctrain.config.schema.key import key, keys, section
 
 # The keys that decide the result, with the defaults that they have in identity version VERSION.
-VERSION = 2
+VERSION = 1
 DEFAULTS: dict[str, Any] = {
     "seed": 0,
     "model": {},
@@ -148,13 +148,13 @@ def test_the_signature_is_fixed() -> None:
     """Unless IDENTITY_VERSION changes, a release finds the runs of the previous release."""
     config = Config(seed=1, model={"_target_": "my.Net"}, data=DataConfig(subset="::2"))
     assert identity(config, "digest") == {
-        "identity_version": 2,
+        "identity_version": 1,
         "data_digest": "digest",
         "seed": 1,
         "model": {"_target_": "my.Net"},
         "data.subset": "::2",
     }
-    assert signature(config, "digest") == "7c36728f"
+    assert signature(config, "digest") == "bc5bb89a"
 
 
 def test_the_digest_stands_for_places_and_files() -> None:

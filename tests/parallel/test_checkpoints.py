@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed
-from torch.distributed import checkpoint as dcp
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.distributed.ranks import RankInfo
@@ -123,33 +122,6 @@ def check(to: Cell, folders: list[Path]) -> None:
         losses, norms, parameters = difference(result, rest)
         assert max(losses, norms) < 1e-5
         assert parameters < 1e-4  # Adam divides by the root of tiny second moments
-
-
-class OldCheckpointer(Checkpointer):
-    """It writes the format of release 0.1, whose optimizer groups have numbers."""
-
-    def _state(self, *, flat: bool = True) -> dict[str, Any]:
-        return super()._state(flat=False)
-
-
-def save_old(cell: Cell, folder: Path) -> None:
-    training = build(cell)
-    training.run(cell, BEFORE)
-    made = checkpointer(training, folder)
-    OldCheckpointer(folder, 2, made.ranks, made.model, made.optimizer).save(
-        BEFORE, {"step": BEFORE}
-    )
-    names = dcp.FileSystemReader(folder / f"step-{BEFORE:08d}").read_metadata().state_dict_metadata
-    assert "optimizer.param_groups.0.lr" in names
-
-
-@pytest.mark.parametrize("to", ["single", "zero1"])
-def test_a_checkpoint_of_an_older_release_goes_on(to: str, tmp_path: Path) -> None:
-    run_ranks(save_old, 1, cell("single"), tmp_path)
-    expected = reference("transformer", "adamw", BEFORE + AFTER)
-    rest = Result(expected.losses[BEFORE:], expected.norms[BEFORE:], expected.parameters)
-    for result in run_ranks(resume_one, STRATEGIES[to][0], cell(to), tmp_path):
-        assert max(difference(result, rest)[:2]) < 1e-5
 
 
 def interrupted(keys: dict[str, Any], folder: Path) -> list[dict[str, torch.Tensor]]:

@@ -1,14 +1,11 @@
-"""Tests of which run a directory holds: what may change on resuming, and older releases."""
+"""Tests of which run a directory holds: what may change on resuming."""
 
-import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hpctrain.config.frozen import load
-from hpctrain.runs.run_dir import RunDir
 from tests.conftest import Completed, run_json, run_module, runs
 
 # From its fourth training call on, this model takes at most 32 samples at a time.
@@ -57,26 +54,3 @@ def test_a_run_out_of_memory_resumes_with_smaller_micro_batches(
     assert (after["state"], after["result"]["step"], after["uid"]) == ("finished", 6, before["uid"])
     assert load(failed / "config.yaml").train.accumulate == 2
     assert runs(tmp_path / "runs") == [failed]
-
-
-def test_runs_of_older_releases_are_found_by_their_directories(
-    failed: Path, tmp_path: Path, no_sbatch: dict[str, str]
-) -> None:
-    """Older releases computed the names of the runs differently."""
-    old = failed.with_name("digits-0123abcd")
-    os.rename(failed, old)
-    record = run_json(old) | {"signature": "0123abcd"}
-    (old / "run.json").write_text(json.dumps(record))
-    assert RunDir.open(old).name == "digits-0123abcd"
-
-    def hpctrain(*arguments: str, code: int = 0) -> Completed:
-        return run_module("hpctrain", *arguments, code=code, cwd=tmp_path, **no_sbatch)
-
-    assert "digits-0123abcd" in hpctrain("status").stdout
-    other = hpctrain("resume", old.name, "optimizer.lr=0.5", code=2).stderr
-    assert "it would be another run" in other
-    assert "train.accumulate" in other
-    hpctrain("resume", old.name, "train.accumulate=2")
-    assert run_json(old)["state"] == "finished"
-    assert runs(tmp_path / "runs") == [old]
-    assert "finished already" in hpctrain("run", str(old)).stdout

@@ -2,9 +2,11 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -241,13 +243,15 @@ def test_a_missing_package_is_named(tmp_path: Path) -> None:
 
 
 def test_a_missing_right_is_named() -> None:
-    # The tool comes from standard input, because the user `nobody` may be unable to read its file.
-    nobody = ["setpriv", "--reuid=65534", "--clear-groups", "/usr/bin/python3", "-"]
-    for command in ("check", "up", "status"):
-        done = subprocess.run(
-            [*nobody, command], input=cluster.TOOL.read_text(), capture_output=True, text=True
-        )
-        assert (done.returncode, "needs root" in done.stderr) == (4, True), command
+    nobody = ["setpriv", "--reuid=65534", "--clear-groups", "/usr/bin/python3"]
+    # The user `nobody` may be unable to read the tool where it is.
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copytree(cluster.TOOL.parent, Path(folder) / "slurm")
+        Path(folder).chmod(0o755)
+        for command in ("check", "up", "status"):
+            called = [*nobody, str(copy / "dev-cluster"), command]
+            done = subprocess.run(called, capture_output=True, text=True)
+            assert (done.returncode, "needs root" in done.stderr) == (4, True), command
 
 
 def test_somebody_elses_folder_is_not_touched(tmp_path: Path) -> None:
@@ -331,3 +335,14 @@ def test_a_daemon_that_fails_is_shown_and_all_is_cleaned(
     assert "boom" in said
     assert "Traceback" not in said
     assert left_behind(tmp_path) == []
+
+
+def test_a_copy_of_the_folder_works_from_anywhere(tmp_path: Path) -> None:
+    shutil.copytree(cluster.TOOL.parent, tmp_path / "copy")
+    (tmp_path / "link").symlink_to(tmp_path / "copy" / "dev-cluster")
+    # Without the packages that are installed here: the tool needs nothing but Python.
+    command = ["/usr/bin/env", "python3", "-I", "-S", str(tmp_path / "link"), "status"]
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "slurmctld" in done.stdout
+    assert not list((tmp_path / "copy").rglob("__pycache__"))  # root would own it

@@ -428,7 +428,7 @@ def test_a_run_that_is_deleted_for_a_while_loses_nothing(
     assert done.returncode == 1
     assert f"mlflow runs restore --run-id {run_id}" in done.stderr
     mark("active")
-    # Points that an older version has lost are filled in, each once.
+    # Points that the store has lost are filled in, each once.
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("DELETE FROM metrics WHERE step BETWEEN 100 AND 199 AND key > 'm1'")
         connection.execute("DELETE FROM params")

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from data_prep.source import BadRecords, Block, Source
 from data_prep.split import ByColumn, ByFile, Split, hash_keys
-from hpctrain.data.field import check_name
-from hpctrain.data.ragged import Ragged, offsets_of
-from hpctrain.data.sample_schema import check_batch
-from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import DataError
+from hpctrain.shards.field import check_name
+from hpctrain.shards.ragged import Ragged, offsets_of
+from hpctrain.shards.sample_schema import check_batch
+from hpctrain.shards.types import Array, Int64s
 
 Rows = Mapping[str, Array | Ragged]
 

@@ -27,15 +27,15 @@ import numpy as np
 from data_prep.job import JOB
 from data_prep.piece import Problems
 from data_prep.source import Source
-from hpctrain.data.commit import PARTIAL, storage_error
-from hpctrain.data.compression import LEVELS, Compression
-from hpctrain.data.format import ShardFiles
-from hpctrain.data.ragged import Ragged
-from hpctrain.data.sample_schema import check_batch, row_bytes
-from hpctrain.data.storage.cache import ChunkCache
-from hpctrain.data.storage.chunks import Chunked
-from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.commit import PARTIAL, storage_error
+from hpctrain.shards.compression import LEVELS, Compression
+from hpctrain.shards.format import ShardFiles
+from hpctrain.shards.ragged import Ragged
+from hpctrain.shards.sample_schema import check_batch, row_bytes
+from hpctrain.shards.storage.cache import ChunkCache
+from hpctrain.shards.storage.chunks import Chunked
+from hpctrain.shards.types import Array
 
 PIECES, PIECE_BYTES = 4, 4 * 2**20  # the first PIECE_BYTES of PIECES pieces are tried
 SAVES, FLOOR_MB_S, NEAR = 0.25, 500, 0.05  # the numbers of the rule

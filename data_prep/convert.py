@@ -33,13 +33,13 @@ from data_prep.provenance import made_by
 from data_prep.show.console import size
 from data_prep.source import Source, SourceFile
 from data_prep.split import ByColumn, ByFile, Fractions
-from hpctrain.data import commit
-from hpctrain.data import index as index_file
-from hpctrain.data.compression import Compression
-from hpctrain.data.index import Index
-from hpctrain.data.sample_schema import check_fields
-from hpctrain.data.shard import digest_file
 from hpctrain.errors import ConfigError, DataError, StorageError
+from hpctrain.shards import commit
+from hpctrain.shards import index as index_file
+from hpctrain.shards.compression import Compression
+from hpctrain.shards.index import Index
+from hpctrain.shards.sample_schema import check_fields
+from hpctrain.shards.shard import digest_file
 
 
 def convert(source: Source, out: Path, options: Options) -> Index | None:

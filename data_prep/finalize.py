@@ -9,12 +9,12 @@ import xxhash
 from data_prep.job import JOB, Job, Plan, Problem, Result
 from data_prep.show.console import size
 from data_prep.split import left_empty, parse_split
-from hpctrain.data.commit import PARTIAL, commit, discard, settle, storage_error
-from hpctrain.data.index import Index, Shard
-from hpctrain.data.moments import Moments
-from hpctrain.data.shard import digest_file, shard_name
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.commit import PARTIAL, commit, discard, settle, storage_error
+from hpctrain.shards.index import Index, Shard
+from hpctrain.shards.moments import Moments
+from hpctrain.shards.shard import digest_file, shard_name
 
 REPORT = "problems.jsonl"  # in OUT: the records that could not be used
 BESIDE = "beside"  # key in the provenance: {file: digest}, see `Source`

@@ -20,12 +20,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data import commit
-from hpctrain.data.commit import PARTIAL, storage_error
-from hpctrain.data.field import Field
-from hpctrain.data.index import Shard, check_shard
 from hpctrain.disk import sync, write_atomically
 from hpctrain.errors import DataError, StorageError
+from hpctrain.shards import commit
+from hpctrain.shards.commit import PARTIAL, storage_error
+from hpctrain.shards.field import Field
+from hpctrain.shards.index import Shard, check_shard
 
 JOB, PIECES, LOOKS, PIECE = "job.json", "pieces", "looks", "piece.json"
 WAIT_S = 60.0  # the longest wait for another part that is putting all parts together

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from data_prep.split import Fractions, Split, parse_split
-from hpctrain.data.compression import CHUNK_BYTES, LEVELS, Compression
 from hpctrain.errors import ConfigError
+from hpctrain.shards.compression import CHUNK_BYTES, LEVELS, Compression
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 SHARD_SIZE = "256MiB"

@@ -18,11 +18,11 @@ from data_prep.options import Options
 from data_prep.processes import Progress
 from data_prep.source import Source
 from data_prep.split import ByColumn, hash_keys
-from hpctrain.data import commit
-from hpctrain.data.format import ShardFiles
-from hpctrain.data.ragged import Ragged
-from hpctrain.data.types import Array
 from hpctrain.errors import DataError, StorageError
+from hpctrain.shards import commit
+from hpctrain.shards.format import ShardFiles
+from hpctrain.shards.ragged import Ragged
+from hpctrain.shards.types import Array
 
 SHOWN = 3  # files that a message lists
 

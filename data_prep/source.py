@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from hpctrain.data.field import Field
-from hpctrain.data.sample_schema import ArrayBatch
 from hpctrain.errors import DataError
+from hpctrain.shards.field import Field
+from hpctrain.shards.sample_schema import ArrayBatch
 
 BLOCK_BYTES = 8 * 2**20  # roughly, of data that is read, checked and passed on at once
 

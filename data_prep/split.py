@@ -19,9 +19,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from hpctrain.data.field import check_name
-from hpctrain.data.types import Int64s
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.field import check_name
+from hpctrain.shards.types import Int64s
 
 FORMS = "NAME=FRACTION,… or column:NAME or file:NAME=PATTERN,…"
 

@@ -47,9 +47,9 @@ def submit(*overrides: str, config_dir: Folder | None = None) -> list[RunJob | L
         DataError: A data set is missing or damaged; nothing was queued.
         LaunchError: The scheduler refuses a job.
     """
-    from hpctrain.config.compose_call import composed
-    from hpctrain.launch.sweep import Sweep
-    from hpctrain.launch.table import say
+    from hpctrain.config.composing.compose_call import composed
+    from hpctrain.launch.output import say
+    from hpctrain.launch.sweeps.sweep import Sweep
     from hpctrain.secrets import mask
 
     with _private_files(), composed(overrides, config_dir) as call:
@@ -81,7 +81,7 @@ def train(*overrides: str, config_dir: Folder | None = None) -> float | None:
         KeyboardInterrupt: The run was stopped by Ctrl-C and has saved.
         LaunchError: The run was stopped by another signal or a stop request, and has saved.
     """
-    from hpctrain.config.compose_call import composed
+    from hpctrain.config.composing.compose_call import composed
     from hpctrain.job.here import train_here
     from hpctrain.launch.jobs import outcome
 

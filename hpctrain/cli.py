@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpctrain import __version__
-from hpctrain.distributed.ending import exit_at_once_if_group_is_open
+from hpctrain.distributed.leaving import exit_at_once_if_group_is_open
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.faults.early_signals import heed_ctrl_c
 from hpctrain.secrets import mask
@@ -164,7 +164,7 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _help() -> int:
-    from hpctrain.config.choices import conf_dir, groups, sections
+    from hpctrain.config.composing.choices import conf_dir, groups, sections
 
     listed = "".join(
         f"  {name:<12} {', '.join(choices)}\n" for name, choices in groups(conf_dir()).items()
@@ -203,7 +203,7 @@ def _command(name: str) -> Callable[[list[str]], int]:
 
 
 def _freeze(argv: list[str]) -> int:
-    from hpctrain.config.compose import compose
+    from hpctrain.config.composing.compose import compose
     from hpctrain.runs.freeze import check, freeze
 
     if {"-m", "--multirun"} & {*argv}:
@@ -221,7 +221,7 @@ def _run(argv: list[str]) -> int:
 
     signals.note()
     from hpctrain.job.here import train_frozen
-    from hpctrain.launch.environment import take_kept_gpus
+    from hpctrain.launch.slurm.job_environment import take_kept_gpus
 
     take_kept_gpus()
 
@@ -232,7 +232,7 @@ def _run(argv: list[str]) -> int:
 
 def _call(argv: list[str]) -> int:
     from hpctrain.job.call import main as call
-    from hpctrain.launch.environment import take_kept_gpus
+    from hpctrain.launch.slurm.job_environment import take_kept_gpus
 
     take_kept_gpus()
     return call(argv)
@@ -240,7 +240,7 @@ def _call(argv: list[str]) -> int:
 
 def _train(argv: list[str]) -> int:
     """Compose, freeze and train here, or let the launcher submit (`-m`)."""
-    from hpctrain.config.compose import compose
+    from hpctrain.config.composing.compose import compose
     from hpctrain.job.here import train_here
 
     config = compose(argv)

@@ -32,7 +32,7 @@ from tests.hooks import (  # noqa: F401  conftest.py is where pytest looks for t
 )
 
 if TYPE_CHECKING:
-    from hpctrain.config.compose_sweep import Composer
+    from hpctrain.config.composing.compose_sweep import Composer
     from tests.cluster import Paced
 
 # Each rank has one thread, because the machine has few cores and the tests have many processes.
@@ -198,8 +198,8 @@ def make_composer(*folders: Path) -> "Composer":
     from hydra.core.config_store import ConfigStore
     from hydra.types import RunMode
 
-    from hpctrain.config.choices import conf_dir
-    from hpctrain.config.compose_sweep import Composer
+    from hpctrain.config.composing.choices import conf_dir
+    from hpctrain.config.composing.compose_sweep import Composer
     from hpctrain.config.schema import Config
 
     ConfigStore.instance().store(name="schema", node=Config)

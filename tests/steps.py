@@ -3,16 +3,16 @@
 import torch
 from torch import distributed, nn
 
-from hpctrain.config.degrees import Degrees
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import PrecisionConfig
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.faults.stop import Stop
 from hpctrain.models import MLP
 from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.model import ParallelModel
 from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.tasks import Classification
-from hpctrain.train.step import TrainStep
+from hpctrain.training.step import TrainStep
 
 ALONE = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
 

@@ -12,9 +12,9 @@ from data_prep.formats.shards import litdata, mds
 from hpctrain import disk
 from hpctrain.checkpoint.manifest import Manifest
 from hpctrain.config import frozen
-from hpctrain.data.index import Index
 from hpctrain.disk import open_regular, read_json
 from hpctrain.errors import ConfigError, DataError, HpctrainError, StorageError
+from hpctrain.shards.index import Index
 from hpctrain.tracking.journal import parse
 
 DEEP = "[" * 100_000

@@ -31,7 +31,7 @@ import pytest
 import data_prep.cli as data_prep_cli
 from data_prep.cli import main as data_prep
 from hpctrain.cli import main as hpctrain
-from hpctrain.config.compose import compose
+from hpctrain.config.composing.compose import compose
 from hpctrain.config.keys import select
 from hpctrain.config.schema import Config
 from hpctrain.runs.freeze import check, freeze

@@ -93,7 +93,7 @@ FORMAT = {
 
 
 def module_of(file: Path) -> str:
-    """Return the dotted name of a file, such as `hpctrain.data.index`."""
+    """Return the dotted name of a file, such as `hpctrain.shards.index`."""
     name = file.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
     return name.removesuffix(".__init__")
 

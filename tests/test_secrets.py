@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain import secrets
-from hpctrain.config.compose import compose as compose_config
+from hpctrain.config.composing.compose import compose as compose_config
 from hpctrain.config.frozen import dump, load
 from hpctrain.config.identity import identity
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
-from hpctrain.launch.script import sbatch_script
+from hpctrain.launch.slurm.script import sbatch_script
 from hpctrain.tracking.meta import Meta
 from tests import cluster
 from tests.conftest import Completed, run_json, run_module, runs

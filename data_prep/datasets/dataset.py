@@ -11,12 +11,12 @@ import numpy as np
 
 from data_prep.datasets.shards import OpenShard, Rows
 from data_prep.show import console
-from hpctrain.data import index as index_file
-from hpctrain.data.field import Field, check_name
-from hpctrain.data.index import Index, Shard, Split
-from hpctrain.data.sample_schema import row_bytes
-from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards import index as index_file
+from hpctrain.shards.field import Field, check_name
+from hpctrain.shards.index import Index, Shard, Split
+from hpctrain.shards.sample_schema import row_bytes
+from hpctrain.shards.types import Array
 
 
 class DataSet:

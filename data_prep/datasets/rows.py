@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from data_prep.source import BLOCK_BYTES
-from hpctrain.data.field import Field
-from hpctrain.data.ragged import Ragged
-from hpctrain.data.storage.layout import Layout
-from hpctrain.data.storage.plain import Plain
-from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import DataError
+from hpctrain.shards.field import Field
+from hpctrain.shards.ragged import Ragged
+from hpctrain.shards.storage.layout import Layout
+from hpctrain.shards.storage.plain import Plain
+from hpctrain.shards.types import Array, Int64s
 
 GAP_BYTES = 2**15  # rows that are closer to each other are read together
 

@@ -13,17 +13,17 @@ import h5py
 import numpy as np
 
 from data_prep.datasets.rows import blocks, ends, span
-from hpctrain.data import shard as shard_format
-from hpctrain.data.field import Field
-from hpctrain.data.index import Shard, check_shard
-from hpctrain.data.ragged import Ragged
-from hpctrain.data.storage.chunks import undecodable
-from hpctrain.data.storage.codecs import codec
-from hpctrain.data.storage.inside import Elsewhere, find
-from hpctrain.data.storage.layout import INTEGERS, Layout, disagreement
-from hpctrain.data.storage.table import filters
-from hpctrain.data.types import Array
 from hpctrain.errors import DataError
+from hpctrain.shards import shard as shard_format
+from hpctrain.shards.field import Field
+from hpctrain.shards.index import Shard, check_shard
+from hpctrain.shards.ragged import Ragged
+from hpctrain.shards.storage.chunk_table import filters
+from hpctrain.shards.storage.chunks import undecodable
+from hpctrain.shards.storage.codecs import codec
+from hpctrain.shards.storage.inside import Elsewhere, find
+from hpctrain.shards.storage.layout import INTEGERS, Layout, disagreement
+from hpctrain.shards.types import Array
 
 BLOCK_SAMPLES = 2**16
 

@@ -15,10 +15,10 @@ from data_prep.datasets.dataset import DataSet, sizes
 from data_prep.datasets.shards import Rows
 from data_prep.libraries import library
 from data_prep.show.images import SIGNATURES, as_image, is_text
-from hpctrain.data.field import Field
-from hpctrain.data.index import Split
-from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.field import Field
+from hpctrain.shards.index import Split
+from hpctrain.shards.types import Array
 
 SUFFIXES = {"JPEG": ".jpg", "PNG": ".png", "WebP": ".webp", "BMP": ".bmp"}
 CLASSES = "classes.txt"

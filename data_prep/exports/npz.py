@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.datasets.dataset import DataSet
-from hpctrain.data.field import Field
-from hpctrain.data.index import Split
-from hpctrain.data.ragged import Ragged, offsets_of
-from hpctrain.data.types import Array
+from hpctrain.shards.field import Field
+from hpctrain.shards.index import Split
+from hpctrain.shards.ragged import Ragged, offsets_of
+from hpctrain.shards.types import Array
 
 
 class Npz:

@@ -10,11 +10,11 @@ import numpy as np
 from data_prep.datasets.dataset import DataSet, sizes
 from data_prep.libraries import library
 from data_prep.show.images import is_text
-from hpctrain.data.field import Field
-from hpctrain.data.index import Split
-from hpctrain.data.ragged import Ragged
-from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.field import Field
+from hpctrain.shards.index import Split
+from hpctrain.shards.ragged import Ragged
+from hpctrain.shards.types import Array
 
 
 class Parquet:

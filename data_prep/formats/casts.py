@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data.types import Array
+from hpctrain.shards.types import Array
 
 
 def cast(array: Array, dtype: str) -> tuple[Array, NDArray[np.bool_] | None]:

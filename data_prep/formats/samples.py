@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_prep.source import BLOCK_BYTES, BadRecords, Block
-from hpctrain.data.field import Field
-from hpctrain.data.types import Array
 from hpctrain.errors import DataError
+from hpctrain.shards.field import Field
+from hpctrain.shards.types import Array
 
 RECORD_BYTES = 64  # counted for each sample, so that empty samples fill a block too
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from hpctrain.data.field import Field
-from hpctrain.data.types import Array
+from hpctrain.shards.field import Field
+from hpctrain.shards.types import Array
 
 SIGNATURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n": "PNG", b"RIFF": "WebP", b"BM": "BMP"}
 

@@ -16,9 +16,9 @@ from data_prep.show import plots
 from data_prep.show.console import number
 from data_prep.show.summary import Summary, class_name, not_finite
 from data_prep.show.views import View, views
-from hpctrain.data.index import Split
 from hpctrain.disk import temporary
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.shards.index import Split
 from hpctrain.terminal import printable
 
 if TYPE_CHECKING:

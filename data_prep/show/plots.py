@@ -9,7 +9,7 @@ from data_prep.datasets.dataset import evenly
 from data_prep.show.console import number
 from data_prep.show.summary import Summary, class_name, not_finite
 from data_prep.show.views import View
-from hpctrain.data.types import Array
+from hpctrain.shards.types import Array
 from hpctrain.terminal import printable
 
 if TYPE_CHECKING:

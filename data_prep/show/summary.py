@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpctrain.data.field import Field
+from hpctrain.shards.field import Field
 
 
 @dataclass(frozen=True)

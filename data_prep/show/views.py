@@ -12,9 +12,9 @@ import numpy as np
 from data_prep.datasets.dataset import DataSet, evenly
 from data_prep.show.images import SIGNATURES, as_image, is_text, stretched
 from data_prep.show.summary import Summary, class_name
-from hpctrain.data.field import Field
-from hpctrain.data.index import Split
-from hpctrain.data.types import Array
+from hpctrain.shards.field import Field
+from hpctrain.shards.index import Split
+from hpctrain.shards.types import Array
 from hpctrain.terminal import printable
 
 SAMPLES = 512  # the most samples of a split for the distribution of values

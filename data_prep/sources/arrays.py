@@ -45,9 +45,9 @@ from data_prep.formats.arrays.array_columns import Column, OpenColumn, Part, ope
 from data_prep.formats.arrays.array_files import named_by_files, parse_where
 from data_prep.options import Options, add_arguments, add_repeated, pairs
 from data_prep.source import BLOCK_BYTES, BadRecords, Block, Names, Piece, Source, SourceFile
-from hpctrain.data.field import DTYPES, check_name
-from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.field import DTYPES, check_name
+from hpctrain.shards.types import Array
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

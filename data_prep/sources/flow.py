@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from data_prep.options import Options
 from data_prep.source import BadRecords, Block, Piece, Source
-from hpctrain.data.field import Field
 from hpctrain.errors import ConfigError
+from hpctrain.shards.field import Field
 
 SIZE, STEPS, TRAJECTORIES = 64, 16, 64
 INTERVAL, SPIN_UP = 0.2, 1.0  # time between snapshots, and time before the first

@@ -38,9 +38,9 @@ from data_prep.options import Options, add_arguments, add_repeated, pairs
 from data_prep.show import console
 from data_prep.source import BadRecords, Block, Names, Piece, Source, SourceFile
 from data_prep.split import ByColumn
-from hpctrain.data.field import Field
-from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.field import Field
+from hpctrain.shards.types import Array
 
 SPLIT = "split"  # the name of the column that holds the split names of a DatasetDict
 

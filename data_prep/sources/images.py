@@ -33,8 +33,8 @@ from data_prep.options import Options, add_arguments
 from data_prep.piece import Problems
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.split import ByColumn, ByFile
-from hpctrain.data.field import Field, check_name
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.field import Field, check_name
 
 MAX_FILE = 2**31  # bytes
 

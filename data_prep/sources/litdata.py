@@ -35,8 +35,8 @@ from data_prep.options import Options
 from data_prep.source import Piece
 from data_prep.sources import shard_folders
 from data_prep.sources.shard_folders import ShardFolder
-from hpctrain.data.field import check_name
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.field import check_name
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

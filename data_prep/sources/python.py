@@ -38,8 +38,8 @@ from data_prep.options import VARIABLE, Options, add_arguments, add_repeated, pa
 from data_prep.piece import Problems
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.split import ByColumn
-from hpctrain.data.field import DTYPES, check_name
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.field import DTYPES, check_name
 
 SPLIT = "split"
 PARTS = ("part", "parts")

@@ -26,14 +26,14 @@ import numpy as np
 from data_prep.datasets.rows import blocks, some
 from data_prep.options import Options, add_arguments
 from data_prep.source import BadRecords, Block, Names, Piece, Source, SourceFile
-from hpctrain.data.field import Field
-from hpctrain.data.index import Index, Shard
 from hpctrain.data.samplers import permutation
 from hpctrain.data.samplers.order import Order
-from hpctrain.data.shard import digest_file
-from hpctrain.data.storage.layout import Layout
-from hpctrain.data.types import Int64s
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.field import Field
+from hpctrain.shards.index import Index, Shard
+from hpctrain.shards.shard import digest_file
+from hpctrain.shards.storage.layout import Layout
+from hpctrain.shards.types import Int64s
 
 KEEP = "keep"
 SHUFFLED_BYTES = 256 * 2**20  # a block in random order; larger blocks jump less between shards

@@ -29,9 +29,9 @@ from data_prep.options import Options, add_arguments
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile, in_groups
 from data_prep.sources import flow
 from data_prep.split import ByColumn, ByFile
-from hpctrain.data.field import Field
-from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.field import Field
+from hpctrain.shards.types import Array
 
 # Left out: tests and examples, whose content repeats, and installed packages.
 SKIPPED = {

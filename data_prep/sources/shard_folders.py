@@ -16,8 +16,8 @@ from data_prep.options import VARIABLE, Options, add_arguments, add_repeated
 from data_prep.piece import Problems
 from data_prep.source import BadRecords, Block, Source
 from data_prep.split import ByColumn
-from hpctrain.data.field import Field
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.field import Field
 
 
 def arguments(parser: argparse.ArgumentParser, column: str, text: str) -> None:

@@ -49,10 +49,10 @@ from data_prep.formats.tables.tables import without
 from data_prep.options import Options, add_arguments, add_repeated, pairs, parse_size
 from data_prep.source import BadRecords, Block, Names, Source
 from data_prep.split import ByColumn
-from hpctrain.data.field import Field
-from hpctrain.data.sample_schema import check_fields
-from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.field import Field
+from hpctrain.shards.sample_schema import check_fields
+from hpctrain.shards.types import Array
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

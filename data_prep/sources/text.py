@@ -36,10 +36,10 @@ from data_prep.formats.text.tokens import Tokenizer
 from data_prep.options import Options, add_arguments, parse_size
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.split import ByColumn, ByFile
-from hpctrain.data.commit import PARTIAL
-from hpctrain.data.field import Field
-from hpctrain.data.index import FILE as INDEX
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.commit import PARTIAL
+from hpctrain.shards.field import Field
+from hpctrain.shards.index import FILE as INDEX
 
 BLOCK_TEXT = 2**20  # characters tokenized at once; a tokenizer needs about 100 bytes for each
 BLOCK_DOCUMENTS = 4096

@@ -32,8 +32,8 @@ from data_prep.formats.shards.tars import samples
 from data_prep.options import VARIABLE, Options, add_arguments, add_repeated
 from data_prep.piece import Problems
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
-from hpctrain.data.field import Field
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.field import Field
 
 IMAGES = frozenset(suffix[1:] for suffix in SUFFIXES)
 # Members that hold pickles or other code, which webdataset and torch run when they decode them.

@@ -33,13 +33,13 @@ from data_prep.progress_bar import Progress
 from data_prep.provenance import made_by
 from data_prep.source import SourceFile
 from data_prep.split import ByFile, parse_split
-from hpctrain.data import index as index_file
-from hpctrain.data.commit import PARTIAL, storage_error
-from hpctrain.data.field import Field, check_name
-from hpctrain.data.index import Index
-from hpctrain.data.moments import Moments
-from hpctrain.data.sample_schema import check_fields
 from hpctrain.errors import ConfigError, DataError, StorageError
+from hpctrain.shards import index as index_file
+from hpctrain.shards.commit import PARTIAL, storage_error
+from hpctrain.shards.field import Field, check_name
+from hpctrain.shards.index import Index
+from hpctrain.shards.moments import Moments
+from hpctrain.shards.sample_schema import check_fields
 
 SUFFIXES = (".h5", ".hdf5")
 

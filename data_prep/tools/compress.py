@@ -16,7 +16,7 @@ from typing import Any
 
 from data_prep.datasets.dataset import DataSet
 from data_prep.show import console
-from hpctrain.data.ragged import Ragged
+from hpctrain.shards.ragged import Ragged
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -25,9 +25,9 @@ from data_prep.exports.parquet import Parquet
 from data_prep.options import positive
 from data_prep.progress_bar import Progress
 from data_prep.show import console
-from hpctrain.data.commit import storage_error
 from hpctrain.disk import TEMPORARY, temporary
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.commit import storage_error
 
 KINDS = ("npz", "images", "parquet")
 

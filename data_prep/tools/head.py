@@ -16,8 +16,8 @@ from data_prep.formats.text.tokens import FILE as TOKENIZER
 from data_prep.options import positive
 from data_prep.show import console
 from data_prep.show.images import SIGNATURES, as_image, is_text, stretched
-from hpctrain.data.field import Field
-from hpctrain.data.types import Array
+from hpctrain.shards.field import Field
+from hpctrain.shards.types import Array
 
 PRINTED = 16  # the most values of an array that are printed
 CHARACTERS = 200  # the most characters of a text

@@ -10,8 +10,8 @@ from typing import Any
 from data_prep.datasets.dataset import DataSet
 from data_prep.datasets.shards import place
 from data_prep.show import console
-from hpctrain.data.index import Index
 from hpctrain.errors import DataError
+from hpctrain.shards.index import Index
 
 MOST = 20  # shards and categories listed
 
@@ -138,7 +138,7 @@ def _snippet(index: Index, folder: Path, layout: Mapping[str, str]) -> Iterator[
     else:
         yield f"    {_variable(name)} = file[{values!r}][{':, ' * axis}0]"
     yield ""
-    yield "from hpctrain.data.reader import Reader"
+    yield "from hpctrain.data.sources.reader import Reader"
     yield f"reader = Reader({str(folder)!r}, {shard.split!r})"
     yield f"batch = reader.read(range({min(8, shard.count)}))"
 

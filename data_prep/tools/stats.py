@@ -15,8 +15,8 @@ from typing import Any
 from data_prep.datasets.dataset import DataSet
 from data_prep.show import console
 from data_prep.show.summary import Summary, class_name, not_finite
-from hpctrain.data.index import Split
-from hpctrain.data.moments import Moments
+from hpctrain.shards.index import Split
+from hpctrain.shards.moments import Moments
 
 MOST = 30  # the most classes that are listed
 BAR = 24  # the length of the longest bar, in characters

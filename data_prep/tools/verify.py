@@ -25,11 +25,11 @@ from data_prep.finalize import summary
 from data_prep.options import positive
 from data_prep.progress_bar import Progress
 from data_prep.show import console
-from hpctrain.data.commit import PARTIAL
-from hpctrain.data.index import Index, Shard
-from hpctrain.data.moments import Moments
-from hpctrain.data.shard import digest_file
 from hpctrain.errors import DataError
+from hpctrain.shards.commit import PARTIAL
+from hpctrain.shards.index import Index, Shard
+from hpctrain.shards.moments import Moments
+from hpctrain.shards.shard import digest_file
 
 Advance = Callable[[int, int], None]
 """`advance(samples, bytes)` adds to what is done."""

@@ -33,7 +33,7 @@ from torch.distributed.tensor import DTensor
 
 from hpctrain.checkpoint import manifest
 from hpctrain.checkpoint.manifest import Manifest, Progress
-from hpctrain.checkpoint.reader import Reader, module_state
+from hpctrain.checkpoint.tensor_reader import Reader, module_state
 from hpctrain.disk import sync, why_unwritten
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class SpreadModel(Protocol):
-    """What is saved of a model on several ranks; `hpctrain.parallel.model` has more of it.
+    """What is saved of a model on several ranks; `hpctrain.parallel.wrappers.parallel_model` has more of it.
 
     Attributes:
         module: The model, wrapped or not; the checkpoint has the names of the plain model.

@@ -18,12 +18,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.commands.facts import Facts, gather
+from hpctrain.commands.observations import Facts, gather
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import UNDER_WAY, State, judge
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.launch import queue
-from hpctrain.launch.queue import me
+from hpctrain.launch.slurm import queue
+from hpctrain.launch.slurm.queue import me
 from hpctrain.runs import stop_request
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.terminal import printable

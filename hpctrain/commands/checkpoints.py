@@ -18,7 +18,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from hpctrain.checkpoint.manifest import NOT_HEALTHY, Manifest, checkpoints, damage
-from hpctrain.commands.facts import Facts
+from hpctrain.commands.observations import Facts
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import metric
 from hpctrain.console import Cell, Console

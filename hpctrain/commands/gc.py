@@ -31,12 +31,12 @@ from pathlib import Path
 from rich.filesize import decimal
 
 from hpctrain.checkpoint.manifest import Manifest, is_healthy
-from hpctrain.commands.facts import Facts, gather
+from hpctrain.commands.observations import Facts, gather
 from hpctrain.commands.select import all_runs, is_archived, runs_of
 from hpctrain.commands.state import UNDER_WAY, State, judge
 from hpctrain.disk import TEMPORARY
 from hpctrain.errors import StorageError
-from hpctrain.runs.call import code_of
+from hpctrain.runs.function_call import code_of
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.terminal import printable
 

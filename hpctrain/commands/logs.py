@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-from hpctrain.commands.facts import Facts, gather
-from hpctrain.commands.fault import Fault, find_fault, tail
-from hpctrain.commands.files import batch_log, rank_logs
+from hpctrain.commands.first_error import Fault, find_fault, tail
+from hpctrain.commands.log_files import batch_log, rank_logs
+from hpctrain.commands.observations import Facts, gather
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import UNDER_WAY, State, judge
 from hpctrain.disk import open_regular

@@ -12,19 +12,19 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from hpctrain.commands.facts import Facts, gather
+from hpctrain.commands.observations import Facts, gather
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import State, judge
 from hpctrain.config.frozen import from_omegaconf, known_keys, load
 from hpctrain.config.identity import changeable, signature
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.launch import slurm
 from hpctrain.launch.arrays import Entry
-from hpctrain.launch.sweep import Sweep
+from hpctrain.launch.slurm import sbatch
+from hpctrain.launch.sweeps.sweep import Sweep
+from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.freeze import check
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.snapshot import Snapshot
 from hpctrain.terminal import printable
 from hpctrain.tracking.left import left_behind
 
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
         (run, judge(run, now)) for run in gather(select(options.dir, names))
     ]
     chosen = [run for run, state in found if _is_chosen(run, state, named=bool(names))]
-    if away := [run for run in chosen if run.submission and not slurm.available()]:
+    if away := [run for run in chosen if run.submission and not sbatch.available()]:
         raise LaunchError(
             f"{away[0].name} was submitted to Slurm, but sbatch is not on the PATH: resume it "
             "on the cluster, or train it here with the command that started it, without -m"

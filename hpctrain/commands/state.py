@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from hpctrain.commands.facts import OTHER_TYPES, Facts, gather
+from hpctrain.commands.observations import OTHER_TYPES, Facts, gather
 from hpctrain.runs.failure import is_of_another_rank, one_line
 
 # In the order of a long table: states that need the user's attention come first.

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
-from hpctrain.commands.facts import OTHER_TYPES, Facts, gather
+from hpctrain.commands.observations import OTHER_TYPES, Facts, gather
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import (
     STATES,

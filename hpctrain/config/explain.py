@@ -11,8 +11,8 @@ from typing import Any
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from hpctrain.config.arguments import signature
 from hpctrain.config.launcher_keys import unknown as unknown_launcher_key
+from hpctrain.config.rules.arguments import signature
 
 
 def explain(error: BaseException, known_keys: Iterable[str]) -> str:

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hpctrain import secrets
-from hpctrain.config import arguments, metrics, micro_batches, shares, targets
-from hpctrain.config.combinations import parallel_problems
-from hpctrain.config.degrees import Degrees
-from hpctrain.config.division import division_problems
 from hpctrain.config.frozen import plain
-from hpctrain.config.own_models import own_model_problems
+from hpctrain.config.network_variables import variables
+from hpctrain.config.rules import arguments, batch_sizes, metrics, shares, targets
+from hpctrain.config.rules.combinations import parallel_problems
+from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.rules.division import division_problems
+from hpctrain.config.rules.own_models import own_model_problems
 from hpctrain.config.schema import Config, DataConfig
 from hpctrain.config.schema.key import keys
-from hpctrain.config.variables import variables
 from hpctrain.errors import ConfigError
 
 
@@ -256,7 +256,7 @@ def size_problems(config: Config, ranks: int) -> Iterator[str]:
     yield from _sampling(config, parts)
     if config.data.workers and not (config.data.transforms or config.data.val_transforms):
         yield f"data.workers={config.data.workers}: they apply data.transforms, which is empty"
-    yield from micro_batches.problems(config, parts)
+    yield from batch_sizes.problems(config, parts)
 
 
 def _learning_rate(config: Config) -> Iterator[str]:

@@ -8,7 +8,7 @@
        │
     feed ───── on the device, transformed
 
-Import the modules themselves (`from hpctrain.data.loader import Loader`): this package imports
+Import the modules themselves (`from hpctrain.data.loading.loader import Loader`): this package imports
 nothing, so that the login node reads an index without torch and `data_prep` writes shards
 without it.
 """

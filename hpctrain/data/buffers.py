@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpctrain.data.types import Array
+from hpctrain.shards.types import Array
 
 IDLE = 8  # free buffers of one size that are kept
 PAGE, HUGE_PAGE = 2**12, 2**21  # bytes

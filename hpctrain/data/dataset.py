@@ -32,12 +32,12 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
 from hpctrain.data.buffers import Buffers
-from hpctrain.data.collate import MASK, WIDER, Collate
-from hpctrain.data.loader import Loader
-from hpctrain.data.ragged import Ragged
-from hpctrain.data.reader import Reader
-from hpctrain.data.types import Array, Batch
+from hpctrain.data.loading.collate import MASK, WIDER, Collate
+from hpctrain.data.loading.loader import Loader
+from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError
+from hpctrain.shards.ragged import Ragged
+from hpctrain.shards.types import Array, Batch
 
 Sample = dict[str, torch.Tensor]
 
@@ -78,7 +78,7 @@ class HDF5Dataset(Dataset[Any]):
         transform: A function that is applied to each sample.
 
     Raises:
-        DataError: See `hpctrain.data.reader.Reader`.
+        DataError: See `hpctrain.data.sources.reader.Reader`.
     """
 
     def __init__(

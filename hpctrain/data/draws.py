@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hpctrain.data.types import Int64s
+from hpctrain.shards.types import Int64s
 
 _MASK = 2**64 - 1
 _GAMMA = 0x9E3779B97F4A7C15

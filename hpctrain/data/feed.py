@@ -19,11 +19,11 @@ from typing import NamedTuple
 import torch
 
 from hpctrain.data.draws import Draws
-from hpctrain.data.loader import Loader
-from hpctrain.data.plan import Step
+from hpctrain.data.loading.loader import Loader
+from hpctrain.data.loading.reading_plan import Step
 from hpctrain.data.source import SampleId
 from hpctrain.data.transforms import Transform
-from hpctrain.data.types import Batch
+from hpctrain.shards.types import Batch
 
 
 class Feed:

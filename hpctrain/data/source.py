@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from hpctrain.data.field import Field
-from hpctrain.data.ragged import Ragged
-from hpctrain.data.types import Array, Int64s
+from hpctrain.shards.field import Field
+from hpctrain.shards.ragged import Ragged
+from hpctrain.shards.types import Array, Int64s
 
 
 class Source(Protocol):

@@ -18,9 +18,9 @@ from typing import Any, Self
 import numpy as np
 
 from hpctrain.data.places.origin import load_index, open_origin, read_blocks
-from hpctrain.data.types import Int64s
 from hpctrain.disk import parse_json
 from hpctrain.errors import DataError
+from hpctrain.shards.types import Int64s
 
 FILE = "tokenizer.json"  # beside the shards
 BYTES = 256

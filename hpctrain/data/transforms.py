@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 
 from hpctrain.data.draws import Draws
-from hpctrain.data.index import Statistics
-from hpctrain.data.types import Batch
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.index import Statistics
+from hpctrain.shards.types import Batch
 
 Names = str | Sequence[str]
 

@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from hpctrain.config.schema import ParallelConfig
-from hpctrain.distributed import long_work, members, secret
+from hpctrain.distributed import long_work, members, run_secret
 from hpctrain.distributed.cores import threads
 from hpctrain.distributed.devices import agree
-from hpctrain.distributed.ending import leave_group_open
+from hpctrain.distributed.leaving import leave_group_open
 from hpctrain.distributed.objects import device_of
 from hpctrain.distributed.port import listen
 from hpctrain.distributed.ranks import RankInfo
@@ -43,7 +43,7 @@ def process_group(
 ) -> Iterator[torch.device]:
     """Join the group of all ranks, and leave it in an orderly way.
 
-    After an exception, the group of several ranks stays open: see `hpctrain.distributed.ending`.
+    After an exception, the group of several ranks stays open: see `hpctrain.distributed.leaving`.
 
     Args:
         ranks: This process's place in the job.
@@ -130,7 +130,7 @@ def _secret(ranks: RankInfo, folder: Path | None, timeout_s: float) -> bytes | N
         return None
     if folder is None:
         raise ValueError("a process group of several ranks needs the folder with its secret")
-    return secret.make(folder) if ranks.is_main else secret.wait_for(folder, timeout_s)
+    return run_secret.make(folder) if ranks.is_main else run_secret.wait_for(folder, timeout_s)
 
 
 @contextmanager
@@ -170,5 +170,5 @@ def _store(ranks: RankInfo, timeout: timedelta, key: bytes | None) -> dist.Store
         master_listen_fd=listening,
     )
     # The number of the job is public; a stranger does not find the keys under this name.
-    name = secret.sign(key, "store", ranks.job_id, ranks.restart_count).hex()
+    name = run_secret.sign(key, "store", ranks.job_id, ranks.restart_count).hex()
     return dist.PrefixStore(f"hpctrain/{name}", store)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping
 
+from hpctrain.config.network_variables import ALLOCATOR, GLOO, variables
 from hpctrain.config.schema import Config
-from hpctrain.config.variables import ALLOCATOR, GLOO, variables
 from hpctrain.errors import ConfigError
 
 # The number of collective operations that torch's flight recorder keeps, which

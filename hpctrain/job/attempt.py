@@ -21,12 +21,13 @@ from hpctrain.config.schema import Config
 from hpctrain.distributed import devices
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.job.requeue import may_requeue, requeue_from_rank
-from hpctrain.runs import lost_checkpoints, provenance, stop_request
+from hpctrain.runs import lost_checkpoints, stop_request
+from hpctrain.runs.code import provenance
 from hpctrain.runs.failure import described
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.swept import label
 from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
-from hpctrain.train.trainer import Outcome
+from hpctrain.training.trainer import Outcome
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from hydra.utils import instantiate
 
 import hpctrain
 from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.config.degrees import Degrees
-from hpctrain.config.metrics import Asked
+from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.rules.metrics import Asked
 from hpctrain.config.schema import Config
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
@@ -32,18 +32,18 @@ from hpctrain.job.build_data import DataBuilder
 from hpctrain.job.effective import Effective
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.micro_batches import CudaMemory, MicroBatches
-from hpctrain.parallel.model import ParallelModel
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
+from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tasks import bind, on_part
 from hpctrain.tracking.tracker import Tracker
-from hpctrain.train.display import Display, choose_display
-from hpctrain.train.progress_file import ProgressFile
-from hpctrain.train.schedule import Schedule
-from hpctrain.train.slow_ranks import SlowRanks
-from hpctrain.train.step import TrainStep
-from hpctrain.train.trainer import Every, Trainer
+from hpctrain.training.display import Display, choose_display
+from hpctrain.training.progress_file import ProgressFile
+from hpctrain.training.schedule import Schedule
+from hpctrain.training.slow_ranks import SlowRanks
+from hpctrain.training.step import TrainStep
+from hpctrain.training.trainer import Every, Trainer
 
 log = logging.getLogger(__name__)
 

@@ -18,33 +18,33 @@ import torch
 import xxhash
 
 from hpctrain.config.schema import Config
-from hpctrain.data.concat import Concat
 from hpctrain.data.feed import Feed
-from hpctrain.data.images import Decoded
-from hpctrain.data.index import Index
-from hpctrain.data.loader import Loader
+from hpctrain.data.loading.loader import Loader
+from hpctrain.data.loading.steps import Tail
 from hpctrain.data.places.broadcast import broadcast
 from hpctrain.data.places.origin import load_index
 from hpctrain.data.places.placement import open_place
 from hpctrain.data.places.stage import Stage
-from hpctrain.data.places.verify import verified
-from hpctrain.data.reader import Reader
-from hpctrain.data.samplers.blocks import BlockOrder, Lanes
+from hpctrain.data.places.verification import verified
+from hpctrain.data.samplers.block_order import BlockOrder, Lanes
 from hpctrain.data.samplers.buckets import Buckets
 from hpctrain.data.samplers.mixture import Mixture
 from hpctrain.data.samplers.order import Order, Repeat, Sampler
 from hpctrain.data.samplers.subset import Subset, column, parse_subset
 from hpctrain.data.samplers.weighted import Balanced, Weighted
 from hpctrain.data.source import Source
-from hpctrain.data.steps import Tail
+from hpctrain.data.sources.concat import Concat
+from hpctrain.data.sources.images import Decoded
+from hpctrain.data.sources.reader import Reader
+from hpctrain.data.sources.windows import Windows
 from hpctrain.data.transforms import Compose, bind
-from hpctrain.data.windows import Windows
 from hpctrain.data.workers.pool import Workers
 from hpctrain.data.workers.samples import OneByOne
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.parallel.mesh import Mesh
+from hpctrain.shards.index import Index
 
 Make = Callable[[str, Mapping[str, Any]], Any]
 

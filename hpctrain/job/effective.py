@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hpctrain.config.micro_batches import accumulate
+from hpctrain.config.rules.batch_sizes import accumulate
 from hpctrain.config.schema import Config
-from hpctrain.train.schedule import peak_lr, warmup_steps
+from hpctrain.training.schedule import peak_lr, warmup_steps
 
 
 @dataclass(frozen=True)

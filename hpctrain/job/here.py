@@ -105,7 +105,7 @@ def _train_to_the_end(
         from hpctrain.runs.summary import show
 
         if config.train.sample_prompt:
-            from hpctrain.job.generate import print_sample
+            from hpctrain.job.text_generation import print_sample
 
             print_sample(run.path, config.train.sample_prompt)
         show(config, run, argv)
@@ -147,7 +147,7 @@ def _train_attempt(config: Config, run: RunDir, ranks: RankInfo) -> int:
     # Collections take a third of the time of the import: torch makes many objects and drops few.
     # Later collections leave them out.
     gc.disable()
-    from hpctrain.job.train import train
+    from hpctrain.job.fit import train
 
     gc.freeze()
     gc.enable()

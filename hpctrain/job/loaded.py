@@ -83,7 +83,7 @@ class LoadedRun:
             StorageError: The checkpoint is missing or damaged.
         """
         from hpctrain.job.build import _make
-        from hpctrain.job.generate import load_weights
+        from hpctrain.job.text_generation import load_weights
 
         if step is None:
             checkpoint = newest_intact(self._run.checkpoints)
@@ -101,7 +101,7 @@ class LoadedRun:
         return model.eval()
 
     def _code(self) -> list[str]:
-        from hpctrain.runs.snapshot import Snapshot
+        from hpctrain.runs.code.snapshot import Snapshot
 
         digest = self._run.read().get("code")
         kept = Snapshot.load(self.path.parent / "code" / str(digest)) if digest else None

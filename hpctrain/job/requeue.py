@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 
-from hpctrain.launch.container import leave_note, note_from_env
-from hpctrain.launch.queue import ask
+from hpctrain.launch.slurm.container import leave_note, note_from_env
+from hpctrain.launch.slurm.queue import ask
 
 log = logging.getLogger(__name__)
 _PAUSE_S, _PAUSES = 0.2, 25

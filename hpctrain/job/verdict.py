@@ -32,7 +32,7 @@ from hpctrain.job.requeue import may_requeue
 from hpctrain.runs import failure, stop_request
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import ending
-from hpctrain.tracking.process import python_module
+from hpctrain.tracking.uploader_process import python_module
 
 log = logging.getLogger(__name__)
 _START_S = 60.0  # how long the uploader may take to import mlflow

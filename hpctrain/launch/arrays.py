@@ -28,15 +28,15 @@ from hpctrain.config.schema import Config
 from hpctrain.config.validate import fitting_nodes
 from hpctrain.disk import sync_file_system, write_atomically
 from hpctrain.errors import StorageError
-from hpctrain.launch import slurm
 from hpctrain.launch.executor import Executor
 from hpctrain.launch.jobs import LocalRunJob, RunJob
-from hpctrain.launch.queue import Task, me
-from hpctrain.launch.script import sbatch_script
-from hpctrain.launch.site import check_folder
-from hpctrain.runs import provenance
+from hpctrain.launch.slurm import sbatch
+from hpctrain.launch.slurm.queue import Task, me
+from hpctrain.launch.slurm.sbatch_options import check_folder
+from hpctrain.launch.slurm.script import sbatch_script
+from hpctrain.runs.code import provenance
+from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.snapshot import Snapshot
 
 
 @dataclass
@@ -277,7 +277,7 @@ def submit(
             on_written()
         try:
             array.submit(inherit)
-        except slurm.SubmitLimitError:
+        except sbatch.SubmitLimitError:
             if len(array.entries) > 1:
                 # The limit depends on user, account and QOS: try with half of the runs.
                 rest = array.halve(array.folder.with_name(f"array-{unused}"))

@@ -20,11 +20,11 @@ from typing import Any
 import submitit
 
 from hpctrain.config.schema import Config
-from hpctrain.launch import slurm
-from hpctrain.launch.environment import keep_gpus
 from hpctrain.launch.jobs import LocalRunJob, RunJob
+from hpctrain.launch.slurm import sbatch
+from hpctrain.launch.slurm.job_environment import keep_gpus
+from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.snapshot import Snapshot
 
 
 class Executor(submitit.SlurmExecutor):  # type: ignore[misc]
@@ -72,7 +72,7 @@ class Executor(submitit.SlurmExecutor):  # type: ignore[misc]
         return self.script.read_text()
 
     def _submit_command(self, command: str) -> Any:
-        return slurm.sbatch(self.script, self._config, self._inherit)
+        return sbatch.sbatch(self.script, self._config, self._inherit)
 
     def _internal_process_submissions(self, delayed_submissions: Any) -> Any:
         raise NotImplementedError("runs are submitted by submit_runs, functions by submit_function")

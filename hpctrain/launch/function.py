@@ -19,19 +19,20 @@ from typing import Any
 from omegaconf import OmegaConf
 from submitit import LocalJob, SlurmJob
 
-from hpctrain.config.compose_call import composed
+from hpctrain.config.composing.compose_call import composed
 from hpctrain.config.frozen import from_omegaconf
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate_job
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, LaunchError, StorageError
-from hpctrain.launch import local, queue, slurm
+from hpctrain.launch import local_runs
 from hpctrain.launch.executor import Executor, LocalExecutor
 from hpctrain.launch.jobs import FailedError, LoggedJob, RunJob, RunPaths
-from hpctrain.launch.script import sbatch_script
-from hpctrain.launch.submit_lock import submit_lock
-from hpctrain.runs import snapshot
-from hpctrain.runs.call import Call, decode, read_results
+from hpctrain.launch.slurm import queue, sbatch
+from hpctrain.launch.slurm.script import sbatch_script
+from hpctrain.launch.sweeps.submit_lock import submit_lock
+from hpctrain.runs.code import snapshot
+from hpctrain.runs.function_call import Call, decode, read_results
 
 _SECTIONS = ("launch", "site", "network", "name", "output_dir")
 
@@ -85,15 +86,15 @@ def submit(
     folder = Path(config.output_dir) / "functions" / f"{stamp}-{config.name}"
     code = snapshot.take(config)
     ranks = config.asked_world_sizes[0]
-    cluster = slurm.available() and not here
+    cluster = sbatch.available() and not here
     if not cluster:
-        local.check(config)
+        local_runs.check(config)
     script = sbatch_script(
         config, folder, 1, pythonpath=code.pythonpath if code else (), command="call"
     )
     if cluster and config.launch.check:
         with suppress(queue.UnreachableError):  # busy: the submission waits longer
-            slurm.expected_start(script, config)
+            sbatch.expected_start(script, config)
     try:
         with submit_lock([Path(config.output_dir)]) as locks:
             for name in ("logs", "results", "batch"):

@@ -3,7 +3,7 @@
     job.job_id   job.state   job.done()   job.wait()   job.cancel()   job.result()   job.stdout()
 
 submitit's own jobs ask `sacct`, call `scancel`, and read results from pickles. These ask
-`hpctrain.launch.queue`, and read results from the run directory.
+`hpctrain.launch.slurm.queue`, and read results from the run directory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from submitit.core.utils import FailedJobError, JobPaths
 from submitit.slurm.slurm import read_job_id
 
 from hpctrain.errors import HpctrainError, LaunchError
-from hpctrain.launch import queue
+from hpctrain.launch.slurm import queue
 from hpctrain.runs import stop_request
 from hpctrain.runs.failure import one_line
 from hpctrain.runs.run_dir import RunDir

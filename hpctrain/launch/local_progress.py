@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hpctrain.console import Cell, Console
 from hpctrain.disk import read_json
 from hpctrain.launch.arrays import Entry
-from hpctrain.launch.table import NoteColumn, say
+from hpctrain.launch.output import NoteColumn, say
 from hpctrain.runs.swept import label
 
 

@@ -22,7 +22,7 @@ import torch.distributed._functional_collectives as collectives  # the compiler 
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
-from hpctrain.config.division import length_problem
+from hpctrain.config.rules.division import length_problem
 from hpctrain.errors import ConfigError
 from hpctrain.models.attention import attend
 

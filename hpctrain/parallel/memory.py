@@ -28,8 +28,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.config.degrees import Degrees
-from hpctrain.config.division import names_module
+from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.rules.division import names_module
 from hpctrain.config.schema import OptimizerConfig, ParallelConfig, PrecisionConfig
 
 Shape = tuple[int, ...]

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from hpctrain.parallel.model import ParallelModel
+from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 
 log = logging.getLogger(__name__)
 

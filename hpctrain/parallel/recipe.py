@@ -15,20 +15,22 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpctrain.config.micro_batches import accumulate as micro_batches
-from hpctrain.config.pipeline import bubble
+from hpctrain.config.rules.batch_sizes import accumulate as micro_batches
+from hpctrain.config.rules.pipeline_schedule import bubble
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.models.plan import Plan
-from hpctrain.parallel.activation import checkpoint_activations
-from hpctrain.parallel.batch_norm import prepare_batch_norms
-from hpctrain.parallel.blocks import find_blocks
-from hpctrain.parallel.ddp import DDPModel
-from hpctrain.parallel.expert_parallel import divide_experts
-from hpctrain.parallel.experts import Loads, compute_eagerly, load_sizes
-from hpctrain.parallel.float8 import compute_in_float8, float8_layers
-from hpctrain.parallel.fsdp import FSDPModel, shard
-from hpctrain.parallel.initial import (
+from hpctrain.parallel.dividing.chosen_plan import find_plan
+from hpctrain.parallel.dividing.expert_parallel import divide_experts
+from hpctrain.parallel.dividing.stages import block_counts, cut, numbers_of, present
+from hpctrain.parallel.dividing.tensor import divide_layers, sequence_is_divided
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
+from hpctrain.parallel.preparing.batch_norm import prepare_batch_norms
+from hpctrain.parallel.preparing.blocks import find_blocks
+from hpctrain.parallel.preparing.float8 import compute_in_float8, float8_layers
+from hpctrain.parallel.preparing.initial import (
     Build,
     Initializes,
     build_as_usual,
@@ -40,14 +42,12 @@ from hpctrain.parallel.initial import (
     skeleton,
     to_device,
 )
-from hpctrain.parallel.local_sgd import LocalSGDModel
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.model import ParallelModel
-from hpctrain.parallel.pipeline import PipelineModel
-from hpctrain.parallel.plan import find_plan
-from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.stages import block_counts, cut, numbers_of, present
-from hpctrain.parallel.tensor import divide_layers, sequence_is_divided
+from hpctrain.parallel.reducing.expert_loads import Loads, compute_eagerly, load_sizes
+from hpctrain.parallel.wrappers.ddp import DDPModel
+from hpctrain.parallel.wrappers.fsdp import FSDPModel, shard
+from hpctrain.parallel.wrappers.local_sgd import LocalSGDModel
+from hpctrain.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.parallel.wrappers.pipeline import PipelineModel
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import xxhash
 
 from hpctrain.config.schema import Config, DataConfig
-from hpctrain.data.index import FILE, Index
 from hpctrain.data.places.origin import is_url, load_index
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.index import FILE, Index
 
 
 def data_digest(config: Config) -> str:

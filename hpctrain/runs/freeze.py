@@ -9,7 +9,8 @@ import functools
 
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
-from hpctrain.runs import lost_checkpoints, provenance
+from hpctrain.runs import lost_checkpoints
+from hpctrain.runs.code import provenance
 from hpctrain.runs.data_digest import data_digest
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.store import check_uri

@@ -3,13 +3,13 @@
     runs/digits-3fa92c1b/
         config.yaml    the frozen config, which every rank reads
         run.json       signature, state, submission, attempts, result
-        provenance/    commit, changes and package versions (see `hpctrain.runs.provenance`)
+        provenance/    commit, changes and package versions (see `hpctrain.runs.code.provenance`)
         failed         why a rank has failed under Slurm (see `hpctrain.runs.failure`)
         progress.json  the last step and its metrics, while the run trains
         stop           a stop request (see `hpctrain.runs.stop_request`)
         logs/          output of the ranks under Slurm, one file per rank
         checkpoints/   step-00000200/ …
-        secret         with which several ranks know each other (see `hpctrain.distributed.secret`)
+        secret         with which several ranks know each other (see `hpctrain.distributed.run_secret`)
         compile/       the code that torch.compile has made (see `hpctrain.job.compile_cache`)
         journal/       params, metrics and tags, for MLflow (see `hpctrain.tracking.journal`)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hpctrain.data.types import Batch
+from hpctrain.shards.types import Batch
 from hpctrain.tasks.task import SplitTask, Sums, field
 
 

@@ -14,12 +14,12 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from hpctrain.data.tokenizer import DatasetTokenizer
-from hpctrain.data.types import Batch
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.types import Batch
 from hpctrain.tasks.task import Part, SplitTask, Sums, field
 
 log = logging.getLogger(__name__)
-DOCUMENT = "_document"  # FIELD_document is made by hpctrain.data.windows
+DOCUMENT = "_document"  # FIELD_document is made by hpctrain.data.sources.windows
 
 
 class LanguageModel(SplitTask):

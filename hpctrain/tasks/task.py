@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from hpctrain.data.types import Batch
 from hpctrain.errors import ConfigError
+from hpctrain.shards.types import Batch
 
 Sums = dict[str, tuple[torch.Tensor, torch.Tensor]]
 

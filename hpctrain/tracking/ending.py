@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.tracking.journal import Journal, journal_path, last_record
-from hpctrain.tracking.process import Process
+from hpctrain.tracking.uploader_process import Process
 
 UNRECORDED = "the training process ended without a final status"
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from hpctrain.errors import TrackingError
 from hpctrain.lock import file_lock, patience
 from hpctrain.secrets import mask
-from hpctrain.tracking.process import python_module
+from hpctrain.tracking.uploader_process import python_module
 
 # SQLite needs locks and memory maps that are consistent between hosts. These do not promise that.
 NETWORK_FILE_SYSTEMS = re.compile(

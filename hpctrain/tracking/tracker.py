@@ -27,8 +27,8 @@ from hpctrain import secrets
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.journal import Journal, encode, read_all
 from hpctrain.tracking.meta import Meta, Uploaded
-from hpctrain.tracking.process import BROADCAST_SIGNALS, Process, python_module
 from hpctrain.tracking.store import check_uri, resolve_uri
+from hpctrain.tracking.uploader_process import BROADCAST_SIGNALS, Process, python_module
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from hpctrain.tracking.ending import UNRECORDED
 from hpctrain.tracking.journal import Record, decode, journal_path, read, read_all
 from hpctrain.tracking.meta import Meta, Uploaded
 from hpctrain.tracking.mlrun import BATCH, DeletedError, MlflowRun, Point, stored
-from hpctrain.tracking.process import Process
+from hpctrain.tracking.uploader_process import Process
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from hpctrain.errors import TrackingError
 from hpctrain.secrets import mask_logging
 from hpctrain.tracking.mlrun import FIRST_PAUSE, LONGEST_PAUSE, DeletedError
-from hpctrain.tracking.process import BROADCAST_SIGNALS
 from hpctrain.tracking.upload import GaveUp, Upload, upload_lock
+from hpctrain.tracking.uploader_process import BROADCAST_SIGNALS
 
 log = logging.getLogger(__name__)
 

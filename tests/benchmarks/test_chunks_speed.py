@@ -23,8 +23,8 @@ import hdf5plugin
 import numpy as np
 import pytest
 
-from hpctrain.data.storage.cache import ChunkCache
-from hpctrain.data.storage.chunks import Chunked
+from hpctrain.shards.storage.cache import ChunkCache
+from hpctrain.shards.storage.chunks import Chunked
 
 ROUNDS = 7
 CALL = 2**20  # bytes per call; a loader reads several small batches at once

@@ -15,11 +15,11 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from torch import nn
 
 from hpctrain.data.feed import Feed
-from hpctrain.data.format import write_shards
-from hpctrain.data.index import Index
-from hpctrain.data.loader import Loader
-from hpctrain.data.reader import Reader
+from hpctrain.data.loading.loader import Loader
+from hpctrain.data.sources.reader import Reader
 from hpctrain.data.transforms import Normalise, bind
+from hpctrain.shards.format import write_shards
+from hpctrain.shards.index import Index
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpctrain.data.samplers.blocks import BlockOrder, Lanes
+from hpctrain.data.samplers.block_order import BlockOrder, Lanes
 from hpctrain.data.samplers.buckets import Buckets
 from hpctrain.data.samplers.mixture import Mixture
 from hpctrain.data.samplers.order import Order, Repeat, Sampler

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from hpctrain.config.degrees import Degrees
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.faults.stop import Stop
 from hpctrain.models import Transformer
@@ -22,7 +22,7 @@ from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.tasks import LanguageModel
-from hpctrain.train.step import TrainStep
+from hpctrain.training.step import TrainStep
 from tests.ranks import run_ranks
 
 ROUNDS = 30

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import distributed, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from hpctrain.config.degrees import Degrees
-from hpctrain.config.pipeline import bubble
+from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.rules.pipeline_schedule import bubble
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.faults.stop import Stop
 from hpctrain.models import Transformer
@@ -24,7 +24,7 @@ from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.tasks import LanguageModel
-from hpctrain.train.step import TrainStep
+from hpctrain.training.step import TrainStep
 from tests.ranks import run_ranks
 
 LAYERS, PARTS, ROUNDS, VOCABULARY = 4, 8, 20, 256

@@ -25,8 +25,8 @@ import pytest
 from PIL import Image
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from hpctrain.data.index import Index
 from hpctrain.disk import sync
+from hpctrain.shards.index import Index
 from tests.benchmarks.loaders.environments import python_with
 from tests.benchmarks.prep.writers import WRITERS
 from tests.conftest import ROOT

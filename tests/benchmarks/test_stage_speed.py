@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpctrain.data.format import write_shards
-from hpctrain.data.index import Index
 from hpctrain.data.places.stage import Stage
-from hpctrain.data.places.verify import verify
+from hpctrain.data.places.verification import verify
+from hpctrain.shards.format import write_shards
+from hpctrain.shards.index import Index
 
 SAMPLES, BYTES = 512, 2**20
 

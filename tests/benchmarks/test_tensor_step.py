@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from hpctrain.config.degrees import Degrees
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.faults.stop import Stop
 from hpctrain.models import Transformer
@@ -31,7 +31,7 @@ from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.tasks import LanguageModel
-from hpctrain.train.step import TrainStep
+from hpctrain.training.step import TrainStep
 from tests.ranks import run_ranks
 
 ROUNDS = 20

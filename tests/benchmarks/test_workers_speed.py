@@ -19,10 +19,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from hpctrain.data.field import Field
-from hpctrain.data.types import Array, Int64s
 from hpctrain.data.workers.pool import Workers
 from hpctrain.data.workers.samples import Sample
+from hpctrain.shards.field import Field
+from hpctrain.shards.types import Array, Int64s
 
 COUNT, SHAPE, BATCH, WORKERS = 4_096, (3, 64, 64), 64, 2
 ROUNDS = 4

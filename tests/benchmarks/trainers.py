@@ -60,8 +60,8 @@ def mlp() -> nn.Module:
 
 def batches(data: Path) -> list[Batch]:
     """An epoch of batches, as hpctrain's loader makes them."""
-    from hpctrain.data.loader import Loader
-    from hpctrain.data.reader import Reader
+    from hpctrain.data.loading.loader import Loader
+    from hpctrain.data.sources.reader import Reader
 
     loader = Loader(Reader(data, "train"), global_batch_size=64, max_epochs=1)
     return [{name: value.clone() for name, value in batch.items()} for batch in loader]
@@ -98,7 +98,7 @@ def ours(data: Path, turns: Turns) -> None:
     """`python -m hpctrain`: loader, log lines, tracking, heartbeat, schedule and stop requests."""
     from hpctrain import cli
     from hpctrain.job import build
-    from hpctrain.train.display import Lines
+    from hpctrain.training.display import Lines
 
     class Shown(Lines):
         def advance(self, step: int) -> None:

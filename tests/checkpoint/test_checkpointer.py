@@ -20,8 +20,8 @@ from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.manifest import Manifest, checkpoints, damage, digest
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import StorageError
-from hpctrain.job.generate import load_weights
-from hpctrain.train.step import TrainStep
+from hpctrain.job.text_generation import load_weights
+from hpctrain.training.step import TrainStep
 from tests.ranks import run_ranks
 from tests.steps import ALONE, batch, make, weights
 

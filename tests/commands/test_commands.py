@@ -26,24 +26,24 @@ from hpctrain.commands import checkpoints, gc
 from hpctrain.commands import logs as logs_module
 from hpctrain.commands import state as state_module
 from hpctrain.commands import status as status_module
-from hpctrain.commands.facts import Facts, gather
-from hpctrain.commands.fault import find_fault, tail
-from hpctrain.commands.files import rank_logs
+from hpctrain.commands.first_error import find_fault, tail
+from hpctrain.commands.log_files import rank_logs
 from hpctrain.commands.logs import _start
+from hpctrain.commands.observations import Facts, gather
 from hpctrain.commands.select import select
 from hpctrain.commands.state import State, duration, ended_for_good, eta_s, judge
 from hpctrain.commands.status import Row, _table
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.faults.stop import Stop
-from hpctrain.launch.queue import Ended, Job, jobs_of
+from hpctrain.launch.slurm.queue import Ended, Job, jobs_of
 from hpctrain.lock import file_lock
 from hpctrain.runs import stop_request
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.terminal_log import kept
 from hpctrain.tracking.left import left_behind
 from hpctrain.tracking.meta import Meta, Uploaded
-from hpctrain.train.display import NoDisplay
-from hpctrain.train.progress_file import ProgressFile
+from hpctrain.training.display import NoDisplay
+from hpctrain.training.progress_file import ProgressFile
 from tests import forkserver
 from tests.conftest import Completed, ignoring_sigint, run_json, run_module, runs
 
@@ -959,7 +959,7 @@ def test_who_holds_a_run_is_not_guessed(tmp_path: Path) -> None:
 
 
 def test_the_pulse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpctrain.train.progress_file.EVERY_S", 0.05)
+    monkeypatch.setattr("hpctrain.training.progress_file.EVERY_S", 0.05)
     file = tmp_path / "progress.json"
     beat = ProgressFile(NoDisplay(), file, "val/loss")
     beat.start(10, 100)

@@ -12,7 +12,7 @@ import yaml
 
 from hpctrain.commands.translate import accelerate, deepspeed
 from hpctrain.commands.translate.translation import Translation
-from hpctrain.config.compose_sweep import Composer
+from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.config.arguments import problems, signature
+from hpctrain.config.rules.arguments import problems, signature
 
 MODULE = """
 from __future__ import annotations

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hpctrain.config.choices import conf_dir, groups
-from hpctrain.config.compose import compose as compose_config
-from hpctrain.config.compose import extending
-from hpctrain.config.compose_call import composed
-from hpctrain.config.compose_sweep import Composer
+from hpctrain.config.composing.choices import conf_dir, groups
+from hpctrain.config.composing.compose import compose as compose_config
+from hpctrain.config.composing.compose import extending
+from hpctrain.config.composing.compose_call import composed
+from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.frozen import dump, load
 from hpctrain.config.identity import identity
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import fitting_nodes, validate
-from hpctrain.data.format import write_shards
-from hpctrain.data.index import Index
 from hpctrain.errors import ConfigError, DataError, HpctrainError
 from hpctrain.runs.freeze import check, freeze
+from hpctrain.shards.format import write_shards
+from hpctrain.shards.index import Index
 
 Compose = Callable[..., Config]
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hpctrain.config.compose_sweep import Composer
-from hpctrain.config.metrics import Asked, better, problems
+from hpctrain.config.composing.compose_sweep import Composer
+from hpctrain.config.rules.metrics import Asked, better, problems
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 

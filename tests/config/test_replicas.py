@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from hpctrain.config.combinations import parallel_problems
-from hpctrain.config.degrees import Degrees
+from hpctrain.config.rules.combinations import parallel_problems
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import keys
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.config.targets import problem
+from hpctrain.config.rules.targets import problem
 
 MODULE = """
 import os.path
@@ -93,7 +93,7 @@ def test_what_is_not(package: Path, target: str, said: str) -> None:
 def test_nothing_is_imported() -> None:
     program = """
 import sys
-from hpctrain.config.targets import problem
+from hpctrain.config.rules.targets import problem
 before = set(sys.modules)
 assert not problem("torch.optim.lr_scheduler.LambdaLR") and problem("torch.nn.functional")
 assert not {name.partition(".")[0] for name in set(sys.modules) - before} & {"torch", "numpy"}
@@ -103,7 +103,11 @@ assert not {name.partition(".")[0] for name in set(sys.modules) - before} & {"to
 
 def test_it_agrees_with_python() -> None:
     """Every name that one of our modules has is accepted."""
-    for name in ("hpctrain.models.transformer", "hpctrain.data.transforms", "hpctrain.data.loader"):
+    for name in (
+        "hpctrain.models.transformer",
+        "hpctrain.data.transforms",
+        "hpctrain.data.loading.loader",
+    ):
         for found in vars(importlib.import_module(name)):
             assert found.startswith("__") or problem(f"{name}.{found}") == "", found
 

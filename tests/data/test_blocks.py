@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.data.samplers.blocks import BlockOrder, Lanes
+from hpctrain.data.samplers.block_order import BlockOrder, Lanes
 from hpctrain.data.samplers.order import Order
 from hpctrain.errors import ConfigError, DataError
 from tests.data.samplers import check_permutation, check_pure, everything

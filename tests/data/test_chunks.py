@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.data.storage import file as storage_file
-from hpctrain.data.storage.cache import ChunkCache
-from hpctrain.data.storage.chunks import Chunked
 from hpctrain.errors import DataError
+from hpctrain.shards.storage import file as storage_file
+from hpctrain.shards.storage.cache import ChunkCache
+from hpctrain.shards.storage.chunks import Chunked
 
 FILTERS = {
     "plain": {},
@@ -128,8 +128,8 @@ def test_the_rows_are_those_of_h5py(tmp_path_factory, dataset, single, small):
     write(path, data, chunks, maxshape=[None] * len(shape), **FILTERS[name])
     with pytest.MonkeyPatch.context() as patch:
         if single:  # read single rows of uncompressed chunks, even of small chunks
-            patch.setattr("hpctrain.data.storage.chunks.SINGLE_BYTES", 1)
-            patch.setattr("hpctrain.data.storage.chunks.SINGLE_PART", 0)
+            patch.setattr("hpctrain.shards.storage.chunks.SINGLE_BYTES", 1)
+            patch.setattr("hpctrain.shards.storage.chunks.SINGLE_PART", 0)
         chunked = read(path, ChunkCache(100 if small else 10**6))
         compare(chunked, data, rows)
         out = np.empty((stop - start, *shape[1:]), dtype)
@@ -302,7 +302,7 @@ from pathlib import Path
 for name in sys.argv[3].split(","):
     sys.modules[name] = None
 import h5py, numpy as np
-from hpctrain.data.storage.chunks import Chunked
+from hpctrain.shards.storage.chunks import Chunked
 from hpctrain.errors import DataError
 logging.basicConfig(format="%(message)s")
 file = h5py.File(sys.argv[1])
@@ -432,7 +432,7 @@ import os, sys, threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import h5py, numpy as np
-from hpctrain.data.storage.chunks import CACHE, Chunked
+from hpctrain.shards.storage.chunks import CACHE, Chunked
 path, rows = Path(sys.argv[1]), np.arange(50)
 with h5py.File(path) as file:
     chunked = Chunked(file["group/x"], path, pool=ThreadPoolExecutor(2))

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.data.concat import Concat
-from hpctrain.data.field import Field
-from hpctrain.data.format import write_shards
-from hpctrain.data.ragged import Ragged
-from hpctrain.data.reader import Reader
 from hpctrain.data.samplers.mixture import Mixture
+from hpctrain.data.sources.concat import Concat
+from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import DataError
+from hpctrain.shards.field import Field
+from hpctrain.shards.format import write_shards
+from hpctrain.shards.ragged import Ragged
 
 COUNTS = (7, 1, 12)
 

@@ -11,11 +11,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from hpctrain.data.dataset import HDF5Dataset, LoaderDataset
-from hpctrain.data.format import write_shards
-from hpctrain.data.loader import Loader
-from hpctrain.data.reader import Reader
+from hpctrain.data.loading.loader import Loader
 from hpctrain.data.samplers.order import Order
+from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.format import write_shards
 from tests import forkserver
 
 COUNT = 23
@@ -285,7 +285,7 @@ def main():
     if accelerator.is_main_process:
         print(losses[0], losses[-1], seen, len(dataset), accelerator.num_processes)
     accelerator.wait_for_everyone()
-    # DDP's model must end before its process group: see hpctrain/job/train.py.
+    # DDP's model must end before its process group: see hpctrain/job/fit.py.
     del model, optimizer, loader
     accelerator.free_memory()
     accelerator.end_training()

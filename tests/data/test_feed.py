@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hpctrain.data.feed import Feed
-from hpctrain.data.loader import Loader
+from hpctrain.data.loading.loader import Loader
 from hpctrain.data.transforms import Compose
 from tests.data.test_loader import Numbers
 

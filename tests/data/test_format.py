@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.data import commit
-from hpctrain.data.compression import Compression
-from hpctrain.data.field import DTYPES, Field
-from hpctrain.data.format import ShardWriter, write_shards
-from hpctrain.data.index import Index
-from hpctrain.data.ragged import Ragged
-from hpctrain.data.shard import digest_file
 from hpctrain.errors import DataError, StorageError
+from hpctrain.shards import commit
+from hpctrain.shards.compression import Compression
+from hpctrain.shards.field import DTYPES, Field
+from hpctrain.shards.format import ShardWriter, write_shards
+from hpctrain.shards.index import Index
+from hpctrain.shards.ragged import Ragged
+from hpctrain.shards.shard import digest_file
 
 rng = np.random.default_rng(0)
 
@@ -299,7 +299,7 @@ CRASH = """
 import os, signal, sys
 import numpy as np
 from pathlib import Path
-from hpctrain.data.format import write_shards
+from hpctrain.shards.format import write_shards
 
 replace, left = os.replace, int(sys.argv[2])
 def crash(*paths):
@@ -349,5 +349,5 @@ def test_ragged():
 
 
 def test_the_format_needs_no_torch():
-    code = "import sys, hpctrain.data.format; sys.exit('torch' in sys.modules)"
+    code = "import sys, hpctrain.shards.format; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from hpctrain.data.field import Field
-from hpctrain.data.format import write_shards
-from hpctrain.data.images import Decoded, decode
-from hpctrain.data.ragged import Ragged
-from hpctrain.data.reader import Reader
+from hpctrain.data.sources.images import Decoded, decode
+from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.field import Field
+from hpctrain.shards.format import write_shards
+from hpctrain.shards.ragged import Ragged
 
 rng = np.random.default_rng(0)
 PIXELS = [rng.integers(0, 255, (8, 12, 3), dtype=np.uint8) for _ in range(9)]

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpctrain.data.field import Field, check_name
-from hpctrain.data.format import write_shards
-from hpctrain.data.index import Index, Shard
 from hpctrain.errors import DataError
+from hpctrain.shards.field import Field, check_name
+from hpctrain.shards.format import write_shards
+from hpctrain.shards.index import Index, Shard
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_names_that_are_not_portable(name):
 
 def test_the_login_node_needs_neither_torch_nor_h5py():
     code = (
-        "import sys, hpctrain.data.index; "
+        "import sys, hpctrain.shards.index; "
         "sys.exit(bool({'torch', 'h5py', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

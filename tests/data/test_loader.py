@@ -12,13 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.data import batch_reader, prefetcher
-from hpctrain.data.field import Field
-from hpctrain.data.format import write_shards
-from hpctrain.data.loader import Loader
-from hpctrain.data.reader import Reader
+from hpctrain.data.loading import batch_reader, prefetcher
+from hpctrain.data.loading.loader import Loader
 from hpctrain.data.samplers.order import Order
+from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.field import Field
+from hpctrain.shards.format import write_shards
 
 
 class Numbers:
@@ -320,8 +320,8 @@ def test_the_thread_reads_no_more_than_it_may():
 def test_python_ends_while_an_iterator_lives():
     code = (
         "import numpy as np, sys, time\n"
-        "from hpctrain.data.index import Field\n"
-        "from hpctrain.data.loader import Loader\n"
+        "from hpctrain.shards.index import Field\n"
+        "from hpctrain.data.loading.loader import Loader\n"
         "class Slow:\n"
         "    fields = {'x': Field('int64')}\n"
         "    def __len__(self): return 100\n"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.data.samplers.blocks import BlockOrder
+from hpctrain.data.samplers.block_order import BlockOrder
 from hpctrain.data.samplers.mixture import Mixture, temper
 from hpctrain.data.samplers.order import Order
 from hpctrain.data.samplers.subset import Subset

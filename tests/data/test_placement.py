@@ -10,14 +10,14 @@ import fsspec
 import numpy as np
 import pytest
 
-from hpctrain.data.format import write_shards
-from hpctrain.data.index import Index
 from hpctrain.data.places.filesystem import job_memory, kind_of
 from hpctrain.data.places.origin import load_index
 from hpctrain.data.places.place import Folder
 from hpctrain.data.places.placement import open_place
 from hpctrain.data.places.stage import Stage
 from hpctrain.errors import ConfigError, DataError, StorageError
+from hpctrain.shards.format import write_shards
+from hpctrain.shards.index import Index
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_a_protocol_whose_package_is_missing():
 def test_fsspec_is_imported_for_urls_only(source):
     code = (
         "import sys; from hpctrain.data.places.origin import load_index\n"
-        "import hpctrain.data.places.placement, hpctrain.data.places.verify\n"
+        "import hpctrain.data.places.placement, hpctrain.data.places.verification\n"
         f"load_index('{source}')\n"
         "sys.exit(bool({'fsspec', 'torch', 'h5py'} & set(sys.modules)))"
     )

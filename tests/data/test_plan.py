@@ -5,14 +5,14 @@ import threading
 import numpy as np
 import pytest
 
-from hpctrain.data import batch_reader
-from hpctrain.data.field import Field
-from hpctrain.data.format import write_shards
-from hpctrain.data.loader import Loader
-from hpctrain.data.reader import Reader
-from hpctrain.data.samplers.blocks import BlockOrder, Lanes
+from hpctrain.data.loading import batch_reader
+from hpctrain.data.loading.loader import Loader
+from hpctrain.data.samplers.block_order import BlockOrder, Lanes
 from hpctrain.data.samplers.order import Order
-from hpctrain.data.storage.opened import OpenShards
+from hpctrain.data.sources.opened import OpenShards
+from hpctrain.data.sources.reader import Reader
+from hpctrain.shards.field import Field
+from hpctrain.shards.format import write_shards
 
 COUNT, BLOCK, WINDOW = 6000, 10, 5  # 120 windows of 50
 

@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.data.field import Field
-from hpctrain.data.format import write_shards
-from hpctrain.data.index import Index, Shard
-from hpctrain.data.ragged import Ragged
-from hpctrain.data.reader import Reader
-from hpctrain.data.shard import digest_file
-from hpctrain.data.storage import arena
-from hpctrain.data.storage import file as storage_file
+from hpctrain.data.sources import arena
+from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import DataError
+from hpctrain.shards.field import Field
+from hpctrain.shards.format import write_shards
+from hpctrain.shards.index import Index, Shard
+from hpctrain.shards.ragged import Ragged
+from hpctrain.shards.shard import digest_file
+from hpctrain.shards.storage import file as storage_file
 from tests import forkserver
 from tests.data.planted import KINDS, planted
 
@@ -318,7 +318,7 @@ import torch
 import os, sys
 import numpy as np
 from pathlib import Path
-from hpctrain.data.reader import Reader
+from hpctrain.data.sources.reader import Reader
 
 reader = Reader(Path(sys.argv[1]), "train")
 indices = np.arange(50)[::-1]
@@ -359,7 +359,7 @@ import torch
 import os, sys, threading
 import numpy as np
 from pathlib import Path
-from hpctrain.data.reader import Reader
+from hpctrain.data.sources.reader import Reader
 
 sys.setswitchinterval(1e-6)
 reader = Reader(Path(sys.argv[1]), "train")
@@ -424,7 +424,7 @@ def test_a_file_of_another_program_may_be_open_for_writing(own, tmp_path):
     with h5py.File(path, "r+"):  # holds HDF5's lock
         code = (
             "\nimport torch\nimport sys, numpy as np; from pathlib import Path; "
-            "from hpctrain.data.reader import Reader; "
+            "from hpctrain.data.sources.reader import Reader; "
             "print(Reader(Path(sys.argv[1]), 'train').read(np.array([0]))['score'])"
         )
         run_program(tmp_path, code, own)

@@ -3,8 +3,8 @@
 import subprocess
 import sys
 
-from hpctrain.data.field import Field
-from hpctrain.data.index import Index, Shard
+from hpctrain.shards.field import Field
+from hpctrain.shards.index import Index, Shard
 
 SHARDS, EACH = 100_000, 100_000
 PROGRAM = """
@@ -12,9 +12,9 @@ import re, sys
 from pathlib import Path
 from itertools import islice
 import numpy, torch
-from hpctrain.data.loader import Loader
-from hpctrain.data.reader import Reader
-from hpctrain.data.samplers.blocks import BlockOrder, Lanes
+from hpctrain.data.loading.loader import Loader
+from hpctrain.data.sources.reader import Reader
+from hpctrain.data.samplers.block_order import BlockOrder, Lanes
 from hpctrain.data.samplers.order import Order
 
 def peak():

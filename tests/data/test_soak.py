@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from hpctrain.data.feed import Feed
-from hpctrain.data.format import write_shards
-from hpctrain.data.loader import Loader
-from hpctrain.data.reader import Reader
-from hpctrain.data.samplers.blocks import BlockOrder
-from hpctrain.data.storage.cache import CACHE
+from hpctrain.data.loading.loader import Loader
+from hpctrain.data.samplers.block_order import BlockOrder
+from hpctrain.data.sources.reader import Reader
+from hpctrain.shards.format import write_shards
+from hpctrain.shards.storage.cache import CACHE
 from tests.data.test_reader import rewrite
 
 

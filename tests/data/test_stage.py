@@ -22,16 +22,16 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.data.format import write_shards
-from hpctrain.data.index import Shard
 from hpctrain.data.places import origin
 from hpctrain.data.places.broadcast import broadcast
 from hpctrain.data.places.depot import Depot
 from hpctrain.data.places.filesystem import job_memory
 from hpctrain.data.places.origin import load_index
 from hpctrain.data.places.stage import Stage
-from hpctrain.data.reader import Reader
+from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import DataError, LaunchError, StorageError
+from hpctrain.shards.format import write_shards
+from hpctrain.shards.index import Shard
 from tests.data.store import FaultyStore
 
 SHARD = 2**16  # bytes of data in a shard

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.data.index import Index
+from hpctrain.shards.index import Index
 from tests import cluster
 
 pytestmark = pytest.mark.slurm
@@ -24,7 +24,7 @@ RANK = """
     from hpctrain.data.places.broadcast import broadcast
     from hpctrain.data.places.origin import load_index
     from hpctrain.data.places.placement import open_place
-    from hpctrain.data.places.verify import verified
+    from hpctrain.data.places.verification import verified
 
     source, out, mode = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     rank, ranks = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])

@@ -3,13 +3,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.data.field import Field
-from hpctrain.data.ragged import Ragged
-from hpctrain.data.reader import Reader
-from hpctrain.data.samplers.blocks import BlockOrder
+from hpctrain.data.samplers.block_order import BlockOrder
 from hpctrain.data.samplers.order import Order, Repeat
 from hpctrain.data.samplers.subset import Subset, column, parse_slice, select
+from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.field import Field
+from hpctrain.shards.ragged import Ragged
 from tests.data.samplers import check_pure, everything
 
 

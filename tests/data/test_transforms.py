@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpctrain.data.draws import Draws
-from hpctrain.data.index import Statistics
 from hpctrain.data.transforms import (
     DTYPES,
     Cast,
@@ -19,6 +18,7 @@ from hpctrain.data.transforms import (
     bind,
 )
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.index import Statistics
 
 CUDA = pytest.param(
     "cuda",

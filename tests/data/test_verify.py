@@ -9,13 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpctrain.data.format import write_shards
-from hpctrain.data.index import Index
-from hpctrain.data.places import verify as module
+from hpctrain.data.places import verification as module
 from hpctrain.data.places.place import Folder
 from hpctrain.data.places.stage import Stage
-from hpctrain.data.places.verify import Verified, verified, verify
+from hpctrain.data.places.verification import Verified, verified, verify
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.format import write_shards
+from hpctrain.shards.index import Index
 
 
 @pytest.fixture

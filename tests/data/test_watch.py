@@ -8,17 +8,17 @@ import h5py
 import numpy as np
 import pytest
 
-from hpctrain.data.field import Field
-from hpctrain.data.format import write_shards
-from hpctrain.data.index import Index
-from hpctrain.data.loader import Loader
+from hpctrain.data.loading.loader import Loader
 from hpctrain.data.places.stage import Stage
-from hpctrain.data.reader import Reader
-from hpctrain.data.storage import arena
-from hpctrain.data.storage.stamp import Stamp
-from hpctrain.data.windows import Windows
+from hpctrain.data.sources import arena
+from hpctrain.data.sources.reader import Reader
+from hpctrain.data.sources.windows import Windows
 from hpctrain.data.workers.pool import Workers
 from hpctrain.errors import DataError
+from hpctrain.shards.field import Field
+from hpctrain.shards.format import write_shards
+from hpctrain.shards.index import Index
+from hpctrain.shards.storage.stamp import Stamp
 from tests.data.test_reader import adopted, rewrite
 
 COUNT = 50

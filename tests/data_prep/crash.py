@@ -20,7 +20,7 @@ from pathlib import Path
 import data_prep.convert
 import data_prep.sources.arrays  # noqa: F401  imported once here, not in each process
 from data_prep.cli import main
-from hpctrain.data.index import Index
+from hpctrain.shards.index import Index
 
 EVENTS = {"os.rename", "os.remove", "os.rmdir", "os.mkdir"}
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT

@@ -10,14 +10,14 @@ import h5py
 import numpy as np
 import pytest
 
-from hpctrain.data.field import Field
-from hpctrain.data.format import write_shards
-from hpctrain.data.index import Index
-from hpctrain.data.loader import Loader
-from hpctrain.data.reader import Reader
+from hpctrain.data.loading.loader import Loader
 from hpctrain.data.samplers.order import Order
-from hpctrain.data.shard import digest_file
+from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import DataError
+from hpctrain.shards.field import Field
+from hpctrain.shards.format import write_shards
+from hpctrain.shards.index import Index
+from hpctrain.shards.shard import digest_file
 from tests.data_prep.read_back import rows
 
 ENDS = [0, 30, 50, 90]

@@ -17,9 +17,9 @@ from data_prep.formats.arrays.array_files import natural, parse_where
 from data_prep.options import Options
 from data_prep.piece import Problems
 from data_prep.sources.arrays import arrays
-from hpctrain.data.index import Index
-from hpctrain.data.reader import Reader
+from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.index import Index
 
 COUNT = 100
 X = np.random.default_rng(0).normal(size=(COUNT, 3, 4)).astype(np.float32)

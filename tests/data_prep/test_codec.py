@@ -18,14 +18,14 @@ from data_prep.codec import Trial, decide
 from data_prep.convert import convert
 from data_prep.options import Options
 from data_prep.source import BadRecords, Block, Piece, Source
-from hpctrain.data.commit import PARTIAL
-from hpctrain.data.compression import LEVELS, MOST_BYTES, Compression
-from hpctrain.data.field import Field
-from hpctrain.data.format import write_shards
-from hpctrain.data.index import Index
-from hpctrain.data.reader import Reader
-from hpctrain.data.shard import digest_file
+from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.commit import PARTIAL
+from hpctrain.shards.compression import LEVELS, MOST_BYTES, Compression
+from hpctrain.shards.field import Field
+from hpctrain.shards.format import write_shards
+from hpctrain.shards.index import Index
+from hpctrain.shards.shard import digest_file
 
 CODECS = [codec for codec in LEVELS if codec != "none"]
 FILTERS = {"gzip": 1, "lz4": 32004, "zstd": 32015, "blosc2": 32026}

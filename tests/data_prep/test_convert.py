@@ -16,10 +16,10 @@ from data_prep.cli import main
 from data_prep.convert import convert
 from data_prep.finalize import summary
 from data_prep.source import Block, Piece, SourceFile
-from hpctrain.data.format import write_shards
-from hpctrain.data.index import Index
-from hpctrain.data.shard import digest_file
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.format import write_shards
+from hpctrain.shards.index import Index
+from hpctrain.shards.shard import digest_file
 from tests.data_prep.hand import Row, hand, options
 
 COMMAND = [sys.executable, "-m", "data_prep"]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from data_prep.sources.flow import Solver, trajectory
-from hpctrain.data.index import Index
-from hpctrain.data.reader import Reader
+from hpctrain.data.sources.reader import Reader
+from hpctrain.shards.index import Index
 
 
 def turbulent(size=64, viscosity=1e-2, seed=0):

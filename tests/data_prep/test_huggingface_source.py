@@ -25,8 +25,8 @@ from datasets import (
 from PIL import Image as Pillow
 from sklearn.datasets import load_digits, load_sample_images
 
-from hpctrain.data.index import Index
-from hpctrain.data.reader import Reader
+from hpctrain.data.sources.reader import Reader
+from hpctrain.shards.index import Index
 
 COUNT = 300
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]

@@ -12,8 +12,8 @@ from PIL import Image
 from data_prep.formats.images.image_files import check_depth
 from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Unusable
-from hpctrain.data.index import Index
-from hpctrain.data.reader import Reader
+from hpctrain.data.sources.reader import Reader
+from hpctrain.shards.index import Index
 
 rng = np.random.default_rng(0)
 DEEP = rng.integers(0, 2**16, (5, 7, 3), dtype=np.uint16)

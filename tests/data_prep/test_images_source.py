@@ -21,11 +21,11 @@ from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Unusable, field_of, fitted
 from data_prep.options import Options
 from data_prep.sources.images import images
-from hpctrain.data.field import Field
-from hpctrain.data.images import decode
-from hpctrain.data.index import Index
-from hpctrain.data.ragged import Ragged
-from hpctrain.data.reader import Reader
+from hpctrain.data.sources.images import decode
+from hpctrain.data.sources.reader import Reader
+from hpctrain.shards.field import Field
+from hpctrain.shards.index import Index
+from hpctrain.shards.ragged import Ragged
 
 rng = np.random.default_rng(0)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from data_prep.cli import main
-from hpctrain.data.reader import Reader
+from hpctrain.data.sources.reader import Reader
 
 LEAF = {"type": None, "context": None, "children_spec": []}
 

@@ -9,7 +9,7 @@ from data_prep.formats.arrays import mapped
 from data_prep.formats.arrays.array_base import Where
 from data_prep.formats.arrays.array_files import open_array
 from data_prep.formats.arrays.mapped import LEAST_BYTES, Mapped
-from hpctrain.data import format as shards
+from hpctrain.shards import format as shards
 
 X = np.random.default_rng(0).normal(size=(600, 3, 50)).astype(np.float32)
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from data_prep.cli import main
-from hpctrain.data.images import decode
-from hpctrain.data.reader import Reader
+from hpctrain.data.sources.images import decode
+from hpctrain.data.sources.reader import Reader
 
 COLUMNS = {
     "n": "int",

@@ -11,7 +11,7 @@ from pyarrow import feather, parquet
 
 from data_prep.formats.tables import nested
 from data_prep.formats.tables.columns import Column
-from hpctrain.data.index import Index
+from hpctrain.shards.index import Index
 from tests.data_prep.read_back import fields, rows
 
 POINT = pa.struct([("x", pa.int32()), ("at", pa.struct([("y", pa.float64())]))])

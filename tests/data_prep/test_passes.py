@@ -9,7 +9,7 @@ import pytest
 from data_prep.convert import convert
 from data_prep.finalize import summary
 from data_prep.source import Block
-from hpctrain.data.reader import Reader
+from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
 from tests.data_prep.crash import content
 from tests.data_prep.hand import Hand, Row, hand, options

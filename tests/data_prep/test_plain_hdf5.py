@@ -16,11 +16,11 @@ import hdf5plugin
 import numpy as np
 import pytest
 
-from hpctrain.data.compression import LEVELS, Compression
-from hpctrain.data.format import write_shards
-from hpctrain.data.ragged import Ragged
-from hpctrain.data.reader import Reader
-from hpctrain.data.storage.layout import Layout
+from hpctrain.data.sources.reader import Reader
+from hpctrain.shards.compression import LEVELS, Compression
+from hpctrain.shards.format import write_shards
+from hpctrain.shards.ragged import Ragged
+from hpctrain.shards.storage.layout import Layout
 
 COUNT = 60
 rng = np.random.default_rng(0)
@@ -257,7 +257,7 @@ def test_a_file_system_without_locks(tmp_path):
     command = [sys.executable, "-m", "data_prep", "arrays", tmp_path / "x.npy", out]
     assert "60 samples" in run(*command, LD_PRELOAD=str(library))
     code = (
-        "import sys, numpy as np; from hpctrain.data.reader import Reader; "
+        "import sys, numpy as np; from hpctrain.data.sources.reader import Reader; "
         "print(Reader(sys.argv[1], 'train').read(np.arange(60))['x'].sum())"
     )
     said = run(sys.executable, "-c", code, out, LD_PRELOAD=str(library))

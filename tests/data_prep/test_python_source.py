@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpctrain.data.index import Index
-from hpctrain.data.reader import Reader
+from hpctrain.data.sources.reader import Reader
+from hpctrain.shards.index import Index
 
 CODE = """
 import sys

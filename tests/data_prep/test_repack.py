@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import xxhash
 
-from hpctrain.data.format import write_shards
-from hpctrain.data.index import Index
-from hpctrain.data.reader import Reader
 from hpctrain.data.samplers.order import Order
-from hpctrain.data.shard import digest_file
+from hpctrain.data.sources.reader import Reader
+from hpctrain.shards.format import write_shards
+from hpctrain.shards.index import Index
+from hpctrain.shards.shard import digest_file
 from tests.data.planted import KINDS, planted
 
 COUNT = 300

@@ -18,9 +18,9 @@ import pytest
 
 from data_prep.convert import convert
 from data_prep.job import Job
-from hpctrain.data.commit import PARTIAL
-from hpctrain.data.index import Index
 from hpctrain.errors import DataError, StorageError
+from hpctrain.shards.commit import PARTIAL
+from hpctrain.shards.index import Index
 from tests.conftest import ignoring_sigint
 from tests.data_prep.crash import content
 from tests.data_prep.hand import Row, hand, options

@@ -11,7 +11,7 @@ from data_prep.options import Options
 from data_prep.piece import Problems
 from data_prep.sources.sample import stdlib
 from data_prep.split import parse_split
-from hpctrain.data.reader import Reader
+from hpctrain.data.sources.reader import Reader
 from hpctrain.data.tokenizer import DatasetTokenizer
 
 

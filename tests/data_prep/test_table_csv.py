@@ -10,8 +10,8 @@ from pyarrow import parquet
 
 from data_prep.formats.tables import csv_files
 from data_prep.formats.tables.columns import Column
-from hpctrain.data.index import Index
 from hpctrain.errors import ConfigError
+from hpctrain.shards.index import Index
 from tests.data_prep.read_back import as_text, rows
 
 LARGE = 2**53 + 1  # the first integer that float64 does not have

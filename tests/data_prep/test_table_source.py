@@ -15,9 +15,9 @@ from sklearn.datasets import load_digits
 
 from data_prep.formats.tables import csv_files
 from data_prep.formats.tables.columns import Column
-from hpctrain.data.index import Index
-from hpctrain.data.ragged import Ragged
 from hpctrain.errors import HpctrainError
+from hpctrain.shards.index import Index
+from hpctrain.shards.ragged import Ragged
 from tests.data_prep.read_back import as_text, fields, rows
 
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]

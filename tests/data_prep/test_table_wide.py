@@ -9,7 +9,7 @@ from pyarrow import parquet
 
 from data_prep.formats.tables.columns import Column
 from data_prep.formats.tables.matrices import MANY, numbers_of
-from hpctrain.data.index import Index
+from hpctrain.shards.index import Index
 from tests.data_prep.read_back import rows
 
 

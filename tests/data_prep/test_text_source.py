@@ -16,10 +16,10 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from data_prep import limit
 from data_prep.formats import files
 from data_prep.formats.text import documents, tokens
-from hpctrain.data.index import Index
-from hpctrain.data.reader import Reader
-from hpctrain.data.shard import digest_file
-from hpctrain.data.windows import Windows
+from hpctrain.data.sources.reader import Reader
+from hpctrain.data.sources.windows import Windows
+from hpctrain.shards.index import Index
+from hpctrain.shards.shard import digest_file
 
 STDLIB = Path(sysconfig.get_paths()["stdlib"])
 TEXTS = [f"Document {i}: Größe ≠ 数 😀, 'quoted' \\ {'x' * (i % 37)}\n\tend" for i in range(400)]

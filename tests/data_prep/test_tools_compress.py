@@ -7,7 +7,7 @@ import lzma
 import numpy as np
 
 from data_prep.tools.compress import compressed
-from hpctrain.data.reader import Reader
+from hpctrain.data.sources.reader import Reader
 
 
 def test_sizes_are_those_of_gzip_and_xz():

@@ -16,9 +16,9 @@ from PIL import Image
 
 from data_prep.datasets.dataset import DataSet
 from data_prep.exports.images import folder_names
-from hpctrain.data.field import DTYPES
-from hpctrain.data.format import write_shards
-from hpctrain.data.index import Index
+from hpctrain.shards.field import DTYPES
+from hpctrain.shards.format import write_shards
+from hpctrain.shards.index import Index
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ import pytest
 from data_prep.datasets.dataset import DataSet
 from data_prep.show.console import size
 from data_prep.tools.head import describe
-from hpctrain.data.field import Field
-from hpctrain.data.format import write_shards
-from hpctrain.data.index import Index
+from hpctrain.shards.field import Field
+from hpctrain.shards.format import write_shards
+from hpctrain.shards.index import Index
 
 TEXTS = ["plain", "ä€猫" * 100, "", "line\n\x1b[31m[red]", "\0zero"]
 

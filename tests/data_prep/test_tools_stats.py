@@ -13,8 +13,8 @@ from PIL import Image
 from data_prep.datasets.dataset import DataSet, evenly
 from data_prep.show import page
 from data_prep.show.console import size
-from hpctrain.data.format import write_shards
-from hpctrain.data.index import Index
+from hpctrain.shards.format import write_shards
+from hpctrain.shards.index import Index
 from hpctrain.terminal import printable
 
 NAMES = ["cat [bold]", "dog\n$x_1$", "<b>bird</b>", "猫"]

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from data_prep.formats.shards import tars
-from hpctrain.data.images import decode
-from hpctrain.data.reader import Reader
+from hpctrain.data.sources.images import decode
+from hpctrain.data.sources.reader import Reader
 
 rng = np.random.default_rng(0)
 PIXELS = [rng.integers(0, 255, (8, 12, 3), dtype=np.uint8) for _ in range(20)]

@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from hpctrain.config.schema import ParallelConfig
-from hpctrain.distributed import ending
+from hpctrain.distributed import leaving
 from hpctrain.distributed.group import process_group
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import DistributedError
@@ -19,7 +19,7 @@ from hpctrain import cli, errors
 from hpctrain.distributed import ending
 
 def fails(argv):
-    ending.leave_group_open()
+    leaving.leave_group_open()
     print("said")
     raise errors.{error}("of mine")
 
@@ -42,7 +42,7 @@ def test_a_failed_rank_ends_at_once_with_the_code_of_its_error(error: str, code:
 
 
 def test_a_notebook_goes_on_after_a_training_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending.os, "_exit", lambda code: pytest.fail("the notebook would end"))
+    monkeypatch.setattr(leaving.os, "_exit", lambda code: pytest.fail("the notebook would end"))
     alone = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
     for _ in range(2):
         with (
@@ -57,4 +57,4 @@ def test_a_notebook_goes_on_after_a_training_that_fails(monkeypatch: pytest.Monk
     ):
         pass
     assert not dist.is_initialized()
-    ending.exit_at_once_if_group_is_open(1)
+    leaving.exit_at_once_if_group_is_open(1)

@@ -22,7 +22,7 @@ START = """
     from hpctrain.distributed.group import process_group
     from hpctrain.distributed.long_work import long_work
     from hpctrain.distributed.ranks import RankInfo
-    from hpctrain.config.degrees import Degrees
+    from hpctrain.config.rules.degrees import Degrees
     from hpctrain.job.build import DataBuilder, _make
     from hpctrain.parallel.mesh import Mesh
 
@@ -72,7 +72,7 @@ def test_sbcast_may_take_longer_than_a_collective(digits: Path, tmp_path: Path) 
     sbcast.write_text('#!/bin/sh\nsleep 5\nexec cp "$2" "$3"\n')
     sbcast.chmod(0o755)
     program = f"""
-    from hpctrain.config.compose import compose
+    from hpctrain.config.composing.compose import compose
     config = compose(["experiment=digits", "data.path={digits}", "data.stage=sbcast",
                       "data.stage_dir={staged}", "output_dir={tmp_path}/runs", "tracking=off"])
     with group() as device:

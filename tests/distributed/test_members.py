@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hpctrain.distributed import members, objects, secret
+from hpctrain.distributed import members, objects, run_secret
 from hpctrain.errors import DistributedError
 from tests import forkserver
 from tests.conftest import Completed
@@ -99,7 +99,7 @@ def end(process: forkserver.Popen) -> Completed:
 def test_a_stranger_in_the_place_of_a_rank(tmp_path: Path, place: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    secret.make(tmp_path)
+    run_secret.make(tmp_path)
     stranger = start(tmp_path, "stranger", STRANGER, place, port)
     victim = end(start(tmp_path, "victim", VICTIM, 1 - place, port))
     attack = end(stranger)
@@ -186,33 +186,33 @@ def test_what_json_has_not_is_an_error_of_the_sender() -> None:
 def test_the_secret_is_private_and_stays(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
-        made = secret.make(tmp_path)
+        made = run_secret.make(tmp_path)
     finally:
         os.umask(before)
     file = tmp_path / "secret"
     assert len(made) == 32
     assert file.stat().st_mode & 0o777 == 0o600
-    assert secret.make(tmp_path) == secret.wait_for(tmp_path, 0) == made
+    assert run_secret.make(tmp_path) == run_secret.wait_for(tmp_path, 0) == made
     assert [path.name for path in tmp_path.iterdir()] == ["secret"]
     # Others could read it, or it is damaged: there is a new one.
     file.chmod(0o640)
-    again = secret.make(tmp_path)
+    again = run_secret.make(tmp_path)
     assert again != made
     assert file.stat().st_mode & 0o777 == 0o600
     file.write_text("short")
-    assert secret.make(tmp_path) not in (made, again)
+    assert run_secret.make(tmp_path) not in (made, again)
 
 
 def test_no_secret(tmp_path: Path) -> None:
     with pytest.raises(DistributedError, match="rank 0 has not written the secret of the run with"):
-        secret.wait_for(tmp_path, 0.05)
+        run_secret.wait_for(tmp_path, 0.05)
     with pytest.raises(DistributedError, match="secret: cannot be written"):
-        secret.make(tmp_path / "nowhere")
+        run_secret.make(tmp_path / "nowhere")
 
 
 def test_a_signature_is_for_one_purpose_and_one_division() -> None:
     signatures = {
-        secret.sign(b"k", *parts)  # type: ignore[arg-type]
+        run_secret.sign(b"k", *parts)  # type: ignore[arg-type]
         for parts in (("a", "b", "c"), ("a", "bc"), ("ab", "c"), ("a", b"b", 1), ("a", "b", 11))
     }
     assert len(signatures) == 5

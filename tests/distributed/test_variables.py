@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.config.network_variables import variables
 from hpctrain.config.schema import Config, NetworkConfig, SiteConfig, TrainConfig
 from hpctrain.config.schema.key import keys
-from hpctrain.config.variables import variables
 from hpctrain.distributed import flight_recorder
 from hpctrain.distributed.variables import export
 from hpctrain.errors import ConfigError

@@ -27,17 +27,17 @@ import torch
 import torch.nn.functional as F
 import yaml
 
-from hpctrain.config.degrees import Degrees
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
-from hpctrain.data.types import Batch
 from hpctrain.faults.stop import Stop
 from hpctrain.models import Transformer
 from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.model import ParallelModel
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
+from hpctrain.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.shards.types import Batch
 from hpctrain.tasks import LanguageModel
-from hpctrain.train.step import TrainStep
+from hpctrain.training.step import TrainStep
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 LR, CLIP = 1e-4, 1.0

@@ -12,9 +12,9 @@ import torch
 
 from hpctrain.data.draws import Draws
 from hpctrain.data.feed import Feed
-from hpctrain.data.loader import Loader
-from hpctrain.data.reader import Reader
-from hpctrain.data.types import Batch
+from hpctrain.data.loading.loader import Loader
+from hpctrain.data.sources.reader import Reader
+from hpctrain.shards.types import Batch
 from tests.gpu.device import DEVICE, REHEARSAL, on_device
 
 pytestmark = on_device

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from hpctrain.config.degrees import Degrees
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, FSDPConfig, ParallelConfig
-from hpctrain.data.types import Batch
 from hpctrain.distributed.group import process_group
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.faults.stop import Stop
@@ -16,8 +15,9 @@ from hpctrain.models import Transformer
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
+from hpctrain.shards.types import Batch
 from hpctrain.tasks import LanguageModel
-from hpctrain.train.step import TrainStep
+from hpctrain.training.step import TrainStep
 from tests.parallel.parity import whole
 
 pytestmark = [

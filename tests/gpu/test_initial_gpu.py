@@ -8,20 +8,20 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.config.degrees import Degrees
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, FSDPConfig, ParallelConfig
-from hpctrain.data.types import Batch
 from hpctrain.distributed.group import process_group
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.faults.stop import Stop
 from hpctrain.models import ConvNet, Transformer
-from hpctrain.parallel.initial import build_whole
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.preparing.initial import build_whole
 from hpctrain.parallel.recipe import parallelize
+from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, LanguageModel
-from hpctrain.train.deterministic import deterministic
-from hpctrain.train.step import TrainStep
+from hpctrain.training.deterministic import deterministic
+from hpctrain.training.step import TrainStep
 from tests.parallel.parity import whole
 
 pytestmark = [

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.config.degrees import Degrees
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import PrecisionConfig
 from hpctrain.faults.stop import Stop
 from hpctrain.models import Transformer
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.micro_batches import MicroBatches
-from hpctrain.parallel.model import ParallelModel
 from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.tasks import LanguageModel
-from hpctrain.train.step import TrainStep
+from hpctrain.training.step import TrainStep
 from tests.gpu.device import DEVICE, needs_gpu
 
 pytestmark = [pytest.mark.gpu, needs_gpu, pytest.mark.usefixtures("group_of_one")]

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from hpctrain.config.degrees import Degrees
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig, PrecisionConfig
-from hpctrain.data.types import Batch
 from hpctrain.distributed.group import process_group
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
@@ -21,8 +20,9 @@ from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.micro_batches import CudaMemory, MicroBatches
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
+from hpctrain.shards.types import Batch
 from hpctrain.tasks import LanguageModel
-from hpctrain.train.step import TrainStep
+from hpctrain.training.step import TrainStep
 
 pytestmark = [
     pytest.mark.gpu,

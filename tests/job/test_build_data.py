@@ -14,18 +14,18 @@ import pytest
 import torch
 from PIL import Image
 
-from hpctrain.config.compose_sweep import Composer
-from hpctrain.config.degrees import Degrees
+from hpctrain.config.composing.compose_sweep import Composer
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.feed import Feed
-from hpctrain.data.format import write_shards
-from hpctrain.data.reader import Reader
+from hpctrain.data.sources.reader import Reader
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import DataError, HpctrainError
 from hpctrain.job.build import _make
 from hpctrain.job.build_data import DataBuilder
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.runs.freeze import check
+from hpctrain.shards.format import write_shards
 from tests.conftest import Completed
 
 Build = Callable[..., DataBuilder]

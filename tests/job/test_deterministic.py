@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hpctrain.errors import ConfigError
-from hpctrain.train.deterministic import deterministic
+from hpctrain.training.deterministic import deterministic
 from tests.conftest import run_module
 
 CALLS = """\

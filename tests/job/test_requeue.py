@@ -9,7 +9,7 @@ import pytest
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.job import requeue as requeuing
 from hpctrain.job.requeue import requeue
-from hpctrain.launch.container import REQUEUE_NOTE
+from hpctrain.launch.slurm.container import REQUEUE_NOTE
 from hpctrain.runs.run_dir import RunDir
 
 
@@ -41,7 +41,7 @@ def test_only_a_running_job_is_requeued(
 def test_a_rank_that_is_out_of_memory_asks_for_its_requeue(
     in_container: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hpctrain.job.train import _lower_micro_batch
+    from hpctrain.job.fit import _lower_micro_batch
 
     asked: list[object] = []
     monkeypatch.setattr(requeuing, "requeue", asked.append)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from hpctrain.config.frozen import load
-from hpctrain.config.metrics import names as metric_names
+from hpctrain.config.rules.metrics import names as metric_names
 from tests import forkserver
 from tests.cluster import Paced
 from tests.conftest import NET, Completed, journal_metrics, run_json, run_module, runs

@@ -15,7 +15,7 @@ from hpctrain.runs import failure, stop_request
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import ending
 from hpctrain.tracking.journal import Journal, journal_path, last_record
-from hpctrain.tracking.process import Process
+from hpctrain.tracking.uploader_process import Process
 from tests.conftest import run_json
 
 JOB, KILLED, TERMINATED = "7_1", 137, 143

@@ -11,14 +11,14 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 
 import hpctrain
-from hpctrain.config import compose as command_line
-from hpctrain.config.choices import conf_dir
-from hpctrain.config.compose_call import composed
+from hpctrain.config.composing import compose as command_line
+from hpctrain.config.composing.choices import conf_dir
+from hpctrain.config.composing.compose_call import composed
 from hpctrain.config.launcher_keys import INSTEAD, NOT_NEEDED, READ_AS
 from hpctrain.errors import ConfigError, LaunchError, StorageError
-from hpctrain.launch import slurm
 from hpctrain.launch.jobs import LocalRunJob, RunJob
-from hpctrain.launch.sweep import Sweep
+from hpctrain.launch.slurm import sbatch
+from hpctrain.launch.sweeps.sweep import Sweep
 from tests import forkserver
 from tests.conftest import journal_metrics, run_json, run_module
 
@@ -37,7 +37,7 @@ def test_importing_it_is_cheap_and_train_is_both_function_and_package() -> None:
         "import sys, hpctrain\n"
         "heavy = {'torch', 'mlflow', 'submitit', 'hydra', 'numpy'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
-        "import hpctrain.train.schedule\n"
+        "import hpctrain.training.schedule\n"
         "try: hpctrain.train('-m')\n"
         "except hpctrain.errors.ConfigError as error: print(error)\n"
         "print(sorted(set(dir(hpctrain)) & {'submit', 'train', 'load_run', 'submit_function'}))"
@@ -160,7 +160,7 @@ def test_a_function_runs_here_without_a_cluster(
     from function_of_a_user import rank  # type: ignore[import-not-found]
 
     # On a cluster, this launcher makes it run here, too.
-    monkeypatch.setattr(slurm, "available", lambda: True)
+    monkeypatch.setattr(sbatch, "available", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask := "GPU-3f2a,GPU-77c1")
     place = [where[2], "launch.snapshot=off", "hydra/launcher=submitit_local"]
     job = hpctrain.submit_function(rank, (1, 2), tasks_per_node=2, overrides=place)

@@ -17,8 +17,9 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.faults import early_signals
 from hpctrain.job import here
-from hpctrain.launch import local, slurm
-from hpctrain.launch.environment import keep_gpus, take_kept_gpus
+from hpctrain.launch import local_runs
+from hpctrain.launch.slurm import sbatch
+from hpctrain.launch.slurm.job_environment import keep_gpus, take_kept_gpus
 from tests import forkserver
 from tests.conftest import NET, Completed, ignoring_sigint, run_json, runs
 
@@ -51,11 +52,11 @@ def test_more_nodes_than_this_one_need_a_cluster(
 def test_the_local_launcher_refuses_more_nodes_where_there_is_a_cluster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(slurm, "available", lambda: True)
+    monkeypatch.setattr(sbatch, "available", lambda: True)
     config = Config()
     config.launch.nodes = 2
     with pytest.raises(ConfigError, match=r"nodes=2: with hydra/launcher=submitit_local a run has"):
-        local.check(config)
+        local_runs.check(config)
 
 
 def test_without_sbatch_the_sweep_runs_here(

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hpctrain.config.schema import Config
-from hpctrain.launch.queue import ask
-from hpctrain.launch.slurm import nodes_that_fit
+from hpctrain.launch.slurm.queue import ask
+from hpctrain.launch.slurm.sbatch import nodes_that_fit
 
 
 @pytest.fixture

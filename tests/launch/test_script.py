@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from hpctrain.config.compose import compose as compose_config
+from hpctrain.config.composing.compose import compose as compose_config
 from hpctrain.config.schema import Config, ContainerConfig, DataConfig, LaunchConfig, SiteConfig
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
-from hpctrain.launch.container import leave_note
-from hpctrain.launch.environment import clean_environment
-from hpctrain.launch.nodes import note
-from hpctrain.launch.script import sbatch_script
+from hpctrain.launch.slurm.container import leave_note
+from hpctrain.launch.slurm.job_environment import clean_environment
+from hpctrain.launch.slurm.node_range import note
+from hpctrain.launch.slurm.script import sbatch_script
 from tests.conftest import ROOT
 
 FOLDER = Path("/runs/my sweep/array-0")

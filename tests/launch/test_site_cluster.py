@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from hpctrain.config.compose import compose as compose_config
+from hpctrain.config.composing.compose import compose as compose_config
 from hpctrain.config.schema import Config, DataConfig, SiteConfig
-from hpctrain.launch.script import sbatch_script
+from hpctrain.launch.slurm.script import sbatch_script
 from tests import cluster
 from tests.cluster import Paced
 from tests.conftest import ROOT, Completed, run_json, run_module, runs

@@ -17,15 +17,15 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from hpctrain.commands.select import runs_of
-from hpctrain.config.choices import conf_dir
-from hpctrain.config.compose_sweep import Composer
+from hpctrain.config.composing.choices import conf_dir
+from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-from hpctrain.launch.apart import name_apart
 from hpctrain.launch.arrays import Entry, plan
-from hpctrain.runs import git, provenance, snapshot
+from hpctrain.launch.sweeps.resource_sweep import name_apart
+from hpctrain.runs.code import git, provenance, snapshot
+from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.snapshot import Snapshot
 from tests.conftest import Completed, run_json, run_module, runs
 
 Train = Callable[..., Completed]

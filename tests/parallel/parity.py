@@ -9,19 +9,19 @@ import torch
 from torch import distributed
 from torch.distributed.tensor import DTensor
 
-from hpctrain.config import shares
-from hpctrain.config.combinations import parallel_problems
-from hpctrain.config.degrees import Degrees
+from hpctrain.config.rules import shares
+from hpctrain.config.rules.combinations import parallel_problems
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
-from hpctrain.data.types import Batch
 from hpctrain.faults.stop import Stop
 from hpctrain.models import ConvNet, Transformer
 from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.model import ParallelModel
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
+from hpctrain.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, LanguageModel, on_part
-from hpctrain.train.step import TrainStep
+from hpctrain.training.step import TrainStep
 from tests.ranks import run_ranks
 
 # `make test-all` makes 10 steps. In 5 steps every step clips, momentum adds up, and each number of

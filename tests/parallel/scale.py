@@ -26,16 +26,16 @@ from torch import distributed
 from torch.distributed.tensor import DTensor, Shard, debug
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from hpctrain.config.degrees import Degrees
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.models import Transformer
-from hpctrain.parallel.blocks import find_blocks
-from hpctrain.parallel.initial import skeleton
+from hpctrain.parallel.dividing.stages import block_counts, cut, present
 from hpctrain.parallel.memory import ModelSizes, memory_of
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.preparing.blocks import find_blocks
+from hpctrain.parallel.preparing.initial import skeleton
 from hpctrain.parallel.recipe import parallelize
-from hpctrain.parallel.stages import block_counts, cut, present
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 NODE = 8  # number of ranks; hsdp divides a replica over one node

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from hpctrain.config.degrees import Degrees
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision

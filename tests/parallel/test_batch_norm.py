@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import distributed, nn
 
-from hpctrain.config.combinations import parallel_problems
-from hpctrain.config.degrees import Degrees
+from hpctrain.config.rules.combinations import parallel_problems
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.models import ConvNet
-from hpctrain.parallel.batch_norm import prepare_batch_norms
 from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.preparing.batch_norm import prepare_batch_norms
 from tests.parallel.parity import TOLERANCE, Cell, Result, build, difference, whole
 from tests.ranks import run_ranks
 

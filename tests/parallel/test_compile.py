@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from hpctrain.config.degrees import Degrees
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision

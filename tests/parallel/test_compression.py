@@ -12,7 +12,13 @@ from torch import distributed, nn
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.schema import CompressionConfig
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.parallel.compression import Compression, Int8, OneBit, PowerSGD, TopK
+from hpctrain.parallel.reducing.gradient_compression import (
+    Compression,
+    Int8,
+    OneBit,
+    PowerSGD,
+    TopK,
+)
 from tests.parallel.parity import Cell, Training, build, whole
 from tests.ranks import run_ranks
 

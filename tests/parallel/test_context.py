@@ -10,17 +10,17 @@ from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from hpctrain.config.combinations import parallel_problems
-from hpctrain.config.degrees import Degrees
-from hpctrain.config.division import division_problems, length_problem
+from hpctrain.config.rules.combinations import parallel_problems
+from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.rules.division import division_problems, length_problem
 from hpctrain.config.schema import Config
-from hpctrain.data.types import Batch
 from hpctrain.errors import ConfigError
 from hpctrain.models import Transformer
-from hpctrain.parallel.activation import _policy
 from hpctrain.parallel.context import SequencePart, causal_mask
+from hpctrain.parallel.preparing.activation_checkpointing import _policy
+from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, LanguageModel, on_part
-from hpctrain.train.step import Totals
+from hpctrain.training.step import Totals
 from tests.parallel import parity
 from tests.parallel.low_precision import FORMATS, check_near
 from tests.parallel.parity import Cell, Result, check_equal, results

@@ -12,16 +12,16 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.config.combinations import parallel_problems
-from hpctrain.config.degrees import Degrees
-from hpctrain.config.division import division_problems
+from hpctrain.config.rules.combinations import parallel_problems
+from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.rules.division import division_problems
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.config.schema.parallel import PipelineConfig
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
 from hpctrain.models import Transformer
+from hpctrain.parallel.dividing.chosen_plan import find_plan
 from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.plan import find_plan
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
 from tests.parallel.parity import (

@@ -5,7 +5,7 @@ from torch import nn
 
 from hpctrain.errors import ConfigError
 from hpctrain.models import MLP, ConvNet, Transformer
-from hpctrain.parallel.blocks import find_blocks
+from hpctrain.parallel.preparing.blocks import find_blocks
 
 
 def names(model: nn.Module, *classes: str) -> list[str]:

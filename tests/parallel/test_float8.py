@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from hpctrain.config.degrees import Degrees
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models import MLP, ConvNet, Transformer
 from hpctrain.parallel import precision
-from hpctrain.parallel.float8 import compute_in_float8, float8_layers
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.preparing.float8 import compute_in_float8, float8_layers
 from hpctrain.parallel.recipe import parallelize
 from tests.parallel.parity import whole
 from tests.ranks import run_ranks

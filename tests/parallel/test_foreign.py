@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import distributed
 
-from hpctrain.config.degrees import Degrees
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.faults.stop import Stop
 from hpctrain.job.build import _make
-from hpctrain.parallel.blocks import find_blocks
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.tasks import Classification, LanguageModel
-from hpctrain.train.step import TrainStep
+from hpctrain.training.step import TrainStep
 from tests.parallel.parity import Result, difference, whole
 from tests.ranks import run_ranks
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from hpctrain.config.degrees import Degrees
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, FSDPConfig, ParallelConfig
 from hpctrain.models import MLP, ConvNet, Transformer
-from hpctrain.parallel.initial import build_whole, fill_modules, skeleton
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.preparing.initial import build_whole, fill_modules, skeleton
 from hpctrain.parallel.recipe import parallelize
 from tests.parallel.parity import whole
 from tests.ranks import run_ranks
@@ -144,7 +144,7 @@ def test_another_seed_draws_other_parameters() -> None:
 def said() -> list[str]:
     """Return what is said while a model that cannot be built on the meta device is sharded."""
     lines: list[str] = []
-    logger = logging.getLogger("hpctrain.parallel.initial")
+    logger = logging.getLogger("hpctrain.parallel.preparing.initial")
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(handler)

@@ -11,16 +11,16 @@ import torch
 from torch import distributed
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.config.degrees import Degrees
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.faults.stop import Stop
 from hpctrain.job.build import _make
-from hpctrain.job.generate import load_weights
+from hpctrain.job.text_generation import load_weights
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
-from hpctrain.train.step import TrainStep
+from hpctrain.training.step import TrainStep
 from tests.parallel.parity import Result, difference, whole
 from tests.ranks import run_ranks
 

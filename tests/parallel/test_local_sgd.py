@@ -15,13 +15,13 @@ from torch import distributed
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.schema import SchedulerConfig
-from hpctrain.data.types import Batch
 from hpctrain.distributed.ranks import RankInfo
+from hpctrain.shards.types import Batch
 from hpctrain.tracking.tracker import NullTracker
-from hpctrain.train.display import NoDisplay
-from hpctrain.train.schedule import Schedule
-from hpctrain.train.slow_ranks import SlowRanks
-from hpctrain.train.trainer import Every, Trainer
+from hpctrain.training.display import NoDisplay
+from hpctrain.training.schedule import Schedule
+from hpctrain.training.slow_ranks import SlowRanks
+from hpctrain.training.trainer import Every, Trainer
 from tests.parallel.parity import MODELS, Cell, Training, batch, build, reference, whole
 from tests.ranks import run_ranks
 

@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import distributed, nn
 
-from hpctrain.config.degrees import Degrees
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
-from hpctrain.data.types import Batch
 from hpctrain.faults.stop import Stop
-from hpctrain.parallel.blocks import find_blocks
 from hpctrain.parallel.memory import Memory, ModelSizes, memory_of, optimizer_states
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.recipe import parallelize
+from hpctrain.shards.types import Batch
 from hpctrain.tasks.task import Sums
-from hpctrain.train.step import TrainStep
+from hpctrain.training.step import TrainStep
 from tests.parallel.live import Live
 from tests.ranks import run_ranks
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from hpctrain.config.degrees import Degrees
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.parallel.mesh import Mesh
 
 DEGREES = Degrees(dp_replicate=2, dp_shard=2, cp=2, tp=2, pp=2)

@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from hpctrain.config.schema import Config
-from hpctrain.data.types import Batch
 from hpctrain.faults.stop import Stop
 from hpctrain.job.build import _micro_batches
 from hpctrain.models import MLP
 from hpctrain.parallel.micro_batches import MicroBatches
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, Sums
-from hpctrain.train.step import TrainStep
+from hpctrain.training.step import TrainStep
 from tests.ranks import run_ranks
 from tests.steps import ALONE, alone, batch, make, weights
 

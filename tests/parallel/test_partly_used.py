@@ -10,14 +10,14 @@ import torch
 from torch import distributed, nn
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.config.degrees import Degrees
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.faults.stop import Stop
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
-from hpctrain.train.step import TrainStep
+from hpctrain.training.step import TrainStep
 from tests.parallel.parity import Result, difference, whole
 from tests.parallel.partly_used import Heads, Odd, Ordered, RowLosses, Skipping
 from tests.ranks import RanksError, run_ranks

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from hpctrain.config.combinations import parallel_problems
-from hpctrain.config.degrees import Degrees
-from hpctrain.config.pipeline import bubble
+from hpctrain.config.rules.combinations import parallel_problems
+from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.rules.pipeline_schedule import bubble
 from hpctrain.config.schema import Config, ParallelConfig
-from hpctrain.data.types import Batch
 from hpctrain.errors import ConfigError
 from hpctrain.models import Transformer
-from hpctrain.parallel.plan import find_plan
-from hpctrain.parallel.stages import Absent, United, block_counts, cut, divide, numbers_of
-from hpctrain.train.step import Totals
+from hpctrain.parallel.dividing.chosen_plan import find_plan
+from hpctrain.parallel.dividing.stages import Absent, United, block_counts, cut, divide, numbers_of
+from hpctrain.shards.types import Batch
+from hpctrain.training.step import Totals
 from tests.parallel.low_precision import FORMATS, check_near
 from tests.parallel.parity import (
     MODELS,

@@ -7,10 +7,10 @@ import torch
 from torch import distributed
 
 from hpctrain.config.schema import PrecisionConfig
-from hpctrain.data.types import Batch
 from hpctrain.errors import ConfigError
 from hpctrain.parallel import precision
 from hpctrain.parallel.precision import Precision
+from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, Sums
 from tests.parallel.low_precision import FORMATS, check_near
 from tests.parallel.parity import Cell, batch, build, difference, reference, results

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.config.degrees import Degrees
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models import MLP, Transformer
-from hpctrain.parallel.plan import find_plan
+from hpctrain.parallel.dividing.chosen_plan import find_plan
 from hpctrain.tasks import Classification, LanguageModel
 from tests.parallel import parity
 from tests.parallel.low_precision import FORMATS, check_near

@@ -8,7 +8,7 @@ import pytest
 
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import size_problems
-from hpctrain.data.steps import Steps
+from hpctrain.data.loading.steps import Steps
 from tests.parallel.parity import TOLERANCE, Cell, Result, difference, reference, results
 
 ZERO1 = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1, "parallel.zero": 1}

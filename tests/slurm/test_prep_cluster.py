@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpctrain.data.index import Index
+from hpctrain.shards.index import Index
 from tests import cluster
 from tests.conftest import run_module
 from tests.data_prep.crash import content

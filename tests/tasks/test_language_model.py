@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hpctrain.config.metrics import names as metric_names
+from hpctrain.config.rules.metrics import names as metric_names
 from hpctrain.config.schema import Config
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from hpctrain.tracking.process import python_module
 from hpctrain.tracking.store import beside
+from hpctrain.tracking.uploader_process import python_module
 
 HERE = Path(__file__).parent
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import TrackingError
-from hpctrain.launch.adopt import adopt
+from hpctrain.launch.sweeps.sweep_parent import adopt
 from hpctrain.tracking import JournalTracker, check_uri, is_ready
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.sync import sync

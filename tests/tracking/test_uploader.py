@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from hpctrain.config.schema import Config
-from hpctrain.launch.adopt import adopt
 from hpctrain.launch.arrays import Entry
+from hpctrain.launch.sweeps.sweep_parent import adopt
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import JournalTracker
 from hpctrain.tracking.journal import Journal, journal_path, read_all

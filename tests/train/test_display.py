@@ -7,7 +7,7 @@ import re
 import pytest
 from rich.console import Console
 
-from hpctrain.train import display
+from hpctrain.training import display
 
 METRICS = {
     "train/loss": 0.1234,

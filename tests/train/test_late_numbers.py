@@ -18,18 +18,18 @@ from torch import distributed, nn
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.manifest import checkpoints
 from hpctrain.data.feed import Feed
-from hpctrain.data.loader import Loader
-from hpctrain.data.types import Batch
+from hpctrain.data.loading.loader import Loader
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import HealthError
 from hpctrain.faults.copied import Copied
 from hpctrain.faults.health import Health, RolledBack
 from hpctrain.faults.stop import Stop
+from hpctrain.shards.types import Batch
 from hpctrain.tasks import Sums
 from hpctrain.tracking.tracker import NullTracker
-from hpctrain.train.display import NoDisplay
-from hpctrain.train.step import TrainStep
-from hpctrain.train.trainer import Every, Trainer
+from hpctrain.training.display import NoDisplay
+from hpctrain.training.step import TrainStep
+from hpctrain.training.trainer import Every, Trainer
 from tests.data.test_loader import Numbers
 from tests.ranks import run_ranks
 from tests.steps import alone

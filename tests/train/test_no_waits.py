@@ -1,6 +1,6 @@
 """A training step never lets the host wait for the device, shown on the meta device.
 
-The meta device stands for a GPU: `hpctrain.parallel.scalars` and `hpctrain.faults.copied` treat it
+The meta device stands for a GPU: `hpctrain.parallel.reducing.scalars` and `hpctrain.faults.copied` treat it
 as one. Its tensors have no values, so torch refuses every operation that reads one, as `item`,
 `tolist`, `bool` and `nonzero` do. `Waits` also refuses the copies that wait. tests/gpu shows the
 same on a GPU, where torch tells by itself (`torch.cuda.set_sync_debug_mode`).
@@ -21,19 +21,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hpctrain.config.degrees import Degrees
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import PrecisionConfig
-from hpctrain.data.types import Batch
 from hpctrain.faults import copied
 from hpctrain.faults.stop import Stop
 from hpctrain.models import MLP, Transformer
 from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.model import ParallelModel
 from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.scalars import joined, on_device
+from hpctrain.parallel.reducing.scalars import joined, on_device
+from hpctrain.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, LanguageModel, Task
-from hpctrain.train.step import Totals, TrainStep
-from hpctrain.train.trainer import Trainer
+from hpctrain.training.step import Totals, TrainStep
+from hpctrain.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("group_of_one", "pinned")
 META, CPU = torch.device("meta"), torch.device("cpu")

@@ -3,7 +3,7 @@
 import pytest
 
 from hpctrain.config.schema import OptimizerConfig, SchedulerConfig
-from hpctrain.train.schedule import Schedule, peak_lr, warmup_steps
+from hpctrain.training.schedule import Schedule, peak_lr, warmup_steps
 
 
 @pytest.mark.parametrize(

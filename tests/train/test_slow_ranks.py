@@ -6,9 +6,9 @@ import time
 import torch
 from torch import distributed
 
-from hpctrain.config.degrees import Degrees
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.parallel.mesh import Mesh
-from hpctrain.train.slow_ranks import SlowRanks, slowest, worked_s
+from hpctrain.training.slow_ranks import SlowRanks, slowest, worked_s
 from tests.ranks import run_ranks
 
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from hpctrain.train.throughput import Throughput
+from hpctrain.training.throughput import Throughput
 
 
 def test_evaluation_and_checkpoints_do_not_lower_it(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr("hpctrain.train.throughput.time.monotonic", lambda: clock.now)
+    monkeypatch.setattr("hpctrain.training.throughput.time.monotonic", lambda: clock.now)
     loader: Any = SimpleNamespace(wait_s=0.0)
     compared: list[tuple[float, ...]] = []
     slow_ranks: Any = SimpleNamespace(compare=lambda *seconds: compared.append(seconds))

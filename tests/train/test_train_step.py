@@ -14,8 +14,8 @@ from hpctrain.faults.health import Health
 from hpctrain.models import MLP
 from hpctrain.parallel.precision import Precision
 from hpctrain.tasks import Classification
-from hpctrain.train.schedule import Schedule
-from hpctrain.train.step import Totals, TrainStep
+from hpctrain.training.schedule import Schedule
+from hpctrain.training.step import Totals, TrainStep
 from tests.steps import ALONE, batch, make, weights
 
 pytestmark = pytest.mark.usefixtures("group_of_one")

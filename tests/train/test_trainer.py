@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import distributed
 
-from hpctrain.config.metrics import Asked
-from hpctrain.data.types import Batch
+from hpctrain.config.rules.metrics import Asked
 from hpctrain.errors import ConfigError
+from hpctrain.shards.types import Batch
 from hpctrain.tracking.tracker import NullTracker
-from hpctrain.train.display import NoDisplay
-from hpctrain.train.trainer import Every, Trainer
+from hpctrain.training.display import NoDisplay
+from hpctrain.training.trainer import Every, Trainer
 from tests.ranks import run_ranks
 from tests.steps import batch, make
 

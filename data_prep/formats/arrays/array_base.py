@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from data_prep.formats.unread import matlab_5
-from hpctrain.data.field import MAX_AXES
-from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.field import MAX_AXES
+from hpctrain.shards.types import Array
 
 HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".h5ad", ".mat")
 NETCDF = (".nc", ".nc4", ".cdf", ".netcdf")

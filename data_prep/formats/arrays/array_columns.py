@@ -12,9 +12,9 @@ from data_prep.formats.arrays.array_base import ArrayFile, Where
 from data_prep.formats.arrays.array_files import open_array
 from data_prep.formats.arrays.packing import Packing
 from data_prep.formats.casts import cast
-from hpctrain.data.field import Field
-from hpctrain.data.types import Array
 from hpctrain.errors import DataError
+from hpctrain.shards.field import Field
+from hpctrain.shards.types import Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from data_prep.formats.arrays.array_base import READING, ArrayFile, Where, choos
 from data_prep.formats.arrays.packing import ATTRIBUTES
 from data_prep.formats.hdf5.hdf5_links import Links
 from data_prep.formats.hdf5.hdf5_storage import Written
-from hpctrain.data.compression import plugins
-from hpctrain.data.types import Array
 from hpctrain.errors import DataError
+from hpctrain.shards.compression import plugins
+from hpctrain.shards.types import Array
 
 
 class HDF5Array(ArrayFile):

@@ -15,8 +15,8 @@ from data_prep.formats.arrays.packing import ATTRIBUTES
 from data_prep.formats.hdf5.hdf5_links import Links
 from data_prep.formats.hdf5.hdf5_storage import Written
 from data_prep.libraries import library
-from hpctrain.data.types import Array
 from hpctrain.errors import DataError
+from hpctrain.shards.types import Array
 
 
 class NetCDFArray(ArrayFile):

@@ -24,9 +24,9 @@ from data_prep.formats.arrays.array_base import (
 )
 from data_prep.formats.arrays.mapped import Mapped
 from data_prep.formats.unread import way
-from hpctrain.data.storage.scratch import Undecodable, load
-from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.storage.scratch import Undecodable, load
+from hpctrain.shards.types import Array
 
 try:
     _crc32 = load("isal.isal_zlib").crc32  # seven times as fast as zlib's

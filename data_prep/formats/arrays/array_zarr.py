@@ -14,8 +14,8 @@ import numpy as np
 from data_prep.formats.arrays.array_base import READING, ArrayFile, Where, choose, unreadable
 from data_prep.formats.arrays.packing import ATTRIBUTES
 from data_prep.libraries import library
-from hpctrain.data.types import Array
 from hpctrain.errors import DataError
+from hpctrain.shards.types import Array
 
 
 class ZarrArray(ArrayFile):

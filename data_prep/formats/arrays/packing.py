@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data.types import Array
 from hpctrain.errors import DataError
+from hpctrain.shards.types import Array
 
 BOUNDS = ("valid_range", "valid_min", "valid_max")
 ATTRIBUTES = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned", *BOUNDS)

@@ -9,10 +9,10 @@ from typing import Any
 import h5py
 
 from data_prep.formats.unread import matlab_5
-from hpctrain.data.field import Field
-from hpctrain.data.storage.inside import Elsewhere, find
-from hpctrain.data.storage.layout import dtype_of
 from hpctrain.errors import DataError
+from hpctrain.shards.field import Field
+from hpctrain.shards.storage.inside import Elsewhere, find
+from hpctrain.shards.storage.layout import dtype_of
 
 LISTED = 8  # datasets that a message lists
 CONVERT = "`python -m data_prep python FILE.py:function OUT` can convert it"

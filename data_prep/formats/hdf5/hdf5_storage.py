@@ -13,9 +13,9 @@ from functools import cached_property
 import h5py
 import numpy as np
 
-from hpctrain.data.storage.scratch import Damaged
-from hpctrain.data.storage.table import chunk_grid, listed_chunks
-from hpctrain.data.types import Int64s
+from hpctrain.shards.storage.chunk_table import chunk_grid, listed_chunks
+from hpctrain.shards.storage.scratch import Damaged
+from hpctrain.shards.types import Int64s
 
 
 class Written:

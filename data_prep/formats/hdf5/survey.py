@@ -15,16 +15,16 @@ from data_prep.datasets.rows import blocks
 from data_prep.formats.hdf5.hdf5_storage import Written
 from data_prep.processes import Progress
 from data_prep.source import BLOCK_BYTES, SourceFile
-from hpctrain.data.field import Field
-from hpctrain.data.index import Shard
-from hpctrain.data.moments import Moments
-from hpctrain.data.shard import digest_file
-from hpctrain.data.storage.chunks import Chunked
-from hpctrain.data.storage.codecs import describe
-from hpctrain.data.storage.layout import Layout
-from hpctrain.data.storage.plain import Plain
-from hpctrain.data.storage.table import filters
 from hpctrain.errors import DataError
+from hpctrain.shards.field import Field
+from hpctrain.shards.index import Shard
+from hpctrain.shards.moments import Moments
+from hpctrain.shards.shard import digest_file
+from hpctrain.shards.storage.chunk_table import filters
+from hpctrain.shards.storage.chunks import Chunked
+from hpctrain.shards.storage.codecs import describe
+from hpctrain.shards.storage.layout import Layout
+from hpctrain.shards.storage.plain import Plain
 
 # Bytes of a chunk: too many to decode for one sample, too few for a read.
 LARGE, SMALL = 8 * 2**20, 16 * 2**10
@@ -105,7 +105,7 @@ class Survey:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence the storage warnings: the notes say the same."""
-    log = logging.getLogger("hpctrain.data.storage")
+    log = logging.getLogger("hpctrain.shards.storage")
     level = log.level
     log.setLevel(logging.ERROR)
     try:

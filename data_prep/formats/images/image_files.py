@@ -15,7 +15,7 @@ import numpy as np
 
 from data_prep.formats.samples import Unusable
 from data_prep.libraries import library
-from hpctrain.data.images import FORMATS as LOADED
+from hpctrain.data.sources.images import FORMATS as LOADED
 from hpctrain.errors import ConfigError
 
 FORMATS = (*LOADED, "TIFF", "BMP", "GIF", "JPEG2000", "AVIF")

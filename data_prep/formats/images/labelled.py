@@ -14,9 +14,9 @@ from data_prep.formats.images.listing import Files, Ignored, look, rows, scan
 from data_prep.formats.outside import Inside
 from data_prep.formats.samples import Unusable
 from data_prep.piece import Problems
-from hpctrain.data.commit import PARTIAL
-from hpctrain.data.index import FILE
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.commit import PARTIAL
+from hpctrain.shards.index import FILE
 
 FOLDER = "folder"  # the name of the column that holds the folders below a root
 SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))

@@ -43,11 +43,11 @@ from data_prep.formats.images.image_files import (
     reasons,
 )
 from data_prep.formats.samples import Unusable
-from hpctrain.data.field import Field
-from hpctrain.data.images import FORMATS as LOADED
-from hpctrain.data.images import MAX_PIXELS, orientation, planes, upright
-from hpctrain.data.types import Array
+from hpctrain.data.sources.images import FORMATS as LOADED
+from hpctrain.data.sources.images import MAX_PIXELS, orientation, planes, upright
 from hpctrain.errors import ConfigError
+from hpctrain.shards.field import Field
+from hpctrain.shards.types import Array
 
 MODES = {"RGB": 3, "L": 1, "RGBA": 4, "L16": 1, "RGB16": 3}
 DEEP = ("L16", "RGB16")

@@ -26,9 +26,9 @@ import numpy as np
 from data_prep.formats.samples import Unusable
 from data_prep.formats.shards.split_folders import INDEX, unpacked_zstd
 from data_prep.source import SourceFile
-from hpctrain.data.types import Array
 from hpctrain.disk import parse_json
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.types import Array
 
 IMAGE = re.compile(r"jpeg|pil|image(:\w+)?")
 DECODED = re.compile(

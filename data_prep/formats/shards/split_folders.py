@@ -7,8 +7,8 @@ FOLDER/train/index.json, …       each folder is a split
 from pathlib import Path
 
 from data_prep.libraries import library
-from hpctrain.data.field import check_name
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.field import check_name
 
 INDEX = "index.json"
 COLUMN = "folder"  # the name of the column that holds the names of the folders

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.formats.casts import lost
-from hpctrain.data.field import DTYPES, Field
-from hpctrain.data.ragged import Ragged, offsets_of
-from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.field import DTYPES, Field
+from hpctrain.shards.ragged import Ragged, offsets_of
+from hpctrain.shards.types import Array, Int64s
 
 CODES = "int32"  # dtype of the codes of categories
 WHOLE = re.compile(r"[+-]?\d{1,300}")

@@ -12,7 +12,7 @@ import numpy as np
 
 from data_prep.formats.casts import lost
 from data_prep.formats.tables.columns import Column
-from hpctrain.data.types import Array
+from hpctrain.shards.types import Array
 
 MANY = 16  # columns of one type; fewer are converted one by one
 

@@ -9,7 +9,7 @@ A struct that is null makes its members null.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hpctrain.data.ragged import offsets_of
+from hpctrain.shards.ragged import offsets_of
 
 
 def flat_schema(schema: Any) -> Any:

@@ -11,8 +11,8 @@ from data_prep.formats.opening import one_line
 from data_prep.formats.tables import nested
 from data_prep.formats.tables.columns import Column
 from data_prep.libraries import library
-from hpctrain.data.ragged import offsets_of
 from hpctrain.errors import DataError
+from hpctrain.shards.ragged import offsets_of
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ import numpy as np
 import xxhash
 
 from data_prep.libraries import library
-from hpctrain.data.ragged import Ragged, offsets_of
-from hpctrain.data.types import Array
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.ragged import Ragged, offsets_of
+from hpctrain.shards.types import Array
 
 FILE = "tokenizer.json"  # its name in the output folder
 BYTES = 256

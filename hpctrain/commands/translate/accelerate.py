@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from hpctrain.commands.translate import deepspeed
-from hpctrain.commands.translate.source import ALWAYS, Source
+from hpctrain.commands.translate.foreign_config import ALWAYS, Source
 from hpctrain.commands.translate.translation import Translation, parser, read, show
 from hpctrain.errors import ConfigError
 

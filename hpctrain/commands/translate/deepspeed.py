@@ -19,9 +19,9 @@ from hpctrain.commands.translate.deepspeed_keys import (
     OTHER_SCHEDULERS,
     REASONS,
 )
-from hpctrain.commands.translate.source import Source
+from hpctrain.commands.translate.foreign_config import Source
 from hpctrain.commands.translate.translation import Translation, parser, read, show
-from hpctrain.config import targets
+from hpctrain.config.rules import targets
 from hpctrain.disk import parse_json
 from hpctrain.errors import ConfigError
 

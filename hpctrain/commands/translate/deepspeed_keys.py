@@ -1,6 +1,6 @@
 """The keys of DeepSpeed without a counterpart here, and why they have none."""
 
-from hpctrain.commands.translate.source import ALWAYS
+from hpctrain.commands.translate.foreign_config import ALWAYS
 
 _BLOCKS = ALWAYS + "FSDP2 gathers and reduces block by block (parallel.blocks), whatever their size"
 _TRACKING = "metrics go to MLflow (tracking.*)"

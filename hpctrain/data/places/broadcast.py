@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hpctrain.data.index import Shard
 from hpctrain.data.places.depot import BROADCAST, Depot
 from hpctrain.data.places.origin import FolderOrigin, WrongShard, digest_of, pour
 from hpctrain.data.places.progress_log import Progress
 from hpctrain.errors import LaunchError
+from hpctrain.shards.index import Shard
 
 log = logging.getLogger(__name__)
 

@@ -19,12 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from hpctrain.data.index import Shard
 from hpctrain.data.places.broadcast import receive
 from hpctrain.data.places.depot import Depot
 from hpctrain.data.places.origin import Origin, WrongShard, digest_of, pour
 from hpctrain.data.places.progress_log import Progress
 from hpctrain.errors import StorageError
+from hpctrain.shards.index import Shard
 
 log = logging.getLogger(__name__)
 

@@ -39,10 +39,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from hpctrain.data.index import Shard
 from hpctrain.data.places.filesystem import free_bytes, job_memory, kind_of
 from hpctrain.data.places.origin import digest_of
 from hpctrain.errors import StorageError
+from hpctrain.shards.index import Shard
 
 PART, BROADCAST = ".part", ".sbcast"
 _LOCK, _BOOT = "lock", "boot"

@@ -24,8 +24,8 @@ from typing import Any, Protocol
 
 import xxhash
 
-from hpctrain.data.index import FILE, Index, Shard
 from hpctrain.errors import DataError
+from hpctrain.shards.index import FILE, Index, Shard
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from hpctrain.data.index import Shard
+from hpctrain.shards.index import Shard
 
 
 class Place(Protocol):

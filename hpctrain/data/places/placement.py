@@ -9,7 +9,7 @@ node   staged                         staged                     staged
 >>> place.plan(shards)                   # the shards that this node reads, in the order of use
 >>> file = open(place.path(shards[0]), "rb")
 
-`data.verify` adds a check to a place; see `hpctrain.data.places.verify`.
+`data.verify` adds a check to a place; see `hpctrain.data.places.verification`.
 """
 
 import logging
@@ -17,12 +17,12 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hpctrain.data.index import Shard
 from hpctrain.data.places.filesystem import kind_of
 from hpctrain.data.places.origin import is_url
 from hpctrain.data.places.place import Folder, Place
 from hpctrain.data.places.stage import Stage
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.shards.index import Shard
 
 log = logging.getLogger(__name__)
 

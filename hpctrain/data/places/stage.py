@@ -25,10 +25,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpctrain.data.index import Shard
 from hpctrain.data.places.copier import Copier
 from hpctrain.data.places.depot import Depot
 from hpctrain.data.places.origin import open_origin
+from hpctrain.shards.index import Shard
 
 THREADS = 4  # shards that a process copies at once; one stream does not fill a network
 

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 
 from hpctrain.data.samplers.order import Order, Sampler, check_positions, draw
 from hpctrain.data.samplers.permutation import groups, make_key
-from hpctrain.data.types import Int64s
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.types import Int64s
 
 PERIOD = 65_536
 GOLDEN_RATIO = (math.sqrt(5) - 1) / 2

@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data.types import Int64s
+from hpctrain.shards.types import Int64s
 
 UInt64s = NDArray[np.uint64]
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data.ragged import Ragged
 from hpctrain.data.samplers.order import Sampler
 from hpctrain.data.source import Source
-from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.ragged import Ragged
+from hpctrain.shards.types import Array, Int64s
 
 CHUNK = 65_536  # samples read at a time
 

@@ -11,11 +11,11 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, BinaryIO, NamedTuple
 
-from hpctrain.data.types import Array, Int64s
 from hpctrain.data.workers.process import VARIABLE, Task
 from hpctrain.data.workers.samples import Transform
 from hpctrain.data.workers.shared import Segment
 from hpctrain.errors import ConfigError
+from hpctrain.shards.types import Array, Int64s
 
 Rows = dict[str, Array]
 

@@ -35,14 +35,14 @@ from typing import BinaryIO, Self
 
 import numpy as np
 
-from hpctrain.data.ragged import Ragged
 from hpctrain.data.source import Source
-from hpctrain.data.types import Array, Int64s
 from hpctrain.data.workers.child import Child, PendingBatch, Rows, pickled
 from hpctrain.data.workers.process import JOB_SIGNALS, MESSAGE, VARIABLE, Reply, Task
 from hpctrain.data.workers.samples import SampleRandom, Transform, apply
 from hpctrain.data.workers.shared import Block, Segment, place, view
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.ragged import Ragged
+from hpctrain.shards.types import Array, Int64s
 
 
 class Workers:

@@ -17,11 +17,11 @@ from collections.abc import Mapping
 from multiprocessing import spawn
 from typing import NamedTuple
 
-from hpctrain.data.ragged import Ragged
-from hpctrain.data.types import Array
 from hpctrain.data.workers.samples import SampleRandom, Transform, apply
 from hpctrain.data.workers.shared import Block, Segment, place, view
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.ragged import Ragged
+from hpctrain.shards.types import Array
 
 # Slurm, a terminal or a user sends these to every process of a job; the trainer handles them.
 JOB_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

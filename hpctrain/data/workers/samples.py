@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from hpctrain.data.ragged import Ragged
-from hpctrain.data.types import Array, Int64s
 from hpctrain.errors import DataError
+from hpctrain.shards.ragged import Ragged
+from hpctrain.shards.types import Array, Int64s
 
 Sample = dict[str, Any]
 Transform = Callable[[Sample, np.random.Generator], Mapping[str, Any]]

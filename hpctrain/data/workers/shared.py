@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data.types import Array
+from hpctrain.shards.types import Array
 
 ALIGNMENT = 64  # bytes: a cache line, and what torch asks of memory for its vector code
 

@@ -11,11 +11,11 @@ import torch
 from torch.utils.data import default_collate
 
 from hpctrain.config.schema import DataConfig
-from hpctrain.data.format import write_shards
-from hpctrain.data.loader import Loader
-from hpctrain.data.reader import Reader
-from hpctrain.data.samplers.blocks import BlockOrder
+from hpctrain.data.loading.loader import Loader
+from hpctrain.data.samplers.block_order import BlockOrder
 from hpctrain.data.samplers.order import Order, Sampler
+from hpctrain.data.sources.reader import Reader
+from hpctrain.shards.format import write_shards
 from tests.benchmarks.loaders.competitor import Competitor, MapStyle
 from tests.benchmarks.loaders.works import Batch, Work, tensor
 

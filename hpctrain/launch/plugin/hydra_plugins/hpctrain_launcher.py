@@ -77,10 +77,10 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
             ConfigError: A run is wrong; then none is submitted.
         """
         # Hydra imports every plugin at each start, so slow imports are here.
-        from hpctrain.config.compose_sweep import Composer
+        from hpctrain.config.composing.compose_sweep import Composer
         from hpctrain.disk import write_atomically
-        from hpctrain.launch.sweep import Sweep
-        from hpctrain.launch.table import progress, say
+        from hpctrain.launch.output import progress, say
+        from hpctrain.launch.sweeps.sweep import Sweep
         from hpctrain.secrets import mask, reference
 
         assert self.hydra_context is not None

@@ -1,4 +1,4 @@
-"""The sweeper `hydra/sweeper=optuna`, as a Hydra plugin; see `hpctrain.launch.search`."""
+"""The sweeper `hydra/sweeper=optuna`, as a Hydra plugin; see `hpctrain.launch.sweeps.search`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 if TYPE_CHECKING:
-    from hpctrain.launch.search import Metric
+    from hpctrain.launch.sweeps.search import Metric
 
 
 class HpctrainOptunaSweeper(Sweeper):
@@ -44,7 +44,7 @@ class HpctrainOptunaSweeper(Sweeper):
             LaunchError: No trial has finished, or too many have failed.
         """
         # Hydra imports every plugin at each start, so slow imports are here.
-        from hpctrain.launch.search import Search
+        from hpctrain.launch.sweeps.search import Search
 
         assert self.config is not None
         assert self.hydra_context is not None

@@ -1,0 +1,207 @@
+"""Gather the facts about runs: from their directories, from `squeue`, and if needed from `sacct`.
+
+Each of the two commands is called once for all runs. `squeue` is not called if every run is
+finished or none was submitted to Slurm.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpctrain.disk import open_regular, read_json
+from hpctrain.errors import LaunchError, StorageError
+from hpctrain.launch.slurm.queue import Ended, Job, ended, queued
+from hpctrain.runs import stop_request
+from hpctrain.runs.run_dir import RunDir
+
+log = logging.getLogger(__name__)
+
+# What a file raises that is JSON, but whose values have other types than ours.
+OTHER_TYPES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+
+
+@dataclass
+class Facts:
+    """What the run directory and the scheduler say about one run.
+
+    Attributes:
+        path: The run directory.
+        record: The content of run.json.
+        progress: The content of progress.json, which rank 0 writes every few seconds; may be empty.
+        stop_request: Who has asked the run to stop for good, and when; None without a request.
+        held: Whether a process holds the lock of the run, as far as this host can see.
+        unanswered: Whether the run was submitted, but `sbatch` has not printed a job id.
+        job_id: The job id of the last submission or attempt, `ARRAYJOB_TASK`; "" outside Slurm.
+        job: The job as `squeue` shows it; None if it is not in the queue.
+        ended: The job as `sacct` shows it, if it is not in the queue.
+        scheduler: Whether `squeue` has answered; then a job that it does not show is not queued.
+        damage: Why run.json cannot be read; "" if it can.
+    """
+
+    path: Path
+    record: dict[str, Any] = field(default_factory=dict)
+    progress: dict[str, Any] = field(default_factory=dict)
+    stop_request: dict[str, Any] | None = None
+    held: bool = False
+    unanswered: bool = False
+    job_id: str = ""
+    job: Job | None = None
+    ended: Ended | None = None
+    scheduler: bool = False
+    damage: str = ""
+
+    @classmethod
+    def read(cls, path: Path) -> Facts:
+        """Return the facts that the run directory has, without the scheduler."""
+        try:
+            record = RunDir(path).read()
+        except (StorageError, OSError) as error:
+            return cls(path, damage=str(error))
+        try:
+            return cls._of(path, record)
+        except OTHER_TYPES as error:
+            return cls.damaged(path, error)
+
+    @classmethod
+    def damaged(cls, path: Path, error: Exception) -> Facts:
+        """Return the facts about a run whose files have values of other types than ours."""
+        why = f"{type(error).__name__}: {error}"
+        return cls(path, damage=f"{path}: run.json or progress.json is damaged ({why})")
+
+    @classmethod
+    def _of(cls, path: Path, record: dict[str, Any]) -> Facts:
+        facts = cls(path, record, _json(path / "progress.json"))
+        if not facts.is_final:
+            submitted = facts.submission.get("time", 0.0)
+            facts.stop_request = stop_request.read(path, since=submitted)
+        array = _array_id(facts.submission["script"]) if facts.submission else ""
+        facts.unanswered = bool(facts.submission) and not array
+        task = facts.submission.get("task")
+        facts.job_id = f"{array}_{task}" if array else str(facts.attempt.get("job_id", ""))
+        # The types of what the scheduler is asked about.
+        facts.begun, facts.trained_s(None), hash((facts.submission.get("script"), task))
+        return facts
+
+    @property
+    def name(self) -> str:
+        """The name of the run directory."""
+        return self.path.name
+
+    @property
+    def recorded_state(self) -> str:
+        """The state in run.json. It is wrong if a process was killed after it wrote it."""
+        return str(self.record.get("state", "created"))
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the state is clear without the scheduler."""
+        return self.recorded_state == "finished" or bool(self.damage)
+
+    @property
+    def submission(self) -> dict[str, Any]:
+        """The script, task, user and time of the last submission to Slurm; empty without one."""
+        return self.record.get("submission") or {}
+
+    @property
+    def attempt(self) -> dict[str, Any]:
+        """The last attempt; empty when none has begun."""
+        attempts = self.record.get("attempts") or [{}]
+        last: dict[str, Any] = attempts[-1]
+        return last
+
+    def forget_old_submission(self) -> None:
+        """Clear the submission if the run was started outside Slurm after it."""
+        begun = float(self.attempt.get("started", 0.0))
+        outside = self.attempt.get("launcher", "slurm") != "slurm"
+        if outside and begun > float(self.submission.get("time", 0.0)):
+            self.record["submission"], self.job_id, self.scheduler = None, "", False
+
+    @property
+    def begun(self) -> float:
+        """When the run was last started or submitted, in seconds since the epoch; 0 if never."""
+        return max(float(self.attempt.get("started", 0.0)), float(self.submission.get("time", 0.0)))
+
+    def trained_s(self, now: float | None) -> float | None:
+        """Return the seconds of all attempts together; None if none has begun.
+
+        Args:
+            now: The time, for a run that is running. Otherwise an attempt that could not note its
+                end has lasted until the last heartbeat.
+        """
+        attempts = [each for each in self.record.get("attempts", []) if "started" in each]
+        total = 0.0
+        for attempt in attempts:
+            last = attempt is attempts[-1]
+            end = attempt.get("ended", now or self.progress.get("time") if last else None)
+            total += max(0.0, float(end or attempt["started"]) - float(attempt["started"]))
+        return total if attempts else None
+
+    @property
+    def restarts(self) -> int:
+        """The number of attempts after the first."""
+        return max(0, len(self.record.get("attempts", [])) - 1)
+
+
+def gather(paths: Iterable[Path]) -> list[Facts]:
+    """Read the runs, and ask the scheduler about those whose state is not clear."""
+    _array_id.cache_clear()
+    runs = [Facts.read(path) for path in paths]
+    squeue_answers = True
+    if any(run.submission and not run.is_final for run in runs) and shutil.which("squeue"):
+        try:
+            _ask_squeue(runs)
+        except LaunchError as error:
+            log.warning("%s The states below are those in the run directories.", error)
+            squeue_answers = False
+    gone = []
+    for run in runs:
+        if run.job is not None:
+            continue
+        run.forget_old_submission()
+        if run.recorded_state in ("queued", "running", "interrupted"):
+            run.held = RunDir(run.path).is_locked()
+            if run.job_id and not run.held:
+                gone.append(run)
+    if gone and squeue_answers and shutil.which("sacct"):
+        tasks = ended({run.job_id.partition("_")[0] for run in gone}) or {}
+        for run in gone:
+            run.ended = tasks.get(run.job_id)
+    return runs
+
+
+def _ask_squeue(runs: list[Facts]) -> None:
+    open_runs = [run for run in runs if run.submission and not run.is_final]
+    jobs = queued({str(run.submission["user"]) for run in open_runs})
+    for index, run in enumerate(runs):
+        if not run.submission or run.is_final:
+            continue
+        job = jobs.get((run.submission["script"], run.submission["task"]))
+        if job is None:
+            # The job may have ended after run.json was read; then run.json says so now.
+            run = runs[index] = Facts.read(run.path)
+        run.job, run.scheduler = job, True
+        run.job_id = job.id if job else run.job_id
+
+
+@functools.cache
+def _array_id(script: str) -> str:
+    """Return the job id of the array with this script; "" if `sbatch` has not printed one."""
+    try:
+        with open_regular(Path(script).with_name("job_id")) as file:
+            return file.read(1000).decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

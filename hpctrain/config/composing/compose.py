@@ -1,0 +1,160 @@
+"""Compose the config of one command line, by Hydra. `compose_sweep` composes those of a sweep."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from hpctrain.config.composing.choices import conf_dir, groups
+from hpctrain.config.composing.text_values import quoted
+from hpctrain.config.explain import explain, same_name
+from hpctrain.config.frozen import from_omegaconf, known_keys
+from hpctrain.config.schema import Config
+from hpctrain.config.schema.key import keys
+from hpctrain.errors import ConfigError, StorageError
+
+
+def compose(argv: list[str]) -> Config | None:
+    """Compose the config of a command line.
+
+    Args:
+        argv: The arguments without the program's name.
+
+    Returns:
+        The typed config, or None if Hydra did something else (`-m`, `--cfg`).
+
+    Raises:
+        ConfigError: A key, a value or a choice is wrong.
+        StorageError: The folder of a sweep cannot be written.
+    """
+    store_schema()
+    # Hydra 1.4 warns if the parameter is given, Hydra 1.3 if it is not.
+    base = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+    composed: list[DictConfig] = []
+    own_argv = sys.argv
+    overrides = _overrides(argv)
+    given = [quoted(extending(text)) for text in overrides]
+    # Let Hydra raise its errors instead of printing a long report and exiting with 1.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    # Hydra 1.3 wants all overrides side by side; `experiment=digits -m seed=1,2` works here.
+    sys.argv = [own_argv[0], *(text for text in argv if text not in overrides), *given]
+    try:
+        with our_launchers():
+            hydra.main(config_path=str(conf_dir()), config_name="config", **base)(composed.append)()
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(explain(error, known_keys())) from error
+    except ValueError as error:
+        if not _is_raised_by_hydra(error):
+            raise
+        raise ConfigError(str(error)) from error
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise StorageError(
+            f"output_dir: cannot write {error.filename} ({error.strerror})"
+        ) from error
+    finally:
+        del os.environ["HYDRA_FULL_ERROR"]
+        sys.argv = own_argv
+    if composed and (len(composed) > 1 or {"-m", "--multirun"} & {*argv}):
+        raise ConfigError(
+            "hydra/launcher: -m needs hpctrain (the default), submitit_slurm or submitit_local; "
+            "nothing was started"
+        )
+    return from_omegaconf(composed[0]) if composed else None
+
+
+def extending(override: str) -> str:
+    """Return an override by which a free section, such as `parallel.plan={a.*: colwise}`, may grow.
+
+    Hydra itself refuses names that the section does not have yet, unless the override has `++`.
+    """
+    name, _, value = override.partition("=")
+    free = (key.name for key in keys(Config) if key.type.startswith("dict") and "." in key.name)
+    return f"++{override}" if value.lstrip().startswith("{") and name in free else override
+
+
+def _is_raised_by_hydra(error: ValueError) -> bool:
+    """Return whether Hydra itself refuses the command line, as `model=null` or `-m --cfg job`."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return frame.filename.startswith(f"{Path(hydra.__file__).parent}{os.sep}")
+
+
+def store_schema() -> None:
+    """Make the schema known to Hydra."""
+    store = ConfigStore.instance()
+    if "schema.yaml" not in store.repo:  # Hydra 1.4 warns if it is stored twice
+        store.store(name="schema", node=Config)
+
+
+@contextmanager
+def our_launchers() -> Iterator[None]:
+    """Let `hydra/launcher=submitit_slurm` and `submitit_local` name our launcher.
+
+    Other programs that use Hydra in this process find those of hydra-submitit-launcher afterwards.
+    """
+    Plugins.instance()  # imports the plugins, which store their launchers
+    store = ConfigStore.instance()
+    stored = store.repo["hydra"]["launcher"]
+    before = dict(stored)
+    try:
+        for name, node in _SUBMITIT.items():
+            stored.pop(f"{name}.yaml", None)  # Hydra 1.4 warns if it is stored twice
+            store.store(group="hydra/launcher", name=name, node=node, provider="hpctrain")
+        yield
+    finally:
+        stored.update(before)
+
+
+_SUBMITIT = {
+    "submitit_slurm": {"defaults": ["hpctrain"]},
+    "submitit_local": {"defaults": ["hpctrain", "_self_"], "local": True},
+}
+
+
+def _overrides(argv: list[str]) -> list[str]:
+    """Return the arguments that are neither flags of Hydra nor their values.
+
+    Raises:
+        ConfigError: Hydra does not have such a flag.
+    """
+
+    def refuse(message: str) -> NoReturn:
+        hint = _as_override(argv, message)
+        raise ConfigError(f"{message}; {hint}--help shows what there is, --hydra-help Hydra's own")
+
+    parser = get_args_parser()
+    parser.allow_abbrev = False  # `--experiment` would be taken for a flag of Hydra
+    parser.error = refuse  # type: ignore[method-assign]
+    overrides: list[str] = parser.parse_intermixed_args(argv).overrides
+    return overrides
+
+
+def _as_override(argv: list[str], message: str) -> str:
+    """Return how to write `--seed 1` as an override; "" if there is no such key or group."""
+    known = [*groups(conf_dir()), *known_keys()]
+    for place, text in enumerate(argv):
+        name, equals, value = text.lstrip("-").partition("=")
+        names = (name, name.replace("-", "_"))
+        key = next((key for key in known if key in names), "")
+        if not key and len(keys := same_name(names[1], known)) == 1:
+            (key,) = keys
+        if text.startswith("-") and text.partition("=")[0] in message and key:
+            following = argv[place + 1] if place + 1 < len(argv) else "VALUE"
+            is_value = not following.startswith("-") and "=" not in following
+            return f"write {key}={value if equals else following if is_value else 'VALUE'}; "
+    return ""

@@ -1,0 +1,76 @@
+"""The reading of several batches at once."""
+
+from collections import deque
+from collections.abc import Mapping
+
+from hpctrain.data.buffers import Buffers
+from hpctrain.data.loading.collate import Collate
+from hpctrain.data.loading.reading_plan import Group
+from hpctrain.data.loading.threads import intra_op
+from hpctrain.data.source import Source
+from hpctrain.data.workers.pool import Workers
+from hpctrain.shards.ragged import Ragged
+from hpctrain.shards.types import Array, Batch
+
+MAX_STEPS = 64  # of a group
+
+
+class BatchReader:
+    """Reads the batches of a group of steps.
+
+    Args:
+        source: Where the samples come from.
+        share: Samples of a batch.
+        collate: Makes the batches.
+        buffers: Memory for the fixed-size fields.
+        workers: Processes that transform the samples; None: samples are not transformed.
+        seed: Seed of the workers' random choices.
+
+    Attributes:
+        batch_bytes: Bytes of a batch. Where samples vary in length, it is the largest batch that
+            has been read.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        share: int,
+        collate: Collate,
+        buffers: Buffers,
+        *,
+        workers: Workers | None,
+        seed: int,
+    ) -> None:
+        self._source, self._share, self._collate = source, share, collate
+        self._buffers, self._workers, self._seed = buffers, workers, seed
+        self._fixed = {name: f for name, f in source.fields.items() if not f.variable}
+        self._varies = len(self._fixed) < len(source.fields)
+        self.batch_bytes = share * sum(field.nbytes for field in self._fixed.values())
+
+    def steps_in(self, nbytes: int) -> int:
+        """Return how many steps make about `nbytes`: 1 to MAX_STEPS."""
+        return min(MAX_STEPS, max(1, nbytes // max(1, self.batch_bytes)))
+
+    def read(self, group: Group) -> deque[Batch]:
+        """Return one batch for each step of the group."""
+        positions, samples, mask = group.plan
+        rows: Mapping[str, Array | Ragged]
+        if self._workers is not None:
+            seed = (self._seed, group.epoch)
+            rows = self._workers.submit(seed, positions.reshape(-1), samples.reshape(-1)).result()
+            batches = self._collate(rows, mask)
+        else:
+            with intra_op(1):
+                rows = self._source.read(samples.reshape(-1), self._room(samples.size))
+                batches = self._collate(rows, mask)
+        if self._varies:
+            nbytes = max(sum(value.nbytes for value in batch.values()) for batch in batches)
+            self.batch_bytes = max(self.batch_bytes, nbytes)
+        return batches
+
+    def _room(self, count: int) -> dict[str, Array]:
+        """Return arrays for the fixed-size fields of `count` samples."""
+        return {
+            name: self._buffers.take((count, *field.shape), field.dtype)
+            for name, field in self._fixed.items()
+        }

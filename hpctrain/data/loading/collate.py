@@ -1,0 +1,97 @@
+"""The making of batches from the rows of several steps.
+
+A fixed-size field becomes (b, *shape). A variable-length field becomes, by choice,
+
+    pad    FIELD (b, longest, *shape), filled up with zeros, and FIELD_length int64 (b,)
+    pack   FIELD (total, *shape), the samples end to end, and FIELD_offsets int64 (b + 1,):
+           sample i is FIELD[offsets[i]:offsets[i + 1]], as packed attention needs it
+
+"mask" is bool (b,): False for a repeated sample that only fills up the tail.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hpctrain.data.buffers import Buffers
+from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.field import Field
+from hpctrain.shards.ragged import Ragged
+from hpctrain.shards.types import Array, Batch
+
+Layout = Literal["pad", "pack"]
+
+MASK = "mask"
+LENGTH, OFFSETS = "_length", "_offsets"
+# torch stores these dtypes, but computes little with them.
+WIDER = {np.dtype("uint16"): "int32", np.dtype("uint32"): "int64"}
+
+
+class Collate:
+    """Makes batches.
+
+    Args:
+        fields: The fields of the data set; transforms may return others.
+        layout: How variable-length fields are laid out.
+        buffers: Memory for values that become wider; says whether batches are page-locked.
+
+    Raises:
+        ConfigError: There is no such layout.
+        DataError: A field has a name that the batch needs.
+    """
+
+    def __init__(self, fields: Mapping[str, Field], layout: Layout, buffers: Buffers) -> None:
+        if layout not in ("pad", "pack"):
+            raise ConfigError(f"collate {layout!r}: it is 'pad' or 'pack'")
+        self._packs, self._buffers = layout == "pack", buffers
+        more = OFFSETS if self._packs else LENGTH
+        needed = {name + more for name, field in fields.items() if field.variable}
+        taken = sorted(set(fields) & (needed | {MASK}))
+        if taken:
+            raise DataError(f"the loader needs the name {taken[0]!r} itself; rename that field")
+
+    def __call__(self, rows: Mapping[str, Array | Ragged], mask: NDArray[np.bool_]) -> deque[Batch]:
+        """Return one batch for each step.
+
+        It calls few of torch's operations: each releases the GIL, and has to wait to get it back.
+
+        Args:
+            rows: Each field of steps * b samples.
+            mask: bool (steps, b); False for a repeated sample.
+
+        Raises:
+            DataError: A field has another number of rows, or is named "mask".
+        """
+        steps, size = mask.shape
+        columns: dict[str, Sequence[torch.Tensor]] = {MASK: self._tensor(mask).unbind()}
+        for name, value in rows.items():
+            if name == MASK:  # from a transform: __init__ has checked the data set's
+                raise DataError(f"a transform returned {MASK!r}, which the loader adds itself")
+            if len(value) != steps * size:
+                raise DataError(f"{name}: {len(value)} rows for {steps} batches of {size}")
+            if not isinstance(value, Ragged):
+                tensor = self._tensor(value)
+                columns[name] = (tensor,) if steps == 1 else tensor.split(size)
+                continue
+            parts = [value.rows(i * size, (i + 1) * size) for i in range(steps)]
+            if self._packs:
+                columns[name] = [self._tensor(part.values) for part in parts]
+                columns[name + OFFSETS] = [self._tensor(part.offsets) for part in parts]
+            else:
+                columns[name] = [self._tensor(part.pad()) for part in parts]
+                lengths = value.lengths.reshape(steps, size)
+                columns[name + LENGTH] = self._tensor(lengths).unbind()
+        batches = zip(*columns.values(), strict=True)
+        return deque(dict(zip(columns, batch, strict=True)) for batch in batches)
+
+    def _tensor(self, array: Array) -> torch.Tensor:
+        """Return a tensor with the dtype, and in the memory, that the consumer gets."""
+        tensor = torch.from_numpy(array)
+        if array.dtype in WIDER:
+            wide = self._buffers.take(array.shape, WIDER[array.dtype])
+            tensor = torch.from_numpy(wide).copy_(tensor)
+        return tensor.pin_memory() if self._buffers.pin and not tensor.is_pinned() else tensor

@@ -1,0 +1,232 @@
+"""Batches for one data-parallel rank, which threads read ahead.
+
+The state is one integer: how many samples the training has been given, over all ranks and epochs
+(`hpctrain.data.loading.steps` explains it). A sampler (`hpctrain.data.samplers`) says which sample stands
+at a position. So the global batch of a step is the same, in the same order, for every number of
+ranks, and a run that is resumed with another number of ranks or another batch size continues the
+same sequence.
+
+    >>> loader = Loader(Reader(folder, "train"), global_batch_size=64, dp_rank=0, dp_size=2)
+    >>> for batch in loader:                 # without end, or max_epochs
+    ...     step(batch)
+    ...     save(loader.state_dict())        # after step k: resumes with batch k + 1
+
+For an evaluation, `Loader(…, shuffle=False, tail="pad", max_epochs=1)` gives each sample exactly
+once over all ranks; the loss leaves masked samples out.
+"""
+
+import operator
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+
+from hpctrain.data.buffers import Buffers
+from hpctrain.data.loading.batch_reader import BatchReader
+from hpctrain.data.loading.collate import Collate, Layout
+from hpctrain.data.loading.prefetcher import Prefetcher
+from hpctrain.data.loading.reading_plan import Planner, Step
+from hpctrain.data.loading.steps import Steps, Tail
+from hpctrain.data.samplers.order import Order, Sampler
+from hpctrain.data.source import SampleId, Source, sample_ids
+from hpctrain.data.workers.pool import Workers
+from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.types import Batch, Int64s
+
+
+class Loader:
+    """Iterates over this rank's batches, from the loader's state on.
+
+    A batch has b = dp_count * global_batch_size / dp_size samples of each field, and a mask: see
+    `hpctrain.data.loading.collate`. Its dtypes are those of the fields, but uint16 becomes int32 and
+    uint32 becomes int64.
+
+    The memory of a batch is used again only after the consumer has dropped the batch. There is
+    one iterator at a time: a new one, or `load_state_dict`, ends the one before.
+
+    Args:
+        source: Where the samples come from.
+        global_batch_size: Samples of one step, over all ranks.
+        dp_rank: This rank among the `dp_size` that divide the data.
+        dp_size: Data-parallel ranks.
+        dp_count: This rank takes the samples of so many ranks, from dp_rank on, so that a faster
+            one can have more of them.
+        sampler: Says which sample stands at a position. Without it each epoch has all samples, in
+            the order that `shuffle` and `seed` say.
+        shuffle: True: each epoch has another order; False: the order of the shards.
+        seed: Seed of the order; the same on every rank.
+        tail: An incomplete last batch of an epoch is left out ("drop") or filled up ("pad").
+        max_epochs: The iterator ends after so many epochs, counted from the state 0; None: it
+            never ends.
+        threads: Threads that read ahead. One core is left to the consumer, so there are at most
+            as many as there are other cores. 0: the consumer reads when it needs a batch.
+        prefetch_bytes: How many bytes are read ahead, about; at least one group of batches for
+            each thread.
+        collate: Variable-length fields are padded ("pad") or joined end to end ("pack").
+        pin_memory: Whether batches are in page-locked memory, for asynchronous copies to the GPU;
+            without CUDA it has no effect.
+        workers: Processes that transform the samples; a batch then has the fields that the
+            transforms return.
+
+    Attributes:
+        steps_per_epoch: Batches of a whole epoch.
+
+    Raises:
+        ConfigError: Sizes or ranks do not fit together.
+        DataError: There are fewer samples than one batch has (tail "drop"), or a field has a name
+            that the batch needs, such as "mask".
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        global_batch_size: int,
+        dp_rank: int = 0,
+        dp_size: int = 1,
+        dp_count: int = 1,
+        sampler: Sampler | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        tail: Tail = "drop",
+        max_epochs: int | None = None,
+        threads: int = 1,
+        prefetch_bytes: int = 64 * 2**20,
+        collate: Layout = "pad",
+        pin_memory: bool = False,
+        workers: Workers | None = None,
+    ) -> None:
+        self._source = source
+        sampler = sampler or Order(len(source), seed, shuffle)
+        self._steps = Steps(
+            sampler.count,
+            global_batch_size,
+            dp_rank=dp_rank,
+            dp_size=dp_size,
+            dp_count=dp_count,
+            tail=tail,
+            max_epochs=max_epochs,
+        )
+        if threads < 0 or prefetch_bytes < 0:
+            raise ConfigError(
+                f"threads {threads} and prefetch_bytes {prefetch_bytes} cannot be negative"
+            )
+        if threads and workers is not None:  # a thread waits while its batches are transformed
+            threads = max(threads, 2 * workers.count)
+        elif threads:  # one core is the consumer's
+            threads = min(threads, max(1, len(os.sched_getaffinity(0)) - 1))
+        buffers = Buffers(pin_memory)
+        self._prefetcher = Prefetcher(
+            Planner(self._steps, sampler, source),
+            BatchReader(
+                source,
+                self._steps.share,
+                Collate(source.fields, collate, buffers),
+                buffers,
+                workers=workers,
+                seed=seed,
+            ),
+            threads=threads,
+            prefetch_bytes=prefetch_bytes,
+        )
+        self._consumed = self._iteration = 0
+        self._here: deque[Batch] = deque()  # the batches of the current group that are left
+        self._last: Step | None = None  # whose batch was handed out last
+        self.steps_per_epoch = self._steps.steps_per_epoch
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that the consumer has waited for batches."""
+        return self._prefetcher.wait_s
+
+    @property
+    def count(self) -> int:
+        """The number of positions in an epoch: of samples, if the sampler takes each once."""
+        return self._steps.count
+
+    @property
+    def epoch(self) -> int:
+        """The number of whole epochs consumed: after the last batch of the first epoch it is 1."""
+        return self._consumed // self._steps.count
+
+    @property
+    def where(self) -> tuple[int, Int64s]:
+        """The epoch of the batch handed out last, and its positions there, int64 (b,).
+
+        Raises:
+            RuntimeError: No batch has been handed out.
+        """
+        return self.last.group.epoch, self.last.positions
+
+    @property
+    def last(self) -> Step:
+        """The step whose batch was handed out last. Keeping it keeps its plan, not its batch.
+
+        Raises:
+            RuntimeError: No batch has been handed out.
+        """
+        if self._last is None:
+            raise RuntimeError("the loader has not handed out a batch yet")
+        return self._last
+
+    def samples(self, step: Step | None = None) -> list[SampleId]:
+        """Return where this rank's samples of a step are stored, in the order of the batch.
+
+        Samples that only fill up the last batch are left out.
+
+        Args:
+            step: A step that was `last`; None: the one that is.
+
+        Raises:
+            RuntimeError: No batch has been handed out.
+        """
+        return sample_ids(self._source, (step or self.last).samples)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next batch has been read, so that `next()` would not wait."""
+        return bool(self._here) or self._prefetcher.ready
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the number of samples handed out, over all ranks and epochs.
+
+        What was read ahead does not count.
+        """
+        return {"consumed": self._consumed}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Let the next `iter()` continue from `state`.
+
+        Raises:
+            DataError: `state` is not the state of a loader.
+        """
+        try:
+            consumed = operator.index(state["consumed"])
+        except (KeyError, TypeError):
+            raise DataError(f"not the state of a loader: {dict(state)!r}") from None
+        if consumed < 0:
+            raise DataError(f"the state of the loader has consumed = {consumed}; it is >= 0")
+        self._consumed = consumed
+        self._iteration += 1
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._iteration += 1
+        return self._batches(self._iteration)
+
+    def _batches(self, iteration: int) -> Iterator[Batch]:
+        self._check_current(iteration)
+        self._here = deque()
+        with closing(self._prefetcher.read(self._consumed)) as groups:
+            for group, self._here in groups:
+                for number, consumed in enumerate(group.consumed):
+                    self._consumed, self._last = consumed, Step(group, number)
+                    # Taken out: a batch that the consumer has dropped shall not live on here.
+                    yield self._here.popleft()
+                    self._check_current(iteration)
+
+    def _check_current(self, iteration: int) -> None:
+        if iteration != self._iteration:
+            raise RuntimeError(
+                "this iterator of the loader has ended: its state was loaded, or another iterator "
+                "begun. Call iter() again"
+            )

@@ -1,0 +1,97 @@
+"""Reading ahead of the consumer of a loader, or only when it asks.
+
+    planning thread    plan of stretch 0 ── plan of stretch 1 ── …
+    reading threads       └─ group 0 ── group 1 ── group 2 ── …        futures, in order
+    consumer                    └─ batch, batch, … ── batch, batch, …
+
+Batches can be so small that Python's own time for each would exceed that of the copy. So a thread
+reads several batches at once, a *group*, into one buffer, and the consumer gets views of it.
+"""
+
+import sys
+import time
+from collections import deque
+from collections.abc import Generator, Iterator
+from concurrent.futures import Executor, Future
+
+from hpctrain.data.loading.batch_reader import BatchReader
+from hpctrain.data.loading.reading_plan import Group, Planner
+from hpctrain.data.loading.threads import WhenAsked, pool
+from hpctrain.shards.types import Batch
+
+GROUP = 2**23  # bytes that a thread reads at once: handing them over takes time, too
+GROUP_WHEN_ASKED = 2**21  # bytes that the consumer reads at once: they stay in a core's cache
+
+
+class Prefetcher:
+    """Reads the groups of one rank in their order.
+
+    Args:
+        planner: Says what each step reads.
+        reader: Reads the batches of a group.
+        threads: Threads that read ahead; 0: the consumer reads each group when it needs it.
+        prefetch_bytes: How many bytes are read ahead, about; at least one group for each thread.
+
+    Attributes:
+        wait_s: Seconds that the consumer has waited for groups.
+    """
+
+    def __init__(
+        self, planner: Planner, reader: BatchReader, *, threads: int, prefetch_bytes: int
+    ) -> None:
+        self._planner, self._reader = planner, reader
+        self._threads, self._prefetch_bytes = threads, prefetch_bytes
+        self._ahead: deque[tuple[Group, Future[deque[Batch]]]] = deque()
+        self.wait_s = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next group has been read."""
+        return bool(self._ahead and self._ahead[0][1].done())
+
+    def read(self, consumed: int) -> Generator[tuple[Group, deque[Batch]], None, None]:
+        """Yield the groups after the state `consumed`, each with the batches of its steps.
+
+        The threads end with the generator.
+        """
+        readers, planning = pool(self._threads), pool(min(1, self._threads))
+        groups = self._groups(consumed, planning)
+        ahead = self._ahead = deque()
+        # The consumer reads the first group itself: it shall not wait for any other work.
+        executor: Executor = WhenAsked()
+        ending = sys.is_finalizing
+        try:
+            while True:
+                start = time.perf_counter()
+                while len(ahead) < self._depth() and (group := next(groups, None)) is not None:
+                    ahead.append((group, executor.submit(self._reader.read, group)))
+                    executor = readers
+                if not ahead:
+                    return
+                group, future = ahead.popleft()
+                batches = future.result()
+                self.wait_s += time.perf_counter() - start
+                yield group, batches
+        finally:  # also when the consumer breaks out of its loop, or drops the iterator
+            if not ending():  # then Python has joined the threads and taken its modules apart
+                readers.shutdown(cancel_futures=True)
+                planning.shutdown(cancel_futures=True)
+
+    def _groups(self, consumed: int, planning: Executor) -> Iterator[Group]:
+        """Cut the steps into groups; the first ones are small, so that the first batch is fast."""
+        nbytes = GROUP if self._threads else GROUP_WHEN_ASKED
+        limit = 1
+        for stretch in self._planner.stretches(consumed, planning):
+            first = 0
+            while first < len(stretch.consumed):
+                most = self._reader.steps_in(nbytes)
+                group = stretch.part(first, first + min(limit, most))
+                self._planner.read_ahead(group, planning)
+                yield group
+                first, limit = first + len(group.consumed), min(2 * limit, most)
+
+    def _depth(self) -> int:
+        """Return how many groups are read, or wait for the consumer, at a time."""
+        if not self._threads:
+            return 1
+        return max(self._threads + 1, self._prefetch_bytes // max(GROUP, self._reader.batch_bytes))

@@ -1,0 +1,134 @@
+"""Plans of what each step reads, made before it is read: which samples, and which of them count.
+
+A stretch of many steps is planned at once, and read in groups of steps.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.data.loading.steps import Steps, Stretch
+from hpctrain.data.samplers.order import Sampler
+from hpctrain.data.source import InBlocks, Prepares, ReadsAhead, Source
+from hpctrain.shards.types import Int64s
+
+
+class Plan(NamedTuple):
+    """What this rank reads in some steps; each array is (steps, share).
+
+    Attributes:
+        positions: Positions in the epoch.
+        samples: Indices of the samples at these positions.
+        mask: False for a repeated sample that only fills up the last batch.
+    """
+
+    positions: Int64s
+    samples: Int64s
+    mask: NDArray[np.bool_]
+
+
+class Group(NamedTuple):
+    """Successive steps of a stretch.
+
+    Attributes:
+        epoch: Their epoch.
+        planned: The plan of the whole stretch.
+        first: Place of the first step in the stretch.
+        consumed: The loader's state after each step.
+    """
+
+    epoch: int
+    planned: Future[Plan]
+    first: int
+    consumed: list[int]
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of these steps; it waits for the planning thread."""
+        chosen = slice(self.first, self.first + len(self.consumed))
+        positions, samples, mask = self.planned.result()
+        return Plan(positions[chosen], samples[chosen], mask[chosen])
+
+    def part(self, start: int, stop: int) -> "Group":
+        """Return the steps `start` to `stop`, counted from the first one here."""
+        return self._replace(first=self.first + start, consumed=self.consumed[start:stop])
+
+
+class Step(NamedTuple):
+    """One step of a group.
+
+    Attributes:
+        group: The group.
+        number: The number of the step, counted from the first one there.
+    """
+
+    group: Group
+    number: int
+
+    @property
+    def positions(self) -> Int64s:
+        """Its positions in the epoch, int64 (share,)."""
+        chosen: Int64s = self.group.plan.positions[self.number]
+        return chosen
+
+    @property
+    def samples(self) -> Int64s:
+        """Indices of its samples, without those that only fill up the last batch: int64 (n,)."""
+        _, samples, mask = self.group.plan
+        chosen: Int64s = samples[self.number][mask[self.number]]
+        return chosen
+
+
+class Planner:
+    """Plans the steps of a loader, and tells the source what will be read.
+
+    Args:
+        steps: Says which positions each step has.
+        sampler: Says which sample stands at a position.
+        source: What the samples are read from.
+    """
+
+    def __init__(self, steps: Steps, sampler: Sampler, source: Source) -> None:
+        self._steps, self._sampler = steps, sampler
+        # Checked once and not for each group: a check against a protocol is slow.
+        self._in_blocks = sampler if isinstance(sampler, InBlocks) else None
+        self._reads_ahead = source if isinstance(source, ReadsAhead) else None
+        self._prepares = source if isinstance(source, Prepares) else None
+
+    def stretches(self, consumed: int, planning: Executor) -> Iterator[Group]:
+        """Yield the stretches after the state `consumed`, while `planning` plans the next one."""
+        current: Group | None = None
+        for stretch in self._steps.stretches(consumed):
+            following = self._planned(stretch, planning)
+            if current is not None:
+                yield current
+            current = following
+        if current is not None:
+            yield current
+
+    def read_ahead(self, group: Group, planning: Executor) -> None:
+        """Let `planning` ask the source to read the group's blocks ahead, where there are blocks.
+
+        It does so for one group only: what is read much earlier than needed leaves the page cache.
+        """
+        sampler, source = self._in_blocks, self._reads_ahead
+        if sampler is not None and source is not None:
+            planning.submit(
+                lambda: source.read_ahead(
+                    sampler.blocks(group.epoch, group.plan.positions.reshape(-1))
+                )
+            )
+
+    def _planned(self, stretch: Stretch, planning: Executor) -> Group:
+        plan = planning.submit(self._plan, stretch)
+        if (source := self._prepares) is not None:
+            planning.submit(lambda: source.prepare(plan.result().samples.reshape(-1)))
+        return Group(stretch.epoch, plan, 0, stretch.consumed)
+
+    def _plan(self, stretch: Stretch) -> Plan:
+        positions, mask = self._steps.positions(stretch)
+        samples = self._sampler(stretch.epoch, positions.reshape(-1))
+        return Plan(positions, samples.reshape(positions.shape), mask)

@@ -1,0 +1,167 @@
+"""Check that the bytes of the shards are those that the index lists (`data.verify`).
+
+    full        every shard before the first batch, divided among the ranks
+    first_use   a shard when a process opens it for the first time
+    off         only sizes, schema and staged copies, which are always checked
+
+A digest covers the whole file, so a shard that was edited, truncated, replaced or swapped with
+another one is found and named.
+
+    >>> place = verified(place, "full", "data/digits", shards, rank=0, ranks=2)
+"""
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hpctrain.data.places.origin import FolderOrigin, Origin, WrongShard, open_origin, pour
+from hpctrain.data.places.place import Place
+from hpctrain.data.places.progress_log import Progress
+from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.index import FILE, Shard
+
+MODES = ("off", "first_use", "full")
+THREADS = 8
+NAMED = 20  # wrong shards listed in one message
+
+
+def verified(
+    place: Place,
+    mode: str,
+    source: str | Path,
+    shards: Sequence[Shard],
+    *,
+    rank: int = 0,
+    ranks: int = 1,
+) -> Place:
+    """Return a place that checks shards according to `mode`. "full" checks them in this call.
+
+    Args:
+        place: The place where the shards are opened.
+        mode: One of MODES.
+        source: Folder or URL of the data set.
+        shards: The shards that may be read.
+        rank: This rank's number, of the `ranks` that divide the work of "full". An error on one
+            rank must end all of them.
+        ranks: Number of ranks.
+
+    Raises:
+        ConfigError: The mode is unknown.
+        DataError: Only with "full"; see `verify`.
+    """
+    if mode not in MODES:
+        raise ConfigError(f"data.verify={mode}: it is one of {', '.join(MODES)}")
+    if mode == "full":
+        verify(source, shards[rank::ranks], others=shards)
+    return Verified(place) if mode == "first_use" else place
+
+
+def verify(source: str | Path, shards: Sequence[Shard], others: Sequence[Shard] = ()) -> None:
+    """Read shards where the data set lies, in threads, and compare them with the index.
+
+    Args:
+        source: Folder or URL of the data set.
+        shards: The shards to read.
+        others: Other shards of the data set. If a file holds the bytes of another shard, the
+            message names that shard.
+
+    Raises:
+        DataError: Names every shard that is missing, unreadable or wrong.
+    """
+    origin = open_origin(source)
+    progress = Progress("verifying", sum(shard.bytes for shard in shards))
+    names = {shard.digest: shard.path for shard in (*others, *shards)}
+
+    def problem(shard: Shard) -> str | None:
+        return _problem(origin, shard, names, progress)
+
+    with ThreadPoolExecutor(THREADS, "hpctrain-verify") as pool:
+        problems = [text for text in pool.map(problem, shards) if text]
+    if problems:
+        more = f"; and {len(problems) - NAMED} more" if len(problems) > NAMED else ""
+        raise DataError(
+            f"{len(problems)} of {len(shards)} shards are wrong: "
+            + "; ".join(problems[:NAMED])
+            + more
+        )
+
+
+class Verified:
+    """A `Place` that compares a shard with the index when this process first opens it.
+
+    A forked child knows which shards its parent has verified.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._right: set[tuple[str, Path]] = set()
+        self._start()
+
+    def path(self, shard: Shard) -> Path:
+        """Return the file of a shard, verified; see `Place`.
+
+        Raises:
+            DataError: The file differs from the index.
+            StorageError: The place cannot provide the file.
+        """
+        path = self._place.path(shard)
+        key = (shard.digest, path)
+        if key not in self._right:
+            if self._pid != os.getpid():  # in a fork, a thread of the parent may hold a lock
+                self._start()
+            with self._locks.setdefault(shard.digest, threading.Lock()):
+                if key not in self._right:
+                    check_digest(path, shard)
+                    self._right.add(key)
+        return path
+
+    def plan(self, shards: Sequence[Shard]) -> None:  # noqa: D102
+        self._place.plan(shards)
+
+    def release(self, shard: Shard) -> None:  # noqa: D102
+        self._place.release(shard)
+
+    def close(self) -> None:  # noqa: D102
+        self._place.close()
+
+    def _start(self) -> None:
+        self._locks: dict[str, threading.Lock] = {}
+        self._pid = os.getpid()  # set last: a thread that sees it also sees the new locks
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_place": self._place, "_right": self._right}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start()
+
+
+def _problem(
+    origin: Origin, shard: Shard, names: Mapping[str, str], progress: Progress
+) -> str | None:
+    """Return a description of what is wrong with a shard, or None."""
+    try:
+        pour(origin, shard, lambda block: progress.add(len(block)))
+    except WrongShard as error:
+        if other := names.get(error.found):
+            return f"shard {origin.name}/{shard.path} holds what {FILE} lists as {other}"
+        return str(error)
+    except DataError as error:
+        return str(error)
+    return None
+
+
+def check_digest(path: Path, shard: Shard) -> None:
+    """Compare all bytes of a file with the index. The file may have another name than the shard.
+
+    Raises:
+        DataError: The file is missing or unreadable, or its bytes differ.
+    """
+    try:
+        pour(FolderOrigin(path.parent), replace(shard, path=path.name), lambda block: None)
+    except DataError as error:  # a copy has another name
+        raise error if path.match(shard.path) else DataError(f"{shard.path}: {error}") from None

@@ -1,0 +1,193 @@
+"""Shuffling by blocks: reads long runs, as file systems like them, and mixes a window of blocks.
+
+    index space      |  block 0  |  block 1  |  block 2  |  block 3  | 4 |   count 36, block_size 8
+    permuted         |  block 3  |  block 1  | 4 |  block 0  |  block 2  |   differs per epoch
+    windows          |      window 0         |   window 1    | window 2  |   window=2
+    positions        0                      16              28          36   shuffled per window
+
+A reader holds `window` blocks of `block_size` samples and reads each block once per epoch, as one
+run. Every epoch is an exact permutation of [0, count). It is a pure function of the position and
+needs O(1) memory. The last block is shorter. It may land anywhere, and the positions after it move
+up by the samples that it lacks. Blocks divide the index space, so a block may span several shards.
+
+The samples of a batch come from at most `window` blocks; tests/benchmarks/test_order_speed.py
+measures what that costs compared with a full shuffle. If neighbours on disk resemble each other
+(sorted by class, frames of a video), use small blocks and many of them.
+
+If many ranks took consecutive slices of a batch, each would read all blocks of the window. `Lanes`
+gives each rank its own windows. The batches are still the same for every number of ranks.
+
+    >>> order = BlockOrder(10**9, seed=0, block_size=1024, window=64)
+    >>> Lanes(order, lanes=128, run=32)         # global batch 4096 = 128 lanes x 32 samples
+"""
+
+import numpy as np
+
+from hpctrain.data.samplers.order import Order, check_positions
+from hpctrain.data.samplers.permutation import groups, make_key, permute_each
+from hpctrain.errors import ConfigError
+from hpctrain.shards.types import Int64s
+
+
+class BlockOrder:
+    """A permutation of [0, count) per epoch that goes through blocks, and its inverse.
+
+    Args:
+        count: Number of samples, 1 to 2^62.
+        seed: Any integer, taken modulo 2^64.
+        block_size: Samples in a block, 1 or more.
+        window: Number of blocks that are mixed, 1 or more.
+
+    Attributes:
+        blocks_per_epoch: Number of blocks.
+
+    Raises:
+        ConfigError: `block_size` or `window` is less than 1.
+        DataError: `count` is out of range.
+    """
+
+    def __init__(self, count: int, seed: int, block_size: int, window: int) -> None:
+        if block_size < 1 or window < 1:
+            raise ConfigError(f"block_size {block_size} and window {window}: they are 1 or more")
+        self.blocks_per_epoch = -(-count // block_size)
+        self._blocks = Order(self.blocks_per_epoch, seed)
+        self.count, self.seed, self.block_size = count, seed, block_size
+        self.window = min(window, self.blocks_per_epoch)
+        self._length = self.window * block_size  # samples of a window
+        # Samples that the last block lacks.
+        self._lacks = self.blocks_per_epoch * block_size - count
+        self._short = (-1, -1)  # last computed: an epoch and the slot of its short block
+
+    def __call__(self, epoch: int, positions: Int64s) -> Int64s:
+        """Return the samples at `positions` of `epoch`; see `Sampler`."""
+        windows, offsets = self._locate(epoch, check_positions(positions, self.count))
+        places = self._mix(epoch, windows, offsets, inverse=False) + windows * self._length
+        if self._lacks:  # skip the missing samples in the window of the short block
+            slot = self._short_slot(epoch)
+            end = (slot + 1) * self.block_size - self._lacks
+            places[(windows == slot // self.window) & (places >= end)] += self._lacks
+        slots, within = np.divmod(places, self.block_size)
+        return self._blocks_at(epoch, slots) * self.block_size + within
+
+    def inverse(self, epoch: int, indices: Int64s) -> Int64s:
+        """Return the positions of the samples `indices` in `epoch`."""
+        blocks, within = np.divmod(check_positions(indices, self.count), self.block_size)
+        slots = self._blocks.inverse(epoch, blocks)
+        windows, slot = slots // self.window, self._short_slot(epoch)
+        offsets = slots * self.block_size + within - windows * self._length
+        offsets[(windows == slot // self.window) & (slots > slot)] -= self._lacks
+        positions = self._mix(epoch, windows, offsets, inverse=True) + windows * self._length
+        positions[windows > slot // self.window] -= self._lacks
+        return positions
+
+    def window_of(self, epoch: int, positions: Int64s) -> Int64s:
+        """Return the windows that contain `positions` of `epoch`, counted from 0."""
+        return self._locate(epoch, check_positions(positions, self.count))[0]
+
+    def blocks(self, epoch: int, positions: Int64s) -> Int64s:
+        """Return the blocks to read for these positions and for the window after them.
+
+        The next window is read while samples are taken from this one, because it is needed all at
+        once.
+
+        Returns:
+            Ranges of indices [first, end), int64 (k, 2). The windows are in the order in which they
+            are needed, the blocks of a window in the order on disk.
+        """
+        windows = _in_order(self.window_of(epoch, positions))
+        last = (self.blocks_per_epoch - 1) // self.window
+        return self.ranges(epoch, _in_order(np.append(windows, np.minimum(windows + 1, last))))
+
+    def ranges(self, epoch: int, windows: Int64s) -> Int64s:
+        """Return the ranges of indices of these windows; see `blocks`."""
+        none = self.blocks_per_epoch  # stands for the blocks that the last window lacks
+        slots = windows[:, None] * self.window + np.arange(self.window)
+        found = self._blocks(epoch, np.minimum(slots, none - 1).ravel()).reshape(slots.shape)
+        blocks = np.sort(np.where(slots < none, found, none), axis=1).ravel()
+        starts = blocks[blocks < none] * self.block_size
+        return np.stack([starts, np.minimum(starts + self.block_size, self.count)], axis=1)
+
+    def _locate(self, epoch: int, positions: Int64s) -> tuple[Int64s, Int64s]:
+        """Return the window of each position, and its place within the window."""
+        if self._lacks:
+            after = (self._short_slot(epoch) // self.window + 1) * self._length
+            positions = positions + self._lacks * (positions >= after - self._lacks)
+        windows, offsets = np.divmod(positions, self._length)
+        return windows, offsets
+
+    def _mix(self, epoch: int, windows: Int64s, offsets: Int64s, *, inverse: bool) -> Int64s:
+        """Map each place within a window by the permutation of that window."""
+        key = make_key(self.seed, epoch, self.count, self.block_size, self.window)
+        sizes = np.minimum(
+            self._length, self.blocks_per_epoch * self.block_size - windows * self._length
+        )
+        sizes[windows == self._short_slot(epoch) // self.window] -= self._lacks
+        mixed = np.empty_like(offsets)
+        for size, rows in groups(sizes):  # all windows but two have the same size
+            mixed[rows] = permute_each(size, key, windows[rows], offsets[rows], inverse=inverse)
+        return mixed
+
+    def _blocks_at(self, epoch: int, slots: Int64s) -> Int64s:
+        low, high = int(slots.min(initial=self.count)), int(slots.max(initial=0))
+        if high - low >= slots.size:
+            return self._blocks(epoch, slots)
+        return self._blocks(epoch, np.arange(low, high + 1))[slots - low]
+
+    def _short_slot(self, epoch: int) -> int:
+        """Return where this epoch has the last block, which is the short one."""
+        computed_for, slot = self._short
+        if computed_for != epoch:
+            slot = int(self._blocks.inverse(epoch, np.array([self.blocks_per_epoch - 1]))[0])
+            self._short = (epoch, slot)
+        return slot
+
+
+class Lanes:
+    """Deals the positions out to lanes. Each lane goes through its own part of `sampler`.
+
+        positions        0 1 2 3 4 5 6 7 8 9 …          lanes=2, run=3, sampler.count = 26
+        of the sampler   0 1 2 12 13 14 3 4 5 15 …      lane 0: 0 to 11, lane 1: 12 to 23
+                                                        at the end of the epoch: 24, 25
+
+    With global_batch_size = lanes * run, rank r of n reads lanes / n lanes and nothing else. Over a
+    `BlockOrder` these are windows of its own. Other batch sizes and numbers of ranks get the same
+    sequence, but several ranks read the same window. Each epoch contains each position of `sampler`
+    once.
+
+    Args:
+        sampler: The order whose windows are dealt out.
+        lanes: A multiple of every number of ranks that will be used, 1 or more.
+        run: Number of consecutive positions that a lane gets, 1 or more.
+
+    Raises:
+        ConfigError: `lanes` or `run` is less than 1.
+    """
+
+    def __init__(self, sampler: BlockOrder, lanes: int, run: int) -> None:
+        if lanes < 1 or run < 1:
+            raise ConfigError(f"lanes {lanes} and run {run}: they are 1 or more")
+        self.sampler, self.lanes, self.run = sampler, lanes, run
+        self.count = sampler.count
+        self._rounds = self.count // (lanes * run)
+
+    def __call__(self, epoch: int, positions: Int64s) -> Int64s:
+        """Return the samples at `positions` of `epoch`; see `Sampler`."""
+        return self.sampler(epoch, self.inner(positions))
+
+    def inner(self, positions: Int64s) -> Int64s:
+        """Return the positions in `sampler` of these positions: a permutation of [0, count)."""
+        positions = check_positions(positions, self.count)
+        turns, within = np.divmod(positions, self.run)
+        rounds, lanes = np.divmod(turns, self.lanes)
+        inner = (lanes * self._rounds + rounds) * self.run + within
+        return np.where(rounds < self._rounds, inner, positions)
+
+    def blocks(self, epoch: int, positions: Int64s) -> Int64s:
+        """Return the blocks to read for these positions; see `BlockOrder.blocks`."""
+        return self.sampler.blocks(epoch, self.inner(positions))
+
+
+def _in_order(values: Int64s) -> Int64s:
+    """Return each distinct value once, in the order of its first occurrence."""
+    unique, first = np.unique(values, return_index=True)
+    return unique[np.argsort(first)]

@@ -1,0 +1,133 @@
+"""Several data sets, read as if they were joined end to end.
+
+    >>> both = Concat({"old": Reader(old, "train"), "new": Reader(new, "train")})
+    >>> both.read(np.array([0, len(both) - 1]))          # the first of old, the last of new
+
+`hpctrain.data.samplers.mixture` draws from these indices by weights.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hpctrain.data.samplers.permutation import groups
+from hpctrain.data.source import Prepares, SampleId, Source, sample_ids
+from hpctrain.errors import DataError
+from hpctrain.shards.field import Field
+from hpctrain.shards.ragged import Ragged
+from hpctrain.shards.types import Array, Int64s
+
+
+class Concat:
+    """The samples of the first source, then those of the next.
+
+    Args:
+        sources: The sources by name; error messages use the names.
+
+    Attributes:
+        fields: The schema of the first source; the others have the same fields, in any order.
+
+    Raises:
+        DataError: There is no source, or the fields do not agree.
+    """
+
+    def __init__(self, sources: Mapping[str, Source]) -> None:
+        if not sources:
+            raise DataError("a concatenation needs at least one data set")
+        (first, source), *others = sources.items()
+        for name, other in others:
+            _check(first, source.fields, name, other.fields)
+        self.fields: Mapping[str, Field] = source.fields
+        self._sources = list(sources.values())
+        self._ends = np.cumsum([len(source) for source in self._sources], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def read(
+        self, indices: Int64s, out: Mapping[str, Array] | None = None
+    ) -> Mapping[str, Array | Ragged]:
+        """Return the samples `indices`, in that order, with one read of each source that has some.
+
+        Args:
+            indices: int64 (n,), each in [0, len); repeats are allowed.
+            out: Arrays (n, *shape) to fill, for any of the fixed-size fields.
+
+        Raises:
+            IndexError: An index is out of range.
+        """
+        indices = np.asarray(indices, dtype=np.int64)
+        if indices.size and not (indices.min() >= 0 and indices.max() < len(self)):
+            raise IndexError(f"indices {indices.min()} to {indices.max()} of {len(self)} samples")
+        parts = list(self._parts(indices))
+        if len(parts) < 2:  # no copy is needed; an empty read goes to the first source
+            source, own, _ = parts[0] if parts else (self._sources[0], indices, slice(0))
+            found = source.read(own, out)
+            return {name: found[name] for name in self.fields}
+        read = [(rows, source.read(own)) for source, own, rows in parts]
+        joined: dict[str, Array | Ragged] = {}
+        for name, field in self.fields.items():
+            pieces = [(rows, part[name]) for rows, part in read]
+            if field.variable:
+                joined[name] = _join_ragged(pieces, indices.size)
+                continue
+            array = (out or {}).get(name)
+            if array is None:
+                array = np.empty((indices.size, *field.shape), field.dtype)
+            for rows, piece in pieces:
+                array[rows] = piece
+            joined[name] = array
+        return joined
+
+    def sample_ids(self, indices: Int64s) -> list[SampleId]:
+        """See `hpctrain.data.source.Traceable`."""
+        found: dict[int, SampleId] = {}
+        places = np.arange(len(indices))
+        for source, own, rows in self._parts(indices):
+            found.update(zip(places[rows].tolist(), sample_ids(source, own), strict=True))
+        return [found[place] for place in range(len(indices))]
+
+    def prepare(self, indices: Int64s) -> None:
+        """See `hpctrain.data.source.Prepares`."""
+        for source, own, _ in self._parts(indices):
+            if isinstance(source, Prepares):
+                source.prepare(own)
+
+    def _parts(self, indices: Int64s) -> Iterator[tuple[Source, Int64s, slice | Int64s]]:
+        """Yield each source that has some: its own indices, and its rows of the result."""
+        numbers = np.searchsorted(self._ends, indices, side="right")
+        for number, rows in groups(numbers):
+            source = self._sources[number]
+            yield source, indices[rows] - (self._ends[number] - len(source)), rows
+
+
+Parts = Sequence[tuple[slice | Int64s, Any]]  # rows of the result, and the samples of these rows
+
+
+def _join_ragged(parts: Parts, count: int) -> Ragged:
+    offsets = np.zeros(count + 1, np.int64)
+    for rows, part in parts:
+        offsets[1:][rows] = part.lengths
+    np.cumsum(offsets, out=offsets)
+    like = parts[0][1].values
+    values = np.empty((int(offsets[-1]), *like.shape[1:]), like.dtype)
+    for rows, part in parts:  # all elements of a sample move equally far
+        moves = np.repeat(offsets[:-1][rows] - part.offsets[:-1], part.lengths)
+        values[moves + np.arange(len(part.values))] = part.values
+    return Ragged(values, offsets)
+
+
+def _check(
+    first: str, fields: Mapping[str, Field], second: str, others: Mapping[str, Field]
+) -> None:
+    for name in (*fields, *others):
+        if fields.get(name) != others.get(name):
+            one, other = (
+                f"{data_set!r} has {known.get(name, 'none')}"
+                for data_set, known in ((first, fields), (second, others))
+            )
+            raise DataError(
+                f"field {name!r}: {one}, {other}. Data sets that are read as one have the same "
+                "fields; choose some with `fields`, or convert one"
+            )

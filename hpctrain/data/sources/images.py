@@ -1,0 +1,301 @@
+"""Encoded images: a variable-length uint8 field that holds JPEG, PNG or WebP files.
+
+Pillow decodes them in threads; its decoders run without the GIL. The result is like any other
+image field, uint8 (n, channels, height, width):
+
+    >>> source = Decoded(Reader(folder, "train"), "image", size=(224, 224))
+    >>> source.fields["image"]
+    Field(dtype='uint8', shape=(3, 224, 224), variable=False)
+
+The EXIF orientation is applied. An alpha channel is dropped, and colours of a palette are looked
+up. With `channels` 3 grey is repeated; with 1 colours become grey by weights. Otherwise pixels
+stay as they are stored.
+"""
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.data.source import Prepares, ReadsAhead, SampleId, Source, sample_ids
+from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.field import Field
+from hpctrain.shards.ragged import Ragged
+from hpctrain.shards.types import Array, Int64s
+
+Size = tuple[int, int]  # height, width
+Fit = Literal["exact", "crop", "stretch"]
+
+FORMATS = ("JPEG", "PNG", "WEBP")
+MAX_PIXELS = 2**26  # of one image: 8,192 x 8,192; a file of a few KB may decode to many GB
+_MODES = {1: "L", 3: "RGB"}
+_ORIENTATION = 0x0112  # EXIF's tag
+
+
+def decode(
+    images: Ragged,
+    *,
+    size: Size | None = None,
+    fit: Fit = "exact",
+    channels: int = 3,
+    max_pixels: int = MAX_PIXELS,
+    samples: Sequence[int] | None = None,
+    pool: ThreadPoolExecutor | None = None,
+    out: NDArray[np.uint8] | None = None,
+) -> NDArray[np.uint8]:
+    """Decode a batch.
+
+    Args:
+        images: n files, uint8; n >= 1.
+        size: Height and width of the result; None: those of the first image.
+        fit: How images of another size are treated. "exact": they are an error; "crop": the shorter
+            side is scaled, and the middle is kept; "stretch": both sides are scaled. Images are
+            scaled by Pillow's bilinear filter, which smooths when it shrinks.
+        channels: 1 (grey) or 3 (RGB).
+        max_pixels: Larger images are refused before they are decoded.
+        samples: Indices of the images in the data set, for messages; 0 to n - 1 by default.
+        pool: Threads that share the work; None: this thread decodes.
+        out: Array to fill and return; None: a new one is made.
+
+    Returns:
+        uint8 (n, channels, height, width).
+
+    Raises:
+        DataError: An image is damaged, truncated, too large, of 16 bits or of another size; the
+            message names the sample.
+        ConfigError: Pillow is not installed, or there is no such `channels` or `fit`.
+    """
+    _check(fit, channels)
+    names = range(len(images)) if samples is None else samples
+    height, width = size or _size(images[0], names[0], max_pixels)
+    pixels = np.empty((len(images), channels, height, width), np.uint8) if out is None else out
+
+    def one(i: int) -> None:
+        with _open(images[i], names[i], max_pixels) as image:
+            fitted = _fitted(image, (height, width), fit, _MODES[channels], names[i])
+            planes(fitted, pixels[i])
+
+    run: Any = map if pool is None else pool.map
+    for _ in run(one, range(len(images))):  # raises their exceptions
+        pass
+    return pixels
+
+
+class Decoded:
+    """A source that decodes a field of encoded images.
+
+    Args:
+        source: The source of the encoded images.
+        field: Name of the field, uint8 of variable length.
+        size: See `decode`; None: all images have the size of sample 0.
+        fit: See `decode`.
+        channels: See `decode`.
+        max_pixels: See `decode`.
+        threads: How many threads decode a batch together, at least 1.
+
+    Attributes:
+        fields: The schema of the decoded samples.
+
+    Raises:
+        ConfigError: See `decode`.
+        DataError: The field is missing or of another kind, or sample 0 cannot be read.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        field: str,
+        *,
+        size: Size | None = None,
+        fit: Fit = "exact",
+        channels: int = 3,
+        max_pixels: int = MAX_PIXELS,
+        threads: int = 4,
+    ) -> None:
+        _check(fit, channels)
+        if source.fields.get(field) != Field("uint8", variable=True):
+            known = ", ".join(f"{name} {spec}" for name, spec in source.fields.items())
+            raise DataError(f"field {field!r} holds no encoded images, uint8[*]; there are {known}")
+        if size is None:
+            first: Any = source.read(np.zeros(1, np.int64))[field]
+            size = _size(first[0], 0, max_pixels)
+        self.fields = dict(source.fields) | {field: Field("uint8", (channels, *size))}
+        self._source, self._field, self._threads = source, field, threads
+        self._options: dict[str, Any] = {
+            "size": size,
+            "fit": fit,
+            "channels": channels,
+            "max_pixels": max_pixels,
+        }
+        self._pool: tuple[int, ThreadPoolExecutor] | None = None
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def read(
+        self, indices: Int64s, out: Mapping[str, Array] | None = None
+    ) -> dict[str, Array | Ragged]:
+        """Return the samples `indices`, in that order; see `decode` for what it raises.
+
+        `out` may have arrays (n, *shape) to fill.
+        """
+        filled = dict(out or {})
+        pixels = filled.pop(self._field, None)
+        rows = dict(self._source.read(indices, filled))
+        images: Any = rows[self._field]
+        options = self._options | {"samples": indices.tolist(), "pool": self._threads_here()}
+        rows[self._field] = decode(images, **options, out=pixels)
+        return rows
+
+    def sample_ids(self, indices: Int64s) -> list[SampleId]:
+        """See `hpctrain.data.source.Traceable`."""
+        return sample_ids(self._source, indices)
+
+    def prepare(self, indices: Int64s) -> None:
+        """See `hpctrain.data.source.Prepares`."""
+        if isinstance(self._source, Prepares):
+            self._source.prepare(indices)
+
+    def read_ahead(self, blocks: Int64s) -> None:
+        """See `hpctrain.data.source.ReadsAhead`."""
+        if isinstance(self._source, ReadsAhead):
+            self._source.read_ahead(blocks)
+
+    def _threads_here(self) -> ThreadPoolExecutor | None:
+        """Return the pool of this process: a fork has none of its parent's threads."""
+        if self._threads < 2:
+            return None
+        if self._pool is None or self._pool[0] != os.getpid():
+            self._pool = os.getpid(), ThreadPoolExecutor(self._threads, "hpctrain-images")
+        return self._pool[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_pool": None}
+
+
+def _check(fit: str, channels: int) -> None:
+    if fit not in ("exact", "crop", "stretch") or channels not in _MODES:
+        raise ConfigError(
+            f"images with fit {fit!r} and {channels} channels: 'exact', 'crop' or 'stretch', and "
+            "1 or 3"
+        )
+    _pillow()
+
+
+def _pillow() -> ModuleType:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ConfigError(
+            "encoded images need Pillow, which is not installed: pip install 'hpctrain[images]'"
+        ) from None
+    return Image
+
+
+def _open(content: Array, sample: int, max_pixels: int) -> Any:
+    """Return an image whose header has been read and checked."""
+    pillow = _pillow()
+    try:
+        image = pillow.open(io.BytesIO(content.tobytes()), formats=FORMATS)
+    except Exception as error:  # Pillow raises several types for damaged files
+        reason = "not a JPEG, PNG or WebP file" if "cannot identify" in str(error) else error
+        raise DataError(
+            f"the image of sample {sample}, {len(content)} bytes, cannot be read: {reason}"
+        ) from None
+    if image.width * image.height > max_pixels:
+        raise DataError(
+            f"the image of sample {sample} has {image.width} x {image.height} pixels; at most "
+            f"{max_pixels} are allowed (max_pixels)"
+        )
+    if image.mode in ("F", "I") or ";16" in image.mode:
+        raise DataError(
+            f"the image of sample {sample} has more than 8 bits a channel (mode {image.mode!r}): "
+            "store such images as arrays"
+        )
+    return image
+
+
+def _size(content: Array, sample: int, max_pixels: int) -> Size:
+    with _open(content, sample, max_pixels) as image:
+        return _upright_size(image, _orientation(image, sample))
+
+
+def planes(image: Any, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+    """Return a Pillow image of 8 bits as uint8 (channels, height, width), in `out` if given."""
+    bands = image.getbands()
+    if out is None:
+        out = np.empty((len(bands), image.height, image.width), np.uint8)
+    for plane, band in zip(out, bands, strict=True):
+        # It takes half the time of reading all channels at once and transposing a copy.
+        plane[...] = np.frombuffer(image.tobytes("raw", band), np.uint8).reshape(plane.shape)
+    return out
+
+
+def orientation(image: Any) -> int:
+    """Return the EXIF orientation of a Pillow image, 1 to 8; other values in the file become 1."""
+    found = image.getexif().get(_ORIENTATION, 1)
+    return found if found in range(1, 9) else 1
+
+
+def upright(image: Any, orientation: int) -> Any:
+    """Return the Pillow image turned upright; its pixels are stored in this orientation."""
+    if orientation == 1:
+        return image
+    transpose = _pillow().Transpose
+    turns = {
+        2: transpose.FLIP_LEFT_RIGHT,
+        3: transpose.ROTATE_180,
+        4: transpose.FLIP_TOP_BOTTOM,
+        5: transpose.TRANSPOSE,
+        6: transpose.ROTATE_270,
+        7: transpose.TRANSVERSE,
+        8: transpose.ROTATE_90,
+    }
+    return image.transpose(turns[orientation])
+
+
+def _orientation(image: Any, sample: int) -> int:
+    try:
+        return orientation(image)
+    except Exception as error:  # in a PNG it may stand behind damaged pixels
+        raise DataError(f"the image of sample {sample} cannot be decoded: {error}") from None
+
+
+def _upright_size(image: Any, orientation: int) -> Size:
+    size = image.height, image.width
+    return size[::-1] if orientation > 4 else size
+
+
+def _fitted(image: Any, size: Size, fit: Fit, mode: str, sample: int) -> Any:
+    """Return the decoded image, in `mode` and of `size`."""
+    turn = _orientation(image, sample)
+    found = _upright_size(image, turn)
+    if fit == "exact" and found != size:
+        raise DataError(
+            f"the image of sample {sample} is {found[0]} x {found[1]}, not {size[0]} x {size[1]}: "
+            "give a size, and fit 'crop' or 'stretch'"
+        )
+    try:
+        if (
+            fit != "exact"
+        ):  # a JPEG is decoded at 1/2, 1/4 or 1/8 of its size if possible: twice as fast
+            image.draft(mode, size if turn > 4 else size[::-1])
+        image = upright(image.convert(mode), turn)
+    except Exception as error:
+        raise DataError(f"the image of sample {sample} cannot be decoded: {error}") from None
+    height, width = size
+    left, top, right, bottom = 0.0, 0.0, float(image.width), float(image.height)
+    if fit == "crop":
+        scale = min(right / width, bottom / height)
+        left = max(0.0, (right - scale * width) / 2)  # rounding: a little below 0
+        top = max(0.0, (bottom - scale * height) / 2)
+        right, bottom = right - left, bottom - top
+    if (image.height, image.width) == size:
+        return image
+    bilinear = _pillow().Resampling.BILINEAR
+    return image.resize((width, height), bilinear, box=(left, top, right, bottom))

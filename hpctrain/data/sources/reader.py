@@ -1,0 +1,331 @@
+"""The samples of one split, read by index; shards are opened when they are first needed.
+
+A contiguous, uncompressed dataset (`data_prep` writes these) begins at a byte offset of its file.
+The shard is memory-mapped, and the samples of a batch, from any shards, are read by one gather,
+without HDF5. `hpctrain.shards.storage.layout` reads other layouts.
+
+    >>> reader = Reader(Path("data/digits"), "train")
+    >>> reader.read(np.array([5, 0, 5]))["image"].shape
+    (3, 1, 8, 8)
+
+What `read` returns was read from unchanged files: see `hpctrain.data.sources.watch`.
+
+Threads may share a reader. A forked or unpickled reader opens the shards itself: handles of h5py
+must not be used after a fork.
+"""
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from hpctrain.data.places.origin import is_url, load_index
+from hpctrain.data.places.place import Place
+from hpctrain.data.places.placement import open_place
+from hpctrain.data.source import SampleId
+from hpctrain.data.sources.opened import IO, OpenShards
+from hpctrain.errors import DataError
+from hpctrain.shards.field import Field
+from hpctrain.shards.index import Index, Shard
+from hpctrain.shards.ragged import Ragged, offsets_of
+from hpctrain.shards.types import Array, Int64s
+
+BLOCK_BYTES = 2**20  # stripes of parallel file systems have 1 to 4 MB
+
+
+class Reader:
+    """The samples of one split, 0 to len(reader) - 1.
+
+    Args:
+        folder: Folder of the data set (with its index.json), or its URL.
+        split: Name of the split.
+        fields: The fields to read, in this order; all by default.
+        place: Where the shards' files are, if not in `folder`.
+        index: The index of the data set; None: it is read from `folder`.
+        io: How contiguous datasets are read: "mmap" maps them, "read" reads them, "auto" reads
+            them on network file systems and maps them on others.
+
+    Attributes:
+        index: The data set's index.
+        fields: The schema of the samples.
+        shards: The shards of the split, in order.
+
+    Raises:
+        DataError: There is no data set, or no such split or field; the message lists those that
+            exist.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        split: str,
+        fields: Iterable[str] | None = None,
+        *,
+        place: Place | None = None,
+        index: Index | None = None,
+        io: IO = "auto",
+    ) -> None:
+        self.folder = folder if is_url(folder) else Path(folder)
+        self.split, self.index = split, index or load_index(folder)
+        self.fields: Mapping[str, Field] = self._select(fields)
+        chosen = self.index.split(split)
+        self.shards: tuple[Shard, ...] = chosen.shards
+        self._place = place or open_place(folder, "none", self.shards)
+        self._io: IO = io
+        self._count = chosen.count
+        counts = np.array([shard.count for shard in chosen.shards], np.int64)
+        self._ends: Int64s = np.cumsum(counts)
+        self._firsts: Int64s = self._ends - counts
+        self._announced: set[tuple[int, int]] = set()
+        self._since_ns = time.time_ns()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin without open shards, as a new process does."""
+        self._opened: OpenShards | None = None
+        self._lock = threading.Lock()
+        _READERS.add(self)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read(
+        self, indices: Int64s, out: Mapping[str, Array] | None = None
+    ) -> dict[str, Array | Ragged]:
+        """Return the samples `indices`, in that order; repeats are allowed.
+
+        Args:
+            indices: int64 (n,), each in [0, len).
+            out: Arrays (n, *shape) to fill, for any of the fixed-size fields.
+
+        Returns:
+            For each field the array of `out`, or a new array (n, *shape); a `Ragged` of n samples
+            if the length varies.
+
+        Raises:
+            DataError: A shard is missing, damaged, was changed during the run or does not agree
+                with the index.
+            IndexError: An index is out of range.
+        """
+        shards, rows = self.locate(indices)
+        given = out or {}
+        found: dict[str, Array] = {
+            name: given[name] if name in given else np.empty((len(rows), *field.shape), field.dtype)
+            for name, field in self.fields.items()
+            if not field.variable
+        }
+        opened = self.opened
+
+        def read(part: slice) -> dict[str, Ragged]:
+            for name, array in found.items():
+                opened.spans(name, shards[part], rows[part], 1, array[part])
+            return {
+                name: self._read_ragged(name, shards[part], rows[part])
+                for name, field in self.fields.items()
+                if field.variable
+            }
+
+        ragged = [
+            opened.read(shards[part], partial(read, part))
+            for part in _parts(len(rows), opened.at_once)
+        ]
+        return {
+            name: found[name] if name in found else _joined([part[name] for part in ragged])
+            for name in self.fields
+        }
+
+    def lengths(self, name: str, indices: Int64s) -> Int64s:
+        """Return the lengths of samples of a variable-length field, int64 (n,); see `read`."""
+        shards, rows = self.locate(indices)
+        found = np.empty(len(rows), np.int64)
+        for part in _parts(len(rows), self.opened.at_once):
+            places = partial(self._places, name, shards[part], rows[part])
+            starts, stops = self.opened.read(shards[part], places)
+            found[part] = stops - starts
+        return found
+
+    def spans(self, name: str, shards: Int64s, starts: Int64s, length: int, out: Array) -> None:
+        """Read spans of a variable-length field's values, over the ends of samples too.
+
+        Args:
+            name: The field.
+            shards: The shard of each span, as its place in `self.shards`, int64 (n,).
+            starts: First element of each span in the shard's values, int64 (n,).
+            length: Elements of every span; each span lies within its shard.
+            out: Array (n, length, *shape) to fill.
+        """
+        opened = self.opened
+        for part in _parts(len(starts), opened.at_once):
+            of_part = (shards[part], starts[part], length, out[part])
+            opened.read(shards[part], partial(opened.spans, f"{name}/values", *of_part))
+
+    def elements(self, name: str) -> Int64s:
+        """Return how many elements of a variable-length field each shard has, int64 (shards,).
+
+        The index has the numbers; if it lacks one, the shard is opened.
+        """
+        found = [shard.elements.get(name, -1) for shard in self.shards]
+        for i, known in enumerate(found):
+            if known < 0:
+                with self.opened.held(np.array([i])):
+                    found[i] = int(self.opened.totals(f"{name}/values", np.array([i]))[0])
+        return np.array(found, np.int64)
+
+    def offsets(self, name: str, shard: int) -> Int64s:
+        """Return the offsets of a variable-length field in a shard, int64 (count + 1,)."""
+        count = self.shards[shard].count + 1
+        found: Int64s = np.empty(count, np.int64)
+        whole = (np.array([shard]), np.array([0]), count, found[None])
+        self.opened.read(whole[0], partial(self.opened.spans, f"{name}/offsets", *whole))
+        return found
+
+    def only(self, fields: Iterable[str]) -> Self:
+        """Return a reader of the same samples that reads these fields alone.
+
+        Raises:
+            DataError: There is no such field.
+        """
+        return type(self)(
+            self.folder, self.split, fields, place=self._place, index=self.index, io=self._io
+        )
+
+    def block_size(self) -> int:
+        """Return how many samples make a block of whole chunks, of about BLOCK_BYTES."""
+        first = np.zeros(1, np.int64)
+        with self.opened.held(first):
+            chunk = self.opened.chunk_rows(0)
+        size = max(1, self.shards[0].bytes // self.shards[0].count)
+        return chunk * max(1, BLOCK_BYTES // (size * chunk))
+
+    def sample_ids(self, indices: Int64s) -> list[SampleId]:
+        """See `hpctrain.data.source.Traceable`."""
+        shards, rows = self.locate(indices)
+        return [
+            SampleId(self.shard_name(shard), row)
+            for shard, row in zip(shards.tolist(), rows.tolist(), strict=True)
+        ]
+
+    def shard_name(self, shard: int) -> str:
+        """Return the path or URL of a shard (its place in `self.shards`) in the data set."""
+        return f"{str(self.folder).rstrip('/')}/{self.shards[shard].path}"
+
+    def prepare(self, indices: Int64s) -> None:
+        """See `hpctrain.data.source.Prepares`."""
+        self.prepare_shards(self.locate(indices)[0])
+
+    def read_ahead(self, blocks: Int64s) -> None:
+        """See `hpctrain.data.source.ReadsAhead`."""
+        ranges = [(start, stop) for start, stop in blocks.tolist()]
+        for start, stop in ranges:
+            if (start, stop) not in self._announced:
+                self._will_need(start, stop)
+        self._announced = set(ranges)
+
+    def prepare_shards(self, shards: Int64s) -> None:
+        """Prepare for reading these shards (places in `self.shards`) soon, in this order."""
+        unique, first = np.unique(shards, return_index=True)
+        self._place.plan([self.shards[i] for i in unique[np.argsort(first)].tolist()])
+
+    def locate(self, indices: Int64s) -> tuple[Int64s, Int64s]:
+        """Return the shard of each index, and its row there: int64 (n,) each.
+
+        Raises:
+            IndexError: An index is out of range.
+        """
+        indices = np.asarray(indices, dtype=np.int64)
+        # As unsigned numbers, negative ones are larger than all others.
+        if indices.size and indices.view(np.uint64).max() >= self._count:
+            raise IndexError(f"indices {indices.min()} to {indices.max()} of {self._count} samples")
+        if len(self._ends) == 1:
+            return np.zeros(len(indices), np.int64), indices
+        shards = np.searchsorted(self._ends, indices, side="right")
+        return shards, indices - self._firsts[shards]
+
+    def _will_need(self, start: int, stop: int) -> None:
+        """Let the system read the samples `start` to `stop` ahead."""
+        first, last = np.searchsorted(self._ends, (start, stop - 1), side="right").tolist()
+        for shard in range(first, last + 1):
+            begin = int(self._firsts[shard])
+            low, high = max(start, begin) - begin, min(stop, int(self._ends[shard])) - begin
+            with self.opened.held(np.array([shard])):
+                for name, field in self.fields.items():
+                    if not field.variable:
+                        self.opened.will_need(name, shard, low, high)
+
+    @property
+    def opened(self) -> OpenShards:
+        """The shards that this process has open."""
+        if self._opened is None:
+            with self._lock:
+                if self._opened is None:
+                    self._opened = OpenShards(
+                        *(self.shards, self._place, self.fields, self._io, self._since_ns)
+                    )
+        return self._opened
+
+    def _select(self, names: Iterable[str] | None) -> dict[str, Field]:
+        known = self.index.fields
+        chosen = list(known if names is None else names)
+        for name in chosen:
+            if name not in known:
+                raise DataError(
+                    f"{self.folder} has no field {name!r}; it has "
+                    + ", ".join(f"{known_name} {field}" for known_name, field in known.items())
+                )
+        return {name: known[name] for name in chosen}
+
+    def _places(self, name: str, shards: Int64s, rows: Int64s) -> tuple[Int64s, Int64s]:
+        """Return where samples of a variable-length field begin and end in their shards' values."""
+        pairs = np.empty((len(rows), 2), np.int64)
+        self.opened.spans(f"{name}/offsets", shards, rows, 2, pairs)
+        starts, stops = pairs[:, 0], pairs[:, 1]
+        totals = self.opened.totals(f"{name}/values", shards)
+        wrong = (starts < 0) | (starts > stops) | (stops > totals)
+        if wrong.any():
+            path = self.opened.path(int(shards[wrong][0]))
+            raise DataError(f"shard {path} is damaged: the offsets of {name!r} go back")
+        return starts, stops
+
+    def _read_ragged(self, name: str, shards: Int64s, rows: Int64s) -> Ragged:
+        starts, stops = self._places(name, shards, rows)
+        offsets = offsets_of(stops - starts)
+        field = self.fields[name]
+        values = np.empty((int(offsets[-1]), *field.shape), field.dtype)
+        self.opened.runs(f"{name}/values", shards, starts, offsets[1:], values)
+        return Ragged(values, offsets)
+
+    def __getstate__(self) -> dict[str, Any]:
+        hidden = ("_lock", "_opened")
+        return {key: value for key, value in self.__dict__.items() if key not in hidden}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+
+_READERS: weakref.WeakSet[Reader] = weakref.WeakSet()
+
+
+def _after_fork() -> None:  # handles and locks of the parent must not be used
+    for reader in list(_READERS):
+        reader._forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _parts(count: int, size: int) -> list[slice]:
+    return [slice(start, start + size) for start in range(0, count, size)] or [slice(0, 0)]
+
+
+def _joined(parts: list[Ragged]) -> Ragged:
+    if len(parts) == 1:
+        return parts[0]
+    offsets = offsets_of(np.concatenate([part.lengths for part in parts]))
+    return Ragged(np.concatenate([part.values for part in parts]), offsets)

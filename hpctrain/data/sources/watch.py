@@ -1,0 +1,132 @@
+"""Finds open shards whose file was changed, before what was read from them is used.
+
+    read ── has each file still the stamp that it had when it was opened? ── yes: use the values
+                └── no ── has it the digest that the index lists? ── yes: read again
+                                                                  └── no: DataError
+
+`hpctrain.shards.storage.stamp` says what a stamp is and what it guarantees. A digest reads the whole
+file, but `touch`, `chmod` and hard links do not end a run.
+"""
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from hpctrain.data.places.verification import check_digest
+from hpctrain.errors import DataError
+from hpctrain.shards.index import FILE, Shard, check_shard
+from hpctrain.shards.storage.file import patiently
+from hpctrain.shards.storage.stamp import FACTS, Stamp, clock
+from hpctrain.shards.types import Int64s
+
+log = logging.getLogger(__name__)
+
+
+class _Noted(NamedTuple):
+    path: str
+    stamp: Stamp
+    own: bool  # a file of the data set, not a staged copy
+
+
+class Watch:
+    """The stamps of the shards that a process has opened.
+
+    Args:
+        shards: All shards. A shard is identified by its position in this list.
+        since_ns: When the run began to read the data set, in ns since 1970. A file that was written
+            later is compared with its digest when it is first opened.
+    """
+
+    def __init__(self, shards: Sequence[Shard], since_ns: int) -> None:
+        self._shards, self._since_ns = shards, since_ns
+        self._noted: dict[int, _Noted] = {}
+
+    def admit(self, shard: int, path: Path) -> Stamp:
+        """Note the stamp of a shard that is about to be opened, and return it.
+
+        If it was written since the run began, or since it was open before, its digest decides.
+
+        Raises:
+            DataError: The file is missing, or its bytes are not those that the index lists.
+        """
+        # A staged copy was compared with the digest when it was made. Its ctime changes whenever a
+        # process says that it uses the copy (see `Depot.hold`).
+        own, noted = path.match(self._shards[shard].path), self._noted.get(shard)
+        return self._settle(shard, path, own, noted.stamp if own and noted else None)
+
+    def admit_again(self, shard: int) -> Stamp:
+        """Note the new stamp of a shard that is open and was touched, if its digest is right.
+
+        Raises:
+            DataError: Its bytes are not those that the index lists.
+        """
+        path, stamp, own = self._noted[shard]
+        return self._settle(shard, Path(path), own, stamp)
+
+    def touched(self, shards: Int64s) -> list[int]:
+        """Return those of the admitted `shards`, int64 (n,), whose file has another stamp now.
+
+        A file that was replaced or removed is not among them: the open file stays as it was.
+
+        Raises:
+            DataError: The file system cannot say it.
+        """
+        found = []
+        needed = np.zeros(len(self._shards), np.bool_)
+        needed[shards] = True
+        for shard in np.flatnonzero(needed).tolist():
+            path, stamp, own = self._noted[shard]
+            try:
+                status = os.stat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError:
+                status = _stat(path)
+            if FACTS(status) != stamp:
+                now = Stamp.of(status, compare_ctime=own)
+                if now != stamp and now.file == stamp.file:
+                    found.append(shard)
+        return found
+
+    def _settle(self, shard: int, path: Path, own: bool, known: Stamp | None) -> Stamp:
+        """Note the stamp of a file that is known to be right when it has the stamp `known`."""
+        entry = self._shards[shard]
+        if known is None:
+            check_shard(path, entry)
+        while True:
+            try:
+                stamp = Stamp.settled(path, compare_ctime=own)
+            except OSError as error:
+                check_shard(path, entry)  # says that it is missing
+                raise DataError(f"shard {path} cannot be read: {error.strerror}") from None
+            if known is not None:
+                right, what = stamp == known, known.difference(stamp)
+            else:
+                right = not own or stamp.modified_ns <= self._since_ns
+                what = f"it was written or touched at {clock(stamp.modified_ns)}"
+            if right:
+                self._noted[shard] = _Noted(str(path), stamp, own)
+                return stamp
+            log.warning("shard %s: %s; comparing its digest with %s", path, what, FILE)
+            try:
+                check_digest(path, entry)
+            except DataError as error:
+                raise DataError(
+                    f"shard {path} was changed during the run: {what} ({error}). Checkpoints from "
+                    "before then are good. Put the file back as it was (`python -m data_prep "
+                    f"verify {path.parent}` compares it with its index), then resume the run"
+                ) from None
+            known = stamp
+
+
+def _stat(path: str) -> os.stat_result:
+    try:
+        return patiently(lambda: os.stat(path))
+    except OSError as error:
+        raise DataError(
+            f"shard {path}: whether it was changed cannot be seen: {error.strerror}"
+        ) from None

@@ -1,0 +1,155 @@
+"""Train a frozen run directory on the ranks of this job: every way to start ends here.
+
+python -m hpctrain …            ┐
+torchrun -m hpctrain …          ├── freeze ──┐
+python -m hpctrain -m …         │            ├── train(config, run, ranks)
+sbatch slurm/train.sbatch …     ┘            ┘
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+from contextlib import nullcontext, suppress
+from functools import partial
+
+import torch
+
+from hpctrain.config.schema import Config
+from hpctrain.distributed import long_work
+from hpctrain.distributed.group import process_group
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import ConfigError
+from hpctrain.faults.health import RolledBack
+from hpctrain.faults.late_ranks import LateRanks
+from hpctrain.faults.stop import Stop, stop_with_launcher
+from hpctrain.job.attempt import Attempt, NoAttempt
+from hpctrain.job.build import build
+from hpctrain.job.requeue import requeue_from_rank
+from hpctrain.job.shapes import shape_problem
+from hpctrain.parallel.micro_batches import MicroBatches
+from hpctrain.runs.failure import recorded
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.stop_request import stop_file
+from hpctrain.runs.terminal_log import kept
+from hpctrain.tracking.tracker import Tracker
+from hpctrain.training.deterministic import deterministic, refusal
+from hpctrain.training.trainer import Outcome, Trainer
+
+log = logging.getLogger(__name__)
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+
+
+def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
+    """Train the run from its last checkpoint.
+
+    Args:
+        config: The frozen config.
+        run: The run directory; rank 0 holds its lock during the training.
+        ranks: The rank of this process.
+
+    Returns:
+        The exit code: 0, or 130 or 143 when the run was stopped on request and saved.
+
+    Raises:
+        HpctrainError: An error that the user can correct; it is recorded in the run directory.
+    """
+    with suppress(OSError, AttributeError):  # a notebook's stderr may be no file
+        faulthandler.enable()  # says where the process died when a mapped shard was truncated
+    if ranks.launcher in ("torchrun", "submitit-local"):
+        stop_with_launcher()
+    # From here on a signal is a stop request and no longer ends the process.
+    with (
+        Stop() as stop,
+        Attempt(config, run, ranks) if ranks.is_main else NoAttempt() as attempt,
+        process_group(
+            ranks,
+            config.parallel,
+            config.launch.cpus_per_task,
+            run.path,
+            gpus_per_node=config.launch.gpus_per_node,
+        ) as device,
+        # Before the process group ends: the end of this rank lets the others fail.
+        recorded(run.path, ranks.job_id, ranks.restart_count),
+        # The log of rank 0 has begun earlier; the folder exists, because rank 0 is here.
+        nullcontext() if ranks.is_main else kept(run.logs, ranks.launcher, ranks.rank),
+    ):
+        if ranks.is_main:
+            count = torch.get_num_threads()
+            log.info("%s on %s (torch threads: %d), %s", run.path, device, count, ranks)
+            stop.watch(stop_file(run.path))
+        outcome = _fit(config, run, ranks, device, attempt.tracker, stop)
+        # This happens inside the process group, whose teardown waits for rank 0: Slurm and
+        # torchrun kill all ranks as soon as one has exited with a code other than 0.
+        if outcome.finished:
+            attempt.finished(outcome)
+            return 0
+        attempt.interrupted(outcome, stop.reason)
+        return EXIT_INTERRUPTED if stop.reason == "SIGINT" else EXIT_TERMINATED
+
+
+def _fit(
+    config: Config,
+    run: RunDir,
+    ranks: RankInfo,
+    device: torch.device,
+    tracker: Tracker,
+    stop: Stop,
+) -> Outcome:
+    """Train the run. The model is gone when this returns, so it ends before the process group.
+
+    After a rollback everything is built again, as another attempt would: the trainer then loads the
+    newest healthy checkpoint.
+
+    A DistributedDataParallel that outlives its group is the last to hold it. It then ends gloo's
+    threads while it holds Python's lock, and such a thread may wait for this lock for ever.
+    """
+    timeout_s, store = config.parallel.timeout_s, long_work.store()
+    with (
+        LateRanks(run.logs, ranks.rank, ranks.world_size, store, timeout_s, ranks.host) as late,
+        deterministic(config.train.deterministic, device),
+    ):
+        while True:
+            trainer = build(config, run, ranks, device, tracker, stop)
+            late.step = partial(getattr, trainer, "step")
+            with suppress(RolledBack):
+                return _fitted(trainer, config, run, ranks)
+            # Its successor needs the memory.
+            late.step = lambda: None
+            del trainer
+
+
+def _fitted(trainer: Trainer, config: Config, run: RunDir, ranks: RankInfo) -> Outcome:
+    """Train; out of memory prepares the next attempt, and an error about shapes names the keys."""
+    try:
+        return trainer.fit()
+    except torch.OutOfMemoryError:
+        _lower_micro_batch(run, ranks, trainer.train_step.micro_batches)
+        raise
+    except (RuntimeError, IndexError, ValueError) as error:
+        if problem := refusal(error):
+            raise ConfigError(problem) from error
+        if problem := shape_problem(error, config, trainer.train_step.model.module):
+            raise ConfigError(problem) from error
+        raise
+
+
+def _lower_micro_batch(run: RunDir, ranks: RankInfo, sizes: MicroBatches | None) -> None:
+    """After running out of memory, let the next attempt use smaller micro-batches, and ask for it.
+
+    The other ranks wait in a collective operation for this one, so the step cannot be repeated in
+    this process.
+    """
+    rows = None if sizes is None else sizes.smaller
+    if sizes is None or rows is None:
+        return
+    # If the requeue from here fails, `hpctrain.job.verdict` finds this and lets the host do it.
+    run.update(micro_batch_rows=rows, lowered_in=[ranks.job_id, ranks.restart_count])
+    log.error(
+        "out of memory with micro-batches of %d rows; the run goes on from its last checkpoint "
+        "with %d rows when it is started again",
+        *(sizes.rows, rows),
+    )
+    if ranks.launcher == "slurm":
+        requeue_from_rank(ranks.job_id)

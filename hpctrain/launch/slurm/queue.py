@@ -1,0 +1,223 @@
+"""The scheduler: `squeue` for jobs in the queue, `sacct` for jobs that have left it, `scancel`.
+
+A job is recognized by the path of its script (the field Command of `squeue`), not by its job id.
+The path is known before `sbatch` answers, so a job is found even if its submission was interrupted.
+And a reinstalled cluster can use the same job ids again, but the paths are different.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pwd
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hpctrain.errors import LaunchError
+from hpctrain.launch.slurm.job_environment import clean_environment
+
+log = logging.getLogger(__name__)
+
+
+class UnreachableError(LaunchError):
+    """The controller does not answer. A job that was just submitted may be queued or not."""
+
+
+NO_CONTROLLER = (
+    "Slurm's controller does not answer: is it up (scontrol ping)? With "
+    "hydra/launcher=submitit_local, the command that starts a run trains it on this machine"
+)
+
+
+Task = tuple[str, int]
+"""The path of the script and the number of the array task."""
+
+_SQUEUE = "%K|%i|%T|%r|%N|%S|%o"  # the path comes last because it may contain a `|`
+# Messages of `scancel` about a job that has ended meanwhile. This is no error.
+_GONE = ("Invalid job id specified", "already completing or completed")
+_SACCT = ("JobID", "State", "ExitCode", "Reason", "NodeList")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One array task, as `squeue` shows it.
+
+    Attributes:
+        id: `ARRAYJOB_TASK`, the form that `scancel` and `scontrol` accept.
+        state: `PENDING`, `RUNNING`, `COMPLETING`, ...
+        reason: Why it waits, or "None".
+        nodes: A Slurm hostlist; empty while it waits.
+        start: When it has started or is expected to start: ISO local time, or "N/A".
+    """
+
+    id: str
+    state: str
+    reason: str
+    nodes: str
+    start: str
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether its program has ended, and Slurm only cleans up."""
+        return self.state == "COMPLETING"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """One array task that has left the queue, as `sacct` shows it.
+
+    Attributes:
+        state: `COMPLETED`, `FAILED`, `TIMEOUT`, `OUT_OF_MEMORY`, `NODE_FAIL`, `CANCELLED by UID`...
+        exit_code: `CODE:SIGNAL`.
+        reason: Slurm's reason, or "None".
+        nodes: A Slurm hostlist.
+    """
+
+    state: str
+    exit_code: str
+    reason: str
+    nodes: str
+
+
+def me() -> str:
+    """Return the name of the user of this process."""
+    # Not getpass.getuser(): it reads LOGNAME, where `su` may leave the name of another user.
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container without a passwd entry
+        return str(os.getuid())
+
+
+def queued(users: Iterable[str]) -> dict[Task, Job]:
+    """Return the jobs of these users that are in the queue, by script and array task.
+
+    The key of a job that is no array task is `("job ID", 0)`.
+
+    Raises:
+        UnreachableError: The controller does not answer.
+    """
+    command = ("squeue", "--noheader", "--array", f"--user={','.join(users)}")
+    answer = ask(*command, f"--format={_SQUEUE}")
+    if answer is None:
+        raise UnreachableError("squeue does not answer: is the controller up (scontrol ping)?")
+    jobs = {}
+    for line in answer.splitlines():
+        task, *facts, script = line.split("|", 6)
+        job = Job(*facts)
+        # Sweeps are always arrays. Other jobs may be of slurm/train.sbatch.
+        key = (script, int(task)) if task.isdigit() else (f"job {job.id}", 0)
+        jobs[key] = job
+    return jobs
+
+
+def ended(arrays: Iterable[str]) -> dict[str, Ended] | None:
+    """Return the tasks of these array jobs, by `ARRAYJOB_TASK`, as `sacct` lists them.
+
+    `sacct` lists pending tasks of an array as one range, not one by one.
+
+    Returns:
+        The tasks; None without an accounting database.
+    """
+    command = ("sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={','.join(arrays)}")
+    answer = ask(*command, f"--format={','.join(_SACCT)}", quiet=True)
+    if answer is None:
+        return None
+    # Only the reason can contain a `|`.
+    tasks = {}
+    for line in answer.splitlines():
+        job, state, code, *reason, nodes = line.split("|")
+        tasks[job] = Ended(state, code, "|".join(reason), nodes)
+    return tasks
+
+
+def cancel(ids: Iterable[str], *options: str) -> None:
+    """Call `scancel` once for all jobs; jobs that have ended are no error.
+
+    Args:
+        ids: Job ids. With none, nothing is called.
+        *options: Options of `scancel`, such as `--signal=USR2`.
+
+    Raises:
+        LaunchError: Slurm refuses, or the controller does not answer.
+    """
+    if not (jobs := jobs_of(ids)):
+        return
+    done = subprocess.run(
+        ["scancel", *options, *jobs],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=clean_environment(),
+    )
+    errors = [line for line in done.stderr.splitlines() if not any(word in line for word in _GONE)]
+    if errors:
+        raise LaunchError(f"scancel {' '.join(jobs)}: {'; '.join(errors)}")
+
+
+def cancel_waiting(ids: Iterable[str]) -> None:
+    """Cancel the array tasks that wait; those that have begun meanwhile go on.
+
+    Raises:
+        LaunchError: Slurm refuses, or the controller does not answer. Nothing is cancelled.
+    """
+    ids = list(ids)
+    # `scancel --state=PENDING 12_1` cancels all waiting tasks of array 12, as they are one record
+    # (Slurm 22.05). An update gives these tasks records of their own. Our jobs have this value.
+    for job in jobs_of(ids):
+        if ask("scontrol", "update", f"JobId={job}", "Requeue=1") is None:
+            raise LaunchError(f"scontrol cannot update {job}: nothing was cancelled")
+    cancel(ids, "--state=PENDING")
+
+
+def jobs_of(ids: Iterable[str]) -> list[str]:
+    """Return the job ids as arguments of `scancel`, one per array: `123_[0-3,7]`."""
+    arrays: dict[str, list[int]] = defaultdict(list)
+    plain = []
+    for job in ids:
+        array, _, task = job.partition("_")
+        if task:
+            arrays[array].append(int(task))
+        else:
+            plain.append(job)
+    for array, numbers in arrays.items():
+        ranges: list[list[int]] = []
+        for number in sorted(numbers):
+            if ranges and number == ranges[-1][1] + 1:
+                ranges[-1][1] = number
+            else:
+                ranges.append([number, number])
+        inside = ",".join(f"{a}-{b}" if a < b else str(a) for a, b in ranges)
+        plain.append(f"{array}_[{inside}]")
+    return plain
+
+
+def ask(*command: str, quiet: bool = False, tries: int = 5) -> str | None:
+    """Run a command of the scheduler and return its output; None if it fails.
+
+    The reason of a failure is logged as an error, or with `quiet` as a debug message. A command
+    that a signal has ended is run again, `tries` times in all: at a preemption Slurm signals every
+    process of a step, also one that a rank has just started to requeue its job.
+    """
+    try:
+        # Without SQUEUE_STATES, SLURM_CLUSTERS and the like, which would hide jobs.
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+            env=clean_environment(),
+        )
+    except subprocess.CalledProcessError as error:
+        if error.returncode < 0 and tries > 1:
+            return ask(*command, quiet=quiet, tries=tries - 1)
+        message = " ".join((error.stderr or error.stdout).split()) or str(error)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        message = str(error)
+    else:
+        return done.stdout
+    log.log(logging.DEBUG if quiet else logging.ERROR, "%s: %s", " ".join(command), message)
+    return None

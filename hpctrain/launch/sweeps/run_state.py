@@ -1,0 +1,81 @@
+"""The states of a sweep's runs: runs that are finished or under way are not submitted again."""
+
+from __future__ import annotations
+
+import os
+
+from hpctrain.launch.arrays import Entry
+from hpctrain.launch.slurm import queue
+from hpctrain.launch.slurm.queue import Job, Task, me, queued
+
+
+def query_queue(entries: list[Entry]) -> dict[Task, Job]:
+    """Return the queued jobs of all users who may have submitted one of these runs.
+
+    These are this user and the users who have submitted the runs last.
+
+    Args:
+        entries: The runs, with the content of run.json in `before`.
+
+    Raises:
+        UnreachableError: The controller does not answer.
+    """
+    submissions = (entry.before.get("submission") for entry in entries)
+    return queued({me(), *(str(each["user"]) for each in submissions if each)})
+
+
+def set_states(entries: list[Entry], jobs: dict[Task, Job]) -> None:
+    """Set `state` of the runs that need not be submitted: finished, under way, or given twice.
+
+    The state of the others becomes empty. A finished run that shall be repeated gets `again`, and a
+    waiting run that shall be replaced gets `replaces`.
+
+    Args:
+        entries: The runs. `before` must have been read after the queue.
+        jobs: The queue.
+    """
+    seen: set[str] = set()
+    by_id = {job.id: task for task, job in jobs.items()}
+    for entry in entries:
+        entry.state = entry.replaces = ""
+        path = os.path.realpath(entry.run.path)
+        record = entry.before
+        submission = record.get("submission") or {}
+        task: Task | None = (submission.get("script", ""), submission.get("task", -1))
+        state, rerun = record.get("state", ""), entry.config.launch.rerun
+        # A job of slurm/train.sbatch has no submission: its last attempt has the job id.
+        if task not in jobs and state in ("running", "interrupted"):
+            task = by_id.get(record["attempts"][-1].get("job_id", ""))
+        job = jobs.get(task) if task else None
+        if path in seen:
+            entry.state = "the same run as above"
+        elif state == "finished" and rerun != "all":
+            entry.state = "finished before"
+        # A job that Slurm requeues is COMPLETING, like one that has ended, until it is PENDING.
+        elif job and rerun == "queued" and job.state == "PENDING":
+            entry.replaces = job.id
+        elif job and not (job.is_ending and state in ("failed", "finished")):
+            entry.state, entry.job = f"{job.state.lower()} already", job.id
+            entry.task = task
+        elif entry.run.is_locked():
+            entry.state = "running elsewhere"
+        elif state == "finished":
+            entry.again = True
+        elif rerun == "none" and record.get("attempts"):
+            entry.state = f"{state} before"
+        seen.add(path)
+
+
+def replace_waiting(todo: list[Entry]) -> list[Entry]:
+    """Cancel the waiting jobs of `launch.rerun=queued`; return what can be submitted now."""
+    replaced = [entry for entry in todo if entry.replaces]
+    if not replaced:
+        return todo
+    queue.cancel_waiting(entry.replaces for entry in replaced)
+    still = {job.id: job for job in query_queue(replaced).values()}
+    for entry in replaced:
+        if (job := still.get(entry.replaces)) is not None:
+            entry.state, entry.job = f"{job.state.lower()} already", job.id
+        elif entry.before["state"] == "queued":
+            entry.before["state"] = "created"
+    return [entry for entry in todo if not entry.state]

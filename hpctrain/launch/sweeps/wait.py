@@ -1,0 +1,76 @@
+"""Wait for the jobs of a sweep; submit the runs that were over the submit limit."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from hpctrain.console import Console
+from hpctrain.launch.arrays import Entry
+from hpctrain.launch.output import NoteColumn, say
+from hpctrain.launch.slurm.queue import Job, UnreachableError
+from hpctrain.launch.sweeps.run_state import query_queue
+
+POLL_S = (2.0, 30.0)
+"""Seconds between two calls of `squeue`: at first, and at most."""
+
+
+def wait(
+    entries: list[Entry], submit: Callable[[list[Entry]], list[Entry]], left: list[Entry]
+) -> None:
+    """Return when none of the runs is in the queue any more.
+
+    Each poll needs one `squeue` for all runs.
+
+    Args:
+        entries: All runs of the sweep.
+        submit: Submits runs; returns those that are over the submit limit.
+        left: The runs that are not submitted yet.
+    """
+    pause, printed = POLL_S[0], -1
+    most = sum(entry.task is not None for entry in entries)  # jobs that the limit has allowed
+    with Progress(
+        TextColumn("waiting for"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("runs"),
+        TimeElapsedColumn(),
+        NoteColumn(),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+    ) as progress:
+        shown = progress.add_task("", total=len(entries), note="")
+        while True:
+            try:
+                jobs = _jobs(entries)
+                if left and (len(jobs) < most or not jobs):
+                    left = submit(left)
+                    jobs = _jobs(entries)
+                    most = len(jobs)
+            except UnreachableError as error:
+                # The controller may be restarting. The jobs go on, so keep waiting for them.
+                say(f"{error}; trying again", style="yellow")
+                time.sleep(pause)
+                continue
+            running = sum(job.state == "RUNNING" for job in jobs)
+            ended = len(entries) - len(jobs) - len(left)
+            note = f"{running} running, {len(jobs) - running + len(left)} waiting"
+            progress.update(shown, completed=ended, note=note)
+            if ended != printed and progress.disable:
+                say(f"{ended} of {len(entries)} runs have ended")
+            printed = ended
+            if not jobs and not left:
+                break
+            time.sleep(pause)
+            pause = min(POLL_S[1], pause * 1.2)
+    for entry in entries:
+        entry.state = entry.run.read().get("state", entry.state)
+
+
+def _jobs(entries: list[Entry]) -> list[Job]:
+    """Return the jobs of these runs that are in the queue."""
+    queue = query_queue(entries)
+    return [queue[task] for task in {e.task for e in entries if e.task} if task in queue]

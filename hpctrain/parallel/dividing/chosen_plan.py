@@ -1,0 +1,132 @@
+"""The plan by which a model is divided: from the config, the model, or Hugging Face's config."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.rules.division import expert_problems, names_module, number_problems
+from hpctrain.config.schema import ParallelConfig
+from hpctrain.config.schema.parallel import STYLES
+from hpctrain.errors import ConfigError
+from hpctrain.models.plan import Plan
+
+log = logging.getLogger(__name__)
+
+_EXAMPLE = "{layers.*.up: colwise, layers.*.down: rowwise}"
+# The names of other styles of transformers, which are the same here.
+_SAME = {"colwise_rep": "colwise_gather_output"}
+
+
+def find_plan(model: nn.Module, parallel: ParallelConfig, degrees: Degrees) -> Plan:
+    """Return the plan of a model, complete for the degrees.
+
+    Args:
+        model: The model, whole.
+        parallel: The section of the config; its `plan` replaces the model's tensor plan.
+        degrees: The ranks.
+
+    Raises:
+        ConfigError: Something is missing in the plan, or does not fit the model.
+    """
+    plan = getattr(model, "plan", None)
+    if not isinstance(plan, Plan):
+        plan = _of_transformers(model)
+    if parallel.plan:
+        plan = replace(plan, tensor=dict(parallel.plan))
+    kind = type(model).__name__
+    if plan.experts and parallel.plan:
+        raise ConfigError(
+            f"parallel.plan={parallel.plan}: {kind} has experts, so leave the plan to the model"
+        )
+    if parallel.ep > 1 and not plan.experts:
+        raise ConfigError(
+            f"parallel.ep={parallel.ep}: {kind} has no experts; hpctrain.models.Transformer has "
+            "them with model.experts=8"
+        )
+    for name, module in matching(model, plan.experts) if plan.experts else ():
+        rows = {len(p) for p in module.parameters()}
+        limited = any(getattr(m, "capacity", None) is not None for m in model.modules())
+        for problem in expert_problems(name, min(rows), degrees, parallel, capacity=limited):
+            raise ConfigError(problem)
+    if degrees.tp > 1 and not plan.tensor:
+        raise ConfigError(
+            f"parallel.tp={degrees.tp}: {kind} has no plan for tensor parallel; give the styles of "
+            f"its modules, such as 'parallel.plan={_EXAMPLE}'"
+        )
+    if degrees.pp > 1 and not plan.blocks:
+        raise ConfigError(
+            f"parallel.pp={degrees.pp}: {kind} has no plan for pipeline parallel; it needs a "
+            "property `plan` that returns hpctrain.models.plan.Plan(first=('embed',), "
+            "blocks='layers', last=('norm', 'head'))"
+        )
+    if degrees.cp > 1 and not plan.context:
+        raise ConfigError(
+            f"parallel.cp={degrees.cp}: {kind} has no plan for context parallel; "
+            "hpctrain.models.Transformer has one, whose attribute `context` is an example"
+        )
+    if degrees.tp > 1:
+        _check(model, plan, degrees.tp)
+    return plan
+
+
+def matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
+    """Return the names and modules that a pattern of a plan names."""
+    return [(n, module) for n, module in model.named_modules() if names_module(pattern, n)]
+
+
+def _check(model: nn.Module, plan: Plan, tp: int) -> None:
+    """Raise a ConfigError if tp cannot divide what the plan names."""
+    for problem in number_problems(plan.numbers, tp):
+        raise ConfigError(problem)
+    for pattern, style in plan.tensor.items():
+        modules = matching(model, pattern)
+        if not modules:
+            linear = [n for n, module in model.named_modules() if isinstance(module, nn.Linear)]
+            raise ConfigError(
+                f"parallel.plan: {type(model).__name__} has no module {pattern}; its linear layers "
+                f"are {', '.join(linear[:8])}{', ...' if len(linear) > 8 else ''}"
+            )
+        for name, module in modules:
+            kind = nn.Embedding if style == "embedding_rowwise" else nn.Linear
+            if "wise" in style and not isinstance(module, kind):
+                raise ConfigError(
+                    f"parallel.plan: {pattern}={style}: {name} is a {type(module).__name__}; this "
+                    f"style divides a torch.nn.{kind.__name__}"
+                )
+            size = getattr(module, "out_features" if style == "colwise" else "in_features", 0)
+            if style in ("colwise", "rowwise") and size % tp:
+                raise ConfigError(
+                    f"parallel.tp={tp} does not divide the {size} "
+                    f"{'outputs' if style == 'colwise' else 'inputs'} of {name}"
+                )
+
+
+def _of_transformers(model: nn.Module) -> Plan:
+    """Return the plan of a model of Hugging Face's transformers; an empty one of any other."""
+    config: Any = getattr(model, "config", None)
+    tensor = {
+        name: _SAME.get(style, style)
+        for name, style in (getattr(model, "tp_plan", None) or {}).items()
+    }
+    numbers = {
+        key: int(number)
+        for key in ("num_attention_heads", "num_key_value_heads")
+        if tensor and (number := getattr(config, key, None))
+    }
+    if other := sorted(set(tensor.values()) - set(STYLES)):
+        log.info(
+            "%s has a plan with the style %s, which is unknown here", type(model).__name__, other[0]
+        )
+        tensor = {}
+    stages: dict[str, Any] = getattr(model, "_pp_plan", None) or {}
+    blocks = [n for n in stages if isinstance(model.get_submodule(n), nn.ModuleList)]
+    if len(blocks) != 1:
+        return Plan(tensor, numbers)
+    order = [n for n, _ in model.named_modules() if n in stages]
+    place = order.index(blocks[0])
+    return Plan(tensor, numbers, tuple(order[:place]), blocks[0], tuple(order[place + 1 :]))

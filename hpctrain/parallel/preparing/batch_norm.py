@@ -1,0 +1,235 @@
+"""Batch norm over all data-parallel ranks: the statistics of a step are those of one process.
+
+    rank 0: its rows ── n, sum, sum of squares ──┐                ┌── normalised rows of rank 0
+                                                 ├── mean, var ───┤
+    rank 1: its rows ── n, sum, sum of squares ──┘                └── normalised rows of rank 1
+
+Ioffe and Szegedy, "Batch Normalization" (2015). A layer keeps its class and its parameters. Only
+the call of `torch.nn.functional.batch_norm` inside of its forward function is replaced, so classes
+that do more than normalise, such as timm's BatchNormAct2d, work as they are.
+
+Several micro-batches cannot have the statistics of their whole batch: a layer would have to see the
+outputs of the layer before for all of them, which is the memory that micro-batches save.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.overrides import TorchFunctionMode
+
+from hpctrain.config.rules.batch_sizes import accumulate
+from hpctrain.config.rules.combinations import sync_problems
+from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError
+from hpctrain.parallel.mesh import Mesh
+
+log = logging.getLogger(__name__)
+
+
+def prepare_batch_norms(model: nn.Module, config: Config, mesh: Mesh) -> None:
+    """Synchronise the batch norms of a model, in place, if `train.sync_batchnorm` says so.
+
+    Rank 0 logs a warning if statistics of the model depend on how a batch is divided.
+
+    Args:
+        model: The whole model, on any device.
+        config: The config.
+        mesh: The ranks; all of them call this together.
+    """
+    layers, sync = list(_depending(model)), config.train.sync_batchnorm
+    if layers and dist.get_rank() == 0 and (text := _warning(layers, config, mesh)):
+        log.warning("%s", text)
+    if not sync or mesh.averaged == 1:
+        return
+    group = mesh.batch
+    for name, layer in layers:
+        if isinstance(layer, _BatchNorm) and not isinstance(layer, nn.SyncBatchNorm):
+            forward: Any = functools.partial(_forward, layer.forward, name, layer, group)
+            if config.train.compile != "off":  # the compiler knows no such collectives
+                forward = torch.compiler.disable(forward)
+            layer.forward = forward  # type: ignore[method-assign]
+
+
+def _depending(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the names and layers whose statistics are those of the rows that they see."""
+    for name, layer in model.named_modules():
+        # An instance norm has one result for each sample, but may average the statistics.
+        each = isinstance(layer, _InstanceNorm) and not layer.track_running_stats
+        if isinstance(layer, _NormBase) and layer.training and not each:
+            yield name, layer
+
+
+def _warning(layers: list[tuple[str, nn.Module]], config: Config, mesh: Mesh) -> str:
+    """Return what differs from one process that sees whole batches; "" if nothing does."""
+    train, ranks = config.train, mesh.averaged
+    parts = accumulate(train, mesh.shares) * mesh.weight
+    seen = []
+    alone = [
+        (name, layer)
+        for name, layer in layers
+        if not isinstance(layer, nn.SyncBatchNorm)
+        and not (train.sync_batchnorm and isinstance(layer, _BatchNorm))
+    ]
+    if ranks > 1 and alone:
+        seen.append(f"one of {ranks} data-parallel ranks")
+    if parts > 1 or train.micro_batch_size == "auto":
+        alone = layers
+        seen.append(f"one of {parts} micro-batches" if parts > 1 else "one micro-batch")
+    if not seen:
+        return ""
+    cures = []
+    if ranks > 1 and not train.sync_batchnorm and not any(sync_problems(config, mesh.degrees)):
+        exact = "" if len(seen) == 1 else ", but not over micro-batches"
+        cures.append(f"compute them over all ranks{exact} (train.sync_batchnorm=true)")
+    own = "model.norm=group" if config.model.get("norm") == "batch" else "such as GroupNorm"
+    cures.append(f"take a norm whose result does not depend on other samples ({own})")
+    name, layer = alone[0]
+    more = f" and {len(alone) - 1} more layers" if len(alone) > 1 else ""
+    return (
+        f"the statistics of {name} ({type(layer).__name__}){more} are those of the rows that "
+        f"{' and '.join(seen)} has, so losses differ from those of one process that sees whole "
+        f"batches: {', or '.join(cures)}"
+    )
+
+
+def _forward(
+    forward: Callable[..., Any],
+    name: str,
+    layer: nn.Module,
+    group: dist.ProcessGroup,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Call the forward function of a layer; its batch norm is that of all ranks of the group."""
+    with _OverRanks(group) as mode:
+        outputs = forward(*args, **kwargs)
+    if layer.training and not mode.used:
+        raise ConfigError(
+            f"train.sync_batchnorm=true: {name} ({type(layer).__name__}) does not call "
+            "torch.nn.functional.batch_norm, so its statistics cannot be those of all ranks"
+        )
+    return outputs
+
+
+class _OverRanks(TorchFunctionMode):
+    """Within this context, batch norms take their statistics from the inputs of all ranks.
+
+    Args:
+        group: The ranks. All of them make the same calls.
+
+    Attributes:
+        used: Whether there was a call of `torch.nn.functional.batch_norm`.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.group, self.used = group, False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Replace a call of `torch.nn.functional.batch_norm`; make any other call as it is."""
+        if func is not F.batch_norm:
+            return func(*args, **(kwargs or {}))
+        self.used = True
+        return self._batch_norm(*args, **(kwargs or {}))
+
+    def _batch_norm(
+        self,
+        x: torch.Tensor,
+        running_mean: torch.Tensor | None,
+        running_var: torch.Tensor | None,
+        weight: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> torch.Tensor:
+        if not training:
+            return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
+        stats = (running_mean, running_var)
+        out: torch.Tensor = _BatchNormOverRanks.apply(  # type: ignore[no-untyped-call]
+            x, weight, bias, *stats, eps, momentum, self.group
+        )
+        return out
+
+
+class _BatchNormOverRanks(torch.autograd.Function):
+    """What torch's SyncBatchNorm computes, which torch has for GPUs only.
+
+    The input has any floating dtype and the shape (batch, channels, ...). One reduction in fp64
+    gives the mean and the variance; squares of fp32 numbers lose nothing in it. The host never
+    waits for the device, which torch's needs in each layer.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        running_mean: torch.Tensor | None,
+        running_var: torch.Tensor | None,
+        eps: float,
+        momentum: float,
+        group: dist.ProcessGroup,
+    ) -> torch.Tensor:
+        wide, channels = _wide(x), x.shape[1]
+        sums = wide.new_zeros(2 * channels + 1, dtype=torch.float64)
+        if count := x.numel() // channels:  # a rank may have no rows
+            mean, var = (s.double() for s in torch.batch_norm_update_stats(wide, None, None, 0.0))
+            sums = torch.cat([mean, var + mean**2, sums.new_ones(1)]) * count
+        dist.all_reduce(sums, group=group)
+        n = sums[-1]
+        mean, squares = (sums[:-1] / n).view(2, channels)
+        var = (squares - mean**2).clamp(min=0)
+        if running_mean is not None and running_var is not None:
+            unbiased = var * n / (n - 1).clamp(min=1)
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+            running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+        ctx.group, ctx.eps, ctx.biased = group, eps, bias is not None
+        ctx.save_for_backward(x, weight, mean, (var + eps).rsqrt(), n)
+        stats = (mean.to(wide.dtype), var.to(wide.dtype))
+        w, b = (None if p is None else p.to(wide.dtype) for p in (weight, bias))
+        return F.batch_norm(wide, *stats, w, b, False, 0.0, eps).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, mean, scale, n = ctx.saved_tensors
+        dy, shape = _wide(grad), [-1] + [1] * (x.ndim - 2)
+        others = [dim for dim in range(x.ndim) if dim != 1]
+
+        def each(values: torch.Tensor) -> torch.Tensor:
+            return values.to(dy.dtype).view(shape)
+
+        normalised = (_wide(x) - each(mean)) * each(scale)
+        sums = torch.stack([dy.sum(others), (dy * normalised).sum(others)])
+        # Those of all ranks are added later, as are the gradients of other parameters.
+        of_weight = None if weight is None else sums[1].to(weight.dtype)
+        of_bias = sums[0].to(weight.dtype if weight is not None else dy.dtype)
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            means = sums.to(torch.float64, copy=True)
+            dist.all_reduce(means, group=ctx.group)
+            means /= n
+            factor = scale if weight is None else scale * weight
+            of_x = (dy - each(means[0]) - normalised * each(means[1])) * each(factor)
+            of_x = of_x.to(x.dtype)
+        return of_x, of_weight, of_bias if ctx.biased else None, *[None] * 5
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """Return the values in a format that keeps sums: fp32, or fp64 if they are fp64."""
+    return x if x.dtype == torch.float64 else x.float()

@@ -1,0 +1,326 @@
+"""The initial parameters: bit by bit the same for every way to spread a model, on every device.
+
+    rank 0 draws module 0 ──┐
+    rank 1 draws module 1 ──┼── each is sent to all ranks, which keep their part ── modules 2, 3, …
+
+A model with a method `init_module(module)` is built without memory (on the meta device), then
+sharded, and then initialised module by module. The random generator is seeded anew with the name of
+each module, so no rank ever holds more than one module as a whole, and one that others send.
+
+One rank draws a module, on its CPU. What a GPU draws depends on its number of multiprocessors, and
+what a CPU draws on its vector instructions, so replicas that draw by themselves may differ.
+
+Any other model is built as usual: on every rank, or when it is sharded on rank 0 alone, which sends
+each rank its part.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+import torch.distributed as dist
+import xxhash
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from hpctrain.errors import DistributedError
+from hpctrain.parallel.preparing.ties import tie, ties
+from hpctrain.parallel.wrappers.fsdp import undivided
+
+log = logging.getLogger(__name__)
+Build = Callable[[], nn.Module]
+
+
+@runtime_checkable
+class Initializes(Protocol):
+    """A model that can initialise its modules one by one."""
+
+    def init_module(self, module: nn.Module) -> None:
+        """Initialise the parameters and buffers that `module` itself holds, in place.
+
+        It draws from torch's global generator and reads no other module.
+        """
+        ...
+
+
+def skeleton(build: Build, seed: int) -> nn.Module | None:
+    """Return the model on the meta device; None when it cannot be built there."""
+    try:
+        with torch.device("meta"):
+            torch.manual_seed(seed)
+            return build()
+    except Exception as error:  # what is wrong with the model itself is raised by the next build
+        # The constructor reads a value, for example, which a tensor without memory does not have.
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            log.info(
+                "the model cannot be built on the meta device, so all ranks build it: %s", reason
+            )
+        return None
+
+
+def build_whole(
+    build: Build,
+    seed: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: dist.ProcessGroup | None = None,
+) -> nn.Module:
+    """Return the initialised model, whole, on the device.
+
+    Args:
+        build: Returns a new model.
+        seed: The seed of the run.
+        dtype: The dtype of its parameters.
+        device: Device of this rank.
+        group: The ranks that build the model together; None means all.
+    """
+    model = skeleton(build, seed)
+    if model is not None and isinstance(model, Initializes):
+        cast_parameters(model, dtype)
+        fill_modules(model, build, seed, device, device, group)
+        return model
+    return build_as_usual(build, seed, dtype, device)
+
+
+def build_as_usual(build: Build, seed: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """Return the model as its constructor initialises it; the arguments of `build_whole`."""
+    torch.manual_seed(seed)
+    model = build()
+    cast_parameters(model, dtype)
+    return model.to(device)
+
+
+def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
+    """Convert the floating-point parameters, in place; buffers, such as statistics, stay."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+
+
+def fill_modules(
+    model: nn.Module,
+    build: Build,
+    seed: int,
+    device: torch.device,
+    storage: torch.device,
+    group: dist.ProcessGroup | None = None,
+) -> None:
+    """Give a model of the meta device memory and its initial parameters.
+
+    The values are those of the model that `build` returns, whatever classes the modules of `model`
+    have by now. All ranks of the group call this together.
+
+    Args:
+        model: Whole or sharded, or the stage of a pipeline.
+        build: Returns a new model, which has `init_module`, and modules and parameters of the same
+            names.
+        seed: The seed of the run.
+        device: Device of the rank, for the communication.
+        storage: Parameters are stored on this device.
+        group: The ranks that have the same modules; None means all.
+    """
+    allocate(model, storage)
+    if storage.type == "meta":  # there is no memory for values: only the sizes are wanted
+        return
+    targets: dict[str, torch.Tensor] = {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+    original: Any = skeleton(build, seed)
+    assert original is not None
+    holders = []
+    for name, module in original.named_modules():
+        keys = [key for key in _own(module) if _joined(name, key) in targets]
+        if keys:
+            holders.append((name, module, keys))
+    rank, ranks = 0, 1
+    if dist.is_initialized():
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    for begin in range(0, len(holders), ranks):
+        turn = holders[begin : begin + ranks]
+        drawn, error = {}, None
+        if rank < len(turn):
+            try:
+                drawn = _draw(original, *turn[rank][:2], seed)
+            except Exception as raised:  # the other ranks must not wait for this one
+                error = raised
+        failed = rank if error is not None else ranks
+        if ranks > 1:
+            first = torch.tensor(failed, device=device)
+            dist.all_reduce(first, dist.ReduceOp.MIN, group)
+            failed = int(first)
+        if error is not None:
+            raise error
+        if failed < ranks:
+            _draw(original, *turn[failed][:2], seed)  # the same error, on every rank
+            raise DistributedError(f"another rank could not draw the values of {turn[failed][0]}")
+        for source, (name, module, keys) in enumerate(turn):
+            for key in keys:
+                like, target = _own(module)[key], targets[_joined(name, key)]
+                if source == rank:
+                    whole = drawn[key]
+                else:
+                    whole = torch.empty(like.shape, dtype=_drawn_dtype(like), device=device)
+                if ranks > 1:
+                    whole = whole.to(device)
+                    _broadcast(whole, source, group)
+                with torch.no_grad():
+                    _own_part(target).copy_(_cut(whole, target))
+    to_device(model, device)
+    torch.manual_seed(seed)  # the ranks have drawn other modules
+
+
+def _draw(model: Initializes, name: str, module: nn.Module, seed: int) -> dict[str, torch.Tensor]:
+    """Return the initial values of the parameters and buffers that a module itself holds.
+
+    They are whole and on the CPU; numbers of a floating dtype have the default one. The module is
+    left as it was, on the meta device.
+    """
+    before = dict(module._parameters), dict(module._buffers)
+    torch.manual_seed(xxhash.xxh64_intdigest(f"{seed} {name}".encode()) >> 1)
+    for key, like in _own(module).items():
+        whole = torch.empty(like.shape, dtype=_drawn_dtype(like), device="cpu")
+        if key in module._parameters:
+            module._parameters[key] = nn.Parameter(whole, like.requires_grad)
+        else:
+            module._buffers[key] = whole
+    with torch.no_grad():
+        model.init_module(module)
+    drawn = {key: value.detach().contiguous() for key, value in _own(module).items()}
+    module._parameters.update(before[0])
+    module._buffers.update(before[1])
+    return drawn
+
+
+def _own(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers that a module itself holds."""
+    own = {**module._parameters, **module._buffers}
+    return {key: value for key, value in own.items() if value is not None}
+
+
+def _drawn_dtype(like: torch.Tensor) -> torch.dtype:
+    """Return the dtype in which a parameter or a buffer is drawn."""
+    drawn = isinstance(like, nn.Parameter) and like.is_floating_point()
+    return torch.get_default_dtype() if drawn else like.dtype
+
+
+def _joined(name: str, key: str) -> str:
+    return f"{name}.{key}" if name else key
+
+
+def _own_part(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def _cut(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a tensor that every rank has, without communication."""
+    if not isinstance(like, DTensor):
+        return whole
+    mesh = like.device_mesh
+    place = mesh.get_coordinate()
+    assert place is not None
+    # FSDP2 divides what tensor parallel has left, and marks that by a placement of its own.
+    dims = sorted(range(mesh.ndim), key=lambda i: isinstance(like.placements[i], _StridedShard))
+    for dim in dims:
+        placement = like.placements[dim]
+        if isinstance(placement, (Shard, _StridedShard)):
+            size = -(-whole.shape[placement.dim] // mesh.size(dim))
+            begin = min(place[dim] * size, whole.shape[placement.dim])
+            end = min(begin + size, whole.shape[placement.dim])
+            whole = whole.narrow(placement.dim, begin, end - begin)
+    return whole
+
+
+def fill_from_rank_0(
+    model: nn.Module, build: Build, seed: int, device: torch.device, storage: torch.device
+) -> None:
+    """Give a sharded model of the meta device memory and the parameters that rank 0 builds.
+
+    Args:
+        model: Sharded.
+        build: Returns a new model; rank 0 calls it, and holds it in the memory of the host.
+        seed: The seed of the run.
+        device: Device of the rank, for the communication.
+        storage: Parameters and buffers are stored on this device.
+    """
+    allocate(model, storage)
+    state: dict[str, Any] = {}
+    buffers: dict[str, torch.Tensor] = {}
+    if dist.get_rank() == 0:
+        torch.manual_seed(seed)
+        whole = build()
+        dtypes = {name: p.dtype for name, p in model.named_parameters(remove_duplicate=False)}
+        state = {
+            name: value.to(dtypes.get(name, value.dtype))
+            for name, value in whole.state_dict().items()
+            if isinstance(value, torch.Tensor)
+        }
+        buffers = dict(whole.named_buffers())
+    options = StateDictOptions(
+        full_state_dict=True, broadcast_from_rank0=True, cpu_offload=storage.type == "cpu"
+    )
+    set_model_state_dict(model, state, options=options)
+    to_device(model, device)  # not earlier: torch wants a state on one device
+    # Buffers that are not part of a state dict have to be sent too.
+    for name, buffer in model.named_buffers():
+        value = buffers[name].to(device) if buffers else torch.empty_like(buffer, device=device)
+        dist.broadcast(value, src=0)
+        buffer.copy_(value)
+
+
+def share(model: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Give all ranks the parameters and buffers of the first one, in place.
+
+    Args:
+        model: Built by every rank, the same modules on all of them.
+        group: The ranks; None means all.
+    """
+    with torch.no_grad():
+        for value in (*model.parameters(), *model.buffers()):
+            whole = value.detach().contiguous()
+            _broadcast(whole, 0, group)
+            value.copy_(whole)
+
+
+def _broadcast(whole: torch.Tensor, source: int, group: dist.ProcessGroup | None) -> None:
+    """Send a contiguous tensor of any dtype as bytes, since a backend does not know all dtypes."""
+    if whole.numel() > 0:
+        dist.broadcast(whole.view(-1).view(torch.uint8), group=group, group_src=source)
+
+
+def to_device(model: nn.Module, device: torch.device) -> None:
+    """Move what FSDP2 leaves on the device of the storage, in place: all but divided parameters.
+
+    With `parallel.fsdp.offload` divided parameters are on the CPU, and FSDP2 brings them to the
+    device before they are used. Buffers and parameters that it cannot divide have to be there.
+
+    Args:
+        model: Whole or sharded, with memory.
+        device: Device of the rank.
+    """
+    shared = list(ties(model))
+    apart = {id(parameter) for parameter in undivided(model)}
+    for module in model.modules():
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[key] = buffer.to(device)
+        for key, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) in apart and parameter.device != device:
+                moved = nn.Parameter(parameter.detach().to(device), parameter.requires_grad)
+                module._parameters[key] = moved
+    for first, others in shared:
+        tie(model, first, others)
+
+
+def allocate(model: nn.Module, device: torch.device) -> None:
+    """Give the parameters and buffers of the meta device memory, and keep ties between them."""
+    shared = list(ties(model))
+    model.to_empty(device=device)
+    for first, others in shared:
+        tie(model, first, others)

@@ -1,0 +1,135 @@
+"""Loads of experts: each step balances them, and reports how uneven they are.
+
+backward passes ── loads of this rank ── sum over all ranks ──┬── bias of each expert
+(the reduction of the step's sums)                            └── expert_load_max, expert_dropped
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from hpctrain.parallel.reducing.scalars import Scalars
+
+
+@runtime_checkable
+class Balanced(Protocol):
+    """A module that balances its experts; `hpctrain.models.experts.Experts` is one.
+
+    Attributes:
+        load_size: The number of elements of its loads.
+    """
+
+    load_size: int
+
+    def start_loads(self) -> None:
+        """Forget the loads that were not taken."""
+
+    def take_loads(self) -> torch.Tensor:
+        """Return this rank's loads since the last call.
+
+        Returns:
+            float64 (load_size,): how many tokens have chosen each expert, and last how many of
+            these choices were dropped.
+        """
+
+    def move_balance(self, loads: torch.Tensor) -> None:
+        """Prefer experts with little load from now on.
+
+        Args:
+            loads: The sum over all ranks, without the last element.
+        """
+
+
+class Loads:
+    """The loads of all experts of a model.
+
+    Args:
+        model: What this rank has of the model. Without modules that are `Balanced`, all methods do
+            nothing.
+        sizes: What `load_sizes` returns for the whole model; None means that it is whole.
+    """
+
+    def __init__(self, model: nn.Module, sizes: Mapping[str, int] | None = None) -> None:
+        self._sizes = load_sizes(model) if sizes is None else sizes
+        modules = dict(_balanced(model))
+        # Other ranks have other layers of a pipeline.
+        self._modules = [modules.get(name) for name in self._sizes]
+
+    def start(self) -> None:
+        """Begin a step; a step may be made again after an error."""
+        for module in self._modules:
+            if module is not None:
+                module.start_loads()
+
+    def joined(self, values: Scalars) -> Scalars:
+        """Return the numbers of this rank's part of a step, followed by its loads.
+
+        Args:
+            values: Numbers that are to be added over all ranks.
+        """
+        if not self._modules:
+            return values
+        # The ranks that divide a layer have other tokens, or all have the same. All of them count,
+        # because only ratios of loads matter.
+        device = values.device if isinstance(values, torch.Tensor) else torch.device("cpu")
+        loads = [
+            torch.zeros(size, dtype=torch.float64, device=device)
+            if module is None
+            else module.take_loads()
+            for size, module in zip(self._sizes.values(), self._modules, strict=True)
+        ]
+        if isinstance(values, list):
+            return [*values, *(number for load in loads for number in load.tolist())]
+        return torch.cat([values, *(load.to(values.device) for load in loads)])
+
+    def balance(self, total: Scalars, names: list[str], sums: Scalars) -> tuple[list[str], Scalars]:
+        """Balance the experts.
+
+        Args:
+            total: What `joined` has appended, added over all ranks.
+            names: Of the sums of the step.
+            sums: A sum and a count for each name.
+
+        Returns:
+            `names` and `sums`, to which two are added: the largest load of an expert over the mean
+            one, in the layer where it is largest, and the fraction of dropped choices.
+        """
+        if not self._modules:
+            return names, sums
+        loads = torch.as_tensor(total).split(list(self._sizes.values()))
+        for module, load in zip(self._modules, loads, strict=True):
+            if module is not None:
+                module.move_balance(load[:-1])
+        largest = torch.stack([load[:-1].max() / load[:-1].mean() for load in loads]).max()
+        dropped = torch.stack([load[-1] for load in loads]).sum()
+        chosen = torch.stack([load[:-1].sum() for load in loads]).sum()
+        more = torch.stack([largest, torch.ones_like(largest), dropped, chosen])
+        names = [*names, "expert_load_max", "expert_dropped"]
+        if isinstance(sums, list):
+            return names, [*sums, *more.tolist()]
+        return names, torch.cat([sums, more])
+
+
+def load_sizes(model: nn.Module) -> dict[str, int]:
+    """Return the number of elements of the loads of each module that has experts, by its name."""
+    return {name: module.load_size for name, module in _balanced(model)}
+
+
+def _balanced(model: nn.Module) -> Iterator[tuple[str, Balanced]]:
+    for name, module in model.named_modules():
+        if isinstance(module, Balanced):
+            yield name, module
+
+
+def compute_eagerly(model: nn.Module) -> None:
+    """Let torch.compile leave out the experts, in place.
+
+    It would compile anew for each number of tokens that an expert gets.
+    """
+    for module in model.modules():
+        if isinstance(module, Balanced):
+            module.forward = torch.compiler.disable(module.forward)

@@ -1,0 +1,127 @@
+"""Parameters that only some ranks use, such as heads of other tasks, under FSDP2.
+
+    rank 0 uses head A   gradient of A, zeros for B ──┐ one reduction      A, B: as one process
+    rank 1 uses head B   zeros for A, gradient of B ──┘
+    no rank uses C       zeros, which are removed                          C: as one process, None
+
+FSDP2 reduces the parameters that have a gradient on this rank. If ranks use others, it adds what
+does not belong together. So a parameter without a gradient gets zeros. Which ones no rank has used
+is known from the reduction of the step's sums: their gradient is None again, for an optimizer
+changes a parameter whose gradient is zero (by weight decay, for example).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+
+from hpctrain.parallel.reducing.lockstep import Lockstep
+from hpctrain.parallel.reducing.scalars import Scalars, joined
+
+
+class Unused:
+    """Gives parameters that this rank does not use a gradient of zero.
+
+    Args:
+        model: The divided model.
+        undivided: Its parameters that every rank has whole.
+        ranks: The ranks over which their gradients are averaged.
+        lockstep: Knows which blocks the backward pass comes to again.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        undivided: Sequence[nn.Parameter],
+        ranks: DeviceMesh,
+        lockstep: Lockstep | None = None,
+    ) -> None:
+        self._undivided, self._ranks, self._lockstep = undivided, ranks, lockstep
+        self._own: list[float] = []
+        self._used: set[int] = set()
+        for group in _groups(model):
+            group.post_backward = partial(self._post_backward, group, group.post_backward)
+
+    def average(self) -> None:
+        """Average the gradients of the undivided parameters over the ranks."""
+        for parameter in self._undivided:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            else:
+                self._used.add(id(parameter))
+        average([p.grad for p in self._undivided if p.grad is not None], self._ranks)
+
+    def joined(self, values: Scalars, parameters: Sequence[nn.Parameter]) -> Scalars:
+        """Return the numbers of a step, and which parameters this rank has used in it.
+
+        Args:
+            values: Numbers that are to be added over all ranks.
+            parameters: The parameters of the model.
+        """
+        self._own = [float(id(parameter) in self._used) for parameter in parameters]
+        self._used.clear()
+        return joined(values, self._own)
+
+    def settled(self, total: Scalars, parameters: Sequence[nn.Parameter]) -> Scalars:
+        """Remove the gradients of parameters that no rank has used.
+
+        Args:
+            total: What `joined` has returned, added over all ranks.
+            parameters: As for `joined`.
+
+        Returns:
+            The first numbers of `total`, without what `joined` has appended.
+        """
+        end = len(total) - len(parameters)
+        if not all(self._own):  # otherwise the device need not be waited for
+            used = total[end:]
+            ranks_of = used.tolist() if isinstance(used, torch.Tensor) else used
+            for parameter, ranks in zip(parameters, ranks_of, strict=True):
+                if not ranks:
+                    parameter.grad = None
+        return total[:end]
+
+    def _post_backward(self, group: Any, reduce: Callable[[], None], *_: Any) -> None:
+        if not all(hasattr(part, "_unsharded_param") for part in group.fsdp_params):
+            return  # it was never gathered, and torch would fail when it accumulates
+        reduces = group.reduce_grads
+        if self._lockstep is not None and self._lockstep.comes_again(group.modules):
+            # The gradient of a block that is called twice is complete after its first call. Some
+            # ranks may have a part of it before, from other micro-batches.
+            group.reduce_grads = False
+        for part in group.fsdp_params:
+            whole = part.unsharded_param
+            if whole.grad is not None or part.unsharded_accumulated_grad is not None:
+                self._used.add(id(part.sharded_param))
+            elif group.reduce_grads and whole.requires_grad:
+                whole.grad = torch.zeros_like(whole)
+        reduce()
+        group.reduce_grads = reduces
+
+
+def average(tensors: Sequence[torch.Tensor], ranks: DeviceMesh) -> None:
+    """Replace tensors by their means over the ranks, in place.
+
+    Args:
+        tensors: Real or complex.
+        ranks: A mesh of one or two dimensions.
+    """
+    for tensor in tensors:
+        for dim in range(ranks.ndim):
+            dist.all_reduce(tensor, group=ranks.get_group(dim))
+        tensor /= ranks.size()
+
+
+def _groups(model: nn.Module) -> Iterator[Any]:
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            group = module._get_fsdp_state()._fsdp_param_group
+            if group is not None:
+                yield group

@@ -1,0 +1,89 @@
+"""Data parallel: every rank has the whole model, and gradients are averaged while they appear."""
+
+# Annotations are not postponed here, because torch looks at those of a hook.
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hpctrain.config.schema import CompressionConfig, DDPConfig
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.reducing.gradient_compression import compression
+from hpctrain.parallel.wrappers.parallel_model import ParallelModel
+
+
+class DDPModel(ParallelModel):
+    """A model in torch's DistributedDataParallel (Li et al. 2020).
+
+    Args:
+        module: The model on this rank's device, equal on all ranks.
+        mesh: The ranks; all of them are replicas.
+        precision: The number formats; `reduce` is that of the reduction.
+        accumulate: As for `ParallelModel`.
+        config: Buckets and the like.
+        compress: The section `train.compression`; None sends whole gradients.
+        every: Reduce the gradients after each micro-batch instead of after the last one.
+    """
+
+    can_repeat = False
+
+    def __init__(
+        self,
+        module: nn.Module,
+        mesh: Mesh,
+        precision: Precision,
+        accumulate: int,
+        config: DDPConfig,
+        *,
+        compress: CompressionConfig | None = None,
+        every: bool = False,
+    ) -> None:
+        ddp = DistributedDataParallel(
+            module,
+            device_ids=[precision.device.index] if precision.device.type == "cuda" else None,
+            bucket_cap_mb=config.bucket_mb,
+            static_graph=config.static_graph,
+            gradient_as_bucket_view=config.gradient_as_bucket_view,
+            find_unused_parameters=config.find_unused_parameters,
+        )
+        if precision.reduce != precision.params:
+            ddp.register_comm_hook(precision.reduce, average_as)
+        super().__init__(ddp, mesh, precision, accumulate)
+        self._ddp, self._every = ddp, every
+        self._compression = None
+        if compress is not None and compress.kind != "none":
+            self._compression = compression(compress, module, lambda: self.step)
+            ddp.register_comm_hook(self._compression, type(self._compression).reduce)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the state of the compression."""
+        return self._compression.state_dict() if self._compression is not None else {}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Continue with what `state_dict` of the same rank returned."""
+        if self._compression is not None:
+            self._compression.load_state_dict(state)
+
+    def _reduced(self, last: bool) -> AbstractContextManager[object]:
+        return nullcontext() if last or self._every else self._ddp.no_sync()
+
+
+def average_as(dtype: torch.dtype, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average the gradients of a bucket in another format, on any backend.
+
+    torch has such hooks for fp16, and for bf16 with NCCL only.
+
+    Args:
+        dtype: The format that is sent and added.
+        bucket: Gradients in the format of the parameters.
+    """
+    buffer = bucket.buffer()
+    sent = buffer.div(dist.get_world_size()).to(dtype)
+    future = dist.all_reduce(sent, async_op=True).get_future()
+    averaged: torch.futures.Future[torch.Tensor] = future.then(
+        lambda done: buffer.copy_(done.value()[0])
+    )
+    return averaged

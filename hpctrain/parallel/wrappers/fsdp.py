@@ -1,0 +1,227 @@
+"""Sharded data parallel by FSDP2: each rank keeps a part of every parameter.
+
+    zero  divided           gradients are reduced       parameters are gathered
+    1     optimizer state   after the last micro-batch  once per step
+    2     and gradients     after every micro-batch     once per step
+    3     and parameters    after every micro-batch     in each pass
+
+These are the stages of ZeRO (Rajbhandari et al. 2020). The three are settings of one wrapper, so
+that checkpoints, norms and initialisation are the same for all. Stages 1 and 2 also keep the
+divided parameters beside the gathered ones.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor, Shard
+
+from hpctrain.config.schema import FSDPConfig, ParallelConfig
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.preparing.ties import ties
+from hpctrain.parallel.reducing.lockstep import Lockstep
+from hpctrain.parallel.reducing.scalars import Scalars
+from hpctrain.parallel.reducing.unused import Unused
+from hpctrain.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.shards.types import Batch
+from hpctrain.tasks import Task
+
+log = logging.getLogger(__name__)
+ExpertRanks = Sequence[tuple[nn.Module, DeviceMesh]]
+
+
+class FSDPModel(ParallelModel):
+    """A model whose blocks, and what is outside of them, were divided by `shard`.
+
+    Args:
+        module: The divided model.
+        mesh: The ranks.
+        precision: The number formats.
+        accumulate: As for `ParallelModel`.
+        zero: The stage, 1 to 3.
+        every: Reduce the gradients after each micro-batch instead of after the last one.
+        divided_loss: As for `ParallelModel`.
+        agree: Let the ranks agree on the order of the blocks in every step.
+    """
+
+    can_repeat = False
+
+    def __init__(
+        self,
+        module: nn.Module,
+        mesh: Mesh,
+        precision: Precision,
+        accumulate: int,
+        *,
+        zero: int,
+        every: bool,
+        divided_loss: bool = False,
+        agree: bool = False,
+    ) -> None:
+        super().__init__(module, mesh, precision, accumulate, divided_loss=divided_loss)
+        assert isinstance(module, FSDPModule)
+        self._root, self._zero, self._every = module, zero, every
+        named = dict(module.named_modules())
+        parts = {name: m for name, m in named.items() if isinstance(m, FSDPModule) and name}
+        self._lockstep = None
+        # Experts that are divided by themselves are blocks within blocks, which no rank skips.
+        if not any(name.startswith(f"{outer}.") for name in parts for outer in parts):
+            self._lockstep = Lockstep(
+                module, {name: named[name] for name in parts}, mesh.stage, mesh.device, always=agree
+            )
+        self._unused = Unused(module, undivided(module), mesh.data, self._lockstep)
+
+    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
+        """Add the gradient of the loss per row of a share; reduce it over the ranks."""
+        sums = super().forward_backward(task, batch)
+        self._unused.average()
+        return sums
+
+    def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
+        """Return the names and sums of a forward pass."""
+        if self._lockstep is not None:
+            self._lockstep.start(train=False)
+        return super().evaluate(task, batch)
+
+    def joined(self, values: Scalars) -> Scalars:
+        """Return the numbers, followed by which parameters this rank has used."""
+        return self._unused.joined(values, self.parameters)
+
+    def settled(self, total: Scalars) -> Scalars:
+        """Let the optimizer leave out the parameters that no rank has used."""
+        return self._unused.settled(total, self.parameters)
+
+    def _reduced(self, last: bool) -> AbstractContextManager[object]:
+        if self._lockstep is not None:
+            self._lockstep.start(train=True)
+        self._root.set_requires_gradient_sync(last or self._every)
+        if self._zero < 3:  # the gathered parameters serve all micro-batches of a step
+            self._root.set_reshard_after_backward(last)
+        # Replicas add up once per step what their ranks have added after every micro-batch.
+        self._root.set_requires_all_reduce(last)
+        self._root.set_is_last_backward(last)
+        return nullcontext()
+
+
+def shard(
+    model: nn.Module,
+    blocks: Sequence[nn.Module],
+    mesh: Mesh,
+    precision: Precision,
+    config: ParallelConfig,
+    experts: ExpertRanks = (),
+) -> None:
+    """Divide each block, then the rest of the model, over `mesh.data`, in place.
+
+    If dp_shard is 1 they stay whole, and only their gradients are reduced.
+
+    Args:
+        model: The model, on the meta device or on the rank's device.
+        blocks: The modules whose parameters are gathered together.
+        mesh: The ranks.
+        precision: The number formats.
+        config: The section `parallel`.
+        experts: The modules that hold experts which expert parallel has divided, and the ranks that
+            have the same experts.
+    """
+    fsdp = config.fsdp
+    offload: OffloadPolicy = OffloadPolicy()
+    if fsdp.offload:  # pinned memory needs a GPU
+        offload = CPUOffloadPolicy(pin_memory=precision.device.type == "cuda")
+    dtype = precision.autocast if precision.autocast != precision.params else None
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=precision.reduce)
+    options: dict[str, Any] = {
+        "mesh": mesh.data,
+        "mp_policy": policy,
+        "offload_policy": offload,
+        "ignored_params": set(undivided(model)),
+    }
+    blocks = _separate(model, blocks)
+    if mesh.degrees.dp_shard == 1 and not fsdp.offload:
+        # DDP knows neither the parameters of tensor parallel nor the passes of a pipeline.
+        for module, ranks in experts:
+            replicate(module, **(options | {"mesh": ranks}))
+        for module in (*blocks, model):
+            replicate(module, **options)
+        return
+    within: bool | int = False
+    if config.zero == 3:
+        within = fsdp.reshard_after_forward or True
+        if within == mesh.degrees.dp_shard * mesh.degrees.cp:
+            within = True
+    for module, ranks in experts:
+        given = options | _divided_over(ranks)
+        fully_shard(module, reshard_after_forward=within is not False, **given)
+    options |= _divided_over(mesh.data)
+    for block in blocks:
+        fully_shard(block, reshard_after_forward=within, **options)
+    # What is outside of the blocks is needed first in the backward pass, so it stays gathered.
+    fully_shard(model, reshard_after_forward=None if within is True else within, **options)
+    _prefetch(blocks, fsdp)
+
+
+def undivided(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that FSDP2 cannot divide: scalars and complex ones."""
+    return [p for p in model.parameters() if p.ndim == 0 or p.is_complex()]
+
+
+def _separate(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
+    """Return the blocks that share no parameter with a module outside of them.
+
+    FSDP2 takes each parameter into one group. The other blocks belong to that of the whole model.
+    """
+    shared = [(first, *others) for first, others in ties(model)]
+    names = {id(module): name for name, module in model.named_modules()}
+    separate: list[nn.Module] = []
+    together: list[nn.Module] = []
+    for block in blocks:
+        within = [[n.startswith(f"{names[id(block)]}.") for n in same] for same in shared]
+        apart = all(all(inside) or not any(inside) for inside in within)
+        (separate if apart else together).append(block)
+    if together and dist.get_rank() == 0:
+        log.info(
+            "%s: they share a parameter with other modules, so they are gathered with the rest of "
+            "the model",
+            ", ".join(names[id(block)] for block in together),
+        )
+    return separate
+
+
+def _divided_over(mesh: DeviceMesh) -> dict[str, Any]:
+    """Return the mesh, and which dimension of a parameter its last dimension divides."""
+    ranks = mesh.size(mesh.ndim - 1)
+
+    def placement(parameter: nn.Parameter) -> Shard | None:
+        # A tensor of experts has few rows. Ranks without a row would pad theirs.
+        if parameter.ndim != 3 or parameter.shape[1] % ranks:
+            return None
+        uneven = isinstance(parameter, DTensor) or parameter.shape[0] % ranks
+        return Shard(1) if uneven else None
+
+    return {"mesh": mesh, "shard_placement_fn": placement}
+
+
+def _prefetch(blocks: Sequence[nn.Module], config: FSDPConfig) -> None:
+    """Gather the parameters of the next blocks of each pass ahead."""
+    if config.prefetch == 0:
+        return
+    divided: list[FSDPModule] = [block for block in blocks if isinstance(block, FSDPModule)]
+    for i, block in enumerate(divided):
+        block.set_modules_to_forward_prefetch(divided[i + 1 : i + 1 + config.prefetch])
+        before = divided[max(0, i - config.prefetch) : i]
+        block.set_modules_to_backward_prefetch(before[::-1])

@@ -1,0 +1,226 @@
+"""A model on the ranks of a mesh: forward and backward passes, and the global gradient.
+
+    batch of this rank ── micro-batches ── task ── sums ── backward of sum / rows ── gradient
+    gradient (mean over the data-parallel ranks) x rows x dp / count ── norm ── clip
+
+The class here is for a model that one rank holds alone. `ddp`, `local_sgd` and `fsdp` have the
+others, which change how gradients are reduced.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+
+from hpctrain.parallel.dividing.tensor import whole_gradients
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.reducing.expert_loads import Loads
+from hpctrain.parallel.reducing.scalars import Scalar, Scalars, added, at_most, scalars
+from hpctrain.shards.types import Batch
+from hpctrain.tasks import Sums, Task
+
+
+class ParallelModel:
+    """A model, the mesh that it is spread over, and its precision.
+
+    Args:
+        module: Called for a forward pass. Its parameters, whole or sharded, are optimized.
+        mesh: The ranks.
+        precision: The number formats.
+        accumulate: The number of micro-batches in a rank's share of a batch; it must divide it.
+        divided_loss: Whether the ranks that divide each layer have parts of the logits.
+
+    Attributes:
+        step: The number of global steps that have been made.
+        loads: The loads of its experts, if it has any.
+        parameters: Every parameter once. They are listed when the object is made, because FSDP2
+            exchanges those of the module during a pass.
+        can_repeat: Whether a step can be made again after an error in the middle: other ranks do
+            not wait in a collective operation then.
+    """
+
+    can_repeat = True
+
+    def __init__(
+        self,
+        module: nn.Module,
+        mesh: Mesh,
+        precision: Precision,
+        accumulate: int,
+        *,
+        divided_loss: bool = False,
+    ) -> None:
+        self.module, self.mesh, self.precision = module, mesh, precision
+        self.accumulate, self.step = accumulate, 0
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self.loads = Loads(module)
+        self._loss = loss_parallel if divided_loss else nullcontext
+
+    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
+        """Add the gradient of the loss per row of a share; reduce it over the ranks.
+
+        Args:
+            task: Computes sums and counts from a batch.
+            batch: Tensors on the device. A rank has the rows of `mesh.weight` shares.
+
+        Returns:
+            The names of the sums, and this rank's sums and counts: a sum and a count for each name.
+        """
+        rows = len(batch["mask"]) // self.mesh.weight  # all ranks divide by the same number
+        self.loads.start()
+        parts = []
+        for micro, last in split(batch, self.accumulate):
+            with self._reduced(last), self._loss():
+                with self.precision.forward():
+                    sums = task(self.module, micro)
+                # Dividing by the rows keeps the gradient in the range of the dtype. The exact
+                # divisor is the global count, which is known only after the step's reduction.
+                (sums["loss"][0] * (self.precision.scale / rows)).backward()
+            parts.append(flat(sums))
+        if self.mesh.degrees.tp > 1:
+            whole_gradients(self.parameters)
+        return list(sums), self._counted(functools.reduce(added, parts))
+
+    def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
+        """Return the names and sums of a forward pass, as `forward_backward` does."""
+        with torch.no_grad(), self._loss(), self.precision.forward():
+            sums = task(self.module, batch)
+        return list(sums), self._counted(flat(sums))
+
+    def joined(self, values: Scalars) -> Scalars:
+        """Return the numbers of this rank's part of a step, followed by those of the model.
+
+        Args:
+            values: Numbers that are to be added over all ranks.
+        """
+        return values
+
+    def settled(self, total: Scalars) -> Scalars:
+        """Use what `joined` has appended, added over all ranks; return the other numbers."""
+        return total
+
+    def scale_gradients(self, factor: Scalar, clip_norm: float | None) -> Scalar:
+        """Multiply the gradients by `factor`, then clip their global norm.
+
+        Args:
+            factor: One number.
+            clip_norm: The largest L2 norm; None does not clip.
+
+        Returns:
+            The norm before clipping, the same on all ranks.
+        """
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        whole = global_norm(gradients, self.mesh)
+        norm = factor * (whole if isinstance(factor, torch.Tensor) else whole.item())
+        if clip_norm is not None:
+            factor = factor * at_most(clip_norm / (norm + 1e-6), 1.0)
+        local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+        for device in {g.device for g in local}:  # offload leaves undivided parameters on the GPU
+            same = [g for g in local if g.device == device]
+            here = torch.as_tensor(factor).to(device, same[0].dtype.to_real())
+            torch._foreach_mul_(same, here)
+        return norm
+
+    def share_buffers(self) -> None:
+        """Give the buffers of the first rank, such as the statistics of a batch norm, to all.
+
+        Each rank computes those of its own samples. An evaluation and a checkpoint need one value.
+        DDP does the same before each forward pass, FSDP2 never does.
+        """
+        if self.mesh.dp_size > 1 and not self.replicas_differ:
+            group = self.mesh.stage  # all ranks make it, also those of a stage without buffers
+            for buffer in self.module.buffers():
+                dist.broadcast(buffer, group=group, group_src=0)
+
+    @property
+    def layout(self) -> dict[str, int]:
+        """The degrees of parallelism, without those that are 1."""
+        return {name: size for name, size in vars(self.mesh.degrees).items() if size > 1}
+
+    @property
+    def replicas_differ(self) -> bool:
+        """Whether every rank has parameters and an optimizer state of its own."""
+        return False
+
+    def after_step(self) -> None:
+        """Count the step that the optimizer has made, and do what is due after it."""
+        self.step += 1
+
+    def finish(self) -> None:
+        """Make the replicas equal after the last step of the run."""
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return tensors of this rank, other than the model, that the next step depends on."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Continue with what `state_dict` of the same rank returned.
+
+        Args:
+            state: The tensors, on any device.
+        """
+
+    def _counted(self, values: Scalars) -> Scalars:
+        """Return the sums of this rank; zeros if another rank has the same ones."""
+        if self.mesh.counts:
+            return values
+        return torch.zeros_like(values) if isinstance(values, torch.Tensor) else [0.0] * len(values)
+
+    def _reduced(self, last: bool) -> AbstractContextManager[object]:
+        """Return the context of one micro-batch, which decides whether gradients are reduced."""
+        return nullcontext()
+
+
+def global_norm(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
+    """Return the L2 norm of the gradients of the whole model, shape (), on all ranks.
+
+    Args:
+        gradients: Those of this rank: tensors that the ranks of its stage have alike, and DTensors.
+        mesh: The ranks.
+    """
+    if mesh.degrees.pp == 1 and not any(isinstance(g, DTensor) for g in gradients):
+        if not gradients:
+            return torch.zeros((), device=mesh.device)
+        # As torch.nn.utils.get_total_norm, which also sorts them by dtype and device.
+        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        return norm
+    # Every rank adds its part of the squares, divided by the number of ranks that add the same.
+    alike: dict[int, list[torch.Tensor]] = {}
+    for gradient in gradients:
+        copies, local = mesh.degrees.ranks // mesh.degrees.pp, gradient
+        if isinstance(gradient, DTensor):
+            local = gradient.to_local()
+            for size, placement in zip(
+                gradient.device_mesh.shape, gradient.placements, strict=True
+            ):
+                copies //= 1 if placement.is_replicate() else size
+        alike.setdefault(copies, []).append(local)
+    squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
+    for copies, tensors in alike.items():
+        norm = torch.nn.utils.get_total_norm(tensors)
+        squares += (norm.double() ** 2 / copies).to(mesh.device)
+    mesh.add(squares)
+    return squares.sqrt().float()
+
+
+def flat(sums: Sums) -> Scalars:
+    """Return the sums and counts of a task: a sum and a count for each name."""
+    return scalars([value for pair in sums.values() for value in pair])
+
+
+def split(batch: Batch, parts: int) -> Iterator[tuple[Batch, bool]]:
+    """Yield the micro-batches of a batch, and for each whether it is the last one."""
+    if parts == 1:
+        yield batch, True
+        return
+    chunks = {name: values.chunk(parts) for name, values in batch.items()}
+    for index in range(parts):
+        yield {name: values[index] for name, values in chunks.items()}, index == parts - 1

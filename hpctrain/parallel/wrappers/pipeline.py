@@ -1,0 +1,315 @@
+"""Pipeline parallel: ranks have different layers, and micro-batches pass from one to the next.
+
+    1f1b, 2 stages, 4 micro-batches (F forward, B backward, . bubble)
+
+    rank 0   F0 F1 .  B0 F2 B1 F3 B2 .  B3
+    rank 1   .  F0 B0 F1 B1 F2 B2 F3 B3 .
+
+The schedules are those of torch (`torch.distributed.pipelining`): GPipe (Huang et al. 2019), 1F1B
+(PipeDream-Flush, Narayanan et al. 2021), interleaved 1F1B, and two zero-bubble schedules (Qi et al.
+2023). Only the last stage computes the loss, so the other ranks return sums of zero.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import get_schedule_class
+
+from hpctrain.config.schema.parallel import SCHEDULES
+from hpctrain.distributed import objects
+from hpctrain.errors import ConfigError
+from hpctrain.parallel.dividing.stages import United, numbers_of
+from hpctrain.parallel.dividing.tensor import whole_gradients
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.reducing.expert_loads import Loads
+from hpctrain.parallel.reducing.scalars import Scalars, added, joined, on_device
+from hpctrain.parallel.reducing.unused import Unused
+from hpctrain.parallel.wrappers.fsdp import undivided
+from hpctrain.parallel.wrappers.parallel_model import ParallelModel, flat, split
+from hpctrain.shards.types import Batch
+from hpctrain.tasks import SplitTask, Task
+
+_CLASSES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "Interleaved1F1B",
+    "zbv": "ZBVZeroBubble",
+    "interleaved_zb": "InterleavedZeroBubble",
+}
+# Every schedule keeps receive buffers for the shapes of its inputs.
+_KEPT = 8
+
+
+class PipelineModel(ParallelModel):
+    """The stages of this rank, and the schedule by which they work.
+
+    Args:
+        stages: The modules of this rank's stages, from the first to the last.
+        mesh: The ranks.
+        precision: The number formats.
+        accumulate: The micro-batches of a step.
+        schedule: A name in `SCHEDULES`.
+        inputs: The names of the arguments of the model's forward function.
+        divided_loss: As for `ParallelModel`.
+    """
+
+    can_repeat = False
+
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        mesh: Mesh,
+        precision: Precision,
+        accumulate: int,
+        *,
+        schedule: str,
+        inputs: Sequence[str],
+        divided_loss: bool = False,
+    ) -> None:
+        module = stages[0] if len(stages) == 1 else United(stages)
+        super().__init__(module, mesh, precision, accumulate, divided_loss=divided_loss)
+        pp, self._kind, self._inputs = mesh.degrees.pp, schedule, inputs
+        self._count = pp * SCHEDULES[schedule]
+        numbers = numbers_of(schedule, pp, mesh.pp_rank)
+        self._stages = dict(zip(numbers, stages, strict=True))
+        self._is_first, self._is_last = 0 in numbers, self._count - 1 in numbers
+        self._last_rank = 0 if schedule == "zbv" else pp - 1
+        for stage in stages:
+            stage.forward = functools.partial(_forward, stage.forward, precision)
+        self._unused = []
+        if mesh.averaged > 1:
+            self._unused = [Unused(stage, undivided(stage), mesh.data) for stage in stages]
+        self._clock = _Clock(mesh.device)
+        self._schedules: dict[Any, Any] = {}
+        self._names: dict[bool, list[str]] = {}
+        self._work: _Work | None = None
+
+    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
+        """Add the gradient of the mean loss over this rank's rows; reduce it over the ranks.
+
+        Args:
+            task: A `SplitTask`.
+            batch: As for `ParallelModel`; the ranks of a pipeline have the same one.
+
+        Returns:
+            As `ParallelModel`. The sums also have `bubble`, to which every rank adds the seconds in
+            which it has waited, and all seconds of the step.
+
+        Raises:
+            ConfigError: The task has no cut between the model and the loss.
+        """
+        names, values = self._run(task, batch, train=True)
+        for unused in self._unused:
+            unused.average()
+        if self.mesh.degrees.tp > 1:
+            whole_gradients(self.parameters)
+        return [*names, "bubble"], joined(values, self._clock.read())
+
+    def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
+        """Return the names and sums of a forward pass, without `bubble`."""
+        with torch.no_grad():
+            return self._run(task, batch, train=False)
+
+    def _run(self, task: Task, batch: Batch, *, train: bool) -> tuple[list[str], Scalars]:
+        if not isinstance(task, SplitTask):
+            raise ConfigError(
+                f"parallel.pp={self.mesh.degrees.pp} with task._target_="
+                f"{type(task).__module__}.{type(task).__qualname__}: a pipeline needs a task that "
+                "is a hpctrain.tasks.SplitTask, with the methods `inputs` and `sums`"
+            )
+        values = task.inputs(batch)
+        schedule = self._schedule(values, train)
+        arguments = values[:1] if self._is_first else ()
+        others = dict(zip(self._inputs[1 : len(values)], values[1:], strict=True))
+        target = torch.arange(self.accumulate) if self._is_last else None
+        micros = [micro for micro, _ in split(batch, self.accumulate)]
+        self._work = work = _Work(task, micros, self.precision.scale / len(batch["mask"]))
+        run = schedule.step if train else schedule.eval
+        try:
+            with self._loss(), self._clock.step(train):
+                run(*arguments, target=target, return_outputs=False, **others)
+        except RuntimeError as error:
+            if isinstance(error.__cause__, (ConfigError, torch.OutOfMemoryError)):
+                raise error.__cause__ from None  # without torch's text about the stage
+            raise
+        finally:
+            self._work = None
+        names = self._learn_names(work, train)
+        if self._is_last and self.mesh.tp_rank == 0:
+            return names, functools.reduce(added, work.sums.values())
+        return names, on_device([0.0] * 2 * len(names), batch["mask"].device)
+
+    def _schedule(self, inputs: tuple[torch.Tensor, ...], train: bool) -> Any:
+        """Return the schedule for these inputs; torch's are made for one shape."""
+        key = (train, self.accumulate, *((x.shape, x.dtype) for x in inputs))
+        schedule = self._schedules.pop(key, None) or self._new_schedule()
+        self._schedules[key] = schedule  # the last used is the last in the dict
+        while len(self._schedules) > _KEPT:
+            del self._schedules[next(iter(self._schedules))]
+        return schedule
+
+    def _new_schedule(self) -> Any:
+        made = [
+            _Stage(module, number, self._count, self.mesh.device, group=self.mesh.pipeline)
+            for number, module in self._stages.items()
+        ]
+        for stage in made:
+            stage.clock, stage.loads = self._clock, Loads(stage.submod)
+        self._clock.skip()  # torch runs a micro-batch to learn the shapes
+        return get_schedule_class(_CLASSES[self._kind])(
+            made[0] if len(made) == 1 else made,
+            self.accumulate,
+            loss_fn=self._loss_of,
+            scale_grads=False,
+        )
+
+    def _loss_of(self, outputs: Any, number: torch.Tensor) -> torch.Tensor:
+        """Return the part of the loss of one micro-batch, and keep its sums.
+
+        Args:
+            outputs: What the last stage has returned.
+            number: The number of the micro-batch, int64 (1,), on the CPU.
+        """
+        assert self._work is not None
+        work, index = self._work, int(number)
+        with self._clock, self.precision.forward():
+            sums = work.task.sums(outputs, work.micros[index])
+        # torch computes a loss once more to learn shapes, so the same number may come again.
+        work.sums[index] = flat(sums)
+        work.names = list(sums)
+        return sums["loss"][0] * work.factor
+
+    def _learn_names(self, work: _Work, train: bool) -> list[str]:
+        if train not in self._names:
+            self._names[train] = objects.broadcast(work.names, self._last_rank, self.mesh.pipeline)
+        return self._names[train]
+
+
+@dataclass
+class _Work:
+    """One pass of a batch through the schedule, for the loss function."""
+
+    task: SplitTask
+    micros: list[Batch]
+    factor: float
+    names: list[str] = field(default_factory=list)
+    sums: dict[int, Scalars] = field(default_factory=dict)
+
+
+class _Clock:
+    """Measures how long a rank computes during a step, and how long the step takes.
+
+    As a context it measures one computation. On a GPU these are times of its stream. They are read
+    when the GPU has passed them, so that no step waits.
+
+    Args:
+        device: Device of the rank.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda, self._skipped = device.type == "cuda", False
+        self._begin: Any = None
+        self._busy: list[tuple[Any, Any]] = []
+        self._steps: list[list[tuple[Any, Any]]] = []
+
+    def __enter__(self) -> None:
+        self._begin = self._now()
+
+    def __exit__(self, *_: object) -> None:
+        self._busy.append((self._begin, self._now()))
+
+    def skip(self) -> None:
+        """Leave out the next step."""
+        self._skipped = True
+
+    @contextmanager
+    def step(self, counts: bool) -> Iterator[None]:
+        """Measure a step; `counts` tells whether `read` shall return it."""
+        self._busy, begin = [], self._now()
+        yield
+        if counts and not self._skipped:
+            self._steps.append([(begin, self._now()), *self._busy])
+        self._skipped = False
+
+    def read(self) -> list[float]:
+        """Return the seconds without computation, and all seconds, of steps that are over.
+
+        Each step is returned once.
+        """
+        idle = total = 0.0
+        while self._steps and (not self._cuda or self._steps[0][0][1].query()):
+            whole, *busy = (self._seconds(*times) for times in self._steps.pop(0))
+            idle, total = idle + whole - sum(busy), total + whole
+        return [idle, total]
+
+    def _now(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _seconds(self, begin: Any, end: Any) -> float:
+        return float(begin.elapsed_time(end) / 1000 if self._cuda else end - begin)
+
+
+class _Stage(PipelineStage):
+    """A stage of torch that measures its computations and can be evaluated by zbv.
+
+    It also begins the loads of the experts anew in each pass.
+    """
+
+    clock: _Clock
+    loads: Loads
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Make the forward pass of a micro-batch."""
+        if fwd_chunk_id == 0:  # the passes by which torch learns shapes do not count
+            self.loads.start()
+        with self.clock:
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the backward pass of a micro-batch, or its first half."""
+        with self.clock:
+            return super().backward_one_chunk(*args, **kwargs)
+
+    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the second half of the backward pass of a micro-batch."""
+        with self.clock:
+            return super().backward_weight_one_chunk(*args, **kwargs)
+
+    def get_local_bwd_output(self, mb_index: int) -> Any:
+        """Return the gradient of the input; in an evaluation torch asks for it and raises."""
+        if not self.has_backward:
+            return ()
+        return super().get_local_bwd_output(mb_index)  # type: ignore[no-untyped-call]
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+        """Take the gradient of the output from the next stage, which is on the same rank."""
+        if self.has_backward:
+            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
+
+    def perform_reduce_grad(self, *args: Any, **kwargs: Any) -> Any:
+        """Reduce the gradients over the data-parallel ranks."""
+        with self.clock:
+            return super().perform_reduce_grad(*args, **kwargs)
+
+
+def _forward(forward: Callable[..., Any], precision: Precision, *args: Any, **kwargs: Any) -> Any:
+    """Call the forward function of a stage; return a tensor, which torch can send."""
+    with precision.forward():
+        outputs = forward(*args, **kwargs)
+    outputs = getattr(outputs, "logits", outputs)
+    # The zero-bubble schedules detach what a stage returns in place, which a view does not allow.
+    return outputs.clone() if outputs._is_view() else outputs

@@ -1,0 +1,134 @@
+"""The provenance of a run, in its directory: commits, changes and installed packages.
+
+provenance/
+    git.json         one entry per working tree: path, commit, branch, dirty, remote
+    NAME.diff        the changes in a working tree since the commit, a patch for `git apply`
+    packages.txt     Python and the installed packages, in the format of `pip freeze`
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpctrain.disk import read_json, set_aside
+from hpctrain.errors import ConfigError
+from hpctrain.runs.code.git import code_folders, repositories
+
+
+@functools.cache
+def collect() -> Mapping[str, str]:
+    """Return the content of each file, by name, for the code and environment of this process."""
+    content = {"packages.txt": packages()}
+    facts = []
+    repos, _ = repositories(code_folders())
+    for repo in repos:
+        try:
+            facts.append(repo.facts())
+            diff = repo.diff()
+        except ConfigError:
+            continue  # there is no git here, or it refuses to read the folder (safe.directory)
+        if diff:
+            content[f"{repo.name}.diff"] = diff
+    return content | {"git.json": json.dumps(facts, indent=1) + "\n"}
+
+
+def store(folder: Path, content: Mapping[str, str], twin: Path | None = None) -> None:
+    """Write the provenance folder of a run. A folder with other content is archived.
+
+    Args:
+        folder: `RUN/provenance`.
+        content: The result of `collect`.
+        twin: A folder with the same content; its files are shared as hard links.
+    """
+    if folder.is_dir():
+        if all(_text(folder / name) == text for name, text in content.items()):
+            return
+        set_aside(folder)
+    folder.mkdir(parents=True)
+    for name, text in content.items():
+        try:
+            if twin is None:
+                raise FileNotFoundError
+            os.link(twin / name, folder / name)
+        except OSError:  # no hard links on this file system
+            (folder / name).write_text(text, errors="surrogateescape")
+
+
+def take_over(folder: Path, source: Path) -> None:
+    """Let a run have the provenance that its sweep has recorded for all of its runs.
+
+    Until a run starts, it has no folder of its own: clusters limit the number of files.
+
+    Args:
+        folder: `RUN/provenance`.
+        source: The provenance folder of the sweep; it may be gone.
+    """
+    content = {path.name: _text(path) for path in sorted(source.glob("*"))}
+    if content:
+        store(folder, content, source)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="surrogateescape")
+    except OSError:
+        return ""
+
+
+def packages() -> str:
+    """Return a line `# Python 3.11.7 …` and a sorted line `name==version` for each package."""
+    found = set()
+    for place in dict.fromkeys(sys.path):
+        try:
+            names = os.listdir(place or ".")
+        except OSError:
+            continue
+        # The folder's name has the version. Reading each METADATA would take ten times as long.
+        found |= {name for name in names if name.endswith(".dist-info")}
+    lines = [name.removesuffix(".dist-info").replace("-", "==", 1) for name in found]
+    head = f"# Python {platform.python_version()} {sys.executable} ({platform.platform()})"
+    return "\n".join([head, *sorted(lines, key=str.lower)]) + "\n"
+
+
+def changes(folder: Path) -> list[str]:
+    """Return the lines of packages.txt that differ between a provenance folder and this process.
+
+    Recorded lines that are missing now begin with `-`, new lines with `+`.
+    """
+    try:
+        recorded = set((folder / "packages.txt").read_text().splitlines())
+    except OSError:
+        return []
+    now = set(packages().splitlines())
+    gone = [f"-{line.removeprefix('# ')}" for line in sorted(recorded - now)]
+    return gone + [f"+{line.removeprefix('# ')}" for line in sorted(now - recorded)]
+
+
+def commit(folder: Path) -> str:
+    """Return the commit of the first working tree, with `-dirty` if it has changes; "" if none."""
+    first = _first_tree(folder)
+    return str(first["commit"]) + ("-dirty" if first["dirty"] else "") if first else ""
+
+
+def source(folder: Path) -> str:
+    """Return where the code of the first working tree is from: its remote, or else its path.
+
+    Without any working tree this is "hpctrain".
+    """
+    first = _first_tree(folder)
+    return str(first.get("remote") or first.get("path", "hpctrain"))
+
+
+def _first_tree(folder: Path) -> dict[str, Any]:
+    """Return the first entry of git.json; empty if there is none."""
+    try:
+        return dict(read_json(folder / "git.json")[0])
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}

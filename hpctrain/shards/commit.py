@@ -1,0 +1,252 @@
+"""How a data set appears in a folder all at once, and how the work of a killed writer is finished.
+
+OUT/.hpctrain-partial/        shards that are being written
+OUT/.hpctrain-partial/lock    the writer holds it; a file, as network file systems lock no folders
+OUT/.hpctrain-partial/commit.json and index.json: when both are there, the new data set is whole
+and only has to be moved; after a kill `resume` goes on with that
+OUT/*.h5, then OUT/index.json
+"""
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from hpctrain.disk import sync, write_atomically
+from hpctrain.errors import DataError, StorageError
+from hpctrain.shards import index as index_file
+from hpctrain.shards.index import Index
+
+PARTIAL = ".hpctrain-partial"
+LOCK = "lock"  # in PARTIAL
+MOVES = "commit.json"  # in PARTIAL: {path of a shard in the index: its path in PARTIAL}
+REPLACED = "replaced"  # in PARTIAL: a folder for the index of the data set that is replaced
+
+
+def check_ours(folder: Path) -> None:
+    """Check that a data set in `folder` may be replaced: hpctrain wrote its files.
+
+    Raises:
+        DataError: Others wrote its files (`python -m data_prep index`); they would be lost.
+    """
+    try:
+        index = Index.load(folder)
+    except DataError:
+        return  # there is no data set, or its files are not known
+    source = index.provenance.get("source")
+    adopted = isinstance(source, Mapping) and source.get("name") == "index"
+    adopted = adopted or any(spec.elsewhere for spec in index.fields.values())
+    for shard in index.shards:
+        ours = re.fullmatch(rf"{re.escape(shard.split)}-\d{{5,}}\.h5", shard.path)
+        if adopted or not ours:
+            raise DataError(
+                f"the data set in {folder} is made of files that others wrote, such as "
+                f"{shard.path}, which are never replaced: give another folder, or remove "
+                f"{index_file.FILE} and move them"
+            )
+
+
+def commit(folder: Path, index: Index, moves: Mapping[str, str]) -> None:
+    """Move shards from PARTIAL into `folder`, the index last, and remove PARTIAL.
+
+    Args:
+        folder: A data set in it is replaced.
+        index: Index of the new data set.
+        moves: The path in PARTIAL of each shard, and of each file beside the shards.
+
+    Raises:
+        DataError: The data set in `folder` cannot be replaced; see `check_ours`.
+        StorageError: The folder cannot be written; `resume` may finish the commit later.
+    """
+    partial = folder / PARTIAL
+    check_ours(folder)
+    try:
+        index.save(partial)
+        sync(partial)  # MOVES without the index means that the index has been moved
+        write_atomically(partial / MOVES, json.dumps(dict(moves)))
+        sync(partial)
+        discard(folder)
+    except OSError as error:
+        raise storage_error(folder, error) from None
+
+
+def resume(folder: Path) -> bool:
+    """Finish the commit that was begun in `folder`; return whether there was one.
+
+    Raises:
+        DataError: MOVES cannot be read.
+        OSError: The folder cannot be written.
+    """
+    partial = folder / PARTIAL
+    try:
+        moves = dict(json.loads((partial / MOVES).read_bytes()))
+    except FileNotFoundError:
+        return False
+    except (ValueError, TypeError):
+        raise DataError(
+            f"{partial / MOVES} is damaged: what was to be moved into {folder} is not known; "
+            f"remove {partial} to begin anew"
+        ) from None
+    new = partial / index_file.FILE
+    if new.exists():
+        replaced = partial / REPLACED
+        if (folder / index_file.FILE).exists():  # until the new index is there, the folder has none
+            replaced.mkdir(exist_ok=True)
+            os.replace(folder / index_file.FILE, replaced / index_file.FILE)
+        for name, place in moves.items():
+            if (partial / place).exists():
+                os.replace(partial / place, folder / name)
+        sync(folder)
+        for name in _listed(replaced) - set(moves):
+            (folder / name).unlink(missing_ok=True)
+        os.replace(new, folder / index_file.FILE)
+        sync(folder)
+    _empty(partial)
+    return True
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Finish the commit of an interrupted writer, and remove its other files but the lock.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    if not resume(folder):
+        _empty(folder / PARTIAL)
+
+
+def discard(folder: Path) -> None:
+    """Call `clear_leftovers`, and remove PARTIAL; the caller holds the exclusive lock.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    clear_leftovers(folder)
+    (folder / PARTIAL / LOCK).unlink(missing_ok=True)
+    with suppress(OSError):  # the next writer has put its lock there
+        (folder / PARTIAL).rmdir()
+
+
+def settle(folder: Path, *, wait: float = 0) -> None:
+    """Finish the commit of a writer that was killed, if there is one.
+
+    Args:
+        folder: The folder of the data set; it need not exist.
+        wait: See `lock`.
+
+    Raises:
+        StorageError: The folder cannot be written, or another process holds it.
+    """
+    try:
+        names = set(os.listdir(folder / PARTIAL))
+    except OSError:
+        return
+    if MOVES not in names and not names <= {LOCK}:
+        return
+    try:
+        descriptor = lock(folder, wait=wait)
+        try:
+            if set(os.listdir(folder / PARTIAL)) <= {LOCK} or resume(folder):
+                discard(folder)
+        finally:
+            unlock(descriptor)
+    except StorageError:
+        if MOVES in names:
+            raise  # without MOVES the other process has only just begun
+    except OSError as error:
+        raise storage_error(folder, error) from None
+
+
+def lock(folder: Path, *, shared: bool = False, wait: float = 0) -> int | None:
+    """Lock `folder` against other writers while the descriptor is open, and make PARTIAL.
+
+    Args:
+        folder: An existing folder.
+        shared: Whether other processes may hold the lock too, if they share it.
+        wait: How many seconds to wait for another process to unlock it.
+
+    Returns:
+        The descriptor; None where the file system has no locks.
+
+    Raises:
+        OSError: The folder cannot be written.
+        StorageError: Another process holds the lock.
+    """
+    path, end = folder / PARTIAL / LOCK, time.monotonic() + wait
+    while True:
+        path.parent.mkdir(exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:
+            continue  # the process before has just removed PARTIAL
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            if holds(folder, descriptor):
+                return descriptor
+            os.close(descriptor)
+        except BlockingIOError:
+            os.close(descriptor)
+            if time.monotonic() >= end:
+                raise StorageError(f"another process is writing a data set into {folder}") from None
+            time.sleep(0.1)
+        except OSError:
+            os.close(descriptor)
+            return None
+
+
+def alone(folder: Path, descriptor: int | None) -> bool:
+    """Make a shared lock exclusive, if no other process holds it; otherwise the lock is lost."""
+    if descriptor is None:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return holds(folder, descriptor)
+
+
+def holds(folder: Path, descriptor: int) -> bool:
+    """Return whether the lock file is still in the folder: a writer that ends removes it."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(folder / PARTIAL / LOCK))
+    except FileNotFoundError:
+        return False
+
+
+def unlock(descriptor: int | None) -> None:
+    """Let other writers in."""
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def storage_error(path: Path, error: OSError) -> StorageError:
+    """Return the error for a file or folder that cannot be written."""
+    # A message of HDF5 is a trace of its code; the system's message is somewhere in it.
+    system = re.search(r"error message = '([^']+)'", str(error))
+    why = error.strerror or (system[1] if system else str(error))
+    return StorageError(f"cannot write {path}: {why}")
+
+
+def _empty(partial: Path) -> None:
+    """Remove all but the lock; MOVES last, so that after a kill here `resume` can go on."""
+    for path in [*partial.iterdir()] if partial.exists() else []:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name not in (LOCK, MOVES):
+            path.unlink()
+    (partial / MOVES).unlink(missing_ok=True)
+
+
+def _listed(folder: Path) -> set[str]:
+    """Return the shards and files that the index in `folder` lists; none if it cannot be read."""
+    try:
+        index = Index.load(folder)
+    except DataError:
+        return set()
+    beside = {name for name in index.provenance.get("beside", {}) if "/" not in name}
+    return {shard.path for shard in index.shards} | beside

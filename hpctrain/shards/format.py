@@ -1,0 +1,350 @@
+"""Shards, version 1: plain HDF5 that h5ls, h5py and MATLAB read, and how a data set is written.
+
+    /                      attributes: format "hpctrain-shard", version 1, split, count
+    /image                 a fixed-size field: uint8 (count, 3, 64, 64)
+    /label                 another: int64 (count,)
+    /text/values           a variable-length field: uint8 (total,), the samples end to end
+    /text/offsets          int64 (count + 1,): sample i is values[offsets[i]:offsets[i + 1]]
+
+- The first axis of every dataset is the sample (of `values`: the element).
+- Datasets are contiguous and not compressed, little-endian, and begin at a multiple of 4096
+  bytes, so that a reader may map them; the dtypes are those of `field.DTYPES`. In a file with more
+  than 1024 datasets, those smaller than 4096 bytes begin at any byte.
+- Or they are compressed (`hpctrain.shards.compression`) in chunks of whole samples, which begin at
+  such multiples too; `offsets` stay contiguous.
+- A file is named SPLIT-00000.h5. It holds as many samples as fit in `max_bytes` of data, and at
+  least one.
+- The same samples in the same order give the same bytes, whatever the batches were: no times are
+  stored, and the layout is the oldest that HDF5 writes. The versions of HDF5 and of the codecs
+  must be the same.
+
+A data set appears all at once: shards are written and synced in `OUT/.hpctrain-partial/`, then
+moved into OUT, and `index.json` last. A writer that is killed leaves that folder, which the next
+one clears; a writer that raises leaves nothing.
+
+    >>> write_shards(Path("out"), [("train", {"image": images, "label": labels})])
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from mmap import mmap
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from hpctrain.errors import DataError
+from hpctrain.shards.commit import (
+    PARTIAL,
+    check_ours,
+    clear_leftovers,
+    commit,
+    discard,
+    lock,
+    storage_error,
+)
+from hpctrain.shards.compression import Compression
+from hpctrain.shards.field import Field, check_name
+from hpctrain.shards.index import Index, Shard
+from hpctrain.shards.moments import Moments
+from hpctrain.shards.ragged import Ragged, offsets_of
+from hpctrain.shards.sample_schema import (
+    ArrayBatch,
+    check_batch,
+    check_fields,
+    infer_fields,
+    row_bytes,
+)
+from hpctrain.shards.shard import NONE, shard_name, write_shard
+from hpctrain.shards.types import Array
+
+MAX_BYTES = 256 * 2**20
+KEPT = 2**20  # bytes of an array; smaller ones are copied, so that they can be joined
+LOOK_BYTES = 2**20  # bytes of samples, at least, that go into the statistics together
+LOOK_FIELD = 2**12  # bytes of each field, at least
+
+
+class ShardFiles:
+    """Writes samples into shards in one folder, and nothing else: no index, no lock.
+
+    It takes the memory of about a shard for each split; a compressed shard takes two more while
+    it is written.
+
+    Args:
+        folder: An existing folder.
+        fields: The schema; None: the schema of the first batch.
+        max_bytes: Data in one shard, before it is compressed.
+        compression: Codec of the shards.
+        sync: Whether each shard is forced to the disk; False: the caller does it.
+
+    Attributes:
+        fields: The schema, once it is known.
+
+    Raises:
+        DataError: A field cannot be stored.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        fields: Mapping[str, Field] | None = None,
+        max_bytes: int = MAX_BYTES,
+        compression: Compression = NONE,
+        *,
+        sync: bool = True,
+    ) -> None:
+        self._folder, self._max_bytes, self._compression = folder, max_bytes, compression
+        self._sync = sync
+        self.fields = self._checked(fields) if fields is not None else {}
+        self._splits: dict[str, _Split] = {}
+
+    def add(self, split: str, batch: ArrayBatch, *, lasting: bool = False) -> None:
+        """Append samples to `split`; they are copied.
+
+        Args:
+            split: Name of the split.
+            batch: For each field (n, *shape); for a variable-length one a `Ragged` or a list of
+                n arrays (length, *shape).
+            lasting: Whether nobody writes into these arrays again; they are then kept instead of
+                copied, but for parts of a much larger array.
+
+        Raises:
+            DataError: A field is missing or unknown, or has another dtype, shape or count.
+            StorageError: The disk is full or the folder not writable.
+        """
+        if batch and not any(len(value) for value in batch.values()):
+            return
+        if not self.fields:
+            self.fields = self._checked(infer_fields(batch))
+        rows = check_batch(batch, self.fields)
+        if split not in self._splits:
+            check_name(split, "split")
+            self._splits[split] = _Split(split)
+        state = self._splits[split]
+        ends = np.cumsum(row_bytes(rows, self.fields))
+        start, before = 0, 0
+        while start < len(ends):
+            room = self._max_bytes - state.bytes
+            stop = int(np.searchsorted(ends, before + room, side="right"))
+            if state.count == 0:
+                stop = max(stop, start + 1)  # a sample larger than a shard is a shard
+            if stop > start:
+                state.append(
+                    {name: _part(value, start, stop, lasting) for name, value in rows.items()},
+                    int(ends[stop - 1]) - before,
+                )
+                start, before = stop, int(ends[stop - 1])
+            if start < len(ends):
+                self._flush(state)
+
+    def finish(self) -> tuple[list[Shard], dict[str, dict[str, Moments]]]:
+        """Write what is left; return the shards and, by split and field, the statistics.
+
+        Raises:
+            StorageError: The disk is full or the folder not writable.
+        """
+        for state in self._splits.values():
+            if state.count:
+                self._flush(state)
+        shards = [shard for state in self._splits.values() for shard in state.shards]
+        return shards, {state.name: state.moments for state in self._splits.values()}
+
+    def _checked(self, fields: Mapping[str, Field]) -> dict[str, Field]:
+        self._compression.check(fields)
+        return check_fields(fields)
+
+    def _flush(self, state: "_Split") -> None:
+        """Write a split's samples as its next shard."""
+        state.look()
+        path = self._folder / shard_name(state.name, len(state.shards))
+        try:
+            size, digest = write_shard(
+                *(path, state.name, self.fields, state.parts, self._compression), sync=self._sync
+            )
+        except OSError as error:
+            raise storage_error(path, error) from None
+        elements = {
+            name: sum(len(part.values) for part in parts)
+            for name, parts in state.parts.items()
+            if self.fields[name].variable
+        }
+        state.shards.append(Shard(path.name, state.name, state.count, size, digest, elements))
+        state.clear()
+
+
+class ShardWriter:
+    """Writes a data set into a folder; a context manager that leaves nothing after an exception.
+
+    Args:
+        folder: Created if it does not exist. A finished data set in it stays until `finish`
+            replaces it.
+        fields: The schema; None: the schema of the first batch.
+        max_bytes: Data in one shard, before it is compressed.
+        compression: Codec of the shards.
+        categories: Names of the values 0, 1, … of some fields.
+
+    Raises:
+        DataError: A field cannot be stored, or the folder holds adopted files; see `check_ours`.
+        StorageError: The folder cannot be written, or another process is writing into it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        fields: Mapping[str, Field] | None = None,
+        max_bytes: int = MAX_BYTES,
+        *,
+        compression: Compression = NONE,
+        categories: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        self._folder, partial = Path(folder), Path(folder) / PARTIAL
+        self._categories = categories or {}
+        self._files = ShardFiles(partial, fields, max_bytes, compression)
+        check_ours(self._folder)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock = lock(self._folder)
+            clear_leftovers(self._folder)
+        except OSError as error:
+            raise storage_error(self._folder, error) from None
+
+    def add(self, split: str, batch: ArrayBatch) -> None:
+        """See `ShardFiles.add`."""
+        self._files.add(split, batch)
+
+    def finish(self, provenance: Mapping[str, Any] | None = None) -> Index:
+        """Write what is left, move the shards into place, and the index last.
+
+        Returns:
+            The index that was written.
+
+        Raises:
+            DataError: There are no samples.
+            StorageError: The disk is full or the folder not writable.
+        """
+        shards, moments = self._files.finish()
+        if not shards:
+            raise DataError(f"nothing to write into {self._folder}: the source has no samples")
+        index = Index(
+            fields=self._files.fields,
+            shards=tuple(shards),
+            statistics={
+                split: {name: values.result() for name, values in fields.items()}
+                for split, fields in moments.items()
+            },
+            provenance=dict(provenance or {}),
+            categories=self._categories,
+        )
+        commit(self._folder, index, {shard.path: shard.path for shard in shards})
+        self._close()
+        return index
+
+    def abort(self) -> None:
+        """Remove what was written so far; a finished data set in the folder stays."""
+        with suppress(OSError):  # the disk may still be full; the next writer clears
+            discard(self._folder)
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.abort()
+
+    def _close(self) -> None:
+        """Let other writers in."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def write_shards(
+    folder: Path,
+    batches: Iterable[tuple[str, ArrayBatch]],
+    *,
+    fields: Mapping[str, Field] | None = None,
+    max_bytes: int = MAX_BYTES,
+    compression: Compression = NONE,
+    categories: Mapping[str, Sequence[str]] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> Index:
+    """Write (split, batch) pairs as a data set; see `ShardWriter`."""
+    writing = ShardWriter(folder, fields, max_bytes, compression=compression, categories=categories)
+    with writing as writer:
+        for split, batch in batches:
+            writer.add(split, batch)
+        return writer.finish(provenance)
+
+
+class _Split:
+    """The finished shards of a split, and the samples that wait for the next shard."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.shards: list[Shard] = []
+        self.moments: dict[str, Moments] = {}
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the samples that wait."""
+        self.parts: dict[str, list[Any]] = {}
+        self.count, self.bytes = 0, 0
+        self._seen, self._seen_bytes = 0, 0
+
+    def append(self, rows: Mapping[str, Array | Ragged], nbytes: int) -> None:
+        for name, value in rows.items():
+            self.parts.setdefault(name, []).append(value)
+        self.count += len(next(iter(rows.values())))
+        self.bytes += nbytes
+        if self.bytes - self._seen_bytes >= max(LOOK_BYTES, LOOK_FIELD * len(rows)):
+            self.look()
+
+    def look(self) -> None:
+        """Add new samples to the statistics, while they are in the cache."""
+        for name, parts in self.parts.items():
+            if new := parts[self._seen :]:
+                self.moments.setdefault(name, Moments(len(self.parts))).add(_joined(new))
+        self._seen, self._seen_bytes = len(parts), self.bytes
+
+
+def _joined(parts: list[Any]) -> Array | Ragged:
+    first: Array | Ragged = parts[0]
+    if len(parts) == 1:
+        return first
+    if not isinstance(first, Ragged):
+        return np.concatenate(parts)
+    lengths = np.concatenate([part.lengths for part in parts])
+    return Ragged(np.concatenate([part.values for part in parts]), offsets_of(lengths))
+
+
+def _part(value: Array | Ragged, start: int, stop: int, lasting: bool) -> Array | Ragged:
+    """Return the samples `start` to `stop`, in native byte order, in arrays that nobody changes."""
+    if isinstance(value, Ragged):
+        rows = value.rows(start, stop)
+        return Ragged(_own(rows.values, lasting), rows.offsets)
+    return _own(value[start:stop], lasting)
+
+
+def _own(array: Array, lasting: bool) -> Array:
+    keep = lasting and array.nbytes >= KEPT and 2 * array.nbytes > _held(array)
+    return np.array(
+        array, dtype=array.dtype.newbyteorder("="), order="C", copy=None if keep else True
+    )
+
+
+def _held(array: Array) -> float:
+    """Return the bytes of memory that stay allocated as long as this array does."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    base: Any = array.base
+    if isinstance(base, memoryview) and isinstance(base.obj, mmap):
+        return 0  # a mapped file: the system can free its pages
+    return array.nbytes if base is None else np.inf  # memory of another library

@@ -1,0 +1,354 @@
+"""`index.json`, which describes a data set. The login node reads it too: no torch, no h5py.
+
+A data set is a folder of HDF5 shards (see `hpctrain.shards.format`) and this file beside them. It
+is written last, so a folder with an `index.json` is a finished data set.
+
+    {
+      "format": "hpctrain-shards",
+      "version": 1,
+      "digest": "xxh3_128:…",          names the data: of schema, categories and the digests of the
+                                       shards in order; not of the path, nor of the provenance
+      "fields": {
+        "image": {"dtype": "uint8", "shape": [3, 64, 64], "variable": false},
+        "text":  {"dtype": "uint8", "shape": [], "variable": true}
+      },                               dtype: one of DTYPES; shape: of one sample, or of one element
+                                       of a variable-length sample
+      "shards": [
+        {"path": "train-00000.h5",     relative, inside the folder
+         "split": "train",
+         "count": 4096,                samples
+         "bytes": 50335744,            size of the file
+         "digest": "xxh3_128:…",       of the whole file
+         "elements": {"text": 91204}}  in each variable-length field; may be missing
+      ],                               the order of a split's shards is the order of its samples
+      "categories": {"label": ["cat", "dog"]},
+                                       names of a field's values 0, 1, …; may be missing
+      "statistics": {
+        "train": {
+          "image": {"mean": 0.4, "std": 0.2, "min": 0, "max": 1, "nonfinite": 3, "nan": 2},
+          "label": {…, "classes": {"0": 2100, "1": 1996}},
+          "text": {…, "lengths": {"mean": 22.3, "std": 9.1, "min": 0, "max": 80, "total": 91204}}
+        }
+      },                               per split and field, of the finite values (of all elements
+                                       of all samples); std is the population's; null: there are
+                                       no values, or the number is beyond float64. nan: how many
+                                       of the nonfinite are NaN. classes: how often each value of
+                                       an integer field of shape [] occurs, if it has at most
+                                       1,000. lengths: of variable-length samples
+      "provenance": {                  for people and for data_prep, never part of the digest
+        "command": "python -m data_prep …", "created": "2026-01-31T12:00:00+00:00",
+        "versions": {"hpctrain": "0.1.0", …}, "options": {…},
+        "source": {"digest": "xxh3_128:…", …}
+      }
+    }
+
+A reader ignores keys that it does not know. A change that a reader must not ignore has a new
+version number.
+
+The fields of HDF5 files that others wrote (`python -m data_prep index`) need not lie where
+`hpctrain.shards.format` says; such a field has one or more of these keys:
+
+        "dataset": "/x/data",          its path in each file; of a variable-length field's values
+        "offsets": "/x/ends",          the path of a variable-length field's offsets
+        "axis": 1                      the axis of the dataset that counts the samples
+
+    >>> index = Index.load(Path("data/digits"))
+    >>> index.split("train").count
+    1415
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import xxhash
+
+from hpctrain.disk import open_new, parse_json, temporary
+from hpctrain.errors import DataError
+from hpctrain.shards.field import Field
+
+FILE = "index.json"
+FORMAT = "hpctrain-shards"
+VERSION = 1
+NO_ELEMENTS: Mapping[str, int] = {}  # shared by 100,000 shards
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One HDF5 file: `path` relative to the index, `count` samples, `bytes` of the file.
+
+    `elements` has the number of elements of each variable-length field, if the index has them.
+    """
+
+    path: str
+    split: str
+    count: int
+    bytes: int
+    digest: str
+    elements: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check path and sizes.
+
+        Raises:
+            DataError: The path leads out of the folder, or a size is not positive.
+        """
+        parts = self.path.split("/")  # an absolute path begins with an empty one
+        if "" in parts or "." in parts or ".." in parts:
+            raise DataError(f"shard {self.path!r} leaves the data set's folder")
+        if self.count < 1 or self.bytes < 1:
+            raise DataError(f"shard {self.path!r} lists {self.count} samples, {self.bytes} bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The shards of one split, in order, and their number of samples."""
+
+    name: str
+    shards: tuple[Shard, ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Statistics of the lengths of variable-length samples, in elements; `total` is their sum."""
+
+    mean: float | None
+    std: float | None
+    min: int | None
+    max: int | None
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Statistics of the finite values of a field in a split; the module describes the keys."""
+
+    mean: float | None
+    std: float | None
+    min: float | None
+    max: float | None
+    nonfinite: int = 0
+    nan: int = 0
+    classes: Mapping[int, int] | None = None
+    lengths: Lengths | None = None
+
+    @classmethod
+    def of_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read what `to_json` returned."""
+        classes, lengths = values.get("classes"), values.get("lengths")
+        return cls(
+            *(values["mean"], values["std"], values["min"], values["max"], values["nonfinite"]),
+            nan=values["nan"],
+            classes=classes and {int(value): int(count) for value, count in classes.items()},
+            lengths=lengths and Lengths(**{key: lengths[key] for key in Lengths.__slots__}),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the keys of the index, without classes or lengths where there are none."""
+        # `asdict` copies each value in turn, which takes minutes for 100,000 fields.
+        values = {key: getattr(self, key) for key in self.__slots__}
+        values["lengths"] = self.lengths and asdict(self.lengths)
+        optional = ("classes", "lengths")
+        return {k: v for k, v in values.items() if k not in optional or v is not None}
+
+
+@dataclass(frozen=True)
+class Index:
+    """A finished data set, as in `index.json`; the module describes every key."""
+
+    fields: Mapping[str, Field]
+    shards: tuple[Shard, ...]
+    statistics: Mapping[str, Mapping[str, Statistics]] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    categories: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the categories.
+
+        Raises:
+            DataError: A field does not exist.
+        """
+        categories = {name: tuple(values) for name, values in self.categories.items()}
+        object.__setattr__(self, "categories", categories)  # as they are loaded
+        for name in categories:
+            if name not in self.fields:
+                raise DataError(
+                    f"categories of {name!r}: there is no such field; there are "
+                    f"{_names(tuple(self.fields))}"
+                )
+
+    @property
+    def digest(self) -> str:
+        """The name of the data: data sets with equal digests have equal samples in equal order."""
+        schema = {name: spec.as_json() for name, spec in self.fields.items()}
+        shards = [[shard.split, shard.count, shard.digest] for shard in self.shards]
+        named = (
+            [self.categories] if self.categories else []
+        )  # digests without categories stay as they were
+        content = json.dumps([FORMAT, VERSION, schema, shards, *named], sort_keys=True)
+        return "xxh3_128:" + xxhash.xxh3_128_hexdigest(content.encode())
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names of the splits, in the order of their first shard."""
+        return tuple(dict.fromkeys(shard.split for shard in self.shards))
+
+    def split(self, name: str) -> Split:
+        """Return one split's shards.
+
+        Raises:
+            DataError: There is no such split; the message lists the splits.
+        """
+        shards = tuple(shard for shard in self.shards if shard.split == name)
+        if not shards:
+            raise DataError(f"there is no split {name!r}; this data set has {_names(self.splits)}")
+        return Split(name, shards, sum(shard.count for shard in shards))
+
+    def check(self, folder: Path) -> None:
+        """Compare each shard's size on disk with the index: one stat each, nothing is read.
+
+        Raises:
+            DataError: A shard is missing, truncated or longer than listed.
+        """
+        for shard in self.shards:
+            check_shard(Path(folder) / shard.path, shard)
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read `folder/index.json`; the shards are not read (see `check`).
+
+        Raises:
+            DataError: There is no folder or no index, or this version cannot read it.
+        """
+        path = Path(folder) / FILE
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            if not path.parent.exists():
+                raise DataError(f"the data folder {path.parent} does not exist") from None
+            raise DataError(
+                f"{path.parent} has no {FILE}: it is not a finished data set. If data_prep was "
+                "interrupted here, run it again"
+            ) from None
+        except NotADirectoryError:
+            raise DataError(f"{path.parent} is a file; a data set is a folder") from None
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        return cls.loads(content, str(path))
+
+    @classmethod
+    def loads(cls, content: bytes, where: str) -> Self:
+        """Parse an `index.json`; `where` names it in messages.
+
+        Raises:
+            DataError: It is not an index that this version can read.
+        """
+        try:
+            return cls._parse(parse_json(content))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise DataError(f"{where}: not valid JSON ({error})") from None
+        except KeyError as error:
+            raise DataError(f"{where}: damaged: the key {error} is missing") from None
+        except (TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"{where}: damaged: {error}") from None
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from None
+
+    def save(self, folder: Path) -> None:
+        """Write `folder/index.json` whole or not at all (temporary name, fsync, rename).
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        path = Path(folder) / FILE
+        unfinished = temporary(path)
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "digest": self.digest,
+            "fields": {name: spec.as_json() for name, spec in self.fields.items()},
+            "shards": [
+                {key: value for key, value in asdict(shard).items() if key != "elements" or value}
+                for shard in self.shards
+            ],
+            **({"categories": self.categories} if self.categories else {}),
+            "statistics": {
+                split: {name: values.to_json() for name, values in fields.items()}
+                for split, fields in self.statistics.items()
+            },
+            "provenance": dict(self.provenance),
+        }
+        try:
+            with open_new(unfinished) as file:
+                json.dump(content, file, indent=2, allow_nan=False)
+                file.write("\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    @classmethod
+    def _parse(cls, content: Any) -> Self:
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            found = content.get("format") if isinstance(content, dict) else type(content).__name__
+            raise DataError(f"format is {found!r}; this is not an index of {FORMAT}")
+        version = content["version"]
+        if version != VERSION:
+            raise DataError(f"found version {version}, this hpctrain reads {VERSION}")
+        index = cls(
+            fields={
+                str(name): Field(
+                    *(str(f["dtype"]), tuple(map(int, f["shape"])), bool(f["variable"])),
+                    *(str(f.get("dataset", "")), str(f.get("offsets", "")), int(f.get("axis", 0))),
+                )
+                for name, f in content["fields"].items()
+            },
+            shards=tuple(
+                Shard(
+                    *(s["path"], s["split"], int(s["count"]), int(s["bytes"]), s["digest"]),
+                    s.get("elements", NO_ELEMENTS),
+                )
+                for s in content["shards"]
+            ),
+            statistics={
+                split: {name: Statistics.of_json(values) for name, values in fields.items()}
+                for split, fields in content["statistics"].items()
+            },
+            provenance=content["provenance"],
+            categories={
+                str(name): tuple(map(str, values))
+                for name, values in content.get("categories", {}).items()
+            },
+        )
+        if index.digest != content["digest"]:
+            raise DataError(
+                f"its digest {content['digest']} does not fit its fields and shards "
+                f"({index.digest}): edited by hand? Run data_prep again"
+            )
+        return index
+
+
+def check_shard(path: Path, shard: Shard) -> None:
+    """Compare the size of a shard's file with the index.
+
+    Raises:
+        DataError: The file is missing, truncated or longer than listed.
+    """
+    try:
+        size = os.stat(path).st_size
+    except FileNotFoundError:
+        raise DataError(f"shard {path} is missing; {FILE} lists it") from None
+    except OSError as error:
+        raise DataError(f"shard {path} cannot be read: {error.strerror}") from None
+    if size != shard.bytes:
+        what = "truncated" if size < shard.bytes else "changed"
+        raise DataError(f"shard {path} is {what}: it has {size} bytes, {FILE} lists {shard.bytes}")
+
+
+def _names(names: tuple[str, ...]) -> str:
+    return ", ".join(names) if names else "none"

@@ -1,0 +1,124 @@
+"""The table of a dataset's chunks: where they lie in the file, and how they are decoded."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hpctrain.shards.storage.codecs import Filter, Pipeline
+from hpctrain.shards.storage.file import File
+from hpctrain.shards.storage.scratch import Bytes, Damaged, Undecodable, scratch
+from hpctrain.shards.types import Int64s
+
+MOST = 2**28  # chunks; their table takes 5 GB
+
+
+class ChunkTable:
+    """The chunks of a dataset as they are stored.
+
+    Raises:
+        Undecodable: Only HDF5 can read the dataset.
+        Damaged: A chunk reaches beyond the end of the file, is where none can be, or is not
+            compressed but has another size than a chunk, or the number of chunks is absurd.
+    """
+
+    def __init__(self, dataset: h5py.Dataset, path: Path) -> None:
+        self._pipeline = _pipeline(dataset)
+        self._file = File.open(path)
+        self._shape, self._dtype, self._fill = dataset.chunks, dataset.dtype, dataset.fillvalue
+        count = math.prod(chunk_grid(dataset))
+        if count > MOST:
+            raise Damaged(f"it lists {count:,} chunks")
+        chunks, found = listed_chunks(dataset)
+        # 20 bytes per chunk. Chunks that were never written are not listed.
+        self._offsets = np.full(count, -1, np.int64)
+        self._sizes = np.zeros(count, np.int64)
+        self._masks = np.zeros(count, np.uint32)
+        end = max((chunk.byte_offset + chunk.size for chunk in found), default=0)
+        if end > self._file.size:
+            raise Damaged(f"its chunks reach to byte {end}, the file ends at {self._file.size}")
+        if found:
+            self._offsets[chunks] = [chunk.byte_offset for chunk in found]
+            self._sizes[chunks] = [chunk.size for chunk in found]
+            self._masks[chunks] = [chunk.filter_mask for chunk in found]
+        wrong = self._sizes[chunks] != self._pipeline.nbytes
+        if not self._pipeline.applied(0) and wrong.any():
+            size = self._sizes[chunks][wrong][0]
+            raise Damaged(f"it lists a chunk of {size} bytes, not {self._pipeline.nbytes}")
+
+    def read(self, chunk: int, out: Bytes) -> None:
+        """Fill `out` with a whole chunk. A chunk that was never written holds the fill value."""
+        if self._offsets[chunk] < 0:
+            out.view(self._dtype)[:] = self._fill
+        elif self.is_plain(chunk):
+            self.read_part(chunk, 0, out)
+        else:
+            stored = scratch("stored", int(self._sizes[chunk]))
+            self._file.read(int(self._offsets[chunk]), stored)
+            self._pipeline.decode(stored, int(self._masks[chunk]), out)
+
+    def is_plain(self, chunk: int) -> bool:
+        """Return whether a chunk is stored in the file without any filter."""
+        return bool(self._offsets[chunk] >= 0) and not self._pipeline.applied(
+            int(self._masks[chunk])
+        )
+
+    def read_part(self, chunk: int, start: int, out: Bytes) -> None:
+        """Fill `out` with the bytes from `start` of a plain chunk."""
+        if self._sizes[chunk] != self._pipeline.nbytes:
+            raise Damaged(f"it has {self._sizes[chunk]} bytes, not {self._pipeline.nbytes}")
+        self._file.read(int(self._offsets[chunk]) + start, out)
+
+
+def chunk_grid(dataset: h5py.Dataset) -> list[int]:
+    """Return the number of chunks along each axis of a dataset."""
+    return [-(-n // size) for n, size in zip(dataset.shape, dataset.chunks, strict=True)]
+
+
+def listed_chunks(dataset: h5py.Dataset) -> tuple[Int64s, list[Any]]:
+    """Return the chunks that the file lists: their numbers in C order, and h5py's `StoreInfo`.
+
+    Raises:
+        Damaged: A chunk is listed twice, or at a place where the dataset has none.
+        OSError, RuntimeError: HDF5 cannot read the list.
+    """
+    found: list[Any] = []
+    if dataset.id.get_num_chunks():
+        dataset.id.chunk_iter(found.append)
+    if not found:
+        return np.zeros(0, np.int64), found
+    places = np.array([chunk.chunk_offset for chunk in found], np.uint64)
+    numbers, beside = np.divmod(places, np.array(dataset.chunks, np.uint64))
+    grid = chunk_grid(dataset)
+    if (wrong := beside.any(1) | (numbers >= np.array(grid, np.uint64)).any(1)).any():
+        raise Damaged(f"it lists a chunk at {places[wrong][0].tolist()}, where none can be")
+    chunks = np.ravel_multi_index(tuple(numbers.astype(np.int64).T), grid)
+    if len(np.unique(chunks)) < len(chunks):
+        raise Damaged("it lists a chunk twice")
+    return chunks, found
+
+
+def _pipeline(dataset: h5py.Dataset) -> Pipeline:
+    """Return the decoder of a dataset's chunks.
+
+    Raises:
+        Undecodable: Only HDF5 can decode them.
+    """
+    if dataset.chunks is None:
+        raise Undecodable("it has no chunks")
+    if dataset.file.driver not in ("sec2", "stdio") or dataset.file.userblock_size:
+        raise Undecodable("the chunks' offsets are not those of the file")
+    if not dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype)):
+        raise Undecodable(f"its type is stored otherwise than numpy's {dataset.dtype}")
+    if not hasattr(dataset.id, "chunk_iter"):
+        raise Undecodable("this HDF5 cannot list chunks; 1.14 can")
+    nbytes = math.prod(dataset.chunks) * dataset.dtype.itemsize
+    return Pipeline(filters(dataset), nbytes)
+
+
+def filters(dataset: h5py.Dataset) -> list[Filter]:
+    """Return the filters of a dataset, in the order in which they were applied."""
+    properties = dataset.id.get_create_plist()
+    return [Filter(*properties.get_filter(i)) for i in range(properties.get_nfilters())]

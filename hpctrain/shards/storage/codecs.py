@@ -1,0 +1,283 @@
+"""Undo the filters of HDF5 outside HDF5, whose library decodes one chunk at a time under its lock.
+
+A chunk was written through a pipeline of filters. Its stored bytes go back through the pipeline in
+reverse order:
+
+    filter          id     undone by           layout of the stored bytes
+    deflate (gzip)  1      isal, or zlib       a zlib stream
+    shuffle         2      blosc2, or numpy    all first bytes, all second bytes, …
+    fletcher32      3      numpy               the data, then its checksum, which is verified
+    LZ4             32004  lz4                 size u64, block size u32, {length u32, block}
+    Zstd            32015  zstandard           a Zstandard frame
+    Blosc           32001  blosc2              a Blosc chunk
+    Blosc2          32026  blosc2              a contiguous frame of one chunk, in n-d blocks
+
+All of these release the GIL, so threads decode at the same time. An object that threads cannot
+share (a Zstandard context) exists once per thread. A library is imported only when a data set needs
+it. Filters that are not in the table, or whose library is missing, are left to HDF5; `Undecodable`
+says so.
+
+The formats: HDF5 File Format Specification 3.0 (shuffle, and Fletcher 32 as in H5checksum.c), the
+registered filter plugins of the HDF Group (the numbers of LZ4 are big-endian), and c-blosc2's
+README_CHUNK_FORMAT.rst and README_CFRAME_FORMAT.rst.
+"""
+
+import struct
+import threading
+import zlib
+from collections.abc import Sequence
+from ctypes import c_int32, c_void_p
+from typing import NamedTuple
+
+import numpy as np
+
+from hpctrain.shards.storage import blosc
+from hpctrain.shards.storage.scratch import (
+    Bytes,
+    Damaged,
+    Errors,
+    Stage,
+    Undecodable,
+    load,
+    scratch,
+)
+
+PIECE = 65_536  # bytes of a zlib stream
+
+DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
+LZ4, ZSTD, BLOSC, BLOSC2 = 32004, 32015, 32001, 32026
+NAMES = {1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 32000: "lzf", 32008: "bitshuffle"}
+NAMES |= {32013: "zfp", LZ4: "lz4", ZSTD: "zstd", BLOSC: "blosc", BLOSC2: "blosc2"}
+
+
+class Filter(NamedTuple):
+    """A filter of a dataset's pipeline, as `h5py.h5p.PropDCID.get_filter` describes it."""
+
+    id: int
+    flags: int
+    values: tuple[int, ...]
+    name: bytes
+
+
+class Pipeline:
+    """Undoes the filters of one dataset. Threads may share it.
+
+    Args:
+        filters: The filters in the order in which they were applied.
+        nbytes: Bytes of a whole decoded chunk.
+
+    Raises:
+        Undecodable: A filter is unknown here, or its library is missing.
+    """
+
+    def __init__(self, filters: Sequence[Filter], nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._filters = tuple(filters)
+        self._stages: list[tuple[Stage, Errors]] = []
+        for each in self._filters:
+            if each.id not in _STAGES:
+                raise Undecodable(f"filter {describe(each)} is decoded by HDF5 only")
+            stage, errors = _STAGES[each.id](each.values)
+            self._stages.append((stage, (Damaged, struct.error, *errors)))
+        numbers = [each.id for each in self._filters]
+        if len(set(numbers)) < len(numbers) or len(set(numbers) - {SHUFFLE, FLETCHER32}) > 1:
+            raise Undecodable("several compressors one after the other are decoded by HDF5 only")
+
+    def applied(self, mask: int) -> list[int]:
+        """Return the positions in the pipeline of the filters that a chunk went through.
+
+        Args:
+            mask: Bit i is set if filter i was left out for this chunk.
+        """
+        return [i for i in range(len(self._filters)) if not mask >> i & 1]
+
+    def decode(self, stored: Bytes, mask: int, out: Bytes) -> None:
+        """Undo the filters of one chunk.
+
+        Args:
+            stored: The bytes of the chunk in the file, uint8. They may be changed.
+            mask: Bit i is set if filter i was left out for this chunk.
+            out: uint8 (nbytes,), filled.
+
+        Raises:
+            Damaged: The bytes cannot be decoded, or a checksum does not match.
+        """
+        applied, data = self.applied(mask), stored
+        for i in reversed(applied):
+            checksums = sum(self._filters[j].id == FLETCHER32 for j in applied if j < i)
+            stage, errors = self._stages[i]
+            try:
+                data = stage(data, self.nbytes + 4 * checksums, out if i == applied[0] else None)
+            except errors as error:
+                raise Damaged(f"{describe(self._filters[i])}: {error}") from None
+        if len(data) != self.nbytes:
+            raise Damaged(f"it holds {len(data)} bytes, not {self.nbytes}")
+        if data is not out:
+            out[:] = data
+
+
+def codec(filter: Filter) -> str:
+    """Return a filter's usual name, or else the name that the file gives it."""
+    written = filter.name.decode(errors="replace").partition("\0")[0].partition(";")[0]
+    return NAMES.get(filter.id) or written or "without a name"
+
+
+def describe(filter: Filter) -> str:
+    """Return a filter's name and number."""
+    return f"{codec(filter)} ({filter.id})"
+
+
+# Each function below takes the parameters of a filter. It returns the stage that undoes the filter,
+# and the exceptions that the stage's library raises.
+
+
+def _deflate(_: tuple[int, ...]) -> tuple[Stage, Errors]:
+    try:
+        library = load("isal.isal_zlib")  # twice as fast as zlib
+    except Undecodable:
+        library = zlib
+
+    def stage(data: Bytes, size: int, out: Bytes | None) -> Bytes:
+        target = out if out is not None else scratch("decoded", size)
+        # In pieces that stay in the processor's cache. The whole output would be fresh memory.
+        stream, at = library.decompressobj(), 0
+        for start in range(0, len(data), PIECE):
+            piece = np.frombuffer(stream.decompress(data[start : start + PIECE]), np.uint8)
+            if len(piece) > size - at:
+                raise Damaged(f"it holds more than {size} bytes")
+            target[at : at + len(piece)] = piece
+            at += len(piece)
+        if not stream.eof or at < size:
+            raise Damaged(f"it ends after {at} bytes of {size}")
+        return target
+
+    return stage, (library.error,)
+
+
+def _shuffle(values: tuple[int, ...]) -> tuple[Stage, Errors]:
+    (width,) = values
+    fast = blosc.native("blosc2_unshuffle", c_int32, c_int32, c_void_p, c_void_p)
+
+    def stage(data: Bytes, _: int, out: Bytes | None) -> Bytes:
+        if width == 1:
+            return data
+        target = out
+        if target is None or len(target) != len(data):  # a checksum is still attached
+            target = scratch("unshuffled", len(data))
+        if fast is not None and len(data) < 2**31:
+            fast(width, len(data), data.ctypes.data, target.ctypes.data)
+            return target
+        count = len(data) // width
+        for i in range(width):  # the bytes of an incomplete last element stay in place
+            target[i : count * width : width] = data[i * count : (i + 1) * count]
+        target[count * width :] = data[count * width :]
+        return target
+
+    return stage, ()
+
+
+def _fletcher32(_: tuple[int, ...]) -> tuple[Stage, Errors]:
+    def stage(data: Bytes, _: int, __: Bytes | None) -> Bytes:
+        if len(data) < 4:
+            raise Damaged("the checksum is missing")
+        stored, found = int.from_bytes(data[-4:].tobytes(), "little"), fletcher32(data[:-4])
+        if stored != found:
+            raise Damaged(f"the checksum is {stored:08x} in the file, {found:08x} of its data")
+        return data[:-4]
+
+    return stage, ()
+
+
+def fletcher32(data: Bytes) -> int:
+    """Return the checksum of HDF5: two sums modulo 65535 over big-endian 16-bit words.
+
+    Fletcher, "An arithmetic checksum for serial transmissions", IEEE Trans. Commun. 30(1), 1982.
+    """
+    block = 2**16  # words: the products below stay exact in float64, which BLAS sums
+    length = -(-len(data) // 2) * 2
+    words = np.zeros(max(1, -(-length // (2 * block))) * block, ">u2")
+    # Zeros in front change neither sum. An odd last byte is the high byte of its word.
+    words.view(np.uint8)[words.nbytes - length :][: len(data)] = data
+    low = high = 0
+    weights = np.arange(block, 0, -1, dtype=np.float64)
+    for part in words.reshape(-1, block):
+        values = part.astype(np.float64)
+        high += block * low + int(values @ weights)
+        low += int(values.sum())
+    # Ones' complement: a sum that is not zero is never reduced to zero.
+    first, second = (value % 65535 or (65535 if value else 0) for value in (low, high))
+    return second << 16 | first
+
+
+def _lz4(_: tuple[int, ...]) -> tuple[Stage, Errors]:
+    library = load("lz4.block")
+    # It decodes into the buffer; the function of the package allocates a new `bytes`.
+    fast = blosc.native("LZ4_decompress_safe", c_void_p, c_void_p, c_int32, c_int32)
+
+    def stage(data: Bytes, size: int, out: Bytes | None) -> Bytes:
+        total, step = struct.unpack_from(">QI", data.data)
+        if total != size or not step:
+            raise Damaged(f"it holds {total} bytes, not {size}")
+        target = out if out is not None else scratch("decoded", size)
+        at = 12
+        for start in range(0, size, step):
+            target_block = target[start : start + step]
+            (length,) = struct.unpack_from(">I", data.data, at)
+            block = data[at + 4 : at + 4 + length]
+            at += 4 + length
+            if len(block) == len(target_block):  # stored without compression
+                target_block[:] = block
+                continue
+            if fast is not None:
+                found = fast(
+                    block.ctypes.data, target_block.ctypes.data, len(block), len(target_block)
+                )
+            else:
+                raw = library.decompress(block, uncompressed_size=len(target_block))
+                found = len(raw)
+                target_block[:found] = np.frombuffer(raw, np.uint8)
+            if found != len(target_block):
+                raise Damaged(f"a block holds {found} bytes, not {len(target_block)}")
+        return target
+
+    return stage, (library.LZ4BlockError,)
+
+
+def _zstd(_: tuple[int, ...]) -> tuple[Stage, Errors]:
+    library, local = load("zstandard"), threading.local()
+
+    def stage(data: Bytes, size: int, out: Bytes | None) -> Bytes:
+        if not hasattr(local, "context"):
+            local.context = library.ZstdDecompressor()
+        target = out if out is not None else scratch("decoded", size)
+        with local.context.stream_reader(data) as frame:
+            count = frame.readinto(target)
+            # Read to the end, so that the checksum of the frame is verified.
+            if count != size or frame.read(1):
+                raise Damaged(f"it does not hold {size} bytes")
+        return target
+
+    return stage, (library.ZstdError,)
+
+
+def _blosc(values: tuple[int, ...]) -> tuple[Stage, Errors]:
+    blosc.library()
+    if len(values) > 6 and values[6] == 3:
+        raise Undecodable("Snappy inside Blosc is decoded by HDF5 only")
+    return blosc.decode_chunk, (ValueError, RuntimeError)
+
+
+def _blosc2(_: tuple[int, ...]) -> tuple[Stage, Errors]:
+    blosc.library()
+    return blosc.decode_frame, (ValueError, RuntimeError, LookupError, TypeError)
+
+
+_STAGES = {
+    DEFLATE: _deflate,
+    SHUFFLE: _shuffle,
+    FLETCHER32: _fletcher32,
+    LZ4: _lz4,
+    ZSTD: _zstd,
+    BLOSC: _blosc,
+    BLOSC2: _blosc2,
+}

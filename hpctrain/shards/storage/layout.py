@@ -1,0 +1,206 @@
+"""Open and check the file of one shard, and find where its datasets lie.
+
+A dataset that is contiguous, uncompressed and in the machine's byte order (as `data_prep` writes
+it) has a byte offset in the file, so its rows can be mapped, or read by `Plain`. Any other layout
+is read by `Chunked`. Code that only reads through `rows` does not import torch.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import h5py
+import numpy as np
+
+from hpctrain.errors import DataError
+from hpctrain.shards import shard as shard_format
+from hpctrain.shards.field import Field
+from hpctrain.shards.index import Shard, check_shard
+from hpctrain.shards.storage.chunks import Chunked, decoders
+from hpctrain.shards.storage.grid import samples_first
+from hpctrain.shards.storage.inside import Elsewhere, find
+from hpctrain.shards.storage.plain import Plain
+from hpctrain.shards.storage.stamp import Stamp
+
+if TYPE_CHECKING:
+    from hpctrain.data.sources.arena import Arena
+
+INTEGERS = (*("int8", "int16", "int32", "int64"), *("uint8", "uint16", "uint32", "uint64"))
+
+
+class Layout:
+    """The datasets of a shard, named FIELD, or FIELD/offsets and FIELD/values.
+
+    Args:
+        path: The file.
+        shard: The entry of the index.
+        fields: The fields that are read.
+        mapped: Whether datasets are mapped where that is possible.
+
+    Attributes:
+        path: The file.
+        size: Bytes of the file.
+        offsets: Byte offset in the file of each dataset that can be mapped.
+        rows: The readers of the other datasets.
+        totals: Number of elements of each dataset.
+        stamp: The stamp of the file from before it was opened.
+
+    Raises:
+        DataError: The file is missing, damaged or differs from the index.
+    """
+
+    def __init__(
+        self, path: Path, shard: Shard, fields: Mapping[str, Field], *, mapped: bool = True
+    ) -> None:
+        self.path, self.size, self._mapped = path, shard.bytes, mapped
+        self.offsets: dict[str, int] = {}
+        self.rows: dict[str, Chunked | Plain] = {}
+        self.totals: dict[str, int] = {}
+        self._needs_hdf5 = False
+        check_shard(path, shard)
+        try:
+            self.stamp = Stamp.of(os.stat(path))
+            self._file = _open(path)
+            self._check_version()
+            for name, field in fields.items():
+                if field.variable:
+                    self._add_ragged(name, field, shard.count)
+                else:
+                    place, _ = field.datasets(name)
+                    self._add(name, place, (field.dtype,), (shard.count, *field.shape), field.axis)
+            if not self._needs_hdf5:
+                self._file.close()
+        except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"shard {path} is damaged: {error}") from None
+
+    def map(self, arena: "Arena", slot: int) -> None:
+        """Map the file into a slot.
+
+        Raises:
+            DataError: The file was replaced since it was opened, or cannot be mapped.
+        """
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY)
+            try:
+                stamp = Stamp.of(os.fstat(descriptor))
+                arena.map(slot, descriptor, self.size)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise DataError(f"shard {self.path} cannot be mapped: {error.strerror}") from None
+        if stamp.file != self.stamp.file:
+            raise DataError(f"shard {self.path} was replaced while it was being opened")
+
+    def _check_version(self) -> None:
+        """Check the version of a shard in our format. Other HDF5 files have no such attribute."""
+        if self._file.attrs.get("format") == shard_format.FORMAT.encode():
+            found = self._file.attrs.get("version")
+            if found != shard_format.VERSION:
+                raise DataError(
+                    f"shard {self.path}: found version {found}, this hpctrain reads "
+                    f"{shard_format.VERSION}"
+                )
+
+    def _add_ragged(self, name: str, field: Field, count: int) -> None:
+        offsets, values = f"{name}/offsets", f"{name}/values"
+        values_place, offsets_place = field.datasets(name)
+        # Other programs use any integer type. Ours are int64, which can be mapped.
+        ends = self._add(offsets, offsets_place, ("int64", *INTEGERS), (count + 1,))
+        self._add(values, values_place, (field.dtype,), (None, *field.shape))
+        total = self.totals[values]
+        first, last = int(ends[0]), int(ends[count])
+        if (first, last) != (0, total):
+            raise DataError(
+                f"shard {self.path}: field {name!r} has {total} values, its offsets go from "
+                f"{first} to {last}"
+            )
+
+    def _add(
+        self,
+        name: str,
+        place: str,
+        dtypes: tuple[str, ...],
+        shape: tuple[int | None, ...],
+        axis: int = 0,
+    ) -> h5py.Dataset:
+        """Add a dataset of one of these dtypes. `shape` begins with the number of samples."""
+        try:
+            dataset = find(self._file, place)
+        except Elsewhere as error:
+            raise DataError(
+                f"shard {self.path}: {place!r} {error}; the samples must lie in the shard, whose "
+                "digest the index has"
+            ) from None
+        if dataset is None:
+            raise DataError(f"shard {self.path} has no dataset {place!r}; the index lists it")
+        want = shape[1 : axis + 1] + shape[:1] + shape[axis + 1 :]
+        if (differs := disagreement(dataset, dtypes, want)) is not None:
+            raise DataError(
+                f"shard {self.path}: {place!r} is {differs[0]}, the index says {differs[1]}"
+            )
+        dtype = dtype_of(dataset)
+        found = samples_first(dataset.shape or (), axis)
+        self.totals[name] = found[0]
+        offset = dataset.id.get_offset()  # None: chunked, compact, or without data
+        if dataset.size == 0:
+            self.offsets[name] = 0
+        elif offset is not None and not axis and dtype == dtypes[0] and is_plain(dataset):
+            if offset + dataset.nbytes > self.size:
+                raise DataError(f"shard {self.path} is truncated: {place!r} goes beyond its end")
+            if self._mapped:
+                self.offsets[name] = offset
+            else:
+                self.rows[name] = Plain(self.path, name, offset, dtype, found[1:])
+        else:
+            self.rows[name] = chunked = Chunked(dataset, self.path, pool=decoders(), axis=axis)
+            self._needs_hdf5 |= not chunked.direct
+        return dataset
+
+
+def _open(path: Path) -> h5py.File:
+    """Open without locks: there may be thousands of readers, on file systems without locks."""
+    try:
+        return h5py.File(path, "r", locking=False)
+    except OSError as error:
+        if "file locking flag" not in str(error):
+            raise
+        return h5py.File(path, "r")  # with the lock setting of whoever has it open in this process
+
+
+def disagreement(
+    dataset: h5py.Dataset, dtypes: Sequence[str], shape: Sequence[int | None]
+) -> tuple[str, str] | None:
+    """Compare a dataset with what the index lists.
+
+    Args:
+        dataset: A dataset of a shard.
+        dtypes: The dtypes that it may have; the first is the one to name.
+        shape: The shape that it must have; None stands for any size.
+
+    Returns:
+        What the dataset is and what the index lists, such as `float32 [3, 9]` and
+        `float64 [any, 8]`; None when they agree.
+    """
+    dtype, found = dtype_of(dataset), list(dataset.shape or ())  # None: there is no data at all
+    same = len(found) == len(shape) and all(
+        size in (None, have) for size, have in zip(shape, found, strict=True)
+    )
+    if same and dtype in dtypes:
+        return None
+    sizes = ", ".join("any" if size is None else str(size) for size in shape)
+    return f"{dtype} {found}", f"{dtypes[0]} [{sizes}]"
+
+
+def dtype_of(dataset: h5py.Dataset) -> str:
+    """Return the dtype that a dataset is read as, in native byte order. A bool is read as uint8."""
+    dtype: np.dtype[np.generic] = dataset.dtype
+    return "uint8" if dtype.kind == "b" else dtype.newbyteorder("=").name
+
+
+def is_plain(dataset: h5py.Dataset) -> bool:
+    """Return whether the stored bytes are those of a numpy array of the dataset's dtype."""
+    if dataset.id.get_offset() is None or dataset.external:
+        return False
+    dtype = dataset.dtype
+    return dtype.isnative and bool(dataset.id.get_type().equal(h5py.h5t.py_create(dtype)))

@@ -1,0 +1,69 @@
+"""Deterministic algorithms: a run that is repeated gives the same bits.
+
+    with deterministic(config.train.deterministic, device):
+        ...   # operations add in a fixed order, or raise an error
+
+The variables that CUDA reads at its start are those of `hpctrain.config.network_variables`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from hpctrain.config.network_variables import CUBLAS_WORKSPACES
+from hpctrain.errors import ConfigError
+
+_REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")
+
+
+@contextmanager
+def deterministic(on: bool, device: torch.device) -> Iterator[None]:
+    """Let torch use deterministic algorithms only; afterwards its settings are as before.
+
+    Attention needs nothing more: the backward passes of torch's flash and memory-efficient kernels
+    obey the same setting, and cuDNN's attention is not chosen.
+
+    Args:
+        on: The config key `train.deterministic`; False changes nothing.
+        device: Device of the rank.
+
+    Raises:
+        ConfigError: CUBLAS_WORKSPACE_CONFIG was exported with a value that torch refuses.
+    """
+    if not on:
+        yield
+        return
+    name = "CUBLAS_WORKSPACE_CONFIG"
+    if device.type == "cuda" and os.environ.get(name) not in CUBLAS_WORKSPACES:
+        raise ConfigError(
+            f"train.deterministic=true: {name}={os.environ.get(name, 'unset')!r} is not one of "
+            f"{', '.join(CUBLAS_WORKSPACES)}: unset it before the run"
+        )
+    cudnn = torch.backends.cudnn
+    before = torch.get_deterministic_debug_mode(), cudnn.deterministic, cudnn.benchmark
+    torch.use_deterministic_algorithms(True)
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before[0])
+        cudnn.deterministic, cudnn.benchmark = before[1:]
+
+
+def refusal(error: BaseException) -> str:
+    """Return which operation has no deterministic algorithm, if that is the error; otherwise ""."""
+    cause = error
+    while cause.__cause__ is not None:  # a pipeline adds the number of the stage
+        cause = cause.__cause__
+    found = _REFUSED.search(str(cause))
+    if found is None or not torch.are_deterministic_algorithms_enabled():
+        return ""
+    return (
+        f"train.deterministic=true: torch has no deterministic algorithm for {found[1]}; replace "
+        "the operation in the model or the task, or use train.deterministic=false"
+    )

@@ -1,0 +1,137 @@
+"""`progress.json` in the run directory: the heartbeat that `hpctrain status` reads.
+
+A thread writes the file every few seconds, so that a slow file system never delays a step. The
+step itself only stores a number.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hpctrain.config.rules.metrics import better
+from hpctrain.disk import read_json, write_atomically
+from hpctrain.training.display import Display
+
+log = logging.getLogger(__name__)
+EVERY_S = 5.0
+_WINDOW = 60  # writes over which the speed is measured; evaluation and saving count as well
+
+
+class ProgressFile:
+    """A display that also writes the step and the metrics to a file.
+
+    Args:
+        display: Shows the progress in this terminal or log.
+        file: `progress.json`; readers see the old content or the new, never a mixture.
+        metric: Name of the metric that `hpctrain status` shows, and whose best value is kept.
+    """
+
+    def __init__(self, display: Display, file: Path, metric: str) -> None:
+        self._display, self._file, self._metric = display, file, metric
+        self._metrics: dict[str, float] = {}
+        self._best: dict[str, float] | None = None
+        self._samples: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hpctrain-progress", daemon=True)
+
+    def start(self, step: int, max_steps: int) -> None:
+        """Show and write that the run is at `step` of `max_steps`."""
+        self._step = self._first = step
+        self._max, self._doing = max_steps, ""
+        self._stepped = self._first_stepped = time.time()
+        self._longest_s = 0.0
+        self._best = self._best_until(step)
+        self._display.start(step, max_steps)
+        self._thread.start()
+
+    def advance(self, step: int) -> None:
+        """Note that `step` steps are done."""
+        now = time.time()
+        # The first step of an attempt also compiles the model and waits for the first batch.
+        if self._step == self._first:
+            self._first_stepped = now
+        else:
+            self._longest_s = max(self._longest_s, now - self._stepped)
+        self._step, self._stepped = step, now
+        self._display.advance(step)
+
+    def report(self, step: int, metrics: dict[str, float]) -> None:
+        """Show the metrics of the last report, and write them from now on."""
+        self._metrics = self._metrics | metrics  # a new dict: the thread may be reading the old
+        value = metrics.get(self._metric, math.nan)
+        if math.isfinite(value) and self._is_best(value):
+            self._best = {"value": value, "step": step}
+        self._display.report(step, metrics)
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Note that no step is made during the context, because of `what`."""
+        self._doing = what
+        try:
+            with self._display.doing(what):
+                yield
+        finally:
+            self._doing = ""
+
+    def close(self) -> None:
+        """Write the last step, end the thread and restore the terminal."""
+        self._over.set()
+        self._thread.join()
+        self._display.close()
+
+    def _is_best(self, value: float) -> bool:
+        direction = better(self._metric)
+        if direction is None or self._best is None:
+            return direction is not None
+        best = self._best["value"]
+        return value < best if direction == "lower" else value > best
+
+    def _best_until(self, step: int) -> dict[str, float] | None:
+        """Return the best value of the attempts before, unless its step is made again."""
+        try:
+            before = read_json(self._file)
+            best: dict[str, float] | None = before["best"]
+            kept = before["metric"] == self._metric and best is not None and best["step"] <= step
+        except (OSError, ValueError, TypeError, KeyError):  # the first attempt
+            return None
+        return best if kept else None
+
+    def _run(self) -> None:
+        over = False
+        while True:
+            try:
+                # Not synced to the disk: after a crash of the machine the file is of no use.
+                write_atomically(self._file, json.dumps(self._content()) + "\n", sync=False)
+            except OSError as error:
+                log.warning("%s: not written (%s)", self._file, error.strerror)
+            if over:
+                return
+            over = self._over.wait(EVERY_S)
+
+    def _content(self) -> dict[str, object]:
+        step, now = self._step, time.time()
+        self._samples.append((now, step))
+        since, first = self._samples[0]
+        after_first = max(0, step - self._first - 1)
+        return {
+            "step": step,
+            "max_steps": self._max,
+            "time": now,
+            "stepped": self._stepped,  # time at which the step last changed
+            # Between two steps of this attempt, evaluations and checkpoints included.
+            "step_s": (self._stepped - self._first_stepped) / after_first if after_first else None,
+            "longest_step_s": self._longest_s,
+            "doing": self._doing,
+            "steps_per_s": (step - first) / (now - since) if step > first else None,
+            "metric": self._metric,
+            "metrics": self._metrics,
+            "best": self._best,  # of the metric, with its step; None while there is none
+        }

@@ -1,0 +1,164 @@
+"""One optimizer step, and the sums that the steps add up.
+
+micro-batches ── task ── sums and counts ──┬── backward (hpctrain.parallel.wrappers.parallel_model)
+                                           └── one reduction: [sums, counts, stop, loads, used]
+gradient x global batch size / global count ── clip ── finite? ── optimizer
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from hpctrain.faults.health import Health
+from hpctrain.faults.stop import Stop
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.micro_batches import MicroBatches
+from hpctrain.parallel.reducing.scalars import (
+    Scalar,
+    Scalars,
+    added,
+    at_least,
+    joined,
+    on_device,
+    over_ranks,
+    reordered,
+)
+from hpctrain.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.shards.types import Batch
+from hpctrain.tasks import Task
+from hpctrain.training.schedule import rate_ratios, set_rates
+
+
+class Totals:
+    """Sums and counts over steps and ranks."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._total: Scalars | None = None
+
+    def add(self, names: list[str], values: Scalars) -> None:
+        """Add a sum and a count for each name."""
+        if self._total is not None and names != self.names:
+            # A resumed run with other degrees may have other names, such as that of the bubble.
+            self._total = reordered(self._total, self.names, names)
+        self.names = names
+        self._total = values if self._total is None else added(self._total, values)
+
+    def reduce(self, mesh: Mesh) -> None:
+        """Add the totals of all ranks; for totals to which only this rank's sums were added."""
+        if self._total is not None:
+            self._total = over_ranks(self._total, mesh)
+
+    def means(self) -> dict[str, float]:
+        """Return sum / count of each name, which waits for the device, and start from zero."""
+        if self._total is None:
+            return {}
+        values, self._total = _list(self._total), None
+        pairs = zip(self.names, values[::2], values[1::2], strict=True)
+        return {name: total / count if count else float("nan") for name, total, count in pairs}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what has been added since the last `means`, as JSON."""
+        values = None if self._total is None else _list(self._total)
+        return {"names": self.names, "values": values}
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        """Continue from the sums that `state_dict` returned."""
+        self.names, values = state["names"], state["values"]
+        if values is not None:
+            self._total = on_device(values, device)
+
+
+def _list(values: Scalars) -> list[float]:
+    return values if isinstance(values, list) else values.tolist()
+
+
+class TrainStep:
+    """Forward, backward and update on one rank's share of a global batch.
+
+    Args:
+        model: The model on the ranks of its mesh.
+        task: Computes sums and counts from a batch (`hpctrain.tasks`).
+        optimizer: Updates the parameters of the model, as it was made.
+        clip_norm: Largest L2 norm of the global gradient; None does not clip.
+        stop: The stop request, whose flags are reduced together with the sums.
+        health: Judges each step; None stops at the first one that is not healthy.
+        micro_batches: Changes the size of micro-batches; None keeps it.
+        base_lr: The learning rate that the optimizer was made with. Groups of parameters with
+            another one keep the ratio to it. None lets all groups have the same.
+
+    Attributes:
+        totals: The sums since the last report.
+        grad_norm: The norm of the global gradient before clipping.
+    """
+
+    def __init__(
+        self,
+        model: ParallelModel,
+        task: Task,
+        optimizer: torch.optim.Optimizer,
+        *,
+        clip_norm: float | None,
+        stop: Stop,
+        health: Health | None = None,
+        micro_batches: MicroBatches | None = None,
+        base_lr: float | None = None,
+    ) -> None:
+        self.model, self.task, self.optimizer = model, task, optimizer
+        self.micro_batches = micro_batches
+        self.clip_norm, self.stop, self.health = clip_norm, stop, health or Health()
+        groups = optimizer.param_groups
+        self._ratios = rate_ratios(optimizer, base_lr) if base_lr else [1.0] * len(groups)
+        self.totals = Totals()
+        self.grad_norm: Scalar = math.nan
+
+    def __call__(self, batch: Batch, lr: float) -> None:
+        """Train on this rank's share of the global batch.
+
+        Args:
+            batch: Tensors on the device. A rank has the rows of `mesh.weight` shares.
+            lr: Learning rate of this step, of which a group of parameters may have a multiple.
+        """
+        mesh, precision = self.model.mesh, self.model.precision
+        buffers = list(self.model.module.buffers()) if self.health.undoes else []
+        before = [buffer.clone() for buffer in buffers]  # such as the statistics of a batch norm
+        names, values = self._forward_backward(batch)
+        flags = self.stop.flags()
+        mine = self.model.joined(self.model.loads.joined(joined(values, flags)))
+        reduced = self.model.settled(over_ranks(mine, mesh))
+        sums, rest = reduced[: len(values)], reduced[len(values) :]
+        self.stop.offer(rest[: len(flags)])
+        balanced = self.model.loads.balance(rest[len(flags) :], names, sums)
+        place = 2 * names.index("loss")
+        loss, count = sums[place], sums[place + 1]
+        # The gradient is a mean over the ranks of sums / rows; it becomes the sum / global count.
+        rows = len(batch["mask"]) // mesh.weight
+        factor = rows * mesh.averaged / at_least(count, 1) / precision.scale
+        self.grad_norm = self.model.scale_gradients(factor, self.clip_norm)
+        fits = precision.accepts(loss, self.grad_norm)
+        # An overflow of fp16 is no fault, and replicas that differ have norms of their own.
+        judged = (fits or precision.exhausted) and not self.model.replicas_differ
+        norm = self.grad_norm if judged else None
+        healthy = self.health.accepts(loss, norm, values[place])
+        if healthy:
+            self.totals.add(*balanced)
+        elif buffers:
+            torch._foreach_copy_(buffers, before)
+        if fits and healthy:
+            set_rates(self.optimizer, lr, self._ratios)
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.model.after_step()
+        if self.micro_batches is not None:
+            self.micro_batches.after_step()
+
+    def _forward_backward(self, batch: Batch) -> tuple[list[str], Scalars]:
+        while True:
+            try:
+                return self.model.forward_backward(self.task, batch)
+            except torch.OutOfMemoryError:
+                if self.micro_batches is None or not self.micro_batches.lower():
+                    raise

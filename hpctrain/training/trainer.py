@@ -1,0 +1,239 @@
+"""The training loop. It receives objects that are already built; `fit` reads top to bottom.
+
+load the checkpoint, then loop { step; judge; log; evaluate; agree on stopping; save a checkpoint }
+
+A stop request also ends an evaluation, between two of its batches. The checkpoint then says that
+the evaluation is due, and the resumed run begins with it, so its metrics are logged once.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from hpctrain.checkpoint.checkpointer import Checkpointer
+from hpctrain.config.rules.metrics import Asked
+from hpctrain.data.feed import Feed
+from hpctrain.distributed.long_work import first_in_long_work
+from hpctrain.faults.stop import Stop
+from hpctrain.parallel.reducing.scalars import on_device, over_ranks
+from hpctrain.shards.types import Batch
+from hpctrain.tasks import derived
+from hpctrain.tracking.tracker import Tracker
+from hpctrain.training.display import Display
+from hpctrain.training.schedule import Schedule
+from hpctrain.training.slow_ranks import SlowRanks
+from hpctrain.training.step import Totals, TrainStep
+from hpctrain.training.throughput import Throughput
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Every:
+    """Steps from one log line, evaluation or checkpoint to the next."""
+
+    log: int
+    evaluate: int
+    checkpoint: int
+
+
+@dataclass
+class Outcome:
+    """How `Trainer.fit` ended.
+
+    Attributes:
+        finished: True when all steps were made; False when the run was stopped and saved.
+        step: The global step that was reached.
+        first_step: The global step that training started from: 0, or that of the checkpoint.
+        metrics: The last value of every metric.
+    """
+
+    finished: bool
+    step: int
+    first_step: int
+    metrics: dict[str, float]
+
+
+@dataclass
+class Trainer:
+    """The objects that a run consists of; `hpctrain.job.build` makes them."""
+
+    train_step: TrainStep
+    schedule: Schedule
+    loader: Feed
+    evaluation: Feed | None
+    checkpointer: Checkpointer
+    tracker: Tracker
+    display: Display
+    stop: Stop
+    device: torch.device
+    max_steps: int
+    global_batch_size: int
+    every: Every
+    slow_ranks: SlowRanks
+    asked: Asked = field(default_factory=Asked)
+    step: int = 0
+    evaluation_due: bool = False
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def fit(self) -> Outcome:
+        """Train from the last checkpoint, or from step 0, to `max_steps` or a stop request.
+
+        Raises:
+            HealthError: A loss, a gradient or a parameter is not finite, and the run must stop.
+            RolledBack: The run goes on from its newest healthy checkpoint: build it again.
+        """
+        first_step = self._resume()
+        health = self.train_step.health
+        self.display.start(self.step, self.max_steps)
+        saved = self.step
+        throughput = Throughput(self.loader, self.step, self.global_batch_size, self.slow_ranks)
+        try:
+            # A stop request may have ended the last evaluation of the attempt before.
+            stopped = not self._evaluated(throughput)
+            for batch in () if stopped else self._batches():
+                samples = partial(self.loader.samples, self.loader.last)
+                consumed = self.loader.state_dict()["consumed"]
+                health.begin(self.step + 1, consumed, samples)
+                self.train_step(batch, self.schedule(self.step))
+                self.step += 1
+                self.display.advance(self.step)
+                done = self.step == self.max_steps
+                logs = self.step % self.every.log == 0 or done
+                health.judge(late=not logs)
+                if done:
+                    self.train_step.model.finish()
+                if logs:
+                    self._log(throughput.metrics(self.step) | self._training_means())
+                due = self.step % self.every.evaluate == 0 or done
+                if due or self.asked.is_doubtful(self.metrics):
+                    self.evaluation_due = True
+                stopped = not self._evaluated(throughput) or (self.stop.agreed and not done)
+                if stopped:
+                    break
+                if self.step % self.every.checkpoint == 0 or done:
+                    with throughput.paused(), self.display.doing("a checkpoint"):
+                        self._save()
+                    saved = self.step
+            if self.step != saved:
+                self._save()
+        finally:
+            self.display.close()
+            self.loader.close()
+            if self.evaluation is not None:
+                self.evaluation.close()
+        return Outcome(not stopped, self.step, first_step, self.metrics)
+
+    def _batches(self) -> Iterator[Batch]:
+        if self.step >= self.max_steps:
+            return
+        left_out = self.train_step.health.left_out
+        for batch in first_in_long_work("the first batch", self.loader):
+            if left_out and self.loader.state_dict()["consumed"] in left_out:
+                continue
+            yield batch
+            if self.step >= self.max_steps:
+                return
+
+    def _training_means(self) -> dict[str, float]:
+        means = derived(self.train_step.task, self.train_step.totals.means())
+        if math.isnan(means.get("bubble", 0.0)):  # the first step of a pipeline measures none
+            del means["bubble"]
+        skipped = self.train_step.health.skipped
+        return (
+            {f"train/{name}": value for name, value in means.items()}
+            | {"train/grad_norm": float(self.train_step.grad_norm)}
+            | ({"train/skipped_steps": skipped} if skipped else {})
+            | {"train/lr": self.schedule(self.step - 1), "train/epoch": self.loader.epoch}
+        )
+
+    def _evaluated(self, throughput: Throughput) -> bool:
+        """Make the evaluation that is due, if any; return False when it is still due."""
+        if not self.evaluation_due:
+            return True
+        self.train_step.health.judge(late=False)
+        if self.evaluation is not None:
+            doing = self.display.doing("an evaluation")
+            with throughput.paused(), doing, self._untouched_random_state():
+                means = self._evaluate(self.evaluation)
+            self.train_step.model.module.train()
+            if means is None:
+                return False
+            self._log({f"val/{name}": value for name, value in means.items()})
+            wrong = [f"val/{name}={v}" for name, v in means.items() if not math.isfinite(v)]
+            if wrong and dist.get_rank() == 0:
+                log.warning("step %d: not finite: %s", self.step, ", ".join(wrong))
+        self.evaluation_due = False
+        return True
+
+    def _evaluate(self, evaluation: Feed) -> dict[str, float] | None:
+        """Return the means over the evaluation split, whose samples all count exactly once.
+
+        Returns:
+            The means; None on all ranks when they have agreed on a stop request before the last
+            batch.
+        """
+        model, task = self.train_step.model, self.train_step.task
+        model.share_buffers()
+        model.module.eval()
+        totals = Totals()
+        evaluation.load_state_dict({"consumed": 0})
+        for batch in first_in_long_work("the first batch of the evaluation", evaluation):
+            totals.add(*model.evaluate(task, batch))
+            if self.stop.agreed:  # by the flags of the batch before, so a GPU still has work to do
+                return None
+            flags = on_device(self.stop.flags(), self.device)
+            self.stop.offer(over_ranks(flags, model.mesh))
+        totals.reduce(model.mesh)
+        return derived(task, totals.means())
+
+    def _untouched_random_state(self) -> AbstractContextManager[None]:
+        """Return a context that restores the random state, as an evaluation may be made twice."""
+        return torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
+
+    def _log(self, metrics: dict[str, float]) -> None:
+        self.metrics |= metrics
+        self.tracker.log_metrics(metrics, self.step)
+        self.display.report(self.step, metrics)
+        self.asked.check(self.metrics)
+
+    def _save(self) -> None:
+        self.train_step.health.judge(late=False)
+        self.tracker.sync()
+        healthy = self.checkpointer.save(
+            self.step,
+            {
+                "step": self.step,
+                "evaluation_due": self.evaluation_due,
+                "data": self.loader.state_dict(),
+                "tracker": self.tracker.position(),
+                "metrics": self.metrics,
+                "totals": self.train_step.totals.state_dict(),
+                "precision": self.train_step.model.precision.state_dict(),
+                "health": self.train_step.health.state_dict(),
+            },
+        )
+        self.train_step.health.judge_parameters(healthy)
+
+    def _resume(self) -> int:
+        progress = self.checkpointer.load_latest()
+        if progress is not None:
+            self.step = self.train_step.model.step = progress["step"]
+            self.metrics = progress["metrics"]
+            self.evaluation_due = progress["evaluation_due"]
+            self.loader.load_state_dict(progress["data"])
+            self.train_step.totals.load_state_dict(progress["totals"], self.device)
+            self.train_step.model.precision.load_state_dict(progress["precision"])
+            self.train_step.health.load_state_dict(progress["health"])
+        # After a rollback without a checkpoint the run starts at step 0 again.
+        self.tracker.rewind(progress["tracker"] if progress is not None else 0)
+        dist.barrier()
+        return self.step

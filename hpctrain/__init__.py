@@ -9,9 +9,8 @@ _API = ("submit", "train", "load_run", "submit_function")
 
 def __getattr__(name: str) -> Any:
     """Import the functions of `hpctrain.api` when they are first used."""
-    # There is a package `train`, which can be called like the function.
-    if name in ("train", "errors"):
-        return import_module(f"hpctrain.{name}")
+    if name == "errors":
+        return import_module("hpctrain.errors")
     if name in _API:
         return getattr(import_module("hpctrain.api"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -166,7 +166,7 @@ def submit_function(
 @contextmanager
 def _private_files() -> Iterator[None]:
     """Write files with the umask of the command line (HPCTRAIN_UMASK)."""
-    from hpctrain.cli import umask
+    from hpctrain.disk import umask
 
     before = os.umask(umask())
     try:

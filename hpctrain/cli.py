@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import io
 import os
-import re
 import select
 import sys
 import traceback
@@ -18,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpctrain import __version__
+from hpctrain.disk import umask
 from hpctrain.distributed.leaving import exit_at_once_if_group_is_open
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.faults.early_signals import heed_ctrl_c
@@ -106,21 +106,6 @@ def _nobody_reads() -> bool:
     poll = select.poll()
     poll.register(sys.stdout, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
-
-
-def umask() -> int:
-    """Return the umask of HPCTRAIN_UMASK; by default only the user can read what is written.
-
-    Raises:
-        ConfigError: HPCTRAIN_UMASK is not an octal number, or takes rights from the user.
-    """
-    text = os.environ.get("HPCTRAIN_UMASK", "077")
-    if not re.fullmatch(r"0?0[0-7]{2}", text):
-        raise ConfigError(
-            f"HPCTRAIN_UMASK={text}: an octal number which leaves the owner all rights, such as "
-            "077 (private, the default) or 027 (the group may read)"
-        )
-    return int(text, 8)
 
 
 def _dispatch(argv: list[str]) -> int:

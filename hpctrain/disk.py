@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
+from hpctrain.errors import ConfigError
+
 _PROBE = 2**20  # bytes
 
 TEMPORARY = re.compile(r"\..+\.(?P<host>[^.]+)\.(?P<pid>\d+)(-[0-9a-f]{16})?$")
@@ -177,3 +179,18 @@ def private_folder(path: Path) -> bool:
     found = path.lstat()
     mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
     return mine and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def umask() -> int:
+    """Return the umask of HPCTRAIN_UMASK; by default only the user can read what is written.
+
+    Raises:
+        ConfigError: HPCTRAIN_UMASK is not an octal number, or takes rights from the user.
+    """
+    text = os.environ.get("HPCTRAIN_UMASK", "077")
+    if not re.fullmatch(r"0?0[0-7]{2}", text):
+        raise ConfigError(
+            f"HPCTRAIN_UMASK={text}: an octal number which leaves the owner all rights, such as "
+            "077 (private, the default) or 027 (the group may read)"
+        )
+    return int(text, 8)

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class SpreadModel(Protocol):
-    """What is saved of a model on several ranks; `hpctrain.parallel.wrappers.parallel_model` has more of it.
+    """What is saved of a model on several ranks; `ParallelModel` has more of it.
 
     Attributes:
         module: The model, wrapped or not; the checkpoint has the names of the plain model.

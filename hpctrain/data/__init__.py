@@ -2,13 +2,13 @@
 
     sampler ── which sample stands at a position                 samplers/
        │
-    source ─── samples by index: reader, windows, concat,        storage/  mapped or decoded bytes
+    source ─── samples by index: reader, windows, concat,        sources/  from hpctrain.shards
        │       images                                            places/   in place, or staged
-    loader ─── threads, buffers, this rank's share               workers/  Python, in processes
+    loader ─── threads, buffers, this rank's share               loading/
+       │                                                         workers/  Python, in processes
        │
     feed ───── on the device, transformed
 
-Import the modules themselves (`from hpctrain.data.loading.loader import Loader`): this package imports
-nothing, so that the login node reads an index without torch and `data_prep` writes shards
-without it.
+Import the modules themselves (`from hpctrain.data.loading.loader import Loader`): this package
+imports nothing.
 """

@@ -1,9 +1,9 @@
 """A training step never lets the host wait for the device, shown on the meta device.
 
-The meta device stands for a GPU: `hpctrain.parallel.reducing.scalars` and `hpctrain.faults.copied` treat it
-as one. Its tensors have no values, so torch refuses every operation that reads one, as `item`,
-`tolist`, `bool` and `nonzero` do. `Waits` also refuses the copies that wait. tests/gpu shows the
-same on a GPU, where torch tells by itself (`torch.cuda.set_sync_debug_mode`).
+The meta device stands for a GPU: `hpctrain.parallel.reducing.scalars` and `hpctrain.faults.copied`
+treat it as one. Its tensors have no values, so torch refuses every operation that reads one, as
+`item`, `tolist`, `bool` and `nonzero` do. `Waits` also refuses the copies that wait. tests/gpu
+shows the same on a GPU, where torch tells by itself (`torch.cuda.set_sync_debug_mode`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from hpctrain.config.schema.key import members
 
 def conf_dir() -> Path:
     """Return the folder `conf`: in a checkout it is beside the package, in a wheel inside it."""
-    package = Path(__file__).resolve().parents[1]
+    package = Path(__file__).resolve().parents[2]
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
 

@@ -1,10 +1,10 @@
 """Batches for one data-parallel rank, which threads read ahead.
 
 The state is one integer: how many samples the training has been given, over all ranks and epochs
-(`hpctrain.data.loading.steps` explains it). A sampler (`hpctrain.data.samplers`) says which sample stands
-at a position. So the global batch of a step is the same, in the same order, for every number of
-ranks, and a run that is resumed with another number of ranks or another batch size continues the
-same sequence.
+(`hpctrain.data.loading.steps` explains it). A sampler (`hpctrain.data.samplers`) says which sample
+stands at a position. So the global batch of a step is the same, in the same order, for every number
+of ranks, and a run that is resumed with another number of ranks or another batch size continues
+the same sequence.
 
     >>> loader = Loader(Reader(folder, "train"), global_batch_size=64, dp_rank=0, dp_size=2)
     >>> for batch in loader:                 # without end, or max_epochs
@@ -38,8 +38,8 @@ class Loader:
     """Iterates over this rank's batches, from the loader's state on.
 
     A batch has b = dp_count * global_batch_size / dp_size samples of each field, and a mask: see
-    `hpctrain.data.loading.collate`. Its dtypes are those of the fields, but uint16 becomes int32 and
-    uint32 becomes int64.
+    `hpctrain.data.loading.collate`. Its dtypes are those of the fields, but uint16 becomes int32
+    and uint32 becomes int64.
 
     The memory of a batch is used again only after the consumer has dropped the batch. There is
     one iterator at a time: a new one, or `load_state_dict`, ends the one before.

@@ -6,6 +6,7 @@ and a window of tokens is a span of the values. The spans of a batch, from any s
 one gather (see `hpctrain.data.sources.arena`), except those of datasets that cannot be mapped.
 """
 
+import os
 import resource
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -288,7 +289,7 @@ class OpenShards:
             self._unmapped.add(shard)
         if layout.offsets:
             slot = self._free[-1]
-            layout.map(self._arena, slot)
+            self._map(layout, slot)
             self._slots[shard] = self._free.pop()
             for name, offset in layout.offsets.items():
                 self._words[name] = gcd(self._words[name], offset)
@@ -297,6 +298,20 @@ class OpenShards:
             self._totals[name][shard] = total
         self._layouts[shard] = layout
         self._open[shard] = True
+
+    def _map(self, layout: Layout, slot: int) -> None:
+        """Map the file of a shard into a slot; it must still be the file that was opened."""
+        try:
+            descriptor = os.open(layout.path, os.O_RDONLY)
+            try:
+                stamp = Stamp.of(os.fstat(descriptor))
+                self._arena.map(slot, descriptor, layout.size)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise DataError(f"shard {layout.path} cannot be mapped: {error.strerror}") from None
+        if stamp.file != layout.stamp.file:
+            raise DataError(f"shard {layout.path} was replaced while it was being opened")
 
     def _close_one_of(self, shards: Int64s) -> None:
         """Close the least recently used of these shards that nobody holds."""

@@ -4,8 +4,8 @@
                 └── no ── has it the digest that the index lists? ── yes: read again
                                                                   └── no: DataError
 
-`hpctrain.shards.storage.stamp` says what a stamp is and what it guarantees. A digest reads the whole
-file, but `touch`, `chmod` and hard links do not end a run.
+`hpctrain.shards.storage.stamp` says what a stamp is and what it guarantees. A digest reads the
+whole file, but `touch`, `chmod` and hard links do not end a run.
 """
 
 import logging

@@ -32,7 +32,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.models.plan import Plan
 from hpctrain.parallel.dividing.chosen_plan import matching
 from hpctrain.parallel.dividing.stages import Absent
-from hpctrain.parallel.preparing.ties import tie, ties
+from hpctrain.parallel.preparing.parameters import tie, ties
 
 
 def divide_layers(

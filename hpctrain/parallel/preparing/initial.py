@@ -29,8 +29,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from hpctrain.errors import DistributedError
-from hpctrain.parallel.preparing.ties import tie, ties
-from hpctrain.parallel.wrappers.fsdp import undivided
+from hpctrain.parallel.preparing.parameters import tie, ties, undivided
 
 log = logging.getLogger(__name__)
 Build = Callable[[], nn.Module]

@@ -33,7 +33,7 @@ from torch.distributed.tensor import DTensor, Shard
 from hpctrain.config.schema import FSDPConfig, ParallelConfig
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.preparing.ties import ties
+from hpctrain.parallel.preparing.parameters import ties, undivided
 from hpctrain.parallel.reducing.lockstep import Lockstep
 from hpctrain.parallel.reducing.scalars import Scalars
 from hpctrain.parallel.reducing.unused import Unused
@@ -173,11 +173,6 @@ def shard(
     # What is outside of the blocks is needed first in the backward pass, so it stays gathered.
     fully_shard(model, reshard_after_forward=None if within is True else within, **options)
     _prefetch(blocks, fsdp)
-
-
-def undivided(model: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that FSDP2 cannot divide: scalars and complex ones."""
-    return [p for p in model.parameters() if p.ndim == 0 or p.is_complex()]
 
 
 def _separate(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:

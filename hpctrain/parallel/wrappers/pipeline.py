@@ -31,10 +31,10 @@ from hpctrain.parallel.dividing.stages import United, numbers_of
 from hpctrain.parallel.dividing.tensor import whole_gradients
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.preparing.parameters import undivided
 from hpctrain.parallel.reducing.expert_loads import Loads
 from hpctrain.parallel.reducing.scalars import Scalars, added, joined, on_device
 from hpctrain.parallel.reducing.unused import Unused
-from hpctrain.parallel.wrappers.fsdp import undivided
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel, flat, split
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import SplitTask, Task

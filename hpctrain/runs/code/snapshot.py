@@ -7,8 +7,8 @@
 
 Not copied, also where no .gitignore names them, are results (runs, sweeps, snapshots, MLflow's
 store), data sets, and large files, unless git tracks them. Files that hold secrets by custom (.env,
-private keys; `hpctrain.runs.code.private_files`) are never copied. A copy has no permission that its file does
-not have.
+private keys; `hpctrain.runs.code.private_files`) are never copied. A copy has no permission that
+its file does not have.
 
 In a job these folders are at the front of PYTHONPATH. Installed packages are not copied because
 they have gigabytes. Their versions are recorded, and the job logs when they have changed.
@@ -40,7 +40,7 @@ from hpctrain.runs.code.private_files import is_private
 log = logging.getLogger(__name__)
 _PATHS = "pythonpath.json"
 _LARGE = 10e6  # bytes of a file that is no code, unless git tracks it
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ is read by `Chunked`. Code that only reads through `rows` does not import torch.
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import h5py
 import numpy as np
@@ -22,9 +21,6 @@ from hpctrain.shards.storage.grid import samples_first
 from hpctrain.shards.storage.inside import Elsewhere, find
 from hpctrain.shards.storage.plain import Plain
 from hpctrain.shards.storage.stamp import Stamp
-
-if TYPE_CHECKING:
-    from hpctrain.data.sources.arena import Arena
 
 INTEGERS = (*("int8", "int16", "int32", "int64"), *("uint8", "uint16", "uint32", "uint64"))
 
@@ -73,24 +69,6 @@ class Layout:
                 self._file.close()
         except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"shard {path} is damaged: {error}") from None
-
-    def map(self, arena: "Arena", slot: int) -> None:
-        """Map the file into a slot.
-
-        Raises:
-            DataError: The file was replaced since it was opened, or cannot be mapped.
-        """
-        try:
-            descriptor = os.open(self.path, os.O_RDONLY)
-            try:
-                stamp = Stamp.of(os.fstat(descriptor))
-                arena.map(slot, descriptor, self.size)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise DataError(f"shard {self.path} cannot be mapped: {error.strerror}") from None
-        if stamp.file != self.stamp.file:
-            raise DataError(f"shard {self.path} was replaced while it was being opened")
 
     def _check_version(self) -> None:
         """Check the version of a shard in our format. Other HDF5 files have no such attribute."""

@@ -1,4 +1,4 @@
-"""Ties: parameters that several modules of a model share, such as embedding and head."""
+"""Parameters that need care: several modules share them, or FSDP2 cannot divide them."""
 
 from __future__ import annotations
 
@@ -29,3 +29,8 @@ def tie(model: nn.Module, first: str, others: Sequence[str]) -> None:
     for other in others:
         module, _, key = other.rpartition(".")
         setattr(model.get_submodule(module), key, parameter)
+
+
+def undivided(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that FSDP2 cannot divide: scalars and complex ones."""
+    return [p for p in model.parameters() if p.ndim == 0 or p.is_complex()]

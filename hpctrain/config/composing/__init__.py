@@ -1,0 +1,1 @@
+"""Composing: from the words of a command line to configs, by Hydra."""

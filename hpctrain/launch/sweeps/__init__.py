@@ -1,0 +1,1 @@
+"""Sweeps: runs that are checked, frozen, submitted and shown together."""

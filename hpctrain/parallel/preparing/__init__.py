@@ -1,0 +1,1 @@
+"""What is done to the modules of a model before they are spread: blocks, formats, values."""

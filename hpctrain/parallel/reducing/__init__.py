@@ -1,0 +1,1 @@
+"""What is reduced over the ranks in a step, and how."""

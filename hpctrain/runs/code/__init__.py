@@ -1,0 +1,1 @@
+"""The code of a run: its copy, its commits and the versions of its packages."""

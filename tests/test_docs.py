@@ -41,7 +41,7 @@ from tests.conftest import ROOT, runs
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # The words that begin a command; every other line of a block of commands is an error.
 PROGRAMS = ("make", "python", "torchrun", "sbatch", "slurm/", "eval", "mlflow", "apt-get")
-SHELL = ("git clone ", "cd ", "source .venv/bin/activate")
+SHELL = ("git clone ", "cd ", "source ", "export ", "mkdir ", "chgrp ", "chmod ", "grep ")
 TRANSLATE = ("from-deepspeed", "from-accelerate")
 LANGUAGES = {"bash", "python", "yaml", "text"}
 _CLUSTER = re.compile(r"launch\.nodes|site[.=]|sweeper=optuna")  # these need a cluster
@@ -169,7 +169,8 @@ def _write_sources(folder: Path, random: np.random.Generator) -> None:
 
 def call(main: Callable[[], Any], *argv: str, code: int = 0) -> str:
     """Call the `main` of a program in this process; return its output. It must end with `code`."""
-    said = io.StringIO()
+    raw = io.BytesIO()
+    said = io.TextIOWrapper(raw, write_through=True)  # `logs` writes bytes
     ended: Any = 0
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -181,8 +182,8 @@ def call(main: Callable[[], Any], *argv: str, code: int = 0) -> str:
             ended = main()
         except SystemExit as end:
             ended = end.code
-    assert (ended or 0) == code, f"{shlex.join(argv)}: {ended}\n{said.getvalue()}"
-    return said.getvalue()
+    assert (ended or 0) == code, f"{shlex.join(argv)}: {ended}\n{raw.getvalue().decode()}"
+    return raw.getvalue().decode()
 
 
 def checked(words: list[str], ranks: int | None) -> Config:
@@ -217,9 +218,11 @@ def accept(words: list[str], run: Path) -> None:
         case ["sbatch", "--array=1-8", "slurm/preprocess.sbatch", command, *_]:
             assert (ROOT / "slurm" / "preprocess.sbatch").is_file()
             assert command in data_prep_cli.COMMANDS
+        case ["sbatch", "slurm/mlflow-server.sbatch", _]:
+            assert (ROOT / "slurm" / "mlflow-server.sbatch").is_file()
         case ["sbatch", script, *rest]:
             assert (ROOT / script).is_file()
-            checked(rest, 1)
+            checked([w.replace("$(cat mlflow/server.uri)", "http://node1:5000") for w in rest], 1)
         case ["torchrun", "--nproc-per-node", ranks, "-m", "hpctrain", *rest]:
             checked(rest, int(ranks))
         case ["python", "-m", "data_prep", "sample", *_] | [

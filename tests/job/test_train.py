@@ -431,7 +431,7 @@ def test_a_constructor_that_raises_is_shown_with_its_file(train: Train, tmp_path
     done = train("model._target_=mine.build", "tracking=off", code=2)
     assert "error: model._target_=mine.build: ValueError: odd sizes\n" in done.stderr
     # The frames of the user, and no others.
-    frames = [line for line in done.stderr.splitlines() if line.startswith("  File ")]
+    frames = [line for line in done.stderr.splitlines() if line.lstrip().startswith("File ")]
     assert [line.rpartition(" in ")[2] for line in frames] == ["build", "check"]
     assert all(f'"{tmp_path}/mine.py"' in line for line in frames)
     (run,) = runs(tmp_path / "runs")

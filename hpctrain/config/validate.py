@@ -252,11 +252,10 @@ def size_problems(config: Config, ranks: int) -> Iterator[str]:
     yield from parallel_problems(config, degrees)
     yield from division_problems(config, degrees)
     yield from own_model_problems(config, degrees)
-    parts = shares.shares(config.parallel, degrees.dp)
-    yield from _sampling(config, parts)
+    yield from _sampling(config, shares.shares(config.parallel, degrees.dp))
     if config.data.workers and not (config.data.transforms or config.data.val_transforms):
         yield f"data.workers={config.data.workers}: they apply data.transforms, which is empty"
-    yield from batch_sizes.problems(config, parts)
+    yield from batch_sizes.problems(config, degrees)
 
 
 def _learning_rate(config: Config) -> Iterator[str]:

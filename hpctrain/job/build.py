@@ -19,6 +19,7 @@ from hydra.utils import instantiate
 
 import hpctrain
 from hpctrain.checkpoint.checkpointer import Checkpointer
+from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.metrics import Asked
 from hpctrain.config.schema import Config
@@ -74,11 +75,12 @@ def build(
     # Nodes may differ by hours here: shards are staged on one and are there on another.
     with long_work("preparing the data"):
         loader, evaluation = data.training(), data.evaluation()
-    effective = Effective.of(config, loader.steps_per_epoch, mesh.shares)
+    sizes = BatchSizes.of(config, mesh.degrees)
+    effective = Effective.of(config, loader.steps_per_epoch, sizes)
     if ranks.is_main:
         log.info("%s", effective)
     tracker.log_params({"effective": asdict(effective)})
-    task = on_part(bind(_make("task", config.task), config.data.path), mesh.part)
+    task = on_part(bind(_make("task", config.task), config.data.path), mesh.sequence_part)
     model = parallelize(
         partial(_make, "model", config.model),
         config,
@@ -86,7 +88,7 @@ def build(
         precision,
         loss_parallel=getattr(task, "loss_parallel", False),
     )
-    micro_batches = _micro_batches(config, run, ranks, model)
+    micro_batches = _micro_batches(config, run, ranks, model, sizes)
     # Ranks with other samples draw other dropout masks.
     torch.manual_seed(config.seed + 1 + mesh.stream)
     optimizer = _make(
@@ -121,7 +123,7 @@ def build(
         stop=stop,
         device=device,
         max_steps=effective.max_steps,
-        global_batch_size=config.train.global_batch_size,
+        global_batch_size=sizes.global_size,
         every=Every(
             log=config.train.log_every,
             evaluate=config.train.eval_every or loader.steps_per_epoch,
@@ -151,7 +153,7 @@ def _health(config: Config, run: RunDir, ranks: RankInfo) -> Health:
 
 
 def _micro_batches(
-    config: Config, run: RunDir, ranks: RankInfo, model: ParallelModel
+    config: Config, run: RunDir, ranks: RankInfo, model: ParallelModel, sizes: BatchSizes
 ) -> MicroBatches | None:
     """Return the micro-batches of the config, or of what an earlier attempt has found.
 
@@ -160,8 +162,7 @@ def _micro_batches(
     fixed = config.data.collate == "pack" or config.parallel.ddp.static_graph
     if fixed or model.mesh.degrees.pp > 1:
         return None
-    least = config.train.global_batch_size // model.mesh.shares
-    share = least * model.mesh.weight
+    share = sizes.share * model.mesh.weight
     found = run.read().get("micro_batch_rows") if ranks.is_main else None
     rows: int | None = objects.broadcast(found)
     auto = config.train.micro_batch_size == "auto"
@@ -172,7 +173,7 @@ def _micro_batches(
         if ranks.is_main:
             run.update(micro_batch_rows=rows)
 
-    known = rows is not None and least % rows == 0
+    known = rows is not None and sizes.share % rows == 0
     made = MicroBatches(model, share, record, CudaMemory() if auto and not known else None)
     if rows is not None and known and (auto or rows < made.rows):
         log.info("micro-batches of %d rows, as the attempt before has found", rows)

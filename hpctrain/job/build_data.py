@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import xxhash
 
+from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.schema import Config
 from hpctrain.data.feed import Feed
 from hpctrain.data.loading.loader import Loader
@@ -103,12 +104,12 @@ class DataBuilder:
         if data.val_split is None:
             return None
         source, _ = self._source(data.path, data.val_split)
-        batch = self.config.train.global_batch_size
+        sizes = BatchSizes.of(self.config, self.mesh.degrees)
         return self._feed(
             source,
             Order(len(source), 0, shuffle=False),
             # Evaluation keeps no activations for a backward pass, so a larger batch fits.
-            global_batch_size=2 * (batch // self.mesh.shares) * self.mesh.dp_size,
+            global_batch_size=2 * sizes.share * self.mesh.dp_size,
             shares=(self.mesh.dp_rank, self.mesh.dp_size, 1),
             tail="pad",
             transforms=self._for_evaluation("transforms"),

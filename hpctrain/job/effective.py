@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hpctrain.config.rules.batch_sizes import accumulate
+from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.schema import Config
 from hpctrain.training.schedule import peak_lr, warmup_steps
 
@@ -25,8 +25,8 @@ class Effective:
         max_steps: The global step at which the run ends.
         steps_per_epoch: The steps of an epoch.
         global_batch_size: The samples of a step over all ranks.
-        dp: The ranks among which the samples are divided; one of weight 2 counts twice.
-        accumulate: The micro-batches of a rank of weight 1 in a step.
+        dp: The shares into which they are divided; a rank of weight 2 has two of them.
+        accumulate: The micro-batches of a share.
     """
 
     lr: float
@@ -38,18 +38,18 @@ class Effective:
     accumulate: int
 
     @classmethod
-    def of(cls, config: Config, steps_per_epoch: int, dp: int) -> Effective:
-        """Return the values for an epoch of `steps_per_epoch` steps on `dp` data-parallel ranks."""
+    def of(cls, config: Config, steps_per_epoch: int, batch: BatchSizes) -> Effective:
+        """Return the values for an epoch of `steps_per_epoch` steps of this batch."""
         train = config.train
         epochs = math.inf if train.max_epochs is None else train.max_epochs
         return cls(
-            lr=peak_lr(config.optimizer, train.global_batch_size),
-            warmup_steps=warmup_steps(config.scheduler, train.global_batch_size, steps_per_epoch),
+            lr=peak_lr(config.optimizer, batch.global_size),
+            warmup_steps=warmup_steps(config.scheduler, batch.global_size, steps_per_epoch),
             max_steps=int(min(train.max_steps or math.inf, epochs * steps_per_epoch)),
             steps_per_epoch=steps_per_epoch,
-            global_batch_size=train.global_batch_size,
-            dp=dp,
-            accumulate=accumulate(train, dp),
+            global_batch_size=batch.global_size,
+            dp=batch.shares,
+            accumulate=batch.accumulate,
         )
 
     def __str__(self) -> str:

@@ -63,17 +63,17 @@ class Mesh:
             self.shares = sum(each)
 
     @property
-    def averaged(self) -> int:
+    def dp_cp_size(self) -> int:
         """The number of ranks over which gradients are averaged: those with other tokens."""
         return self.degrees.dp * self.degrees.cp
 
     @property
-    def counts(self) -> bool:
+    def is_counted(self) -> bool:
         """Whether the sums of this rank count; ranks that divide a layer have the same ones."""
         return self.tp_rank == 0 and self.pp_rank == self.degrees.pp - 1
 
     @property
-    def data(self) -> DeviceMesh:
+    def data_mesh(self) -> DeviceMesh:
         """The ranks over which gradients are reduced: dp_replicate, dp_shard, or both.
 
         cp counts as a part of dp_shard, or of dp_replicate if dp_shard is 1. All ranks of the
@@ -83,17 +83,17 @@ class Mesh:
         return self._mesh[names or ("dp_shard",)]
 
     @property
-    def tensor(self) -> DeviceMesh:
+    def tp_mesh(self) -> DeviceMesh:
         """The ranks that divide each layer; all ranks ask for it together."""
         return self._mesh["tp"]
 
     @property
-    def pipeline(self) -> dist.ProcessGroup:
+    def pp_group(self) -> dist.ProcessGroup:
         """The ranks that divide the layers; all ranks ask for it together."""
         return self._mesh["pp"].get_group()
 
     @cached_property
-    def context(self) -> dist.ProcessGroup:
+    def cp_group(self) -> dist.ProcessGroup:
         """The ranks that divide each sequence; all ranks ask for it together."""
         cp, tp = self.degrees.cp, self.degrees.tp
         shape = (self._ranks // (cp * tp), cp, tp)
@@ -108,8 +108,8 @@ class Mesh:
                 dimension that divides the model, or that of the replicas if none does.
 
         Returns:
-            A mesh of `ep` ranks, and one of the dimensions of `data`, of which the last is smaller.
-            All ranks of the process group ask for them together.
+            A mesh of `ep` ranks, and one of the dimensions of `data_mesh`, of which the last is
+            smaller. All ranks of the process group ask for them together.
         """
         sizes = {n: size for n, size in self._sizes.items() if size > 1 or n == "dp_shard"}
         names = tuple(n for n in ("dp_replicate", "dp_shard") if self._sizes[n] > 1)
@@ -121,13 +121,13 @@ class Mesh:
         return mesh["ep"], mesh[names]
 
     @cached_property
-    def part(self) -> SequencePart | None:
+    def sequence_part(self) -> SequencePart | None:
         """This rank's part of each sequence, None if cp is 1; all ranks ask for it together."""
         cp = self.degrees.cp
-        return SequencePart(self.cp_rank, cp, self.context) if cp > 1 else None
+        return SequencePart(self.cp_rank, cp, self.cp_group) if cp > 1 else None
 
     @cached_property
-    def stage(self) -> dist.ProcessGroup | None:
+    def stage_group(self) -> dist.ProcessGroup | None:
         """The ranks that have the same layers; None means all ranks, which ask for it together."""
         if self.degrees.pp == 1:
             return None
@@ -136,14 +136,14 @@ class Mesh:
         return mesh["stage"].get_group()
 
     @cached_property
-    def batch(self) -> dist.ProcessGroup:
+    def batch_group(self) -> dist.ProcessGroup:
         """The ranks that have the other rows and positions of a batch, for the same layers.
 
         The group is one of its own, because backward passes reduce gradients in others meanwhile.
         All ranks ask for it together.
         """
-        grid = torch.arange(self._ranks).view(self.degrees.pp, self.averaged, self.degrees.tp)
-        groups = grid.transpose(1, 2).reshape(-1, self.averaged).tolist()
+        grid = torch.arange(self._ranks).view(self.degrees.pp, self.dp_cp_size, self.degrees.tp)
+        groups = grid.transpose(1, 2).reshape(-1, self.dp_cp_size).tolist()
         group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(groups)[0]
         return group
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpctrain.config.rules.batch_sizes import accumulate as micro_batches
+from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.pipeline_schedule import bubble
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
@@ -68,13 +68,13 @@ def parallelize(
         ConfigError: The model has no blocks that could be found, or no plan, but needs them.
     """
     parallel, degrees = config.parallel, mesh.degrees
-    accumulate = micro_batches(config.train, mesh.shares) * mesh.weight
+    accumulate = BatchSizes.of(config, degrees).accumulate * mesh.weight
     if degrees.pp > 1:
         return _pipeline(build, config, mesh, precision, loss_parallel=loss_parallel)
     if degrees.ranks > degrees.dp_replicate or parallel.fsdp.offload or parallel.ep > 1:
         divided_loss = loss_parallel and parallel.loss_parallel and degrees.tp > 1
         module = _divided(build, config, mesh, precision, divided_loss=divided_loss)
-        if mesh.averaged == 1 and not parallel.fsdp.offload:
+        if mesh.dp_cp_size == 1 and not parallel.fsdp.offload:
             return ParallelModel(module, mesh, precision, accumulate, divided_loss=divided_loss)
         sharded = degrees.dp_shard > 1 or parallel.fsdp.offload
         every = parallel.sync == "every" or (
@@ -90,7 +90,7 @@ def parallelize(
             divided_loss=divided_loss,
             agree=parallel.fsdp.agree,
         )
-    module = build_whole(build, config.seed, precision.params, precision.device, mesh.stage)
+    module = build_whole(build, config.seed, precision.params, precision.device, mesh.stage_group)
     prepare_batch_norms(module, config, mesh)
     train, names = config.train, []
     if train.activation_checkpointing != "none" or train.compile == "blocks":
@@ -118,7 +118,7 @@ def _divided(
     meta = model is not None
     if model is None:
         model = build_as_usual(build, seed, precision.params, device)
-        share(model, mesh.stage)
+        share(model, mesh.stage_group)
     cast_parameters(model, precision.params)
     prepare_batch_norms(model, config, mesh)
     plan = Plan()
@@ -129,7 +129,7 @@ def _divided(
     _spread(model, plan, names, layers, config, mesh, precision, divided_loss=divided_loss)
     storage = torch.device("cpu") if config.parallel.fsdp.offload else device
     if meta and isinstance(model, Initializes):
-        fill_modules(model, build, seed, device, storage, mesh.stage)
+        fill_modules(model, build, seed, device, storage, mesh.stage_group)
     elif meta:
         fill_from_rank_0(model, build, seed, device, storage)
     return model
@@ -177,13 +177,13 @@ def _pipeline(
             setattr(model, "sequence_parts", mesh.degrees.cp * tp)  # noqa: B010 (mypy)
         if not meta:
             model.to(storage)
-            share(model, mesh.stage)
+            share(model, mesh.stage_group)
         _spread(model, plan, names, layers, config, mesh, precision, divided_loss=divided_loss)
         if meta:
-            fill_modules(model, build, seed, device, storage, mesh.stage)
+            fill_modules(model, build, seed, device, storage, mesh.stage_group)
         to_device(model, device)
         stages.append(model)
-    accumulate = micro_batches(config.train, mesh.dp_size)
+    accumulate = BatchSizes.of(config, mesh.degrees).accumulate
     if dist.get_rank() == 0:
         log.info(
             "pipeline %s: stages of %s blocks, %d micro-batches, expected bubble %.1f%%",
@@ -229,18 +229,18 @@ def _spread(
     if mesh.degrees.tp > 1:
         _check_compile(config, precision.device)
         divide_layers(
-            *(model, plan, mesh.tensor, config.parallel),
+            *(model, plan, mesh.tp_mesh, config.parallel),
             loss_parallel=divided_loss,
             cp=mesh.degrees.cp,
         )
-    if mesh.part is not None:
-        model.context = mesh.part  # type: ignore[assignment]
+    if mesh.sequence_part is not None:
+        model.context = mesh.sequence_part  # type: ignore[assignment]
     experts = divide_experts(model, plan, mesh, config.parallel.ep)
     if layers:
         compute_in_float8(model, layers)
     blocks = list(present(model, names))
     _prepare(model, blocks, config)
-    if mesh.averaged > 1 or config.parallel.fsdp.offload:
+    if mesh.dp_cp_size > 1 or config.parallel.fsdp.offload:
         shard(model, blocks, mesh, precision, config.parallel, experts)
 
 

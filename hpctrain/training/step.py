@@ -136,7 +136,7 @@ class TrainStep:
         loss, count = sums[place], sums[place + 1]
         # The gradient is a mean over the ranks of sums / rows; it becomes the sum / global count.
         rows = len(batch["mask"]) // mesh.weight
-        factor = rows * mesh.averaged / at_least(count, 1) / precision.scale
+        factor = rows * mesh.dp_cp_size / at_least(count, 1) / precision.scale
         self.grad_norm = self.model.scale_gradients(factor, self.clip_norm)
         fits = precision.accepts(loss, self.grad_norm)
         # An overflow of fp16 is no fault, and replicas that differ have norms of their own.

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.config.rules.batch_sizes import BatchSizes
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, OptimizerConfig, SchedulerConfig, TrainConfig
 from hpctrain.job.effective import Effective
 from tests.conftest import Completed, run_json, runs
@@ -17,15 +19,17 @@ def test_what_follows_from_batch_and_epochs() -> None:
         scheduler=SchedulerConfig(warmup_epochs=5),
         train=TrainConfig(global_batch_size=512, accumulate=2, max_epochs=90),
     )
-    effective = Effective.of(config, steps_per_epoch=100, dp=8)
+    batch = BatchSizes.of(config, Degrees(dp_replicate=8))
+    assert (batch.share, batch.micro) == (64, 32)
+    effective = Effective.of(config, steps_per_epoch=100, batch=batch)
     assert str(effective) == (
         "peak lr 0.2, warm-up 500 of 9000 steps, 100 steps per epoch, global batch 512 = dp 8 x "
         "accumulate 2 x 32 samples"
     )
     config.train.max_steps = 300
-    assert Effective.of(config, 100, 8).max_steps == 300
+    assert Effective.of(config, 100, batch).max_steps == 300
     config.train.max_epochs = None
-    assert Effective.of(config, 100, 8).max_steps == 300
+    assert Effective.of(config, 100, batch).max_steps == 300
 
 
 def params(run: Path) -> dict[str, str]:

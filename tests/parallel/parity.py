@@ -129,7 +129,7 @@ def build(cell: Cell) -> Training:
     precision = Precision(made.precision, cpu)
     if made.precision.compute == "fp16":
         precision.scale = 1024.0  # otherwise the first steps would be left out until a scale fits
-    task = on_part(TASKS[cell.model](), mesh.part)
+    task = on_part(TASKS[cell.model](), mesh.sequence_part)
     model = parallelize(MODELS[cell.model], made, mesh, precision, loss_parallel=task.loss_parallel)
     optimizer: torch.optim.Optimizer
     if cell.optimizer == "sgd":
@@ -196,7 +196,7 @@ def whole(model: ParallelModel) -> dict[str, torch.Tensor]:
     if model.mesh.degrees.pp == 1:
         return own
     stages: list[Any] = [None] * model.mesh.degrees.pp
-    distributed.all_gather_object(stages, own, model.mesh.pipeline)
+    distributed.all_gather_object(stages, own, model.mesh.pp_group)
     return {name: value for stage in stages for name, value in stage.items()}
 
 

@@ -103,7 +103,7 @@ def place(strategy: str, rank: int, world: int) -> Place:
     enter(rank, world)
     degrees = Degrees.of(config_of(strategy).parallel, world)
     mesh = Mesh(degrees, rank, torch.device("cpu"))
-    sharding = mesh.data
+    sharding = mesh.data_mesh
     names = sharding.mesh_dim_names
     coordinate = sharding.get_coordinate()
     assert names is not None

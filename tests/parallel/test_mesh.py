@@ -13,7 +13,7 @@ def test_every_rank_has_a_place_of_its_own() -> None:
     places = {(mesh.pp_rank, mesh.dp_rank, mesh.cp_rank, mesh.tp_rank) for mesh in MESHES}
     assert len(places) == 32
     assert {mesh.dp_rank for mesh in MESHES} == set(range(4))
-    assert all(mesh.dp_size == 4 and mesh.averaged == 8 for mesh in MESHES)
+    assert all(mesh.dp_size == 4 and mesh.dp_cp_size == 8 for mesh in MESHES)
 
 
 def test_ranks_that_divide_a_layer_are_neighbours_with_one_random_stream() -> None:
@@ -24,7 +24,7 @@ def test_ranks_that_divide_a_layer_are_neighbours_with_one_random_stream() -> No
 
 
 def test_the_sums_of_each_sample_count_once() -> None:
-    counting = [mesh for mesh in MESHES if mesh.counts]
+    counting = [mesh for mesh in MESHES if mesh.is_counted]
     assert {mesh.pp_rank for mesh in counting} == {1}  # the last stage computes the loss
     # Each of these has other samples, or other positions of them.
     parts = [(mesh.dp_rank, mesh.cp_rank) for mesh in counting]

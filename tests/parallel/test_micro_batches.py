@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from hpctrain.config.rules.batch_sizes import BatchSizes
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.faults.stop import Stop
 from hpctrain.job.build import _micro_batches
@@ -92,7 +94,8 @@ def test_a_batch_that_is_one_piece_is_never_split(what: str) -> None:
     config = Config()
     config.data.collate = "pack" if what == "pack" else "pad"
     config.parallel.ddp.static_graph = what == "static_graph"
-    assert _micro_batches(config, RunDir(Path()), ALONE, alone(MLP(64, [], 10))) is None
+    model, sizes = alone(MLP(64, [], 10)), BatchSizes.of(config, Degrees())
+    assert _micro_batches(config, RunDir(Path()), ALONE, model, sizes) is None
     whole = make()  # it has no MicroBatches either
     whole.task = Simulated(250.0)
     with pytest.raises(torch.OutOfMemoryError):

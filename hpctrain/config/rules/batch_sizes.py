@@ -1,40 +1,75 @@
-"""The number of micro-batches that follows from `train.accumulate` or `train.micro_batch_size`."""
+"""The sizes of a batch, from all ranks down to what a rank computes at a time.
+
+global 512 = shares 8 x accumulate 2 x micro 32        share 64 = accumulate 2 x micro 32
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
 
-from hpctrain.config.schema import Config, TrainConfig
+from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.rules.shares import shares
+from hpctrain.config.schema import Config
 
 
-def accumulate(train: TrainConfig, dp: int) -> int:
-    """Return the micro-batches of a rank in a step, at the start of a run.
+@dataclass(frozen=True)
+class BatchSizes:
+    """How the samples of a step are divided, at the start of a run.
 
-    Args:
-        train: Its batch sizes fit together (`problems`).
-        dp: The number of shares into which the samples are divided.
+    Attributes:
+        global_size: The samples of a step over all ranks (`train.global_batch_size`).
+        shares: The equal shares into which they are divided. A rank has one, or with
+            `parallel.weights` as many as its weight.
+        accumulate: The micro-batches of a share. `train.micro_batch_size=auto` begins with 1.
     """
-    if train.micro_batch_size in (None, "auto"):
-        return train.accumulate
-    return train.global_batch_size // (dp * int(str(train.micro_batch_size)))
+
+    global_size: int
+    shares: int
+    accumulate: int
+
+    @classmethod
+    def of(cls, config: Config, degrees: Degrees) -> Self:
+        """Return the sizes of a config.
+
+        Args:
+            config: Its batch sizes fit together (`problems`).
+            degrees: The degrees for the number of ranks.
+        """
+        train, parts = config.train, shares(config.parallel, degrees.dp)
+        number = train.accumulate
+        if train.micro_batch_size not in (None, "auto"):
+            number = train.global_batch_size // (parts * int(str(train.micro_batch_size)))
+        return cls(train.global_batch_size, parts, number)
+
+    @property
+    def share(self) -> int:
+        """The samples of a share."""
+        return self.global_size // self.shares
+
+    @property
+    def micro(self) -> int:
+        """The samples of a micro-batch."""
+        return self.share // self.accumulate
 
 
-def problems(config: Config, dp: int) -> Iterator[str]:
+def problems(config: Config, degrees: Degrees) -> Iterator[str]:
     """Yield what is wrong with the sizes of the batch and its parts.
 
     Args:
         config: Every value by itself is valid.
-        dp: The number of shares into which the samples are divided.
+        degrees: The degrees for the number of ranks.
     """
     train, batch = config.train, config.train.global_batch_size
-    size = train.micro_batch_size
+    size, weights = train.micro_batch_size, config.parallel.weights
     if size is not None and train.accumulate != 1:
         yield f"train.micro_batch_size={size} and train.accumulate={train.accumulate}: give one"
     elif size == "auto" and config.parallel.device == "cpu":
         yield "train.micro_batch_size=auto with parallel.device=cpu: it measures a GPU's memory"
     number = int(size) if size is not None and size != "auto" else train.accumulate
     name = "micro_batch_size" if size not in (None, "auto") else "accumulate"
-    weights = config.parallel.weights
+    dp = shares(config.parallel, degrees.dp)
     parts = f"dp {dp}" if weights is None else f"{dp} shares of parallel.weights={weights}"
     share = dp * number
     if batch % share:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpctrain.config.rules import batch_sizes, pipeline_schedule
+from hpctrain.config.rules import pipeline_schedule
+from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.division import ep_problems
 from hpctrain.config.schema import Config
@@ -23,7 +24,7 @@ def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:
     """
     parallel, train, precision = config.parallel, config.train, config.precision
     sharded = degrees.dp_shard > 1 or parallel.fsdp.offload
-    parts = batch_sizes.accumulate(train, degrees.dp)
+    parts = BatchSizes.of(config, degrees).accumulate
     if parallel.ddp.static_graph and (parts > 1 or train.micro_batch_size == "auto"):
         yield "parallel.ddp.static_graph=true with several micro-batches: torch cannot have both"
     kept = parallel.fsdp.reshard_after_forward

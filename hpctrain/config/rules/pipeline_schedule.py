@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpctrain.config.rules.batch_sizes import accumulate
+from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
@@ -110,7 +110,8 @@ def problems(config: Config, degrees: Degrees) -> Iterator[str]:
 def _micro_batches(config: Config, degrees: Degrees) -> Iterator[str]:
     """Yield why the number of micro-batches does not fit the schedule."""
     train, pp, schedule = config.train, degrees.pp, config.parallel.pipeline.schedule
-    parts, share = accumulate(train, degrees.dp), train.global_batch_size // degrees.dp
+    sizes = BatchSizes.of(config, degrees)
+    parts, share = sizes.accumulate, sizes.share
     if parts == 0 or share % parts or not (reason := _reason(schedule, pp, parts)):
         return
     fitting = [n for n in range(1, share + 1) if share % n == 0 and not _reason(schedule, pp, n)]

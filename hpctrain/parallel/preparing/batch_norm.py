@@ -28,7 +28,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
-from hpctrain.config.rules.batch_sizes import accumulate
+from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.combinations import sync_problems
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
@@ -50,9 +50,9 @@ def prepare_batch_norms(model: nn.Module, config: Config, mesh: Mesh) -> None:
     layers, sync = list(_depending(model)), config.train.sync_batchnorm
     if layers and dist.get_rank() == 0 and (text := _warning(layers, config, mesh)):
         log.warning("%s", text)
-    if not sync or mesh.averaged == 1:
+    if not sync or mesh.dp_cp_size == 1:
         return
-    group = mesh.batch
+    group = mesh.batch_group
     for name, layer in layers:
         if isinstance(layer, _BatchNorm) and not isinstance(layer, nn.SyncBatchNorm):
             forward: Any = functools.partial(_forward, layer.forward, name, layer, group)
@@ -72,8 +72,8 @@ def _depending(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _warning(layers: list[tuple[str, nn.Module]], config: Config, mesh: Mesh) -> str:
     """Return what differs from one process that sees whole batches; "" if nothing does."""
-    train, ranks = config.train, mesh.averaged
-    parts = accumulate(train, mesh.shares) * mesh.weight
+    train, ranks = config.train, mesh.dp_cp_size
+    parts = BatchSizes.of(config, mesh.degrees).accumulate * mesh.weight
     seen = []
     alone = [
         (name, layer)

@@ -82,9 +82,13 @@ class FSDPModel(ParallelModel):
         # Experts that are divided by themselves are blocks within blocks, which no rank skips.
         if not any(name.startswith(f"{outer}.") for name in parts for outer in parts):
             self._lockstep = Lockstep(
-                module, {name: named[name] for name in parts}, mesh.stage, mesh.device, always=agree
+                module,
+                {name: named[name] for name in parts},
+                mesh.stage_group,
+                mesh.device,
+                always=agree,
             )
-        self._unused = Unused(module, undivided(module), mesh.data, self._lockstep)
+        self._unused = Unused(module, undivided(module), mesh.data_mesh, self._lockstep)
 
     def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
         """Add the gradient of the loss per row of a share; reduce it over the ranks."""
@@ -126,7 +130,7 @@ def shard(
     config: ParallelConfig,
     experts: ExpertRanks = (),
 ) -> None:
-    """Divide each block, then the rest of the model, over `mesh.data`, in place.
+    """Divide each block, then the rest of the model, over `mesh.data_mesh`, in place.
 
     If dp_shard is 1 they stay whole, and only their gradients are reduced.
 
@@ -146,7 +150,7 @@ def shard(
     dtype = precision.autocast if precision.autocast != precision.params else None
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=precision.reduce)
     options: dict[str, Any] = {
-        "mesh": mesh.data,
+        "mesh": mesh.data_mesh,
         "mp_policy": policy,
         "offload_policy": offload,
         "ignored_params": set(undivided(model)),
@@ -167,7 +171,7 @@ def shard(
     for module, ranks in experts:
         given = options | _divided_over(ranks)
         fully_shard(module, reshard_after_forward=within is not False, **given)
-    options |= _divided_over(mesh.data)
+    options |= _divided_over(mesh.data_mesh)
     for block in blocks:
         fully_shard(block, reshard_after_forward=within, **options)
     # What is outside of the blocks is needed first in the backward pass, so it stays gathered.

@@ -136,7 +136,8 @@ class ParallelModel:
         DDP does the same before each forward pass, FSDP2 never does.
         """
         if self.mesh.dp_size > 1 and not self.replicas_differ:
-            group = self.mesh.stage  # all ranks make it, also those of a stage without buffers
+            # All ranks make the group, also those of a stage without buffers.
+            group = self.mesh.stage_group
             for buffer in self.module.buffers():
                 dist.broadcast(buffer, group=group, group_src=0)
 
@@ -170,7 +171,7 @@ class ParallelModel:
 
     def _counted(self, values: Scalars) -> Scalars:
         """Return the sums of this rank; zeros if another rank has the same ones."""
-        if self.mesh.counts:
+        if self.mesh.is_counted:
             return values
         return torch.zeros_like(values) if isinstance(values, torch.Tensor) else [0.0] * len(values)
 

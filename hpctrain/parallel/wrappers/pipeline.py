@@ -87,8 +87,8 @@ class PipelineModel(ParallelModel):
         for stage in stages:
             stage.forward = functools.partial(_forward, stage.forward, precision)
         self._unused = []
-        if mesh.averaged > 1:
-            self._unused = [Unused(stage, undivided(stage), mesh.data) for stage in stages]
+        if mesh.dp_cp_size > 1:
+            self._unused = [Unused(stage, undivided(stage), mesh.data_mesh) for stage in stages]
         self._clock = _Clock(mesh.device)
         self._schedules: dict[Any, Any] = {}
         self._names: dict[bool, list[str]] = {}
@@ -160,7 +160,7 @@ class PipelineModel(ParallelModel):
 
     def _new_schedule(self) -> Any:
         made = [
-            _Stage(module, number, self._count, self.mesh.device, group=self.mesh.pipeline)
+            _Stage(module, number, self._count, self.mesh.device, group=self.mesh.pp_group)
             for number, module in self._stages.items()
         ]
         for stage in made:
@@ -191,7 +191,7 @@ class PipelineModel(ParallelModel):
 
     def _learn_names(self, work: _Work, train: bool) -> list[str]:
         if train not in self._names:
-            self._names[train] = objects.broadcast(work.names, self._last_rank, self.mesh.pipeline)
+            self._names[train] = objects.broadcast(work.names, self._last_rank, self.mesh.pp_group)
         return self._names[train]
 
 

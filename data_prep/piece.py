@@ -106,7 +106,7 @@ class Converter:
                 f"{self.source.name}: the source gave {len(choice.keep)} samples of piece "
                 f"{number} at first and {seen} the second time; it has to be the same each time"
             )
-        shards, moments = files.finish()  # this may still read the source if it is mapped
+        shards, moments = files.finish()  # a mapped source may still be read here
         for file in self.source.pieces[number].files:
             file.check()
         return Result(

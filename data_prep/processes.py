@@ -101,7 +101,7 @@ def _run_in_processes(
             room = min(workers, 2 * workers - len(finishing))
             while waiting and len(computing) < room:
                 number = waiting.pop()
-                with _without_interrupts():  # it may start a process
+                with _without_interrupts():  # submitting may start a process
                     computing[pool.submit(_work, number)] = number
                     processes |= set(multiprocessing.active_children()) - others
             done, _ = wait([*computing, *finishing], EVERY_S, FIRST_COMPLETED)
@@ -116,7 +116,7 @@ def _run_in_processes(
                 else:
                     yield finishing.pop(future), future.result()
     except BrokenProcessPool:
-        pool.shutdown()  # it ends the other processes, so that all exit codes are known
+        pool.shutdown()  # the other processes end, so that all exit codes are known
         raise _death(processes, {slot.pid: slot.number for slot in slots}) from None
     finally:
         for process in processes:
@@ -150,7 +150,7 @@ def keep_memory() -> None:
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
     """Block SIGINT. Processes that start meanwhile never see it; this process sees it later."""
-    resource_tracker.ensure_running()  # it would change the mask when the first process starts
+    resource_tracker.ensure_running()  # a later start would change the mask
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -169,7 +169,7 @@ class _Slot(ctypes.Structure):
     )
 
 
-_slot: _Slot  # these two are only in a worker process
+_slot: _Slot  # only a worker process has these two
 _load_task: Callable[[], Task]
 
 
@@ -177,7 +177,7 @@ def _begin(slots: Any, started: Any, pickled: Any, parent: int) -> None:
     """Prepare a worker process."""
     global _slot, _load_task
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before this process asked to die with it
+    if os.getppid() != parent:  # the parent died before this process asked to die with it
         os._exit(1)
     keep_memory()
     with started.get_lock():

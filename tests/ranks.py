@@ -122,7 +122,7 @@ def run_ranks(fn: Callable[..., Any], n: int, *args: Any, timeout: float = 120) 
             place = (number, n, str(rendezvous), timeout)
             try:
                 rank.connection.send((sys.path, dict(os.environ), os.getcwd(), place, work))
-            except BrokenPipeError:  # it has ended since the last call
+            except BrokenPipeError:  # the process has ended since the last call
                 failures[number] = rank.end()
         end = time.monotonic() + timeout
         hurry = False

@@ -44,7 +44,7 @@ PROGRAMS = ("make", "python", "torchrun", "sbatch", "slurm/", "eval", "mlflow", 
 SHELL = ("git clone ", "cd ", "source ", "export ", "mkdir ", "chgrp ", "chmod ", "grep ")
 TRANSLATE = ("from-deepspeed", "from-accelerate")
 LANGUAGES = {"bash", "python", "yaml", "text"}
-_CLUSTER = re.compile(r"launch\.nodes|site[.=]|sweeper=optuna")  # these need a cluster
+_CLUSTER = re.compile(r"launch\.nodes|site[.=]|sweeper=optuna")  # need a cluster
 # What pages name without showing it.
 MY_NET = """\
 from torch import nn
@@ -206,7 +206,7 @@ def accept(words: list[str], run: Path) -> None:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)
         case ["apt-get", "install", "--no-install-recommends", *packages]:
             needed = _dev_cluster("requirements").PACKAGES
-            assert {*packages} == {*needed} - {"util-linux"}  # it is everywhere
+            assert {*packages} == {*needed} - {"util-linux"}  # util-linux is everywhere
         case ["slurm/dev-cluster", *rest]:
             _dev_cluster("cli").parse(rest)
         case ["eval", "$(slurm/dev-cluster env)"]:
@@ -232,11 +232,11 @@ def accept(words: list[str], run: Path) -> None:
             "generate",
             *_,
         ]:
-            pass  # they take minutes; the slow test runs them
+            pass  # the slow test runs what takes minutes
         case ["python", "-m", "data_prep", *rest]:
             call(lambda: data_prep(rest))
         case ["python", "-m", "hpctrain", "status", "--watch"]:
-            pass  # it would wait for a run
+            pass  # --watch would wait for a run
         case ["python", "-m", "hpctrain", "sync", *rest]:
             call(hpctrain, "sync", *rest, code=7)  # accepted, but no run here was tracked
         case ["python", "-m", "hpctrain", *rest] if "hydra/sweeper=optuna" in rest:
@@ -249,7 +249,7 @@ def accept(words: list[str], run: Path) -> None:
         case ["python", "-m", "hpctrain", command, *rest] if command in TRANSLATE:
             call(hpctrain, command, *rest)
         case ["python", "-m", "hpctrain", *rest] if any("=" in word for word in rest):
-            if "experiment=stdlib_lm" not in rest:  # its data takes a minute
+            if "experiment=stdlib_lm" not in rest:  # the data takes a minute
                 checked(rest, 1)
         case ["python", "-m", "hpctrain", *rest]:
             call(hpctrain, *named(rest, run))

@@ -120,7 +120,10 @@ def test_the_end_is_that_of_a_new_process(
     assert done.returncode == code
     assert done.stderr.endswith(said)
     assert bool(done.stderr) == bool(said)
-    if code not in (-signal.SIGTERM, -signal.SIGABRT):  # they do not flush
+    if code not in (
+        -signal.SIGTERM,
+        -signal.SIGABRT,
+    ):  # signals let nothing be flushed
         assert done.stdout == "out\n"
 
 

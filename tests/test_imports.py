@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "job": EVERYBODY
     | {"checkpoint", "config", "data", "shards", "distributed", "faults", "parallel", "runs"}
     | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"},
-    "cli": {""},  # it may import everything
+    "cli": {""},  # the command line may import everything
     "api": {""},
     "__main__": {"cli"},
     "errors": set(),

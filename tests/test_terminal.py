@@ -106,7 +106,7 @@ def planted(tmp_path: Path) -> Path:
     (run / "run.json").write_text(json.dumps(record))
     (run / "progress.json").write_text(json.dumps({"metric": EVIL, "metrics": {EVIL: 1.0}}))
     (run / "logs" / "7_0.rank0.log").write_text(f"{EVIL}\nError: {EVIL} {MARKUP}\n")
-    sweep = tmp_path / "runs" / "sweeps" / f"2026{EVIL}"  # its runs are gone
+    sweep = tmp_path / "runs" / "sweeps" / f"2026{EVIL}"  # the runs of this sweep are gone
     sweep.mkdir(parents=True)
     (sweep / "sweep.json").write_text(json.dumps([{"run": "/none"}]))
     os.utime(sweep, (1.0, 1.0))
@@ -198,7 +198,7 @@ def test_keys_of_foreign_configs(tmp_path: Path) -> None:
         found = shown("hpctrain", "from-deepspeed", str(file), *more, cwd=tmp_path)
         assert SEEN in found
         assert not COMMAND.search(found)
-        assert "\nmodel: evil" not in found  # it would be a key of the file that is made
+        assert "\nmodel: evil" not in found  # such a line would be a key of the file that is made
     file.write_text(json.dumps({f"k{EVIL}\nerror: all is well": EVIL}))
     found = shown("hpctrain", "from-deepspeed", str(file), cwd=tmp_path)
     assert SEEN in found

@@ -224,7 +224,7 @@ class Samples:
             values = self._values[name]
             if isinstance(values, list):
                 values.append(value)
-            elif value.base is not values:  # it is not in `room` already
+            elif value.base is not values:  # a view is in `room` already
                 values[len(self)] = value
             self._bytes += value.nbytes
         self._records.append(record)

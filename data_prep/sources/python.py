@@ -244,11 +244,11 @@ def _load(file: str, name: str) -> Callable[..., Any]:
     """
     module_name = f"data_prep_python_{Path(file).stem}"
     spec = importlib.util.spec_from_file_location(module_name, file)
-    assert spec is not None  # it ends in .py
+    assert spec is not None  # the name ends in .py
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     folder = str(Path(file).parent)
-    if folder not in sys.path:  # so the file can import its neighbours, as with `python FILE.py`
+    if folder not in sys.path:  # the file imports its neighbours, as with `python FILE.py`
         sys.path.insert(0, folder)
     sys.modules[module_name] = module
     linecache.checkcache(file)

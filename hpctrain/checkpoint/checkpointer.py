@@ -136,7 +136,7 @@ class Checkpointer:
                 )
                 made.write(temporary)
                 sync(temporary)
-                if final.exists():  # it is damaged, or the run would have resumed from it
+                if final.exists():  # damaged, or the run would have resumed from it
                     shutil.rmtree(final)
                 temporary.rename(final)
                 sync(self.folder)

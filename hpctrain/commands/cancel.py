@@ -149,7 +149,7 @@ def carry_out(plan: list[Step]) -> None:
             stop_request.write(step.run.path, me())
     for step in plan:
         if step.action == "terminate":
-            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            with contextlib.suppress(ProcessLookupError):  # the process has ended meanwhile
                 os.kill(int(step.run.attempt["pid"]), signal.SIGTERM)
     signalled = [step.run.job_id for step in plan if step.action == "signal"]
     cancelled = [step.run.job_id for step in plan if step.action == "cancel"]

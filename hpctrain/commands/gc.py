@@ -181,7 +181,7 @@ def _code(
     used: dict[str, set[bool]] = defaultdict(set)  # by snapshot: whether its runs are finished
     for run in runs:
         if run.damage:
-            return  # it may use any snapshot
+            return  # a run without a readable config may use any snapshot
         finished = states[run.path].name == "finished"
         records = [run.record, *run.record.get("attempts", [])]
         for snapshot in {str(record["code"]) for record in records if record.get("code")}:

@@ -48,7 +48,7 @@ def use(run: Path, environment: MutableMapping[str, str] = os.environ) -> str | 
     if HEADERS in environment or default_is_safe():
         return None
     environment[HEADERS] = "0"
-    if "torch._inductor.config" in sys.modules:  # it has read the variable already
+    if "torch._inductor.config" in sys.modules:  # inductor has read the variable already
         sys.modules["torch._inductor.config"].cpp_cache_precompile_headers = False  # type: ignore[attr-defined]
     return (
         f"{shared} may hold files of other users: nothing in it is used, and train.compile takes "

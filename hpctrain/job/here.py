@@ -71,7 +71,7 @@ def train_frozen(path: Path) -> int:
         if ranks.is_main:
             try:
                 digest = check(config, ranks.world_size).data_digest
-            except ConfigError as error:  # it fitted when the run was submitted
+            except ConfigError as error:  # the config fitted when the run was submitted
                 raise DataError(
                     f"data.path={config.data.path}: another data set than when this run was asked "
                     f"for ({error})"

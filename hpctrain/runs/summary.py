@@ -51,7 +51,7 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
             print(f"  {_tool('mlflow')} ui --backend-store-uri {uri}")
         else:
             print(f"  {uri}")
-    if "val/bits_per_byte" in result:  # it is a language model
+    if "val/bits_per_byte" in result:  # a language model has this metric
         run_path = shlex.quote(_short(run.path))
         print(f"  {_tool('python')} -m hpctrain generate {run_path} 'def '")
     if arguments:

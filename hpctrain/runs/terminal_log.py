@@ -51,7 +51,7 @@ def kept(folder: Path, launcher: str, rank: int) -> Iterator[None]:
 
 class _File(logging.FileHandler):
     def write(self, text: str) -> None:
-        assert self.stream is not None  # it is not closed yet
+        assert self.stream is not None  # the log is still open
         with suppress(OSError):
             self.stream.write(mask(text))
             self.flush()

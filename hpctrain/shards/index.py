@@ -173,7 +173,7 @@ class Index:
             DataError: A field does not exist.
         """
         categories = {name: tuple(values) for name, values in self.categories.items()}
-        object.__setattr__(self, "categories", categories)  # as they are loaded
+        object.__setattr__(self, "categories", categories)  # the order in which they are loaded
         for name in categories:
             if name not in self.fields:
                 raise DataError(

@@ -31,11 +31,11 @@ def left_behind(run_dir: Path) -> str:
     uploading = journal_path(run_dir).with_name("upload.lock")
     try:
         if uploading.exists() and not os.access(uploading, os.R_OK):
-            return ""  # it is another user's, and its lock cannot be seen
+            return ""  # another user's run, whose lock cannot be seen
         if is_uploaded(run_dir, Meta.read(run_dir)) or is_locked(uploading):
             return ""
     except (TrackingError, OSError):
-        return ""  # it is not tracked, or its files are no files of ours
+        return ""  # not tracked, or not by hpctrain
     # The tracker has made this file when it started the uploader.
     if not journal_path(run_dir).with_name("uploader.log").exists():
         return ""

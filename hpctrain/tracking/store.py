@@ -155,7 +155,7 @@ def is_made(path: Path) -> bool:
                 and not database.execute("SELECT 1 FROM experiments").fetchone()
             )
     except sqlite3.OperationalError as error:
-        raise OSError(f"{path}: {error}") from error  # it is locked, for example
+        raise OSError(f"{path}: {error}") from error  # such as a lock
     except sqlite3.DatabaseError as error:
         raise TrackingError(f"{path}: not an MLflow store ({error})") from error
     if half:

@@ -211,7 +211,7 @@ class JournalTracker:
 
     def _await(self, uploader: subprocess.Popen[bytes]) -> None:
         assert uploader.stdin is not None
-        uploader.stdin.close()  # this wakes the uploader
+        uploader.stdin.close()  # the end of the pipe wakes the uploader
         began, told = time.monotonic(), False
         with _noting_signals() as signals:
             while uploader.poll() is None and not signals:

@@ -38,7 +38,7 @@ class Cluster:
         # /spool/node64/node64_99999.4294967291.
         if not re.fullmatch(r"/[\w./-]{1,69}", folder) or self.net.prefixlen > 24:
             raise Failure(f"{expected}: a plain absolute path, at most 70 long; /24 or more", 2)
-        self.folder = Path(os.path.realpath(folder))  # as the kernel names mounts in it
+        self.folder = Path(os.path.realpath(folder))  # the kernel names mounts by real paths
         self.conf = self.folder / "slurm.conf"
         self.link = f"hpc{zlib.crc32(bytes(self.folder)):08x}"  # the machine's end of the veth link
         os.environ["SLURM_CONF"] = str(self.conf)

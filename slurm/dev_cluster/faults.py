@@ -20,7 +20,7 @@ def heal(cluster: Cluster, node: str) -> None:
     """Make a node usable: set the link up, start slurmd, resume the node in slurmctld."""
     ip(cluster, "head", f"link set {node} up")
     if node_states().get(node, "").startswith(("down", "drained", "fail")):
-        cluster.kill(node)  # like a reboot: Slurm has given up its jobs, so end their processes
+        cluster.kill(node)  # Slurm has given up the jobs; a reboot ends their processes
     if not cluster.daemons()[node, "slurmd"]:
         Daemons(cluster).start(node, "slurmd -D")
 

@@ -53,7 +53,7 @@ def make(folder: Path, threads: int) -> Feed:
 
 def rate(feed: Iterator[object], batches: int) -> float:
     """Return the rate at which `feed` gives images, in bytes per second."""
-    for _ in islice(feed, 16):  # these make the buffers and fill the page cache
+    for _ in islice(feed, 16):  # the first batches make the buffers and fill the page cache
         pass
     torch.cuda.synchronize()
     start = time.perf_counter()

@@ -48,7 +48,7 @@ def test_copy(benchmark: Any, source: Path, target: Path, how: str) -> None:
             stage.close()
         for path in target.iterdir():
             shutil.rmtree(path)
-        for shard in shards:  # so that the page cache is warm in every round
+        for shard in shards:  # the page cache is then warm in every round
             (source / shard.path).read_bytes()
 
     def work() -> None:

@@ -234,7 +234,7 @@ def test_loading_runs_no_code_of_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"posix\.mkdir") as raised:
         checkpointer(folder, step).load_latest()
     assert str(folder / "step-00000002" / "__0_0.distcp") in str(raised.value)
-    load_weights(step.model.module, folder / "step-00000002")  # which are beside the object
+    load_weights(step.model.module, folder / "step-00000002")  # the weights are beside the object
     assert not made.exists()
 
 

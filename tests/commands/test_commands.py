@@ -754,7 +754,7 @@ def test_watching_on_a_terminal_waits_for_the_first_run(
     console = Console(width=200, file=shown, force_terminal=True)
     monkeypatch.setattr(status_module, "_console", lambda: console)
     assert status_module.main(["--dir", str(later), "--watch"]) == 0
-    assert next(looks, None) is None  # it went on until the run had ended
+    assert next(looks, None) is None  # `logs -f` went on until the run had ended
     assert f"there is no folder {later} yet" in shown.getvalue()
     assert "nothing is queued or running yet" in shown.getvalue()
     # A run that is named is watched until it has ended, even if it has.
@@ -995,7 +995,7 @@ def test_the_best_value_outlives_a_restart_unless_its_step_is_made_again(tmp_pat
     assert best("val/loss", 25, {30: 0.35}) == {"value": 0.3, "step": 20}
     assert best("val/loss", 10, {20: 0.4}) == {"value": 0.4, "step": 20}
     assert best("val/accuracy", 20, {30: 0.7, 40: 0.6}) == {"value": 0.7, "step": 30}
-    assert best("val/width", 40, {50: 0.7}) is None  # its name tells no direction
+    assert best("val/width", 40, {50: 0.7}) is None  # the name tells no direction
 
 
 def test_a_pulse_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
@@ -1021,7 +1021,7 @@ def test_the_stop_file_is_seen(tmp_path: Path) -> None:
     stop_request.clear(tmp_path)
     stop_request.clear(tmp_path)
     assert stop_request.read(tmp_path) is None
-    stop_request.stop_file(tmp_path).touch()  # as a user may do it by hand
+    stop_request.stop_file(tmp_path).touch()  # a user may do it by hand
     assert stop_request.read(tmp_path) is not None
 
 

@@ -56,7 +56,7 @@ def test_an_interrupted_run_is_resumed_and_only_its_place_may_change(
         assert message in resume(run.name, override, code=2).stderr
     assert "no_such: no run or sweep of that name" in resume("no_such", code=2).stderr
     assert run_json(run) == before
-    frozen = run / "config.yaml"  # as of a run that was once started with this key
+    frozen = run / "config.yaml"  # the run was once started with this key
     frozen.write_text(frozen.read_text().replace("from_scratch: false", "from_scratch: true"))
     (run / "checkpoints").rename(tmp_path / "gone")
     assert "train.from_scratch=true" in resume(run.name, code=6).stderr

@@ -104,7 +104,7 @@ def test_each_run_is_as_if_it_were_composed_alone(
         if isinstance(config, str) or isinstance(expected, str):
             continue
         assert frozen.dump(config) == whole(expected)
-        config.model["changed"] = True  # this must not reach the other runs
+        config.model["changed"] = True  # the change must not reach the other runs
         config.train.max_steps = 77
     assert composed == (by_hydra or len(values))
     assert composer.notes == {} or sweep == "the launcher"

@@ -113,6 +113,6 @@ def test_it_agrees_with_python() -> None:
 
 
 def test_the_extra_of_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchvision", None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # the import now fails
     said = "no package 'torchvision' here: pip install 'hpctrain[vision]'"
     assert problem("torchvision.models.resnet18") == said

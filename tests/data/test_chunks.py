@@ -437,7 +437,7 @@ path, rows = Path(sys.argv[1]), np.arange(50)
 with h5py.File(path) as file:
     chunked = Chunked(file["group/x"], path, pool=ThreadPoolExecutor(2))
 before = chunked.rows(rows)
-CACHE._lock.acquire()          # as if another thread held the locks during the fork
+CACHE._lock.acquire()          # another thread seems to hold the locks during the fork
 for slot in CACHE._slots.values():
     slot.lock.acquire()
 child = os.fork()

@@ -50,7 +50,7 @@ def test_the_orientation_is_applied(orientation, kind):
     image = Image.fromarray(stored)
     want = np.asarray(image if turn is None else image.transpose(turn))
     file = encoded(stored, kind, exif=exif, **({"lossless": True} if kind == "WEBP" else {}))
-    found = decode(ragged(file))  # it has the size of the upright image
+    found = decode(ragged(file))  # the size is that of the upright image
     assert found.shape == (1, 3, *want.shape[:2])
     assert np.abs(found[0].transpose(1, 2, 0).astype(int) - want).max() < 12  # JPEG is not exact
     height, width = want.shape[0] // 2, want.shape[1] // 2

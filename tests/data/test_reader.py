@@ -323,7 +323,7 @@ from hpctrain.data.sources.reader import Reader
 reader = Reader(Path(sys.argv[1]), "train")
 indices = np.arange(50)[::-1]
 before = reader.read(indices)
-reader._lock.acquire()              # as if another thread held it when we fork
+reader._lock.acquire()              # another thread seems to hold the lock when we fork
 children = []
 for _ in range(4):
     child = os.fork()
@@ -525,7 +525,7 @@ CUBES = np.random.default_rng(1).integers(-99, 99, (COUNT, 4, 3), dtype=np.int32
 
 @pytest.mark.parametrize("io", ["mmap", "read"])
 @pytest.mark.parametrize("layout", ELSEWHERE)
-@pytest.mark.parametrize("userblock", [0, 512])  # as MATLAB's files have
+@pytest.mark.parametrize("userblock", [0, 512])  # MATLAB's files have a userblock
 def test_fields_that_lie_elsewhere(tmp_path, layout, io, userblock):
     axis, options, dtype = ELSEWHERE[layout]
 

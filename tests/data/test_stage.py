@@ -214,7 +214,7 @@ def test_processes_that_stage_at_once_read_each_shard_once(source, shards, base,
     ]
     for process in several:
         assert process.stdout.readline() == "ready\n"
-    log.unlink()  # it has a line for the index
+    log.unlink()  # the log has a line for the index
     (base / "go").touch()
     copied = [int(process.communicate(timeout=60)[0]) for process in several]
     assert sum(copied) == sum(shard.bytes for shard in shards)
@@ -645,7 +645,7 @@ def test_only_a_folder_of_this_user_alone(source, base):
 def test_copies_from_before_a_reboot_are_not_used(source, shards, base):
     with closing(Stage(source, base)) as stage:
         path = stage.path(shards[0])
-    path.write_bytes(bytes(shards[0].bytes))  # as after a crash of the machine
+    path.write_bytes(bytes(shards[0].bytes))  # a crash of the machine leaves such a file
     (stage.folder / "boot").write_text("another\n")
     with closing(Stage(source, base)) as stage:
         assert right(stage.path(shards[0]), shards[0])

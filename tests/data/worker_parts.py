@@ -68,7 +68,7 @@ def _is_worker(pid):
     # The servers and ranks of the tests are children of this process, too.
     try:
         line = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except FileNotFoundError:  # it ended meanwhile
+    except FileNotFoundError:  # the process ended meanwhile
         return False
     return b"hpctrain.data.workers.process" in line or not line  # empty for an ended process
 

@@ -137,7 +137,7 @@ def test_what_lies_as_ours_does_has_the_same_digest(tmp_path, data_prep):
         == 0
     )
     index = Index.load(tmp_path)
-    assert index.digest == was.digest  # so a lost index can be written again
+    assert index.digest == was.digest  # a lost index can be written again
     assert index.shards == was.shards
     assert index.statistics["train"]["x"].mean == pytest.approx(was.statistics["train"]["x"].mean)
 

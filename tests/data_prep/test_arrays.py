@@ -57,7 +57,7 @@ def make():
         for name, size in zip("tyx", X.shape, strict=True):
             file.createDimension(name, size)
         file.createVariable("x", "f4", ("t", "y", "x"), zlib=True, chunksizes=(9, 3, 4))[:] = X
-        file.createVariable("y", "i4", "t")[:] = np.arange(COUNT)  # its dimension is t, not y
+        file.createVariable("y", "i4", "t")[:] = np.arange(COUNT)  # the dimension is t, not y
         file.createGroup("deep").createVariable("x", "f4", ("t", "y", "x"))[:] = X
     with netCDF4.Dataset("old.nc", "w", format="NETCDF3_CLASSIC") as file:
         for name, size in zip("tyx", (None, *X.shape[1:]), strict=True):
@@ -216,7 +216,7 @@ def test_natural_order():
 def test_odd_names(here, convert):
     odd = "a b:c=d [1]*ü\n.npy"
     np.save(odd, X)
-    np.save("a b:c=d 1ü.npy", X)  # as a pattern, the first name matches this one
+    np.save("a b:c=d 1ü.npy", X)  # the first name, read as a pattern, matches this one
     assert np.array_equal(convert("--field", f"x={odd}")["x"], X)
     os.rename("x.h5", "with:colon.h5")
     assert np.array_equal(convert("--field", "x=with:colon.h5:/group/data")["x"], X)

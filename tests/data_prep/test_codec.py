@@ -184,7 +184,7 @@ def test_without_hdf5plugin(tmp_path, files, codec, code):
 FULL = """
 import resource, sys
 from data_prep.cli import main
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # like a disk that becomes full
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # the limit stands for a full disk
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -207,7 +207,7 @@ def test_out_is_not_writable(tmp_path, numbers, data_prep):
 FULL = """
 import resource, sys
 from data_prep.cli import main
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # like a disk that becomes full
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # the limit stands for a full disk
 sys.exit(main(sys.argv[1:]))
 """
 

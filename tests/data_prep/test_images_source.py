@@ -109,7 +109,7 @@ def test_folders_are_classes(digits, data_prep):
     about = Index.load(Path("OUT")).provenance["source"]
     assert (about["ignored"], about["first_ignored"]) == (3, ".DS_Store")
     assert data_prep("images", "digits", "OUT", "--mode", "L", "--quiet")[::2] == (0, "")
-    assert data_prep("images", "digits", "OUT", "--mode", "RGB")[0] == 3  # this is another data set
+    assert data_prep("images", "digits", "OUT", "--mode", "RGB")[0] == 3  # OUT has another data set
 
 
 def test_the_names_of_the_classes(digits):

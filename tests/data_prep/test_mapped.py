@@ -40,7 +40,7 @@ def test_where_they_have_to_be_read(file, monkeypatch, tmp_path):
     (tmp_path / "small").write_bytes(bytes(100))
     assert open_mapped(tmp_path / "small").bytes(0, 100) is None
     with monkeypatch.context() as patch:
-        patch.setattr(mapped, "POPULATE_READ", 99)  # as if the kernel were too old to know it
+        patch.setattr(mapped, "POPULATE_READ", 99)  # an old kernel does not know the advice
         assert open_mapped(file).bytes(0, LEAST_BYTES) is None
     monkeypatch.setattr(mapped, "kind_of", lambda path: "network")
     assert open_mapped(file).bytes(0, LEAST_BYTES) is None

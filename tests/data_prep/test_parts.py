@@ -185,7 +185,7 @@ def test_damaged_pieces_are_not_put_together(tmp_path, reference):
             part(out, 2, 2)
         assert str(caught.value).startswith(f"{folder} is damaged (")
         path.write_bytes(before)
-    shutil.rmtree(folder)  # as the message says
+    shutil.rmtree(folder)  # the message says to do this
     part(out, 1, 2)
     assert content(out) == reference
     (out / PARTIAL).mkdir()
@@ -213,7 +213,7 @@ def test_locks(tmp_path):
     second = commit.lock(tmp_path, shared=True)
     with pytest.raises(StorageError, match="another process is writing"):
         commit.lock(tmp_path)
-    assert not commit.alone(tmp_path, first)  # which loses the shared lock
+    assert not commit.alone(tmp_path, first)  # the shared lock is lost
     assert commit.alone(tmp_path, second)
     commit.discard(tmp_path)
     third = commit.lock(tmp_path)  # the folder's lock is a new file

@@ -154,7 +154,7 @@ AGAIN = """
 import sys
 from pathlib import Path
 if "others" in sys.argv:
-    import h5py, netCDF4  # which points HDF5 at its own zstd
+    import h5py, netCDF4  # netCDF4 points HDF5 at its own zstd
     print(h5py.h5z.filter_avail(32015))
 sys.path.insert(0, sys.argv[1])
 from test_plain_hdf5 import LEVELS, SAMPLES, Compression, write_shards

@@ -191,7 +191,7 @@ def test_some_fields(src, tmp_path, repack):
     assert (Reader(out, "val").read(np.arange(60))["number"] == NUMBERS[240:]).all()
     other = tmp_path / "other"
     assert repack(src, other, "--fields", "number,text")[0] == 0
-    assert repack(src, out, "--fields", "number,text")[0] == 3  # this is another data set
+    assert repack(src, out, "--fields", "number,text")[0] == 3  # OUT has another data set
     for fields, words in {
         "label,x": "'x' is no field; ",
         "": "'' is no field",

@@ -158,7 +158,7 @@ def test_killed_at_random_moments_with_workers(tmp_path, kills):
         if process.poll() is None:
             os.killpg(process.pid, rng.choice([signal.SIGKILL, signal.SIGINT, signal.SIGTERM]))
         stderr = process.communicate(timeout=120)[1]
-        if process.returncode == 0:  # it was done before the signal came
+        if process.returncode == 0:  # the conversion was done before the signal came
             shutil.rmtree(tmp_path / "OUT")
             continue
         assert process.returncode in (-signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM, 130), stderr

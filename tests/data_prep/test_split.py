@@ -66,7 +66,7 @@ def test_a_split_that_stays_empty_is_said(data_prep, tmp_path):
         "samples are few. Choose by the names of the files (--split file:val=PATTERN,train=*), or "
         "give more samples (text: --documents lines)"
     )
-    by_file = "file:val=2*,train=*"  # this is the way out that the line names
+    by_file = "file:val=2*,train=*"  # the way out that the line names
     code, printed, _ = data_prep("text", *files, tmp_path / "B", "--split", by_file)
     assert code == 0
     assert f"{tmp_path}/B: 3 samples (val 1, train 2) in 2 shards" in printed

@@ -51,7 +51,7 @@ def test_the_digits_from_each_format(data_prep, name):
         frame.to_parquet(name, row_group_size=500)
     elif name == "d.feather":
         feather.write_feather(frame, name, chunksize=300)
-    else:  # this is a stream with a dictionary-encoded column
+    else:  # a stream with a dictionary-encoded column
         frame["label"] = frame["label"].astype("category")
         table = pa.Table.from_pandas(frame)
         with pa.OSFile(name, "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:

@@ -282,7 +282,7 @@ def test_out_that_cannot_be(digits, tmp_path, data_prep):
     ],
 )
 def test_libraries_that_are_missing(digits, tmp_path, data_prep, monkeypatch, command, module):
-    monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, module, None)  # the import now fails, as without the package
     words = {"SET": digits, "OUT": tmp_path / "out", "OUT.png": tmp_path / "out.png"}
     code, out, err = data_prep(*[words.get(word, word) for word in command])
     assert (code, out) == (2, "")

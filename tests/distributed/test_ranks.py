@@ -137,7 +137,7 @@ def test_impossible_combinations(change: dict[str, str], message: str) -> None:
 def test_ports_differ_between_jobs_tasks_and_restarts() -> None:
     neighbours = [master_port(job, restart) for job in range(9000, 14000) for restart in range(4)]
     assert len(set(neighbours)) == len(neighbours)
-    assert max(neighbours) < 32768  # where Linux's ephemeral ports begin
+    assert max(neighbours) < 32768  # Linux's ephemeral ports begin there
     assert min(neighbours) >= 1024
 
 

@@ -88,7 +88,7 @@ def test_a_second_ctrl_c_ends_at_once() -> None:
         "    os.kill(os.getpid(), signal.SIGINT); time.sleep(100)\n"
         "    print('went on', flush=True)\n"
     )
-    with ignoring_sigint():  # as `command &` in a script starts it
+    with ignoring_sigint():  # the state in which `command &` in a script starts
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (130, "SIGINT\n")
 

@@ -165,7 +165,7 @@ def run(part: Part, folder: Path, device: str, gpu: bool) -> Result:
             stdout=file,
             stderr=subprocess.STDOUT,
             env=os.environ | {"HPCTRAIN_GPU_TESTS": device, "PYTHONUNBUFFERED": "1"},
-            start_new_session=True,  # so that it has a process group, which ends with it
+            start_new_session=True,  # a process group of its own ends with the part
         )
         try:
             code: int | None = process.wait(part.limit_s)
@@ -195,7 +195,7 @@ def end(process: "subprocess.Popen[Any]") -> None:
 def descendants(pid: int) -> list[int]:
     """Return the processes that a process has started, and those that these have started."""
     found: list[int] = []
-    with suppress(OSError):  # it has ended
+    with suppress(OSError):  # the process has ended
         for children in Path(f"/proc/{pid}/task").glob("*/children"):
             for child in map(int, children.read_text().split()):
                 found += [child, *descendants(child)]

@@ -148,7 +148,7 @@ def test_ctrl_c_of_a_sweep_here_saves_first(
     where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "tracking=off"]
     size = ["train.max_epochs=5000", "checkpoint.every_steps=20", "launch.tasks_per_node=2"]
     command = [sys.executable, "-m", "hpctrain", "-m", "experiment=digits", "seed=1,2"]
-    with ignoring_sigint():  # as `command &` in a script starts it; it heeds Ctrl-C all the same
+    with ignoring_sigint():  # the state in which `command &` in a script starts; Ctrl-C works
         process = forkserver.Popen(
             [*command, *where, *size],
             env=os.environ | no_sbatch,

@@ -190,7 +190,7 @@ def test_a_second_look_is_taken_before_a_job_is_sent_again(
 
 def test_how_people_look_at_the_queue_hides_no_job(train: Train) -> None:
     look = {"SQUEUE_STATES": "RUNNING", "SQUEUE_PARTITION": "none", "SLURM_CLUSTERS": "other"}
-    look["LOGNAME"] = "nobody"  # as after `su`
+    look["LOGNAME"] = "nobody"  # the state after `su`
     train("-m", "tracking=off", HELD, **look)
     assert "pending already" in train("-m", "tracking=off", HELD, **look).stderr
     assert len(cluster.queue()) == 1

@@ -57,7 +57,7 @@ def test_composing_fast_is_composing_as_hydra_does(
     expected = loader.load_sweep_config(master, overrides)
     del expected.__dict__["_content"]["hydra"]
     composer = Composer(loader, master)
-    composer([*overrides, "seed=77"])  # it must not change the base config that both calls share
+    composer([*overrides, "seed=77"])  # the base config, which both calls share, must not change
     for resolve in (False, True):
         got = OmegaConf.to_container(composer(overrides), resolve=resolve)
         assert got == OmegaConf.to_container(expected, resolve=resolve)

@@ -94,7 +94,7 @@ def enter(rank: int, world: int) -> None:
     """Make this process a rank of a world whose other ranks do not exist."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
-    debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]  # it remembers the rank
+    debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]  # the cache remembers the rank
     distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
 
 

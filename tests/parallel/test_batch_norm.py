@@ -115,7 +115,7 @@ def compared(dtype: torch.dtype, counts: list[int]) -> float:
     for gradient in found[2:6]:
         distributed.all_reduce(gradient)
     expected[:2] = [values[own] for values in expected[:2]]
-    model.eval()(x)  # this takes the statistics; with communication rank 1 would wait
+    model.eval()(x)  # eval takes the statistics; with communication rank 1 would wait
     differences = [(a - b).abs() for a, b in zip(found, expected, strict=True) if a.numel()]
     return max(float(difference.max()) for difference in differences)
 
@@ -171,7 +171,7 @@ def test_a_warning_names_the_first_layer_and_a_cure(caplog: pytest.LogCaptureFix
     assert "(model.norm=group)" in text
     text = said(model, caplog, accumulate=4)
     assert "that one of 4 micro-batches has" in text
-    assert "sync_batchnorm" not in text  # it would change nothing
+    assert "sync_batchnorm" not in text  # the key would change nothing
     assert "one of 2 data-parallel ranks and one of 4 micro-batches" in said(
         model, caplog, ranks=2, accumulate=4
     )

@@ -244,7 +244,7 @@ def test_masks_never_have_the_size_of_a_whole_mask() -> None:
     with Largest() as mode:
         masks = SequencePart(3, cp, None).masks(documents)
     assert [mask.shape for mask in masks] == [(1, 1, 32, 128), (1, 1, 32, 160)]
-    assert mode.nbytes == 32 * 160  # and not 256 * 256
+    assert mode.nbytes == 32 * 160  # rather than 256 * 256
 
 
 @pytest.mark.parametrize(

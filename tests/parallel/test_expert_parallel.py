@@ -152,7 +152,7 @@ def check(cell: Cell, by_rank: list[Seen]) -> None:
 
 def check_balance(rank: Seen, expected: Seen) -> None:
     assert rank.balance
-    for name, bias in rank.balance.items():  # those of its stage of a pipeline
+    for name, bias in rank.balance.items():  # a rank has those of its stage of a pipeline
         assert torch.equal(bias, expected.balance[name])
 
 

@@ -96,7 +96,7 @@ def test_a_batch_that_is_one_piece_is_never_split(what: str) -> None:
     config.parallel.ddp.static_graph = what == "static_graph"
     model, sizes = alone(MLP(64, [], 10)), BatchSizes.of(config, Degrees())
     assert _micro_batches(config, RunDir(Path()), ALONE, model, sizes) is None
-    whole = make()  # it has no MicroBatches either
+    whole = make()  # this step has no MicroBatches either
     whole.task = Simulated(250.0)
     with pytest.raises(torch.OutOfMemoryError):
         whole(batch(32), 1e-3)

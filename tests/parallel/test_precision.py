@@ -114,7 +114,7 @@ def test_only_tf32_computes_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own default for convolutions is tf32; there is no GPU here, only its settings."""
     monkeypatch.setattr(precision, "_check_gpu", lambda *_: None)
     cudnn, before = torch.backends.cudnn, torch.get_float32_matmul_precision()
-    monkeypatch.setattr(cudnn, "allow_tf32", cudnn.allow_tf32)  # it is restored
+    monkeypatch.setattr(cudnn, "allow_tf32", cudnn.allow_tf32)  # the test restores the switch
     try:
         for compute in ("fp32", "tf32", "bf16", "fp16", "fp8", "fp32"):
             Precision(PrecisionConfig(compute), torch.device("cuda"))

@@ -120,7 +120,7 @@ def dropped(ranks: int) -> list[Result]:
         parity.MODELS[name], parity.TASKS[name] = model, task
         one = cell(name, ranks, {"parallel.tp": ranks} | keys)
         training = build(one)
-        torch.manual_seed(1 + training.mesh.stream)  # as the job does
+        torch.manual_seed(1 + training.mesh.stream)  # the job does so
         training.run(one, one.steps)
         seen.append(Result(training.losses, training.norms, parity.whole(training.model)))
     return seen

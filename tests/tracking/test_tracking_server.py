@@ -112,7 +112,7 @@ def test_a_server_killed_in_the_middle_loses_nothing(
         assert time.monotonic() < deadline
         time.sleep(0.05)
     server.kill()
-    server.start()  # it takes some seconds until it answers
+    server.start()  # a server needs some seconds until it answers
     text = process.communicate(timeout=240)[0]
     assert re.fullmatch(r"(INFO waiting up to 200 s .*\n)?FINISHED\n", text)
     assert "trying again" in (tmp_path / "r/journal/uploader.log").read_text()

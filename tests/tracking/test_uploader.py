@@ -377,7 +377,7 @@ def test_a_signal_ends_the_wait_for_the_uploader(
     tracker.log_metrics({"a": 1, "b": 2}, 0)
     tracker._uploader = subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE)
     before = signal.getsignal(number)
-    caplog.set_level("INFO")  # as it is no fault, it is no warning
+    caplog.set_level("INFO")  # no fault, so no warning
 
     def interrupt() -> None:
         wait_for(lambda: signal.getsignal(number) != before)

@@ -81,7 +81,7 @@ class NetCDFArray(ArrayFile):
 def _type_of(variable: Any) -> Any:
     """Return the dtype of a variable's values: object for text and variable-length arrays."""
     dtype = variable.dtype
-    varies = type(variable.datatype).__name__ == "VLType"  # its dtype is that of the elements
+    varies = type(variable.datatype).__name__ == "VLType"  # the dtype is that of the elements
     return np.dtype(object) if varies or not isinstance(dtype, np.dtype) else dtype
 
 

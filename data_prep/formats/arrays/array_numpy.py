@@ -334,7 +334,7 @@ def _npz(where: Where, axis: int) -> ArrayFile:
         info = archive.getinfo(name)
         if info.flag_bits & 1:
             raise DataError(f"{where} is encrypted")
-        archive.open(name).close()  # it compares the header before the member with the list
+        archive.open(name).close()  # zipfile compares the header with the list
         if info.compress_type == zipfile.ZIP_STORED:
             with open(where.path, "rb") as file:
                 file.seek(info.header_offset + 26)  # the lengths of name and extra field

@@ -79,7 +79,7 @@ class _Header:
         return int.from_bytes(self._read(size))
 
     def _list(self) -> int:
-        self._number(4)  # its tag
+        self._number(4)  # the tag of the list
         return self._number(self._count)
 
     def _text(self) -> None:

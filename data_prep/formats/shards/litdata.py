@@ -66,7 +66,7 @@ class Layout:
 
     tree: str = ""
     formats: tuple[str, ...] = ()
-    compression: str = ""  # or "chunk", "batch" or "sample"
+    compression: str = ""  # "", "chunk", "batch" or "sample"
 
 
 @dataclass(frozen=True)

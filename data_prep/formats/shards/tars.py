@@ -10,7 +10,7 @@ from typing import Self
 from data_prep.source import BadRecords
 
 MAX_MEMBER = 2**31  # bytes; the header of a sparse member may state any size
-KEY = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)  # as in webdataset
+KEY = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)  # webdataset's rule
 
 
 class _Header(tarfile.TarInfo):
@@ -45,10 +45,10 @@ def samples(
     try:
         with tarfile.open(path, "r|*", tarinfo=_Header) as tar:
             for member in tar:
-                tar.members = []  # type: ignore[attr-defined]  # it would grow with every member
+                tar.members = []  # type: ignore[attr-defined]  # the list would grow with every member
                 name = KEY.fullmatch(member.name)
                 if member.isdir() or (member.isreg() and name is None):
-                    continue  # as webdataset does
+                    continue  # webdataset skips them, too
                 if name is not None and name[1] != key:
                     if good:
                         yield key, parts

@@ -19,7 +19,7 @@ from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.ragged import Ragged, offsets_of
 from hpctrain.shards.types import Array
 
-FILE = "tokenizer.json"  # its name in the output folder
+FILE = "tokenizer.json"  # the name in the output folder
 BYTES = 256
 EOD = "<|endoftext|>"
 # The end-of-document tokens of well-known tokenizers.

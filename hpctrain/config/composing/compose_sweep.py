@@ -94,7 +94,7 @@ class Composer:
             config = from_omegaconf(tree)
         except (HydraException, OmegaConfBaseException, YAMLError) as error:
             raise ConfigError(explain(error, known_keys())) from error
-        if kind not in self._met:  # it may remain the only run of its kind
+        if kind not in self._met:  # perhaps the only run of its kind
             self._met.add(kind)
         elif kind not in self._templates:
             self._templates[kind] = self._template(kind, tree)

@@ -13,7 +13,7 @@ from hpctrain.config.rules.pipeline_schedule import block_problem
 from hpctrain.config.schema import Config
 
 TRANSFORMER = ("hpctrain.models.Transformer", "hpctrain.models.transformer.Transformer")
-_OTHERS = (  # they have no plan
+_OTHERS = (  # models without a plan
     *("hpctrain.models.MLP", "hpctrain.models.ConvNet"),
     *("hpctrain.models.mlp.MLP", "hpctrain.models.conv.ConvNet"),
 )

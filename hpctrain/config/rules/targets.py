@@ -78,7 +78,7 @@ def definition(target: str, hops: int = 8) -> tuple[str, ast.stmt] | None:
         return None
     bindings = _bindings(spec.origin or "")
     found = bindings.get(rest[0]) or bindings.get(_STAR, [])
-    if len(found) != 1:  # it depends on what happens at run time
+    if len(found) != 1:  # what is imported depends on what happens at run time
         return None
     statement = found[0]
     if not isinstance(statement, ast.ImportFrom):

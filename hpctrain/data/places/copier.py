@@ -174,7 +174,7 @@ class Copier:
                 if self._stopped:
                     raise _Stopped("the stage is closed")
                 if ahead and digest not in self._planned:
-                    return "staged"  # it was released in the meantime
+                    return "staged"  # the shard was released in the meantime
                 if self.depot.hold(shard):
                     if digest not in self._held:
                         self._held[digest] = shard

@@ -111,7 +111,7 @@ class Depot:
         """Keep a staged shard from eviction until `drop`. Return False if it is not staged."""
         if not self.is_there(shard) or not self._flock(fcntl.F_RDLCK, _offset(digest_of(shard))):
             return False
-        if not self.is_there(shard):  # it was evicted just before the lock
+        if not self.is_there(shard):  # the shard was evicted just before the lock
             self.drop(shard)
             return False
         with suppress(OSError):

@@ -58,7 +58,7 @@ class Child:
         """Send a task, with the descriptor of its segment if the process does not have it yet."""
         new = [] if segment in self._known else [segment.descriptor]
         self._known.add(segment)
-        with suppress(OSError):  # it has died; the thread that reads from it reports that
+        with suppress(OSError):  # the worker has died; the thread that reads from it says so
             socket.send_fds(self.socket, [pickle.dumps(task)], new)
 
     def kill(self) -> None:

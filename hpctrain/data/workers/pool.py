@@ -111,7 +111,7 @@ class Workers:
             DataError: The source cannot be read, or there is not enough memory.
         """
         future: Future[Rows] = Future()
-        future.set_running_or_notify_cancel()  # it cannot be cancelled
+        future.set_running_or_notify_cancel()  # a task that runs cannot be cancelled
         if not self._workers:
             return self._transform_here(future, key, positions, indices)
         segment = self._take_segment()
@@ -240,7 +240,7 @@ class Workers:
         """Handle one message of a worker, or its end."""
         try:
             message = worker.socket.recv(MESSAGE)
-        except ConnectionResetError:  # it was killed before it read all messages
+        except ConnectionResetError:  # the worker was killed before it read all messages
             message = b""
         if not message:
             self._fail(worker.describe_end())

@@ -54,7 +54,7 @@ def main(connection: int, payload: int, parent: int) -> None:
     """Serve until the parent closes the connection."""
     for number in JOB_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)  # they were inherited blocked
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)  # blocked for the start
     _die_with(parent)
     channel = socket.socket(fileno=connection)
     segments: dict[int, Segment] = {}
@@ -113,7 +113,7 @@ def _die_with(parent: int) -> None:
     """Let the kernel kill this process when the thread that started it ends."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL))
-    if os.getppid() != parent:  # it has ended already
+    if os.getppid() != parent:  # the parent has ended already
         os._exit(1)
 
 

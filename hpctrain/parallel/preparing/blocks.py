@@ -11,7 +11,7 @@ from torch import nn
 
 from hpctrain.errors import ConfigError
 
-_CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they compute nothing
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # containers compute nothing
 
 
 def find_blocks(model: nn.Module, classes: list[str]) -> list[tuple[str, nn.Module]]:

@@ -90,7 +90,7 @@ class Unused:
 
     def _post_backward(self, group: Any, reduce: Callable[[], None], *_: Any) -> None:
         if not all(hasattr(part, "_unsharded_param") for part in group.fsdp_params):
-            return  # it was never gathered, and torch would fail when it accumulates
+            return  # a part that was never gathered makes torch fail
         reduces = group.reduce_grads
         if self._lockstep is not None and self._lockstep.comes_again(group.modules):
             # The gradient of a block that is called twice is complete after its first call. Some

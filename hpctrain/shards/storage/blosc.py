@@ -126,7 +126,7 @@ def _from_blocks(raw: Bytes, shape: Sequence[int], blocks: Sequence[int], out: B
     if rest or len(raw) != width * math.prod(counts) * math.prod(blocks):
         raise Damaged(f"blocks {list(blocks)} of a chunk {list(shape)} do not fill it")
     if all(size % block == 0 for size, block in zip(shape, blocks, strict=True)):
-        row = np.dtype((np.void, width * blocks[-1]))  # as one element, which numpy copies at once
+        row = np.dtype((np.void, width * blocks[-1]))  # numpy copies one element at once
         axes = [axis for i in range(len(shape) - 1) for axis in (i, i + len(shape))]
         ordered = raw.view(row).reshape([*counts, *blocks[:-1]])
         ordered = ordered.transpose([*axes, len(shape) - 1])

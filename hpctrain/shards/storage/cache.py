@@ -104,7 +104,7 @@ class ChunkCache:
     def _leave(self, key: Hashable, slot: "_Slot") -> None:
         with self._lock:
             slot.users -= 1
-            if not slot.users and not slot.ready:  # its loading failed
+            if not slot.users and not slot.ready:  # the loading has failed
                 del self._slots[key]
 
     def _fill(self, slot: "_Slot", nbytes: int, load: Load) -> None:

@@ -155,7 +155,7 @@ class _H5pySamples:
         return self.work.count
 
     def datasets(self) -> dict[str, h5py.Dataset]:
-        if self.file is None:  # it is opened in the worker process, not before the fork
+        if self.file is None:  # opened in the worker process, not before the fork
             self.file = h5py.File(self.path, "r")
             self.opened = {name: self.file[name] for name in self.work.fields}
         return self.opened

@@ -335,7 +335,7 @@ class _Lmdb:
     def __getitems__(self, rows: list[int]) -> Batch:
         import lmdb
 
-        if self.store is None:  # it is opened in the worker process, not before the fork
+        if self.store is None:  # opened in the worker process, not before the fork
             self.store = lmdb.open(str(self.folder), readonly=True, lock=False, readahead=False)
         with self.store.begin(buffers=True) as view:
             records = [view.get(row.to_bytes(8, "big")) for row in rows]

@@ -90,7 +90,7 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
             folder = folder.with_name(f"{folder.name}-{initial_job_idx}")
             folder.mkdir()
         note = folder / "multirun.yaml"
-        if note.exists():  # it has the command line, in which a shell may have expanded a secret
+        if note.exists():  # the command line may hold a secret that a shell has expanded
             write_atomically(note, mask(reference(note.read_text())))
         sweep = Sweep(folder, self.parent, local=bool(self.params.get("local")))
         composer = Composer(self.hydra_context.config_loader, self.config)

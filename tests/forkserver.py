@@ -505,7 +505,8 @@ def main() -> None:
 def _run_without_teardown(module: str) -> None:
     """Run a module, and end as Python does, but without deleting the imported modules.
 
-    With torch the deletion takes 0.3 s of CPU time, because a fork copies each page it changes.
+    Deleting torch's modules changes many pages of memory. A fork first has to copy each of them,
+    which takes 0.3 s of CPU time.
     """
     code: Any = 0
     try:

@@ -282,11 +282,12 @@ def _divided(
     # A block's gradients, those outside of the blocks, and the send buffer of the block before.
     buffers = computed * block if waiting else computed * (block + rest) + send
     if degrees.dp_replicate > 1 and reduced != stored:
-        buffers += reduced * part  # torch keeps what the replicas have added until the end
-    # What is outside of the blocks is reduced at the end of the backward pass.
+        # torch keeps the sums over the replicas until the end of the backward pass.
+        buffers += reduced * part
+    # The parameters outside of the blocks are reduced at the end of the backward pass.
     last = (computed + reduced) * rest + reduced * rest // ranks
-    divided = 0 if offload else gradients  # on the device
-    earlier = waiting or (divided if accumulate > 1 else 0)  # of the micro-batches before
+    divided = 0 if offload else gradients  # with offload they are in the memory of the host
+    earlier = waiting or (divided if accumulate > 1 else 0)  # gradients of earlier micro-batches
     if zero == 3:
         kept = parallel.fsdp.reshard_after_forward
         buffers += computed * block * max(1, parallel.fsdp.prefetch)  # ahead of the backward pass

@@ -23,9 +23,10 @@ from hpctrain.shards import index as index_file
 from hpctrain.shards.index import Index
 
 PARTIAL = ".hpctrain-partial"
-LOCK = "lock"  # in PARTIAL
-MOVES = "commit.json"  # in PARTIAL: {path of a shard in the index: its path in PARTIAL}
-REPLACED = "replaced"  # in PARTIAL: a folder for the index of the data set that is replaced
+# These names are in the folder PARTIAL.
+LOCK = "lock"
+MOVES = "commit.json"  # {path of a shard in the index: its path in PARTIAL}
+REPLACED = "replaced"  # the folder that keeps the index of the data set that is replaced
 
 
 def check_ours(folder: Path) -> None:

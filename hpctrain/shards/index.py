@@ -186,9 +186,8 @@ class Index:
         """The name of the data: data sets with equal digests have equal samples in equal order."""
         schema = {name: spec.as_json() for name, spec in self.fields.items()}
         shards = [[shard.split, shard.count, shard.digest] for shard in self.shards]
-        named = (
-            [self.categories] if self.categories else []
-        )  # digests without categories stay as they were
+        # A data set without categories has the digest that it had before there were categories.
+        named = [self.categories] if self.categories else []
         content = json.dumps([FORMAT, VERSION, schema, shards, *named], sort_keys=True)
         return "xxh3_128:" + xxhash.xxh3_128_hexdigest(content.encode())
 

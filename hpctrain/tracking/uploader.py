@@ -59,7 +59,7 @@ class Uploader:
                         self._upload.close_killed()
                         return
                 except DeletedError as error:
-                    # As if the store did not answer: perhaps somebody restores the run.
+                    # Somebody may restore the run, so the upload is tried again later.
                     if not delay:
                         log.warning("%s", error)
                     delay = min(2 * delay or FIRST_PAUSE, LONGEST_PAUSE)

@@ -121,7 +121,7 @@ def translate(content: dict[str, Any], file: Path) -> Translation:
         ConfigError: A key is unknown, or a value is not allowed.
     """
     content = dict(content)
-    if "dynamo_backend" in content:  # the form before there was a section
+    if "dynamo_backend" in content:  # older files have this key at the top
         content["dynamo_config"] = {"dynamo_backend": content.pop("dynamo_backend")}
     if content.pop("fp16", False):
         content.setdefault("mixed_precision", "fp16")

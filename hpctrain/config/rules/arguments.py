@@ -127,7 +127,9 @@ def _mismatch(parameter: Parameter, value: Any) -> str:
     annotation = parameter.annotation
     if annotation is None or _allows(annotation, value):
         return ""
-    match parameter.default:  # an annotation that its own default contradicts says little
+    # Many annotations are wrong, as in `width: int = None`. So a value is also taken if it is of the
+    # kind of the default.
+    match parameter.default:
         case ast.Constant(value=default) if not _allows(annotation, default):
             if type(value) is type(default):
                 return ""

@@ -18,7 +18,7 @@ from hpctrain.models.plan import Plan
 log = logging.getLogger(__name__)
 
 _EXAMPLE = "{layers.*.up: colwise, layers.*.down: rowwise}"
-# The names of other styles of transformers, which are the same here.
+# Styles of transformers under another name, and the name that the same style has here.
 _SAME = {"colwise_rep": "colwise_gather_output"}
 
 

@@ -134,7 +134,8 @@ class _OwnDropout(ParallelStyle):
                 return x
             whole = x.new_ones(x.shape[0], x.shape[1] * parts, *x.shape[2:])
             mask = F.dropout(whole, probability).chunk(parts, 1)[number]
-            return x * mask.clone()  # the view of a part would keep the whole until the backward
+            # Autograd keeps the mask; a view of one part would keep all parts in memory.
+            return x * mask.clone()
 
         setattr(module, "forward", forward)  # noqa: B010 (mypy)
         return module

@@ -114,9 +114,10 @@ class FSDPModel(ParallelModel):
         if self._lockstep is not None:
             self._lockstep.start(train=True)
         self._root.set_requires_gradient_sync(last or self._every)
-        if self._zero < 3:  # the gathered parameters serve all micro-batches of a step
+        # Below ZeRO 3, parameters are gathered once in a step and freed after its last micro-batch.
+        if self._zero < 3:
             self._root.set_reshard_after_backward(last)
-        # Replicas add up once per step what their ranks have added after every micro-batch.
+        # Ranks of a replica reduce after every micro-batch; the replicas are added once in a step.
         self._root.set_requires_all_reduce(last)
         self._root.set_is_last_backward(last)
         return nullcontext()

@@ -127,8 +127,8 @@ def _mismatch(parameter: Parameter, value: Any) -> str:
     annotation = parameter.annotation
     if annotation is None or _allows(annotation, value):
         return ""
-    # Many annotations are wrong, as in `width: int = None`. So a value is also taken if it is of the
-    # kind of the default.
+    # Some annotations contradict their default, as in `width: int = 0.5`. Then a value of the type
+    # of the default is taken, too.
     match parameter.default:
         case ast.Constant(value=default) if not _allows(annotation, default):
             if type(value) is type(default):

@@ -13,13 +13,28 @@ from hpctrain.config.schema import Config, FSDPConfig, ParallelConfig
 from hpctrain.models import MLP, ConvNet, Transformer
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.preparing.initial import build_whole, fill_modules, skeleton
+from hpctrain.parallel.preparing.initial import (
+    Build,
+    begin,
+    cast_parameters,
+    fill,
+    fill_modules,
+    skeleton,
+)
 from hpctrain.parallel.recipe import parallelize
 from tests.parallel.parity import whole
 from tests.ranks import run_ranks
 
 SHARDED = ParallelConfig(dp_replicate=1, dp_shard=-1)
 HYBRID = ParallelConfig(dp_replicate=2, dp_shard=2)
+
+
+def initialised(build: Build, seed: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """Return the initialised model of one process."""
+    model, values = begin(build, seed, from_rank_0=False)
+    cast_parameters(model, dtype)
+    fill(model.to(device) if values == "built" else model, values, build, seed, device, device)
+    return model
 
 
 class Own(nn.Module):
@@ -190,7 +205,7 @@ def test_all_ranks_say_which_module_cannot_be_initialised() -> None:
 def test_numbers_are_drawn_on_the_cpu() -> None:
     """A GPU would draw others. The meta device stands for it: it would lose the numbers."""
     meta, cpu = torch.device("meta"), torch.device("cpu")
-    expected = build_whole(Scaled, 5, torch.float32, cpu).state_dict()
+    expected = initialised(Scaled, 5, torch.float32, cpu).state_dict()
     model = skeleton(Scaled, 5)
     assert model is not None
     fill_modules(model, Scaled, 5, meta, cpu)
@@ -202,7 +217,7 @@ def test_numbers_are_drawn_on_the_cpu() -> None:
 def test_values_are_those_of_the_original_classes() -> None:
     """torchao replaces linear layers before a sharded model has values; nn.Linear has others."""
     build = functools.partial(Transformer, 16, 8, 1, 2, bias=True)
-    expected = build_whole(build, 5, torch.float32, torch.device("cpu")).state_dict()
+    expected = initialised(build, 5, torch.float32, torch.device("cpu")).state_dict()
     model: Any = skeleton(build, 5)
     mlp = model.layers[0].mlp
     mlp.up, before = nn.Linear(8, 32, device="meta"), mlp.up

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,8 @@ from hpctrain.parallel.preparing.parameters import tie, ties, undivided
 
 log = logging.getLogger(__name__)
 Build = Callable[[], nn.Module]
+Values = Literal["by modules", "from rank 0", "built"]
+"""Where initial values come from: `init_module`, rank 0, or the constructor on every rank."""
 
 
 @runtime_checkable
@@ -63,36 +65,51 @@ def skeleton(build: Build, seed: int) -> nn.Module | None:
         return None
 
 
-def build_whole(
-    build: Build,
-    seed: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    group: dist.ProcessGroup | None = None,
-) -> nn.Module:
-    """Return the initialised model, whole, on the device.
+def begin(build: Build, seed: int, *, from_rank_0: bool) -> tuple[nn.Module, Values]:
+    """Return the model to spread, and how `fill` will give it its initial values.
 
     Args:
         build: Returns a new model.
         seed: The seed of the run.
-        dtype: The dtype of its parameters.
-        device: Device of this rank.
-        group: The ranks that build the model together; None means all.
+        from_rank_0: Whether rank 0 can send the parts of a model that has no `init_module`.
+
+    Returns:
+        The model on the meta device, or, if every rank has to build it, with memory on the CPU.
     """
     model = skeleton(build, seed)
     if model is not None and isinstance(model, Initializes):
-        cast_parameters(model, dtype)
-        fill_modules(model, build, seed, device, device, group)
-        return model
-    return build_as_usual(build, seed, dtype, device)
-
-
-def build_as_usual(build: Build, seed: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """Return the model as its constructor initialises it; the arguments of `build_whole`."""
+        return model, "by modules"
+    if model is not None and from_rank_0:
+        return model, "from rank 0"
     torch.manual_seed(seed)
-    model = build()
-    cast_parameters(model, dtype)
-    return model.to(device)
+    return build(), "built"
+
+
+def fill(
+    model: nn.Module,
+    values: Values,
+    build: Build,
+    seed: int,
+    device: torch.device,
+    storage: torch.device,
+    group: dist.ProcessGroup | None = None,
+) -> None:
+    """Give a model that `begin` has returned its initial values, in place.
+
+    Args:
+        model: Whole or sharded, or the stage of a pipeline.
+        values: As `begin` has returned it.
+        build: Returns a new model.
+        seed: The seed of the run.
+        device: Device of the rank.
+        storage: Parameters are stored on this device.
+        group: The ranks that have the same modules; None means all.
+    """
+    if values == "by modules":
+        fill_modules(model, build, seed, device, storage, group)
+    elif values == "from rank 0":
+        fill_from_rank_0(model, build, seed, device, storage)
+    to_device(model, device)
 
 
 def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
@@ -171,7 +188,6 @@ def fill_modules(
                     _broadcast(whole, source, group)
                 with torch.no_grad():
                     _own_part(target).copy_(_cut(whole, target))
-    to_device(model, device)
     torch.manual_seed(seed)  # the ranks have drawn other modules
 
 
@@ -280,6 +296,8 @@ def share(model: nn.Module, group: dist.ProcessGroup | None) -> None:
         model: Built by every rank, the same modules on all of them.
         group: The ranks; None means all.
     """
+    if not dist.is_initialized() or dist.get_world_size(group) == 1:
+        return
     with torch.no_grad():
         for value in (*model.parameters(), *model.buffers()):
             whole = value.detach().contiguous()

@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from hpctrain import disk
@@ -99,7 +100,9 @@ def wait_for(folder: Path, timeout_s: float) -> bytes:
         time.sleep(nap)
         nap = min(2 * nap, _LONGEST_NAP_S)
         # A network file system may remember that there was no such file until the folder is opened.
-        os.listdir(folder)
+        # Rank 0 makes the folder, too.
+        with suppress(FileNotFoundError):
+            os.listdir(folder)
     return found
 
 

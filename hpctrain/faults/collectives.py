@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Mapping
@@ -196,13 +197,18 @@ def _operation(entry: dict[str, Any], groups: dict[str, list[int]]) -> Operation
 
 
 def _place(frames: list[FrameType]) -> str:
-    """Return the innermost frame that is not of torch."""
-    inside = str(Path(torch.__file__).parent)
-    own = [frame for frame in frames if not frame.f_code.co_filename.startswith(inside)]
+    """Return the innermost frame of the user's code, or of a library other than torch."""
+    own = [frame for frame in frames if not _is_of_python_or_torch(frame.f_code.co_filename)]
     if not own:
         return "an unknown place"
     code = own[-1].f_code
     return f"{code.co_filename}:{own[-1].f_lineno} in {code.co_name}"
+
+
+def _is_of_python_or_torch(file: str) -> bool:
+    if file.startswith((str(Path(torch.__file__).parent), "<frozen")):
+        return True
+    return file.startswith(sysconfig.get_path("stdlib")) and "site-packages" not in file
 
 
 def _stacks(frames: Mapping[int, FrameType], error: BaseException | None) -> list[str]:

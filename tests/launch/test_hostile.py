@@ -164,7 +164,7 @@ def test_nothing_happens_but_srun_with_the_right_words(
     script = sbatch_script(config, array, 8, pythonpath=[code])
     assert list(directives(script)) == [
         *("job-name", "nodes", "ntasks-per-node", "cpus-per-task", "time", "signal", "requeue"),
-        *("account", "comment", "array", "output", "open-mode"),
+        *("account", "distribution", "comment", "array", "output", "open-mode"),
     ]
     directories = [f"{output}/{name}" for name in (*"0123456", "the run", "8")]
     (record / "tasks").write_text("".join(f"{path}\n" for path in directories))

@@ -16,7 +16,7 @@ from hpctrain.errors import DistributedError
 FAILS = """
 import atexit, time
 from hpctrain import cli, errors
-from hpctrain.distributed import ending
+from hpctrain.distributed import leaving
 
 def fails(argv):
     leaving.leave_group_open()

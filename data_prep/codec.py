@@ -39,7 +39,7 @@ from hpctrain.shards.types import Array
 
 PIECES, PIECE_BYTES = 4, 4 * 2**20  # the first PIECE_BYTES of PIECES pieces are tried
 SAVES, FLOOR_MB_S, NEAR = 0.25, 500, 0.05  # the numbers of the rule
-REPEATS = 3
+_REPEATS = 3
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def _read(path: Path) -> tuple[int, int, float]:
         stored = sum(dataset.id.get_storage_size() for dataset in datasets)
         outs = [np.empty(dataset.shape, dataset.dtype) for dataset in datasets]
         seconds = []
-        for _ in range(REPEATS):
+        for _ in range(_REPEATS):
             cache = ChunkCache()  # a new cache holds no decoded chunks
             readers = [
                 Chunked(dataset, path, cache=cache).copy if dataset.chunks else _mapped(dataset)

@@ -29,9 +29,9 @@ from data_prep.split import Fractions, Split, parse_split
 from hpctrain.errors import ConfigError
 from hpctrain.shards.compression import CHUNK_BYTES, LEVELS, Compression
 
-UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-SHARD_SIZE = "256MiB"
-ON_ERROR = ("stop", "skip", "collect")
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_SHARD_SIZE = "256MiB"
+_ON_ERROR = ("stop", "skip", "collect")
 VARIABLE = ("--variable", "FIELD", "the first axis of this field's arrays varies in length")
 
 
@@ -146,7 +146,7 @@ def add_arguments(parser: argparse.ArgumentParser, split: str = "train=1") -> No
     group = parser.add_argument_group("writing")
     group.add_argument(
         "--shard-size",
-        default=SHARD_SIZE,
+        default=_SHARD_SIZE,
         metavar="SIZE",
         help="the most data in one shard, before compression, such as 64MB or 1GiB (default: "
         "%(default)s)",
@@ -196,7 +196,7 @@ def add_arguments(parser: argparse.ArgumentParser, split: str = "train=1") -> No
     )
     group.add_argument(
         "--on-error",
-        choices=ON_ERROR,
+        choices=_ON_ERROR,
         default="stop",
         help="for records that cannot be used. stop: end at the first one; skip: leave them out; "
         "collect: read everything, report all of them, and write nothing if there are any "
@@ -239,10 +239,10 @@ def parse_size(text: str, option: str = "--shard-size") -> int:
         ConfigError: The text is not a size with a unit.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip())
-    size = float(match[1]) * UNITS.get(match[2], 0) if match else 0
+    size = float(match[1]) * _UNITS.get(match[2], 0) if match else 0
     if not 1 <= size < 2**63:
         raise ConfigError(
-            f"{option} {text!r}: give the bytes with a unit, such as 64MB ({', '.join(UNITS)})"
+            f"{option} {text!r}: give the bytes with a unit, such as 64MB ({', '.join(_UNITS)})"
         )
     return int(size)
 

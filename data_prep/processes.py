@@ -26,12 +26,12 @@ from typing import Any
 
 from hpctrain.errors import HpctrainError, StorageError
 
-PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 MAPPED_BYTES, SPARE_BYTES = 2**25, 2**30
 EVERY_S = 0.1  # between two reports of the progress
 # When this process is killed, multiprocessing's tracker removes its semaphores, and warns of them.
-NO_WARNING = "ignore:resource_tracker:UserWarning"
+_NO_WARNING = "ignore:resource_tracker:UserWarning"
 
 Progress = Callable[[int, int], None]
 """`progress(samples, bytes)` adds to what is done."""
@@ -78,8 +78,8 @@ def _run_here(
 def _run_in_processes(
     task: Task, numbers: Sequence[int], workers: int, progress: Progress, finish: Finish
 ) -> Iterator[tuple[int, Any]]:
-    if NO_WARNING not in sys.warnoptions:
-        sys.warnoptions.append(NO_WARNING)  # the tracker starts with the first lock
+    if _NO_WARNING not in sys.warnoptions:
+        sys.warnoptions.append(_NO_WARNING)  # the tracker starts with the first lock
     context = multiprocessing.get_context("spawn")
     slots = context.RawArray(_Slot, workers)
     # The task may be large. If it were an argument, each process would have to start and to read
@@ -176,7 +176,7 @@ _load_task: Callable[[], Task]
 def _begin(slots: Any, started: Any, pickled: Any, parent: int) -> None:
     """Prepare a worker process."""
     global _slot, _load_task
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent died before this process asked to die with it
         os._exit(1)
     keep_memory()

@@ -34,23 +34,23 @@ PATTERNS = (
     *("*AUTH_KEY*", "*SIGNING_KEY*", "*ENCRYPTION_KEY*", "*MASTER_KEY*", "*LICENSE_KEY*"),
     *("KAGGLE_KEY", "WANDB_KEY", "*CONNECTION_STRING*", "*CONN_STR*"),
 )
-ADDRESSES = ("*DATABASE_URL*", "*_DSN", "*BROKER_URL*", "*REDIS_URL*", "*MONGO*_UR[IL]")
+_ADDRESSES = ("*DATABASE_URL*", "*_DSN", "*BROKER_URL*", "*REDIS_URL*", "*MONGO*_UR[IL]")
 """The names of addresses, which are secret only if they have a password."""
-TOKENS = ("*TOKEN*",)
+_TOKEN = ("*TOKEN*",)
 COUNTED = (
     *("max", "min", "n", "num", "total", "new", "train", "val", "valid", "test", "eval", "batch"),
     *("prompt", "input", "output", "context", "special", "extra", "stop", "seen", "target"),
     *("global", "micro", "warmup", "completion", "generated", "cached", "seq", "per_step"),
 )
-ROLES = ("pad", "bos", "eos", "eod", "eot", "unk", "sep", "cls", "mask", "start", "end", "stop")
-HARMLESS = (
+_ROLES = ("pad", "bos", "eos", "eod", "eot", "unk", "sep", "cls", "mask", "start", "end", "stop")
+_HARMLESS = (
     *("*TOKENIZER*", "*TOKENIZED*", "TOKENS", "TOKENS_*", "*_TOKENS_*"),  # TOKENS_PER_STEP
     *(f"{word}_TOKENS" for word in COUNTED),
     *(f"*_{word}_TOKENS" for word in COUNTED),
-    *(f"{role}_TOKEN{end}" for role in ROLES for end in ("", "_ID", "S", "_IDS")),
+    *(f"{role}_TOKEN{end}" for role in _ROLES for end in ("", "_ID", "S", "_IDS")),
 )
 """The names of numbers and words of a language model: not secret because of TOKEN alone."""
-SHORTEST = 6
+_SHORTEST = 6
 MASK = secret_text.MASK
 TOKEN_STARTS = secret_text.TOKEN_STARTS
 tokens = secret_text.tokens
@@ -63,7 +63,7 @@ def is_secret(name: str) -> bool:
 
 @functools.cache
 def _names(added: str) -> re.Pattern[str]:
-    tokens = f"(?!{_either(HARMLESS)})(?:{_either(TOKENS)})"
+    tokens = f"(?!{_either(_HARMLESS)})(?:{_either(_TOKEN)})"
     theirs = _either(filter(None, re.split(r"[,\s]+", added)))
     return re.compile(f"{theirs}|{_either(PATTERNS)}|{tokens}", re.IGNORECASE)
 
@@ -72,13 +72,13 @@ def _either(patterns: Iterable[str]) -> str:
     return "|".join(map(fnmatch.translate, patterns)) or r"(?!)"
 
 
-_ADDRESS = re.compile(_either(ADDRESSES), re.IGNORECASE)
+_ADDRESS = re.compile(_either(_ADDRESSES), re.IGNORECASE)
 _CLEAR = re.compile(_either(PATTERNS), re.IGNORECASE)
 
 
 def is_telling(value: str) -> bool:
     """Return whether the value of a secret variable has to be hidden."""
-    return len(value) >= SHORTEST and not (value.startswith("/") and os.path.exists(value))
+    return len(value) >= _SHORTEST and not (value.startswith("/") and os.path.exists(value))
 
 
 def without_credentials(url: str) -> str:
@@ -165,7 +165,7 @@ def is_given_away(name: str, value: str) -> bool:
 
     `eos_token = "</s>"` does not: what is only named a token must also look random.
     """
-    if not is_secret(name) or len(value) < SHORTEST or re.match(r"[$<\[{(%/]|\*+$", value):
+    if not is_secret(name) or len(value) < _SHORTEST or re.match(r"[$<\[{(%/]|\*+$", value):
         return False
     random = re.fullmatch(r"(?=.*\d)(?=.*[A-Za-z])[\w\-.+/=~]{12,}", value)
     return random is not None or _CLEAR.match(name) is not None

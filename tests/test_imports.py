@@ -1,6 +1,7 @@
 """Tests of which module may import which others. README.md has the table."""
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -151,6 +152,40 @@ def test_data_prep_takes_only_the_format() -> None:
                     inner = name.removeprefix("hpctrain.")
                     assert any(within(inner, each) for each in FORMAT), f"{module} imports {name}"
                 assert name.partition(".")[0] != "torch"
+
+
+def test_a_name_that_only_its_module_uses_begins_with_an_underscore() -> None:
+    """So a reader knows what a module offers to others, and what is free to change."""
+    used: dict[str, set[Path]] = {}
+    suffixes = {".py", ".pyi", ".md", ".yaml", ".sbatch", ".toml"}
+    folders = ("hpctrain", "data_prep", "tests", "conf", "docs", "slurm")
+    found = [path for name in folders for path in (ROOT / name).rglob("*.*")]
+    for path in [*found, ROOT / "pyproject.toml"]:
+        if path.suffix in suffixes:
+            for word in set(re.findall(r"\w+", path.read_text())):
+                used.setdefault(word, set()).add(path)
+    alone = [
+        f"{module}.{name}"
+        for module, file in FILES.items()
+        for name in _defined(ast.parse(file.read_text()))
+        if not name.startswith("_") and used[name] == {file}
+    ]
+    # The types of values that other modules get.
+    assert set(alone) <= {
+        "hpctrain.launch.function.LocalFunctionJob",
+        "hpctrain.parallel.preparing.initial.Initializes",
+    }
+
+
+def _defined(module: ast.Module) -> Iterator[str]:
+    for node in module.body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.Assign(targets=targets):
+                yield from (each.id for each in targets if isinstance(each, ast.Name))
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
 
 
 def test_no_object_collectives() -> None:

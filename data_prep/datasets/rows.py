@@ -16,7 +16,7 @@ from hpctrain.shards.storage.layout import Layout
 from hpctrain.shards.storage.plain import Plain
 from hpctrain.shards.types import Array, Int64s
 
-GAP_BYTES = 2**15  # rows that are closer to each other are read together
+_GAP_BYTES = 2**15  # rows that are closer to each other are read together
 
 
 def blocks(
@@ -105,7 +105,7 @@ def _rows(layout: Layout, dataset: str, field: Field, rows: Int64s) -> Array:
     order = np.argsort(rows, kind="stable")
     ascending = rows[order]
     # Rows in between are read as well where that is cheaper than another read.
-    apart = np.diff(ascending) * size > GAP_BYTES
+    apart = np.diff(ascending) * size > _GAP_BYTES
     apart |= np.diff(ascending * size // BLOCK_BYTES) != 0
     for part in np.split(order, np.flatnonzero(apart) + 1):
         first, stop = int(rows[part[0]]), int(rows[part[-1]]) + 1

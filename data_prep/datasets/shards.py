@@ -25,7 +25,7 @@ from hpctrain.shards.storage.inside import Elsewhere, find
 from hpctrain.shards.storage.layout import INTEGERS, Layout, disagreement
 from hpctrain.shards.types import Array
 
-BLOCK_SAMPLES = 2**16
+_BLOCK_SAMPLES = 2**16
 
 Rows = dict[str, Array | Ragged]
 
@@ -80,8 +80,8 @@ class OpenShard:
                 continue
             with self._damage():
                 total, last = len(self._file[values]), 0
-                for start in range(0, self.shard.count + 1, BLOCK_SAMPLES):
-                    found = self._file[offsets][start : start + BLOCK_SAMPLES].astype(np.int64)
+                for start in range(0, self.shard.count + 1, _BLOCK_SAMPLES):
+                    found = self._file[offsets][start : start + _BLOCK_SAMPLES].astype(np.int64)
                     steps = np.diff(found, prepend=last)
                     if (start == 0 and found[0] != 0) or (steps < 0).any():
                         at = start + int(np.argmax(steps < 0)) if (steps < 0).any() else 0

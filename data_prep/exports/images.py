@@ -21,8 +21,8 @@ from hpctrain.shards.index import Split
 from hpctrain.shards.types import Array
 
 SUFFIXES = {"JPEG": ".jpg", "PNG": ".png", "WebP": ".webp", "BMP": ".bmp"}
-CLASSES = "classes.txt"
-WHAT = "uint8 (C, H, W) with 1, 3 or 4 channels, (H, W), or encoded files"
+_CLASSES = "classes.txt"
+_WHAT = "uint8 (C, H, W) with 1, 3 or 4 channels, (H, W), or encoded files"
 
 
 class Images:
@@ -66,7 +66,7 @@ class Images:
         """
         if self._names:
             lines = "".join(f"{name}\n" for name in self._names.values())
-            (folder / CLASSES).write_text(lines, encoding="utf-8")
+            (folder / _CLASSES).write_text(lines, encoding="utf-8")
         digits, first = max(7, len(str(count))), 0
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             for rows in self.data.blocks(split, self.fields, count):
@@ -130,7 +130,7 @@ def folder_names(values: Sequence[int], categories: Sequence[str]) -> dict[int, 
 def _image_field(data: DataSet, names: Sequence[str]) -> str:
     found = [name for name, field in data.fields(names).items() if _is_image(data, name, field)]
     if not found:
-        raise ConfigError(f"--to images: no field holds images: {WHAT}")
+        raise ConfigError(f"--to images: no field holds images: {_WHAT}")
     if len(found) > 1:
         raise ConfigError(f"--to images: --field NAME says which of {', '.join(found)}")
     return found[0]

@@ -14,14 +14,14 @@ from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.types import Array
 
-RECORD_BYTES = 64  # counted for each sample, so that empty samples fill a block too
+_RECORD_BYTES = 64  # counted for each sample, so that empty samples fill a block too
 
 
 class Unusable(Exception):
     """The reason why a record cannot be used. The source passes it to `BadRecords.bad`."""
 
 
-def array_of(value: Any) -> Array:
+def _array_of(value: Any) -> Array:
     """Convert a value to an array without loss.
 
     Args:
@@ -58,14 +58,14 @@ def field_of(value: Any, *, variable: bool = False, dtype: str = "") -> Field:
     """Return the field for values like this one, the first.
 
     Args:
-        value: See `array_of`. Text and bytes give a variable-length field.
+        value: See `_array_of`. Text and bytes give a variable-length field.
         variable: Whether the length of the first axis varies.
         dtype: The dtype to store; "" is that of the value.
 
     Raises:
         Unusable: No field can hold the value.
     """
-    array = array_of(value)
+    array = _array_of(value)
     variable = variable or isinstance(value, (str, bytes, bytearray, memoryview))
     if variable and array.ndim == 0:
         raise Unusable("a single number has no length that could vary")
@@ -98,14 +98,14 @@ def fitted(value: Any, field: Field, *, rounded: bool = False) -> Array:
     """Convert a value to the dtype of a field, and check its shape.
 
     Args:
-        value: See `array_of`.
+        value: See `_array_of`.
         field: The field that stores the value.
         rounded: Whether floats may lose digits, because the user chose the dtype.
 
     Raises:
         Unusable: The shape differs, or the dtype cannot hold the value.
     """
-    array = array_of(value)
+    array = _array_of(value)
     if field.variable and array.shape == (0,):
         array = array.reshape(0, *field.shape)
     found = array.shape[1:] if field.variable and array.ndim else array.shape
@@ -190,7 +190,7 @@ class Samples:
 
     def _clear(self) -> None:
         fixed = [field for field in self._fields.values() if not field.variable]
-        room = BLOCK_BYTES // (RECORD_BYTES + sum(field.nbytes for field in fixed)) + 1
+        room = BLOCK_BYTES // (_RECORD_BYTES + sum(field.nbytes for field in fixed)) + 1
         # Samples of a fixed size are copied at once, while the processor's cache still has them.
         self._values: dict[str, Array | list[Array]] = {
             name: [] if field.variable else np.empty((room, *field.shape), field.dtype)
@@ -230,7 +230,7 @@ class Samples:
         self._records.append(record)
         self._keys.append(key)
         self._column.append(column)
-        self._bytes += RECORD_BYTES
+        self._bytes += _RECORD_BYTES
 
     def blocks(self, found: Iterable[Encoded], reading: BadRecords) -> Iterator[Block]:
         """Decode samples and yield them as blocks; the unusable ones are passed to `reading`."""

@@ -2,7 +2,7 @@
 
 from pathlib import PurePath
 
-READERS = {
+_READERS = {
     ".fits": "astropy.io.fits.getdata",
     ".fit": "astropy.io.fits.getdata",
     ".fts": "astropy.io.fits.getdata",
@@ -12,14 +12,14 @@ READERS = {
     ".dcm": "pydicom.dcmread",
     ".nrrd": "nrrd.read",
 }
-MATLAB_5 = b"MATLAB 5.0 MAT-file"
+_MATLAB_5 = b"MATLAB 5.0 MAT-file"
 
 
 def way(path: str) -> str:
     """Return how a file of such a format is converted; "" for other files, by their names."""
     name = PurePath(path)
     suffix = PurePath(name.stem).suffix if name.suffix in (".gz", ".fz") else name.suffix
-    reader = READERS.get(suffix.lower(), "")
+    reader = _READERS.get(suffix.lower(), "")
     if not reader:
         return ""
     return (
@@ -32,7 +32,7 @@ def matlab_5(path: str) -> str:
     """Return what to do with a .mat file that is not HDF5; "" for other files."""
     try:
         with open(path, "rb") as file:
-            if file.read(len(MATLAB_5)) != MATLAB_5:
+            if file.read(len(_MATLAB_5)) != _MATLAB_5:
                 return ""
     except OSError:
         return ""

@@ -24,8 +24,8 @@ from hpctrain.terminal import printable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_HEIGHT = 400.0  # inches; matplotlib draws at most 2**16 pixels
-CSS = """
+_MAX_HEIGHT = 400.0  # inches; matplotlib draws at most 2**16 pixels
+_CSS = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #22272e; max-width: 1100px; margin: 2em auto;
        padding: 0 1em } h1 { font-size: 1.5em; margin-bottom: 0 } h2 { font-size: 1.1em }
 p { color: #6f7681; margin-top: .2em } table { border-collapse: collapse; margin: 1em 0 }
@@ -88,7 +88,7 @@ def _page(data: DataSet, found: Sequence[View]) -> "Figure":
     from matplotlib.figure import Figure
 
     heights = [0.75, *map(plots.height, found)]
-    if sum(heights) > MAX_HEIGHT:
+    if sum(heights) > _MAX_HEIGHT:
         raise ConfigError(
             f"--plot: {len(found)} fields are too many for one picture; --field takes some of "
             "them, and an .html file has room for all"
@@ -121,7 +121,7 @@ def _html(data: DataSet, found: Sequence[View], summaries: Sequence[Summary]) ->
     title = html.escape(printable(data.folder.name))
     parts = [
         '<!doctype html><html lang="en"><meta charset="utf-8">',
-        f"<title>{title}</title><style>{CSS}</style>",
+        f"<title>{title}</title><style>{_CSS}</style>",
         f"<h1>{title}</h1><p>{html.escape(_subtitle(data))}</p>",
         _table(
             ["field", "type", "split", "samples", "mean", "std", "min", "max", "not finite"],

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 COLUMNS = 8  # images in a row
-PANELS = 4  # the most slices
-CURVES = 12  # the most curves
-BARS = 30  # the most classes that have bars
+_PANELS = 4  # the most slices
+_CURVES = 12  # the most curves
+_BARS = 30  # the most classes that have bars
 WIDTH = 11.0  # inches
-COLOURS = ("#2f6db5", "#e58634", "#3c9d6c", "#a05bb0", "#c8485c", "#6f7681")
+_COLOURS = ("#2f6db5", "#e58634", "#3c9d6c", "#a05bb0", "#c8485c", "#6f7681")
 INK, FAINT = "#22272e", "#8a929c"
 STYLE: Any = {
     "font.family": "sans-serif",
@@ -47,7 +47,7 @@ def height(view: View) -> float:
     if view.pictures:
         return 1.1 + 0.8 * -(-len(view.pictures) // COLUMNS)
     bars = [len(s.classes) for s in view.summaries.values() if s.classes]
-    return 1.3 + 0.17 * max(bars) if bars and 6 <= max(bars) <= BARS else 2.7
+    return 1.3 + 0.17 * max(bars) if bars and 6 <= max(bars) <= _BARS else 2.7
 
 
 def draw(part: "Figure | SubFigure", view: View) -> None:
@@ -71,7 +71,7 @@ def draw(part: "Figure | SubFigure", view: View) -> None:
         else:
             place = part.add_gridspec(left=0.075, right=0.57, top=top, bottom=bottom)
             _curves(part.add_subplot(place[0]), view)
-            note = f"{min(CURVES, len(view.samples))} samples"
+            note = f"{min(_CURVES, len(view.samples))} samples"
         part.text(0.045, 1 - 0.4 / inches, note, fontsize=7.5, color=FAINT, va="center")
     place = part.add_gridspec(left=left, right=0.955, top=top, bottom=bottom)
     axes = part.add_subplot(place[0])
@@ -118,7 +118,7 @@ def _panels(
     """Draw a slice of some samples on one colour scale, centred at 0 if there are two signs."""
     from matplotlib import colormaps
 
-    chosen = evenly(len(view.samples), PANELS)
+    chosen = evenly(len(view.samples), _PANELS)
     slices = [_drawable(view.samples[i][middle]) for i in chosen]
     finite = np.concatenate([values[np.isfinite(values)] for values in slices])
     low, high = np.quantile(finite, [0.005, 0.995]) if finite.size else (0.0, 1.0)
@@ -146,10 +146,10 @@ def _box_aspect(axes: "Axes", bar: "Axes", shape: tuple[int, ...]) -> float:
 
 
 def _curves(axes: "Axes", view: View) -> None:
-    for sample in [view.samples[i] for i in evenly(len(view.samples), CURVES)]:
+    for sample in [view.samples[i] for i in evenly(len(view.samples), _CURVES)]:
         flat = _drawable(sample.reshape(-1))
         step = max(1, flat.size // 4096)
-        axes.plot(np.arange(0, flat.size, step), flat[::step], lw=0.8, alpha=0.6, color=COLOURS[0])
+        axes.plot(np.arange(0, flat.size, step), flat[::step], lw=0.8, alpha=0.6, color=_COLOURS[0])
     axes.set_xlabel("position")
     axes.set_ylabel("value")
     axes.grid(axis="y")
@@ -211,7 +211,7 @@ def _classes(axes: "Axes", view: View) -> None:
         for name, s in splits.items()
     }
     colours = _colours(len(shares))
-    if len(values) > BARS:  # one curve for each split, the most frequent class first
+    if len(values) > _BARS:  # one curve for each split, the most frequent class first
         for (name, heights), colour in zip(shares.items(), colours, strict=True):
             axes.stairs(np.sort(heights)[::-1], color=colour, lw=1.2, label=name)
         axes.set_xlabel(f"{len(values):,} classes, the most frequent first")
@@ -232,7 +232,7 @@ def _classes(axes: "Axes", view: View) -> None:
 
 
 def _colours(count: int) -> list[str]:
-    return [COLOURS[i % len(COLOURS)] for i in range(count)]
+    return [_COLOURS[i % len(_COLOURS)] for i in range(count)]
 
 
 def _drawable(values: Array) -> Array:

@@ -18,8 +18,8 @@ from hpctrain.shards.types import Array
 from hpctrain.terminal import printable
 
 SAMPLES = 512  # the most samples of a split for the distribution of values
-READ_BYTES = 64 * 2**20  # roughly the most bytes of these samples
-LENGTHS = 2**21  # roughly the most samples whose lengths are counted
+_READ_BYTES = 64 * 2**20  # roughly the most bytes of these samples
+_LENGTHS = 2**21  # roughly the most samples whose lengths are counted
 SHOWN = 24  # the most samples that are drawn
 
 
@@ -132,7 +132,7 @@ def _values(data: DataSet, split: Split, name: str) -> Array:
     if field.variable:
         return _lengths(data, split, name)
     most = SAMPLES if field.shape else 16 * SAMPLES
-    most = max(1, min(most, READ_BYTES // field.nbytes))
+    most = max(1, min(most, _READ_BYTES // field.nbytes))
     if split.count <= most:  # all samples: blocks are faster than single samples
         blocks = data.blocks(split, {name: field})
         return np.concatenate([np.asarray(block[name]).reshape(-1) for block in blocks])
@@ -142,10 +142,10 @@ def _values(data: DataSet, split: Split, name: str) -> Array:
 
 
 def _lengths(data: DataSet, split: Split, name: str) -> Array:
-    most = max(1, LENGTHS * len(split.shards) // max(LENGTHS, split.count))
+    most = max(1, _LENGTHS * len(split.shards) // max(_LENGTHS, split.count))
     parts = []
     for i in evenly(len(split.shards), most):
         shard = split.shards[i]
         with data.open(shard, {name: data.index.fields[name]}) as opened:
-            parts.append(opened.lengths(name, 0, min(shard.count, LENGTHS)))
+            parts.append(opened.lengths(name, 0, min(shard.count, _LENGTHS)))
     return np.concatenate(parts)

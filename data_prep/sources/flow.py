@@ -30,13 +30,13 @@ from hpctrain.shards.field import Field
 
 SIZE, STEPS, TRAJECTORIES = 64, 16, 64
 INTERVAL, SPIN_UP = 0.2, 1.0  # time between snapshots, and time before the first
-COURANT = 0.6  # grid cells that the fastest fluid moves in a time step
-WAVENUMBER = 4.0  # wavenumber of the initial eddies
-VISCOSITY = (4e-3, 2e-2)  # range at 64 points; it is scaled by the square of the cell size
-MOST_IN_PIECE = 8
+_COURANT = 0.6  # grid cells that the fastest fluid moves in a time step
+_WAVENUMBER = 4.0  # wavenumber of the initial eddies
+_VISCOSITY = (4e-3, 2e-2)  # range at 64 points; it is scaled by the square of the cell size
+_MOST_IN_PIECE = 8
 
 Real = NDArray[np.float64]
-Modes = NDArray[np.complex128]
+_Modes = NDArray[np.complex128]
 
 
 class Solver:
@@ -57,21 +57,21 @@ class Solver:
         self._inverse[0, 0] = 0  # no mean flow
         self._kept = (x < size / 3) & (abs(y) < size / 3)
 
-    def velocity(self, modes: Modes) -> tuple[Real, Real]:
+    def velocity(self, modes: _Modes) -> tuple[Real, Real]:
         """Return the velocity on the grid: its components along the last axis and the first."""
         stream = modes * self._inverse
         return self._grid(self._y * stream), self._grid(-self._x * stream)
 
-    def advection(self, modes: Modes) -> Modes:
+    def advection(self, modes: _Modes) -> _Modes:
         """Return -u . grad w without aliasing."""
         u, v = self.velocity(modes)
         product = u * self._grid(self._x * modes) + v * self._grid(self._y * modes)
         return np.where(self._kept, -np.fft.rfft2(product), 0)
 
-    def advance(self, modes: Modes, time: float) -> Modes:
+    def advance(self, modes: _Modes, time: float) -> _Modes:
         """Return the modes after a time; equal steps, as long as the Courant number allows now."""
         speed = max(abs(component).max() for component in self.velocity(modes))
-        count = max(1, math.ceil(time * speed * self.size / (2 * math.pi * COURANT)))
+        count = max(1, math.ceil(time * speed * self.size / (2 * math.pi * _COURANT)))
         step = time / count
         half = np.exp(-self.viscosity * self.square * step / 2)  # viscous decay in half a step
         whole = half * half
@@ -83,31 +83,31 @@ class Solver:
             modes = whole * modes + (whole * a + 2 * half * (b + c) + d) / 6
         return modes
 
-    def start(self, rng: np.random.Generator) -> Modes:
-        """Return random modes around WAVENUMBER with a root-mean-square speed of 1."""
-        scaled = self.square / WAVENUMBER**2
+    def start(self, rng: np.random.Generator) -> _Modes:
+        """Return random modes around _WAVENUMBER with a root-mean-square speed of 1."""
+        scaled = self.square / _WAVENUMBER**2
         modes = np.fft.rfft2(rng.standard_normal((self.size, self.size)))
         modes = np.where(self._kept, modes * scaled * np.exp(-scaled), 0)
         return modes / math.sqrt(2 * self.energy(modes))
 
-    def energy(self, modes: Modes) -> float:
+    def energy(self, modes: _Modes) -> float:
         """Return half the mean square of the velocity."""
         return 0.5 * float(np.mean(sum(part**2 for part in self.velocity(modes))))
 
-    def enstrophy(self, modes: Modes) -> float:
+    def enstrophy(self, modes: _Modes) -> float:
         """Return half the mean square of the vorticity. d(energy)/dt = -2 viscosity enstrophy."""
         return 0.5 * float(np.mean(self._grid(modes) ** 2))
 
-    def vorticity(self, modes: Modes) -> Real:
+    def vorticity(self, modes: _Modes) -> Real:
         """Return the vorticity on the grid, (size, size)."""
         return self._grid(modes)
 
-    def _grid(self, modes: Modes) -> Real:
+    def _grid(self, modes: _Modes) -> Real:
         return np.fft.irfft2(modes, (self.size, self.size))
 
 
 @dataclass(frozen=True)
-class Flow(Source):
+class _Flow(Source):
     """See `flow`."""
 
     unpacks = False
@@ -140,7 +140,7 @@ def trajectory(
         The viscosity, and the vorticity (steps, size, size) with rows along y.
     """
     rng = np.random.default_rng([seed, number])
-    low, high = (math.log(nu * (64 / size) ** 2) for nu in VISCOSITY)
+    low, high = (math.log(nu * (64 / size) ** 2) for nu in _VISCOSITY)
     viscosity = np.float32(math.exp(rng.uniform(low, high)))
     solver = Solver(size, float(viscosity))
     modes = solver.advance(solver.start(rng), SPIN_UP)
@@ -186,12 +186,12 @@ def flow(
         "trajectory": Field("int64"),
     }
     nbytes = 4 * steps * size * size + 12
-    in_piece = max(1, min(MOST_IN_PIECE, options.shard_bytes // nbytes))
+    in_piece = max(1, min(_MOST_IN_PIECE, options.shard_bytes // nbytes))
     ends = [
         (first, min(first + in_piece, trajectories)) for first in range(0, trajectories, in_piece)
     ]
     about: dict[str, Any] = {"size": size, "steps": steps, "seed": seed, "interval": INTERVAL}
-    return Flow(
+    return _Flow(
         name="flow",
         fields=fields,
         pieces=[Piece((a, b), samples=b - a, bytes=(b - a) * nbytes) for a, b in ends],

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 @dataclass(frozen=True)
-class HuggingFace(Source):
+class _HuggingFace(Source):
     """See `huggingface`."""
 
     by_name: Mapping[str, Column | None] = field(default_factory=dict)  # None for images
@@ -187,7 +187,7 @@ def huggingface(
             pieces.append(Piece((split, path), (file,), bytes=file.size))
     column = options.split.column if isinstance(options.split, ByColumn) else ""
     extra = [] if "" in saved.splits or SPLIT in saved.features else [SPLIT]
-    return HuggingFace(
+    return _HuggingFace(
         name="huggingface",
         fields=fields,
         pieces=pieces,

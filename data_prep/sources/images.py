@@ -36,7 +36,7 @@ from data_prep.split import ByColumn, ByFile
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field, check_name
 
-MAX_FILE = 2**31  # bytes
+_MAX_FILE = 2**31  # bytes
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 @dataclass(frozen=True)
-class ImageSource(Source):
+class _ImageSource(Source):
     """See `images`."""
 
     pixels: Pixels = field(default_factory=Pixels)
@@ -179,7 +179,7 @@ def images(
     spec = pixels.field or _first(pixels, found, Problems(options.on_error), path)
     fields = {"image": spec} | ({"label": Field("int64")} if labels else {})
     found.problems = [(p.file, p.record, p.reason) for p in problems.found]
-    return ImageSource(
+    return _ImageSource(
         name="images",
         fields=fields,
         pieces=_pieces(found, spec, options.shard_bytes),
@@ -235,8 +235,8 @@ def _content(file: SourceFile) -> bytes:
     Raises:
         Unusable: The file is too large or cannot be read.
     """
-    if file.size > MAX_FILE:
-        raise Unusable(f"it has {file.size} bytes; an image file has at most {MAX_FILE}")
+    if file.size > _MAX_FILE:
+        raise Unusable(f"it has {file.size} bytes; an image file has at most {_MAX_FILE}")
     try:
         with open(file.path, "rb", buffering=0) as content:
             return content.readall()

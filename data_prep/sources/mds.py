@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 @dataclass(frozen=True)
-class Mds(ShardFolder):
+class _Mds(ShardFolder):
     """See `mds`."""
 
     layout: tuple[Column, ...] = ()
@@ -124,7 +124,7 @@ def mds(
         raise DataError(f"{folder} has no samples")
     chosen = _chosen(folder, layout, named)
     kinds = {column.name: column.kind for column in layout}
-    source = Mds(
+    source = _Mds(
         name="mds",
         fields={},
         pieces=[Piece(s, (s.file,), samples=s.samples, bytes=s.bytes) for s in shards],

@@ -35,8 +35,8 @@ from hpctrain.shards.shard import digest_file
 from hpctrain.shards.storage.layout import Layout
 from hpctrain.shards.types import Int64s
 
-KEEP = "keep"
-SHUFFLED_BYTES = 256 * 2**20  # a block in random order; larger blocks jump less between shards
+_KEEP = "keep"
+_SHUFFLED_BYTES = 256 * 2**20  # a block in random order; larger blocks jump less between shards
 OPEN = 4096  # shards that are open at a time, at most
 FULL = 15 / 16  # part of a shard that a piece fills, if only the average length is known
 
@@ -50,7 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fields", metavar="A,B", help="write only these fields, in this order (default: all)"
     )
-    add_arguments(parser, split=KEEP)
+    add_arguments(parser, split=_KEEP)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # the workers inherit it
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    keep = args.split == KEEP
+    keep = args.split == _KEEP
     if keep:
         args.split = "column:split"
     options = Options.of(args)
@@ -78,7 +78,7 @@ class _Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Repack(Source):
+class _Repack(Source):
     """See `repack`.
 
     Attributes:
@@ -139,7 +139,7 @@ class Repack(Source):
     def _shuffled(
         self, what: _Part, seed: int, first: int, ends: Int64s, opened: Callable[[int], Layout]
     ) -> Iterator[Block]:
-        order, step = Order(int(ends[-1]), seed), max(1, SHUFFLED_BYTES // self.bytes_each)
+        order, step = Order(int(ends[-1]), seed), max(1, _SHUFFLED_BYTES // self.bytes_each)
         for start in range(what.start, what.stop, step):
             samples = order(what.group, np.arange(start, min(start + step, what.stop)))
             numbers = np.searchsorted(ends, samples, side="right")
@@ -237,7 +237,7 @@ def repack(
             count = part.stop - part.start
             owned = tuple(files[i] for i in part.owned)
             pieces.append(Piece(part, owned, samples=count, bytes=count * bytes_each))
-    return Repack(
+    return _Repack(
         name="repack",
         # Without the places of the source's datasets: the output has its own.
         fields={n: Field(f.dtype, f.shape, f.variable) for n, f in stored.items()},

@@ -38,13 +38,13 @@ SKIPPED = {
     *("test", "tests", "idlelib", "turtledemo", "site-packages", "dist-packages"),
     *("__pycache__", "lib2to3"),
 }
-DOCUMENTS = 256  # documents in a block
+_DOCUMENTS = 256  # documents in a block
 SPLITS = {
     "digits": "train=0.8,val=0.2",
     "stdlib": "train=0.9,val=0.1",
     "flow": "train=0.9,val=0.1",
 }
-FLOW = (
+_FLOW = (
     ("--size", flow.SIZE, "number of points along each side of the grid"),
     ("--steps", flow.STEPS, "number of snapshots in a trajectory"),
     ("--trajectories", flow.TRAJECTORIES, "number of trajectories, which are the samples"),
@@ -64,7 +64,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="also write tokens, of a byte-level BPE with this number of tokens",
     )
     group = parser.add_argument_group("flow")
-    for option, default, text in FLOW:
+    for option, default, text in _FLOW:
         group.add_argument(option, type=int, metavar="N", help=f"{text} (default: {default})")
 
 
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
 
     args.split = args.split or SPLITS[args.name]
     options = Options.of(args)
-    numbers = {option[2:]: vars(args)[option[2:]] for option, *_ in FLOW}
+    numbers = {option[2:]: vars(args)[option[2:]] for option, *_ in _FLOW}
     given = {name: number for name, number in numbers.items() if number is not None}
     if given and args.name != "flow":
         raise ConfigError(f"--{next(iter(given))} is of `sample flow`, not of `sample {args.name}`")
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 @dataclass(frozen=True)
-class Digits(Source):
+class _Digits(Source):
     """See `digits`."""
 
     def read(self, what: Any, reading: BadRecords) -> Iterator[Block]:
@@ -109,7 +109,7 @@ def digits(options: Options) -> Source:
         DataError: scikit-learn is not installed.
     """
     image, label = _digits()
-    return Digits(
+    return _Digits(
         name="digits",
         fields={"image": Field("uint8", (1, 8, 8)), "label": Field("int64")},
         pieces=[Piece(None, samples=len(image), bytes=image.nbytes + label.nbytes)],
@@ -131,7 +131,7 @@ def _digits() -> tuple[Array, Array]:
 
 
 @dataclass(frozen=True)
-class Stdlib(Source):
+class _Stdlib(Source):
     """See `stdlib`."""
 
     folder: str = ""
@@ -144,7 +144,7 @@ class Stdlib(Source):
             text = Path(self.folder, path).read_bytes()
             if text and _is_utf8(text):
                 documents.append((path, text))
-            if len(documents) == DOCUMENTS:
+            if len(documents) == _DOCUMENTS:
                 yield self._block(documents)
                 documents = []
         if documents:
@@ -192,7 +192,7 @@ def stdlib(options: Options, folder: Path | None = None, vocabulary: int | None 
         fields["tokens"] = Field(tokenizer.dtype, variable=True)
         identity["tokenizer"] = tokenizer.digest
         about["tokenizer"] = tokenizer.about
-    return Stdlib(
+    return _Stdlib(
         name="stdlib",
         fields=fields,
         pieces=pieces,

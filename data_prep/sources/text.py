@@ -41,10 +41,10 @@ from hpctrain.shards.commit import PARTIAL
 from hpctrain.shards.field import Field
 from hpctrain.shards.index import FILE as INDEX
 
-BLOCK_TEXT = 2**20  # characters tokenized at once; a tokenizer needs about 100 bytes for each
-BLOCK_DOCUMENTS = 4096
-TRAIN_BYTES = "100MB"
-BYTES_PER_TOKEN = 4  # an estimate for a trained tokenizer; only used for the size of the shards
+_BLOCK_TEXT = 2**20  # characters tokenized at once; a tokenizer needs about 100 bytes for each
+_BLOCK_DOCUMENTS = 4096
+_TRAIN_BYTES = "100MB"
+_BYTES_PER_TOKEN = 4  # an estimate for a trained tokenizer; only used for the size of the shards
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +86,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--train-bytes",
-        default=TRAIN_BYTES,
+        default=_TRAIN_BYTES,
         metavar="SIZE",
         help="maximum amount of text for --train-bpe, taken from all parts of the source (default: "
         "%(default)s)",
@@ -194,7 +194,7 @@ class Text(Source):
             for document in self.reader.read(part, reading):
                 found.append(document)
                 size += len(document.text)
-                if size >= BLOCK_TEXT or len(found) == BLOCK_DOCUMENTS:
+                if size >= _BLOCK_TEXT or len(found) == _BLOCK_DOCUMENTS:
                     yield self._block(found, part.path)
                     found, size = [], 0
             other = i + 1 == len(what) or what[i + 1].path != part.path
@@ -224,7 +224,7 @@ def text(corpus: Corpus, tokenizer: Tokenizer, options: Options) -> Source:
         DataError: A Parquet file cannot be read, or has no such column of text.
     """
     width = 2 if tokenizer.dtype == "uint16" else 4
-    growth = width / (BYTES_PER_TOKEN if tokenizer.content else 1)
+    growth = width / (_BYTES_PER_TOKEN if tokenizer.content else 1)
     # A little less than a shard; otherwise most pieces would write a small second shard.
     room = max(1, int(options.shard_bytes / growth * 0.9))
     parts = ((part, file, int(size * growth)) for part, file, size in corpus.parts(room))

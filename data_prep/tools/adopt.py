@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> None:
     """Run the command; see `adopt`."""
     adopt(
         args.files,
-        parse_fields(args.field, args.axis, args.files),
+        _parse_fields(args.field, args.axis, args.files),
         args.split,
         args.out,
         statistics=not args.no_statistics,
@@ -158,7 +158,7 @@ def adopt(
     return index
 
 
-def parse_fields(
+def _parse_fields(
     fields: Sequence[str], axes: Sequence[str], files: Sequence[Path]
 ) -> dict[str, FieldSource]:
     """Parse the values of `--field` and `--axis`.

@@ -19,8 +19,8 @@ from data_prep.show.images import SIGNATURES, as_image, is_text, stretched
 from hpctrain.shards.field import Field
 from hpctrain.shards.types import Array
 
-PRINTED = 16  # the most values of an array that are printed
-CHARACTERS = 200  # the most characters of a text
+_PRINTED = 16  # the most values of an array that are printed
+_CHARACTERS = 200  # the most characters of a text
 WIDTH = 64  # the greatest width of an image, in characters
 
 
@@ -70,8 +70,8 @@ def run(args: argparse.Namespace) -> None:
             for name, field in fields.items():
                 text = describe(sample[name], field, data.categories(name))
                 console.say(f"  {name:{width}}  {text}")
-                if tokenizer is not None and is_tokens(field):
-                    start = tokenizer.decode(sample[name][:CHARACTERS].tolist())[:CHARACTERS]
+                if tokenizer is not None and _is_tokens(field):
+                    start = tokenizer.decode(sample[name][:_CHARACTERS].tolist())[:_CHARACTERS]
                     console.say(f"  {'':{width}}  {json.dumps(start, ensure_ascii=False)}")
                 if args.images and (image := as_image(sample[name], field)) is not None:
                     _draw(image)
@@ -94,18 +94,18 @@ def describe(value: Array, field: Field, categories: Sequence[str] = ()) -> str:
         size = f"{len(value):,} bytes"
         if text in SIGNATURES.values():
             return f"{text} image, {size}"
-        more = "…" if len(text) > CHARACTERS else ""
-        return f"{json.dumps(text[:CHARACTERS], ensure_ascii=False)}{more}  {size}"
-    if value.size <= PRINTED:
+        more = "…" if len(text) > _CHARACTERS else ""
+        return f"{json.dumps(text[:_CHARACTERS], ensure_ascii=False)}{more}  {size}"
+    if value.size <= _PRINTED:
         return f"{shape}  {' '.join(str(np.array2string(value, separator=', ')).split())}"
     start = ""
     if value.ndim == 1:
-        numbers = ", ".join(f"{number:.4g}" for number in value[: PRINTED // 2].tolist())
+        numbers = ", ".join(f"{number:.4g}" for number in value[: _PRINTED // 2].tolist())
         start = f"  [{numbers}, …]"
     return f"{shape}{start}  {_range(value)}"
 
 
-def is_tokens(field: Field) -> bool:
+def _is_tokens(field: Field) -> bool:
     """Return whether a field may hold the tokens of a text."""
     return field.variable and field.dtype in ("uint16", "uint32") and not field.shape
 
@@ -125,7 +125,7 @@ def _tokenizer(data: DataSet) -> Any:
 
 def _text(value: Array) -> str | None:
     """Return the beginning of UTF-8 text, or the name of an image format, or None."""
-    start = value[: 4 * CHARACTERS + 4].tobytes()
+    start = value[: 4 * _CHARACTERS + 4].tobytes()
     for signature, name in SIGNATURES.items():
         if start.startswith(signature) and (name != "BMP" or b"\0" in start):
             return name
@@ -154,8 +154,8 @@ def _value(value: Array, field: Field) -> Any:
     if is_text(field) and value.size and (text := _text(value)) is not None:
         if text not in SIGNATURES.values() and len(text.encode()) == value.size:
             return text
-        return {"dtype": field.dtype, "shape": list(value.shape), "starts": text[:CHARACTERS]}
-    if value.size > PRINTED**2:
+        return {"dtype": field.dtype, "shape": list(value.shape), "starts": text[:_CHARACTERS]}
+    if value.size > _PRINTED**2:
         return {"dtype": field.dtype, "shape": list(value.shape), "values": _range(value)}
     content = value.tolist()
     if value.dtype.kind != "f" or np.isfinite(value).all():

@@ -19,7 +19,7 @@ from hpctrain.shards.index import Split
 from hpctrain.shards.moments import Moments
 
 MOST = 30  # the most classes that are listed
-BAR = 24  # the length of the longest bar, in characters
+_BAR = 24  # the length of the longest bar, in characters
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,7 +123,7 @@ def _print(data: DataSet, summaries: Sequence[Summary]) -> None:
             names, most = data.categories(s.name), max(s.classes.values())
             rows = []
             for value, count in list(s.classes.items())[:MOST]:
-                bar = "█" * max(1, round(BAR * count / most))
+                bar = "█" * max(1, round(_BAR * count / most))
                 share = f"{100 * count / s.count:.1f} %"
                 rows.append([value, class_name(value, names), f"{count:,}", share, bar])
             if len(s.classes) > MOST:

@@ -31,10 +31,10 @@ from hpctrain.shards.index import Index, Shard
 from hpctrain.shards.moments import Moments
 from hpctrain.shards.shard import digest_file
 
-Advance = Callable[[int, int], None]
+_Advance = Callable[[int, int], None]
 """`advance(samples, bytes)` adds to what is done."""
 
-MAX_THREADS = 32
+_MAX_THREADS = 32
 HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".nc")
 TOLERANCE = 1e-5  # relative, for mean and standard deviation: sums depend on their order
 
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
     """
     data = DataSet(args.folder)
     quiet = args.quiet or args.json
-    workers = args.workers or min(MAX_THREADS, len(os.sched_getaffinity(0)))
+    workers = args.workers or min(_MAX_THREADS, len(os.sched_getaffinity(0)))
     report = verify(data, full=not args.quick, workers=workers, quiet=quiet)
     shards = len(data.index.shards)
     if args.json:
@@ -159,7 +159,7 @@ class _Look:
     moments: dict[str, Moments] = field(default_factory=dict)
 
 
-def _look(data: DataSet, shard: Shard, full: bool, advance: Advance) -> _Look:
+def _look(data: DataSet, shard: Shard, full: bool, advance: _Advance) -> _Look:
     look = _Look(shard.split)
     try:
         for problem in _problems(data, shard, full, advance, look):
@@ -172,7 +172,7 @@ def _look(data: DataSet, shard: Shard, full: bool, advance: Advance) -> _Look:
 
 
 def _problems(
-    data: DataSet, shard: Shard, full: bool, advance: Advance, look: _Look
+    data: DataSet, shard: Shard, full: bool, advance: _Advance, look: _Look
 ) -> Iterator[str]:
     with OpenShard(data.folder / shard.path, shard, data.index.fields) as opened:
         wrong = list(opened.problems())

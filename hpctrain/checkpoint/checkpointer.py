@@ -43,7 +43,7 @@ from hpctrain.errors import StorageError
 log = logging.getLogger(__name__)
 
 
-class SpreadModel(Protocol):
+class _SpreadModel(Protocol):
     """What is saved of a model on several ranks; `ParallelModel` has more of it.
 
     Attributes:
@@ -92,7 +92,7 @@ class Checkpointer:
         folder: Path,
         keep: int,
         ranks: RankInfo,
-        model: SpreadModel,
+        model: _SpreadModel,
         optimizer: torch.optim.Optimizer,
     ) -> None:
         self.folder, self.keep, self.ranks = folder, keep, ranks

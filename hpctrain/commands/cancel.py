@@ -82,14 +82,14 @@ def main(argv: list[str]) -> int:
     plan = [_step(run, judge(run, now), save=options.save) for run in runs]
     if options.all:
         plan = [step for step in plan if step.state.name in UNDER_WAY]
-    carry_out(plan)
+    _carry_out(plan)
     if not options.json:
         for step in plan:
             print(printable(f"{step.label}: {step.message}"), flush=True)
         if not plan:
             print("nothing is queued or running")
     saving = [step for step in plan if options.save and step.action in ("signal", "file")]
-    results = wait_for_saves(saving)
+    results = _wait_for_saves(saving)
     if options.json:
         steps = [
             {"run": str(step.run.path), "job_id": step.run.job_id, "action": step.action}
@@ -103,7 +103,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def wait_for_saves(steps: list[Step], seconds: float = _SAVE_S) -> dict[Path, str]:
+def _wait_for_saves(steps: list[Step], seconds: float = _SAVE_S) -> dict[Path, str]:
     """Wait until the runs have saved, at most so many seconds; return the results in words.
 
     The run directories tell it: Slurm is not asked.
@@ -137,7 +137,7 @@ def _result(step: Step) -> str:
     return " ".join(f"{state} meanwhile {attempt.get('error', '')}".split())
 
 
-def carry_out(plan: list[Step]) -> None:
+def _carry_out(plan: list[Step]) -> None:
     """Write the stop requests, then call `scancel` once for each kind of action.
 
     Raises:

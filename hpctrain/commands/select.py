@@ -82,7 +82,7 @@ def is_archived(name: str) -> bool:
     return _ARCHIVED.search(name) is not None
 
 
-def all_sweeps(folder: Path) -> list[Path]:
+def _all_sweeps(folder: Path) -> list[Path]:
     """Return the folders of all sweeps in `output_dir`, sorted by time."""
     try:
         return sorted(path for path in (folder / "sweeps").absolute().iterdir() if path.is_dir())
@@ -114,7 +114,7 @@ def _find(folder: Path, name: str, several: bool) -> Iterable[Path]:
         return [given]
     if _is_sweep(given):
         return _present(given, folder)
-    runs, sweeps = all_runs(folder), all_sweeps(folder)
+    runs, sweeps = all_runs(folder), _all_sweeps(folder)
     known = {path.name: path for path in [*sweeps, *runs]}
     matching = [name]
     if name not in known:

@@ -92,7 +92,7 @@ def step(run: Facts) -> int | None:
 def eta_s(run: Facts, now: float) -> float | None:
     """Return the seconds until the last step at the present speed; None if the speed is unknown."""
     rate = run.progress.get("steps_per_s")
-    if not rate or not _is_of_this_attempt(run) or stalled_s(run, now) is not None:
+    if not rate or not _is_of_this_attempt(run) or _stalled_s(run, now) is not None:
         return None
     left = (run.progress["max_steps"] - run.progress["step"]) / rate
     since = max(0.0, now - float(run.progress["time"]))
@@ -198,14 +198,14 @@ def _running(run: Facts, now: float) -> State:
         return State("running", f"asked to stop by {run.stop_request['by']}")
     if not _is_of_this_attempt(run):
         return State("running", "starting")
-    if (since_s := stalled_s(run, now)) is not None:
+    if (since_s := _stalled_s(run, now)) is not None:
         doing = run.progress.get("doing")
         because = f": {doing} is under way" if doing else ""
         return State("running", f"no step for {duration(since_s)}{because}")
     return State("running")
 
 
-def stalled_s(run: Facts, now: float) -> float | None:
+def _stalled_s(run: Facts, now: float) -> float | None:
     """Return the seconds since the last step, if that is longer than this run usually takes.
 
     A run may take as long as ten of its steps, or twice its longest step so far, with evaluations

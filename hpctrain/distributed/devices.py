@@ -46,7 +46,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Answer:
+class _Answer:
     """What rank 0 says to all ranks.
 
     Attributes:
@@ -119,7 +119,7 @@ def agree(store: dist.Store, ranks: RankInfo, setting: str, gpus_per_node: int) 
         answer = _compare(store, ranks.world_size)
         store.set("devices/answer", json.dumps(asdict(answer)))
     else:
-        answer = Answer(**json.loads(store.get("devices/answer")))
+        answer = _Answer(**json.loads(store.get("devices/answer")))
     if answer.problem:
         told = store.add("devices/told", 1)
         end = time.monotonic() + _TELLING_S
@@ -179,19 +179,19 @@ def assign(seen: Sequence[Seen]) -> list[int]:
     return indices
 
 
-def _compare(store: dist.Store, world_size: int) -> Answer:
+def _compare(store: dist.Store, world_size: int) -> _Answer:
     try:
         texts = [store.get(_key(rank)) for rank in range(world_size)]
-        return Answer(assign([Seen(**json.loads(text)) for text in texts]))
+        return _Answer(assign([Seen(**json.loads(text)) for text in texts]))
     except ConfigError as error:
-        return Answer([], str(error))
+        return _Answer([], str(error))
     except RuntimeError:  # the timeout of the store
         late = [str(rank) for rank in range(world_size) if not store.check([_key(rank)])]
         if not late:
             raise
         more = f" and {len(late) - _SHOWN} more" if len(late) > _SHOWN else ""
         names = f"rank{'s'[: len(late) - 1]} {', '.join(late[:_SHOWN])}{more}"
-        return Answer([], f"{names} did not come to the start in time", late=True)
+        return _Answer([], f"{names} did not come to the start in time", late=True)
 
 
 def _visible(device: str) -> list[str]:

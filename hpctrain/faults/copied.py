@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 
-class Arrival(Protocol):
+class _Arrival(Protocol):
     """What says when a copy is there, such as a `torch.cuda.Event`."""
 
     def synchronize(self) -> None:
@@ -32,7 +32,7 @@ class _Numbers(NamedTuple):
     """The numbers of one step; `arrived` is None if they are there already."""
 
     values: list[float] | torch.Tensor
-    arrived: Arrival | None
+    arrived: _Arrival | None
     about: Any
 
     def read(self) -> list[float]:
@@ -80,7 +80,7 @@ class Copied:
         return self._offered[-1].read() if self._offered else []
 
 
-def to_host(values: torch.Tensor) -> tuple[torch.Tensor, Arrival]:
+def to_host(values: torch.Tensor) -> tuple[torch.Tensor, _Arrival]:
     """Copy a tensor of a GPU to pinned memory; return the copy, and what says when it is there."""
     copy = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     copy.copy_(values, non_blocking=True)

@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
     if len(found) == ranks.world_size and all("value" in content for _, content in found):
         return 0  # Slurm has requeued the job although all ranks were done
     result_file(folder, ranks.rank).unlink(missing_ok=True)
-    os.environ.update(torch_variables(ranks))
+    os.environ.update(_torch_variables(ranks))
     if not compile_cache.default_is_safe():  # else it serves the calls that come later, too
         compile_cache.use(folder, os.environ)
     try:
@@ -74,7 +74,7 @@ def _own_frames(error: BaseException) -> list[str]:
     return traceback.format_exception(type(error), error, frame)
 
 
-def torch_variables(ranks: RankInfo) -> dict[str, str]:
+def _torch_variables(ranks: RankInfo) -> dict[str, str]:
     """Return the variables that `torch.distributed.init_process_group` reads."""
     return {
         "RANK": str(ranks.rank),

@@ -37,8 +37,8 @@ from hpctrain.training.deterministic import deterministic, refusal
 from hpctrain.training.trainer import Outcome, Trainer
 
 log = logging.getLogger(__name__)
-EXIT_INTERRUPTED = 130
-EXIT_TERMINATED = 143
+_EXIT_INTERRUPTED = 130
+_EXIT_TERMINATED = 143
 
 
 def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
@@ -86,7 +86,7 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
             attempt.finished(outcome)
             return 0
         attempt.interrupted(outcome, stop.reason)
-        return EXIT_INTERRUPTED if stop.reason == "SIGINT" else EXIT_TERMINATED
+        return _EXIT_INTERRUPTED if stop.reason == "SIGINT" else _EXIT_TERMINATED
 
 
 def _fit(

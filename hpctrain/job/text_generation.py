@@ -29,7 +29,7 @@ from hpctrain.terminal import harmless
 
 log = logging.getLogger(__name__)
 _SAMPLE_TOKENS = 200
-INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Generator:
                 break
             ids.append(drawn)
             text = self.tokenizer.decode(ids)[shown:]
-            if text and not text.endswith(INCOMPLETE):
+            if text and not text.endswith(_INCOMPLETE):
                 yield text
                 shown, text = shown + len(text), ""
         if text:

@@ -35,7 +35,7 @@ class FailedError(LaunchError, FailedJobError):  # type: ignore[misc]
     """A job has ended without its result. It is an error of submitit, too."""
 
 
-class QueueWatcher(InfoWatcher):  # type: ignore[misc]
+class _QueueWatcher(InfoWatcher):  # type: ignore[misc]
     """Looks up the jobs of this process with one `squeue`, and one `sacct` for those that ended.
 
     It decides when to ask as submitit does: often at first, then less and less often.
@@ -230,7 +230,7 @@ class RunJob(_RunJob, SlurmJob):  # type: ignore[misc]
         user: Who submitted the job; None means the user of this process.
     """
 
-    watcher = QueueWatcher()
+    watcher = _QueueWatcher()
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ from hpctrain import secrets
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, StorageError
 
-TYPES = "None, bool, int, float, str, and lists, tuples and dicts of these, and paths"
+_TYPES = "None, bool, int, float, str, and lists, tuples and dicts of these, and paths"
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def encode(value: Any, where: str) -> Any:
     if type(value).__module__.partition(".")[0] in ("numpy", "torch") and hasattr(value, "tolist"):
         return encode(value.tolist(), where)
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    raise ConfigError(f"{where} is a {kind}; allowed are {TYPES}")
+    raise ConfigError(f"{where} is a {kind}; allowed are {_TYPES}")
 
 
 def decode(value: Any) -> Any:

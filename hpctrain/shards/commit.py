@@ -25,8 +25,8 @@ from hpctrain.shards.index import Index
 PARTIAL = ".hpctrain-partial"
 # These names are in the folder PARTIAL.
 LOCK = "lock"
-MOVES = "commit.json"  # {path of a shard in the index: its path in PARTIAL}
-REPLACED = "replaced"  # the folder that keeps the index of the data set that is replaced
+_MOVES = "commit.json"  # {path of a shard in the index: its path in PARTIAL}
+_REPLACED = "replaced"  # the folder that keeps the index of the data set that is replaced
 
 
 def check_ours(folder: Path) -> None:
@@ -68,8 +68,8 @@ def commit(folder: Path, index: Index, moves: Mapping[str, str]) -> None:
     check_ours(folder)
     try:
         index.save(partial)
-        sync(partial)  # MOVES without the index means that the index has been moved
-        write_atomically(partial / MOVES, json.dumps(dict(moves)))
+        sync(partial)  # _MOVES without the index means that the index has been moved
+        write_atomically(partial / _MOVES, json.dumps(dict(moves)))
         sync(partial)
         discard(folder)
     except OSError as error:
@@ -80,22 +80,22 @@ def resume(folder: Path) -> bool:
     """Finish the commit that was begun in `folder`; return whether there was one.
 
     Raises:
-        DataError: MOVES cannot be read.
+        DataError: _MOVES cannot be read.
         OSError: The folder cannot be written.
     """
     partial = folder / PARTIAL
     try:
-        moves = dict(json.loads((partial / MOVES).read_bytes()))
+        moves = dict(json.loads((partial / _MOVES).read_bytes()))
     except FileNotFoundError:
         return False
     except (ValueError, TypeError):
         raise DataError(
-            f"{partial / MOVES} is damaged: what was to be moved into {folder} is not known; "
+            f"{partial / _MOVES} is damaged: what was to be moved into {folder} is not known; "
             f"remove {partial} to begin anew"
         ) from None
     new = partial / index_file.FILE
     if new.exists():
-        replaced = partial / REPLACED
+        replaced = partial / _REPLACED
         if (folder / index_file.FILE).exists():  # until the new index is there, the folder has none
             replaced.mkdir(exist_ok=True)
             os.replace(folder / index_file.FILE, replaced / index_file.FILE)
@@ -147,7 +147,7 @@ def settle(folder: Path, *, wait: float = 0) -> None:
         names = set(os.listdir(folder / PARTIAL))
     except OSError:
         return
-    if MOVES not in names and not names <= {LOCK}:
+    if _MOVES not in names and not names <= {LOCK}:
         return
     try:
         descriptor = lock(folder, wait=wait)
@@ -157,8 +157,8 @@ def settle(folder: Path, *, wait: float = 0) -> None:
         finally:
             unlock(descriptor)
     except StorageError:
-        if MOVES in names:
-            raise  # without MOVES the other process has only just begun
+        if _MOVES in names:
+            raise  # without _MOVES the other process has only just begun
     except OSError as error:
         raise storage_error(folder, error) from None
 
@@ -234,13 +234,13 @@ def storage_error(path: Path, error: OSError) -> StorageError:
 
 
 def _empty(partial: Path) -> None:
-    """Remove all but the lock; MOVES last, so that after a kill here `resume` can go on."""
+    """Remove all but the lock; _MOVES last, so that after a kill here `resume` can go on."""
     for path in [*partial.iterdir()] if partial.exists() else []:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-        elif path.name not in (LOCK, MOVES):
+        elif path.name not in (LOCK, _MOVES):
             path.unlink()
-    (partial / MOVES).unlink(missing_ok=True)
+    (partial / _MOVES).unlink(missing_ok=True)
 
 
 def _listed(folder: Path) -> set[str]:

@@ -37,7 +37,7 @@ LEVELS = {
     "blosc2": (range(10), 3),
 }
 """The levels of each codec, and its default level."""
-PLUGINS = ("lz4", "zstd", "blosc2")
+_PLUGINS = ("lz4", "zstd", "blosc2")
 CHUNK_BYTES = 2**20
 MOST_BYTES = 2**31 - 2**20  # in a chunk: the limit of Blosc2 and LZ4 is slightly higher
 
@@ -75,7 +75,7 @@ class Compression:
                 )
         if self.chunk_bytes < 1:
             raise ConfigError(f"chunks of {self.chunk_bytes} bytes: they have at least one")
-        if self.codec in PLUGINS:
+        if self.codec in _PLUGINS:
             _library(self.codec)
 
     def __str__(self) -> str:
@@ -136,7 +136,7 @@ def plugins() -> Any:
     library = import_module("hdf5plugin")
     files = library.get_config().registered_filters
     others = tuple(
-        name for name in PLUGINS if not files.get(name, "").startswith(library.PLUGIN_PATH)
+        name for name in _PLUGINS if not files.get(name, "").startswith(library.PLUGIN_PATH)
     )
     if others:
         library.register(others, force=True)

@@ -61,9 +61,9 @@ from hpctrain.shards.shard import NONE, shard_name, write_shard
 from hpctrain.shards.types import Array
 
 MAX_BYTES = 256 * 2**20
-KEPT = 2**20  # bytes of an array; smaller ones are copied, so that they can be joined
-LOOK_BYTES = 2**20  # bytes of samples, at least, that go into the statistics together
-LOOK_FIELD = 2**12  # bytes of each field, at least
+_KEPT = 2**20  # bytes of an array; smaller ones are copied, so that they can be joined
+_LOOK_BYTES = 2**20  # bytes of samples, at least, that go into the statistics together
+_LOOK_FIELD = 2**12  # bytes of each field, at least
 
 
 class ShardFiles:
@@ -304,7 +304,7 @@ class _Split:
             self.parts.setdefault(name, []).append(value)
         self.count += len(next(iter(rows.values())))
         self.bytes += nbytes
-        if self.bytes - self._seen_bytes >= max(LOOK_BYTES, LOOK_FIELD * len(rows)):
+        if self.bytes - self._seen_bytes >= max(_LOOK_BYTES, _LOOK_FIELD * len(rows)):
             self.look()
 
     def look(self) -> None:
@@ -334,7 +334,7 @@ def _part(value: Array | Ragged, start: int, stop: int, lasting: bool) -> Array 
 
 
 def _own(array: Array, lasting: bool) -> Array:
-    keep = lasting and array.nbytes >= KEPT and 2 * array.nbytes > _held(array)
+    keep = lasting and array.nbytes >= _KEPT and 2 * array.nbytes > _held(array)
     return np.array(
         array, dtype=array.dtype.newbyteorder("="), order="C", copy=None if keep else True
     )

@@ -73,7 +73,7 @@ from hpctrain.shards.field import Field
 FILE = "index.json"
 FORMAT = "hpctrain-shards"
 VERSION = 1
-NO_ELEMENTS: Mapping[str, int] = {}  # shared by 100,000 shards
+_NO_ELEMENTS: Mapping[str, int] = {}  # shared by 100,000 shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +310,7 @@ class Index:
             shards=tuple(
                 Shard(
                     *(s["path"], s["split"], int(s["count"]), int(s["bytes"]), s["digest"]),
-                    s.get("elements", NO_ELEMENTS),
+                    s.get("elements", _NO_ELEMENTS),
                 )
                 for s in content["shards"]
             ),

@@ -22,11 +22,11 @@ from hpctrain.shards.types import Array
 
 BLOCK = 2**17  # values of a block: their float64 copy stays in the cache
 BYTES_BLOCK, ROW = 2**18, 256  # the same for 8-bit integers; 256 · 255² < 2**24 is exact in float32
-ONES = np.ones(ROW, np.float32)
-PIVOT = 64  # the pivot is the mean of every 64th value
+_ONES = np.ones(ROW, np.float32)
+_PIVOT = 64  # the pivot is the mean of every 64th value
 MOST_CLASSES = 1000  # of a field
-MOST_COUNTS = 2**20  # classes of all fields together
-SPAN = 2**16  # largest range of integers that is counted in a table
+_MOST_COUNTS = 2**20  # classes of all fields together
+_SPAN = 2**16  # largest range of integers that is counted in a table
 
 
 class Moments:
@@ -51,7 +51,7 @@ class Moments:
     """
 
     def __init__(self, fields: int = 1) -> None:
-        self.most = max(2, min(MOST_CLASSES, MOST_COUNTS // max(1, fields)))
+        self.most = max(2, min(MOST_CLASSES, _MOST_COUNTS // max(1, fields)))
         self.count, self.mean, self.square = 0, 0.0, 0.0
         self.low: Any = None
         self.high: Any = None
@@ -169,7 +169,7 @@ def _of_values(values: Array, wide: Array) -> tuple[float, float]:
     with np.errstate(
         over="ignore", invalid="ignore"
     ):  # beyond float64 they become None, see result
-        pivot = float(wide[::PIVOT].mean())
+        pivot = float(wide[::_PIVOT].mean())
         wide -= pivot
         sum_ = float(wide.sum())
         # Not BLAS's dot: its threads spin when the cores are busy.
@@ -186,14 +186,14 @@ def _of_bytes(values: Array, wide: Array) -> tuple[float, float]:
     np.copyto(wide[:count], values)
     rows = wide.reshape(-1, ROW)
     # For such short rows BLAS uses no threads, which would spin when the cores are busy.
-    sum_ = int(np.vecdot(rows, ONES).sum(dtype=np.float64))
+    sum_ = int(np.vecdot(rows, _ONES).sum(dtype=np.float64))
     squares = int(np.vecdot(rows, rows).sum(dtype=np.float64))
     return sum_ / count, (squares * count - sum_ * sum_) / count
 
 
 def _counts(values: Array, low: int, high: int, most: int) -> dict[int, int] | None:
     """Return how often each integer occurs; None if there are more than `most`."""
-    if high - low < SPAN:
+    if high - low < _SPAN:
         table = np.bincount(values.astype(np.int64) - low)
         which = np.flatnonzero(table)
         found, counts = which + low, table[which]

@@ -9,7 +9,7 @@ from hpctrain.shards.field import Field, check_name
 from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.types import Array, Int64s
 
-RESERVED = "mask"  # the loader's own key in a batch
+_RESERVED = "mask"  # the loader's own key in a batch
 
 ArrayBatch = Mapping[str, Array | Ragged | Sequence[Array]]
 
@@ -24,7 +24,7 @@ def check_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
         raise DataError("a data set needs at least one field")
     for name in fields:
         check_name(name, "field")
-        if name == RESERVED:
+        if name == _RESERVED:
             raise DataError(f"a field cannot be named {name!r}: the loader's mask has that name")
     return dict(fields)
 

@@ -25,8 +25,8 @@ FORMAT = "hpctrain-shard"
 VERSION = 1
 ALIGNMENT = 4096  # bytes: a page
 STEP = 2**20  # bytes that are written, and then digested while the cache has them
-AHEAD = 2**24  # bytes, at least, that are written before the disk is told to begin
-IMAGE_STEP = 2**24  # bytes by which a file in memory grows
+_AHEAD = 2**24  # bytes, at least, that are written before the disk is told to begin
+_IMAGE_STEP = 2**24  # bytes by which a file in memory grows
 MANY = 1024  # more datasets than these are aligned only if they are as large as a page
 
 NONE = Compression()
@@ -99,7 +99,7 @@ class _Output:
                 left = left[os.write(self._descriptor, left) :]
             self._digest.update(step)
             self._begun += len(step)
-            if self._sync and self._begun >= AHEAD:
+            if self._sync and self._begun >= _AHEAD:
                 _begin_to_disk(self._descriptor, self.size + start + len(step) - self._begun)
                 self._begun = 0
         self.size += len(data)
@@ -177,7 +177,7 @@ def _image(
     split: str, count: int, datasets: Mapping[str, Sequence[Array]], compression: Compression
 ) -> memoryview:
     """Return a file of compressed datasets, made in memory."""
-    memory = {"driver": "core", "backing_store": False, "block_size": IMAGE_STEP}
+    memory = {"driver": "core", "backing_store": False, "block_size": _IMAGE_STEP}
     # Each chunk is written as a whole, so no cache of chunks is needed.
     with (
         as_asked(),

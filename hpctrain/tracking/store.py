@@ -27,7 +27,7 @@ from hpctrain.secrets import mask
 from hpctrain.tracking.uploader_process import python_module
 
 # SQLite needs locks and memory maps that are consistent between hosts. These do not promise that.
-NETWORK_FILE_SYSTEMS = re.compile(
+_NETWORK_FILE_SYSTEMS = re.compile(
     r"nfs\d?|lustre|gpfs|mmfs|beegfs|fhgfs|ceph|cifs|smb\w*|9p|afs|panfs|pvfs2|orangefs|wekafs|ocfs2|"
     r"gfs2|glusterfs|fuse\.(ceph|dfuse|sshfs|glusterfs|juicefs|rclone|s3fs|gcsfuse)"
 )
@@ -55,7 +55,7 @@ def check_uri(uri: str, mounts: Path = Path("/proc/mounts")) -> None:
         return
     path = sqlite_path(uri)
     kind = file_system(path, mounts)
-    if NETWORK_FILE_SYSTEMS.fullmatch(kind):
+    if _NETWORK_FILE_SYSTEMS.fullmatch(kind):
         raise TrackingError(
             f"tracking.uri={uri}: {path} is on a network file system ({kind}), where SQLite loses "
             f"data. Either start a server next to the file system, `mlflow server --host 0.0.0.0 "

@@ -55,7 +55,7 @@ def main(argv: list[str], ended: Ended | None = None) -> int:
         "--uri", help="upload to this store, now and later, instead of the store of the run"
     )
     options = parser.parse_args(argv)
-    run_dirs = options.run_dir or find_runs(Path("runs"))
+    run_dirs = options.run_dir or _find_runs(Path("runs"))
     if not run_dirs:
         raise TrackingError("no run directory named, and none under runs/")
     uri = options.uri and resolve_uri(options.uri, Path.cwd())
@@ -65,7 +65,7 @@ def main(argv: list[str], ended: Ended | None = None) -> int:
     return sync(run_dirs, check=options.check, from_start=options.from_start, uri=uri)
 
 
-def find_runs(root: Path) -> list[Path]:
+def _find_runs(root: Path) -> list[Path]:
     """Return every run directory under `root` that has a journal."""
     return sorted(path.parent.parent for path in root.glob("**/journal/meta.json"))
 

@@ -26,7 +26,7 @@ from hpctrain.tracking.uploader_process import BROADCAST_SIGNALS
 log = logging.getLogger(__name__)
 
 
-class Uploader:
+class _Uploader:
     """Follows a journal until there is nothing more to upload.
 
     Args:
@@ -108,7 +108,7 @@ def main(argv: list[str]) -> int:
     mask_logging()
     log.info("uploader %d of %s", os.getpid(), options.run_dir)
     try:
-        Uploader(options.run_dir, options.poll, options.drain, options.uri).run()
+        _Uploader(options.run_dir, options.poll, options.drain, options.uri).run()
     except GaveUp as end:
         why = f" ({end.__context__})" if isinstance(end.__context__, DeletedError) else ""
         log.error("gave up%s; `python -m hpctrain sync %s` uploads the rest", why, options.run_dir)

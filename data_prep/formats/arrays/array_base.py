@@ -24,8 +24,8 @@ from hpctrain.shards.field import MAX_AXES
 from hpctrain.shards.types import Array
 
 HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".h5ad", ".mat")
-NETCDF = (".nc", ".nc4", ".cdf", ".netcdf")
-ZARR = (".zarr", ".zarr.zip")
+_NETCDF = (".nc", ".nc4", ".cdf", ".netcdf")
+_ZARR = (".zarr", ".zarr.zip")
 FORMS = (
     "FILE.npy, FILE.npz:KEY, FILE.h5:/PATH, FILE.nc:VARIABLE, FILE.zarr:PATH, or for raw numbers "
     "FILE:DTYPE:SHAPE such as u.bin:float32:3x64x64"
@@ -57,7 +57,7 @@ class Where:
     def kind(self) -> str:
         """The format by the file's ending: npy, npz, hdf5, netcdf, zarr or raw."""
         name = self.path.rstrip("/").lower()
-        for kind, endings in (("hdf5", HDF5), ("netcdf", NETCDF), ("zarr", ZARR)):
+        for kind, endings in (("hdf5", HDF5), ("netcdf", _NETCDF), ("zarr", _ZARR)):
             if name.endswith(endings):
                 return kind
         return name[-3:] if name.endswith((".npy", ".npz")) else "raw"

@@ -33,11 +33,11 @@ try:
 except Undecodable:
     _crc32 = zlib.crc32
 
-STRIDE = 2**14  # bytes: runs closer together than this are read with the bytes between them
-STRIP_BYTES = 8 * 2**20  # size of such a read
+_STRIDE = 2**14  # bytes: runs closer together than this are read with the bytes between them
+_STRIP_BYTES = 8 * 2**20  # size of such a read
 VERSIONS = ((1, 0), (2, 0), (3, 0))  # of a .npy file
-CHECKED_BYTES = 2**20  # bytes that are read at once for a checksum
-END_BYTES = 22 + 2**16  # size of the end of a zip file at most: its record and a comment
+_CHECKED_BYTES = 2**20  # bytes that are read at once for a checksum
+_END_BYTES = 22 + 2**16  # size of the end of a zip file at most: its record and a comment
 MANY = 2**16 - 1
 
 
@@ -53,7 +53,7 @@ def open_numpy(where: Where, axis: int) -> ArrayFile:
         return _npy(where, file, axis, 0, os.stat(file.fileno()).st_size)
 
 
-class Checksum(NamedTuple):
+class _Checksum(NamedTuple):
     """The CRC-32 of a range of bytes in a file."""
 
     start: int
@@ -67,7 +67,7 @@ class Checksum(NamedTuple):
             DataError: They have another checksum, or cannot be read.
         """
         found, at, end = 0, self.start, self.start + self.size
-        buffer = bytearray(min(self.size, CHECKED_BYTES))
+        buffer = bytearray(min(self.size, _CHECKED_BYTES))
         while at < end:
             room = memoryview(buffer)[: end - at]
             try:
@@ -84,7 +84,7 @@ class Checksum(NamedTuple):
             )
 
 
-class Flat(ArrayFile):
+class _Flat(ArrayFile):
     """Numbers without gaps in a file: .npy, an uncompressed member of .npz, or raw numbers."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Flat(ArrayFile):
         axis: int,
         offset: int,
         fortran: bool = False,
-        checksum: "Checksum | None" = None,
+        checksum: "_Checksum | None" = None,
     ) -> None:
         super().__init__(where, dtype, shape, axis)
         # In the file's order: (outer, samples, inner). Each of the `outer` runs has `inner` values
@@ -127,8 +127,8 @@ class Flat(ArrayFile):
                 return np.moveaxis(found.T if self._reversed else found, self.axis, 0)
         array = np.empty((self._outer, stop - start, self._inner), self.dtype)
         stride = size * self.shape[0]
-        if self._outer > 1 and stride <= STRIDE:
-            many = STRIP_BYTES // stride
+        if self._outer > 1 and stride <= _STRIDE:
+            many = _STRIP_BYTES // stride
             for outer in range(0, self._outer, many):
                 part = array[outer : outer + many]
                 strip = np.empty((len(part), self.shape[0], self._inner), self.dtype)
@@ -212,7 +212,7 @@ class _Stream:
     def check(self) -> None:
         """Read all, so that `zipfile` compares the CRC-32."""
         self._file.seek(0)
-        while self._file.read(CHECKED_BYTES):
+        while self._file.read(_CHECKED_BYTES):
             pass
 
     def whole(self) -> Array:
@@ -273,15 +273,15 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 def _npy(
     where: Where, file: IO[bytes], axis: int, offset: int, size: int, crc: int | None = None
-) -> Flat:
+) -> _Flat:
     """Open the .npy content of `size` bytes at a byte offset of a file, with its CRC-32 if any."""
     file.seek(offset)
     shape, fortran, dtype = _header(file)
     begin = file.tell()
     check_dtype(where, dtype)
     _check_size(where, dtype.itemsize * math.prod(shape), size - (begin - offset))
-    checksum = None if crc is None else Checksum(offset, size, crc)
-    return Flat(where, dtype, shape, axis, begin, fortran, checksum)
+    checksum = None if crc is None else _Checksum(offset, size, crc)
+    return _Flat(where, dtype, shape, axis, begin, fortran, checksum)
 
 
 def _check_size(where: Where, needed: int, found: int) -> None:
@@ -321,7 +321,7 @@ def _listed_members(path: str) -> int:
     """Return the number of members that the end of a zip file says; MANY is any number."""
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - END_BYTES))
+        file.seek(max(0, size - _END_BYTES))
         end = file.read()
     (count,) = struct.unpack_from("<H", end, end.rindex(b"PK\5\6") + 10)
     return int(count)
@@ -348,7 +348,7 @@ def _npz(where: Where, axis: int) -> ArrayFile:
     return Member(where, axis, stream)
 
 
-def _raw(where: Where, axis: int) -> Flat:
+def _raw(where: Where, axis: int) -> _Flat:
     if not where.key:
         raise ConfigError(
             f"{where.path}: {way(where.path) or f'its name does not say what it is; {FORMS}'}"
@@ -376,4 +376,4 @@ def _raw(where: Where, axis: int) -> Flat:
             f"{where} has {size - skip:,} bytes{f' behind the first {skip:,}' * bool(skip)}, which "
             f"is no multiple of a sample's {row:,}: another shape or dtype, or it is truncated"
         )
-    return Flat(where, dtype, ((size - skip) // row, *sample), 0, skip)
+    return _Flat(where, dtype, ((size - skip) // row, *sample), 0, skip)

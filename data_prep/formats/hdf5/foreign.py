@@ -14,8 +14,8 @@ from hpctrain.shards.field import Field
 from hpctrain.shards.storage.inside import Elsewhere, find
 from hpctrain.shards.storage.layout import dtype_of
 
-LISTED = 8  # datasets that a message lists
-CONVERT = "`python -m data_prep python FILE.py:function OUT` can convert it"
+_LISTED = 8  # datasets that a message lists
+_CONVERT = "`python -m data_prep python FILE.py:function OUT` can convert it"
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _dataset(file: h5py.File, path: str) -> h5py.Dataset:
     if dataset.shape is None:
         raise DataError(f"{path} is empty (a null dataspace)")
     if reason := _no_dtype(dataset):
-        raise DataError(f"{path} {reason}; {CONVERT}")
+        raise DataError(f"{path} {reason}; {_CONVERT}")
     if dataset.size and not dataset.id.get_storage_size():
         raise DataError(
             f"{path} was made for {list(dataset.shape)} values, none of which was ever written"
@@ -187,7 +187,7 @@ def _missing(file: h5py.File, path: str) -> str:
 
 
 def _listed(file: h5py.File) -> str:
-    found = _datasets(file, LISTED)
+    found = _datasets(file, _LISTED)
     return ", ".join(found) or "no datasets"
 
 

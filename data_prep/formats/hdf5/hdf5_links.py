@@ -10,7 +10,7 @@ from data_prep.formats.arrays.array_base import Where, unreadable
 from data_prep.formats.hdf5.hdf5_storage import Written
 from hpctrain.errors import DataError
 
-HOPS = 64  # links followed one after the other; more are taken for a circle
+_HOPS = 64  # links followed one after the other; more are taken for a circle
 
 
 class Links:
@@ -35,7 +35,7 @@ class Links:
             if kind == h5py.h5l.TYPE_SOFT:
                 target = here.id.links.get_val(name).decode()
                 hops += 1
-                if hops > HOPS:
+                if hops > _HOPS:
                     raise DataError(f"{self._where}: its links lead in a circle")
                 names = [part for part in target.split("/") if part not in ("", ".")] + names
                 here = here.file if target.startswith("/") else here
@@ -44,7 +44,7 @@ class Links:
                 file, target = (os.fsdecode(part) for part in here.id.links.get_val(name))
                 self._outside(here.file.filename, file, f"an external link to {file}:{target}")
                 hops += 1
-                if hops > HOPS:
+                if hops > _HOPS:
                     raise DataError(f"{self._where}: its links lead in a circle")
             try:
                 here = here[name]

@@ -26,8 +26,8 @@ SUFFIXES = frozenset(
     )
 )
 PAGES = ("refuse", "first", "all")  # of an animation, or of a file with several pages
-BITS = 0x0102  # the TIFF tag of the bits per channel
-KIND = 0x0106  # the TIFF tag of the colours: 0 is grey of which 0 is white
+_BITS = 0x0102  # the TIFF tag of the bits per channel
+_KIND = 0x0106  # the TIFF tag of the colours: 0 is grey of which 0 is white
 # Pillow keeps one byte of two. With the bytes in the other order, it keeps the other one.
 SWAPPED = {
     f"{mode};16{order}": f"{mode};16{'B' if order != 'B' else 'L'}"
@@ -129,7 +129,7 @@ def is_deep(image: Any) -> bool:
     if image.mode in ("I", "F") or image.mode.startswith("I;"):
         return True
     if image.format == "TIFF":
-        return bool(max(image.tag_v2.get(BITS, (1,))) > 8)
+        return bool(max(image.tag_v2.get(_BITS, (1,))) > 8)
     # This must be called before the pixels are loaded: loading a PNG clears its tiles.
     return image.format == "PNG" and ";16" in str(image.tile)
 
@@ -194,7 +194,7 @@ def colours16(image: Any, content: bytes, max_pixels: int) -> list[Any]:
 def is_negative(image: Any) -> bool:
     """Return whether 0 is white in an image of 16 bits: Pillow returns its values as they are."""
     is_tiff16 = image.mode.startswith("I;16") and image.format == "TIFF"
-    return bool(is_tiff16 and image.tag_v2.get(KIND) == 0)
+    return bool(is_tiff16 and image.tag_v2.get(_KIND) == 0)
 
 
 def grey16(image: Any, negative: bool) -> Any:

@@ -20,7 +20,7 @@ from data_prep.show import console
 from data_prep.source import SourceFile
 from hpctrain.errors import ConfigError, DataError
 
-LISTS = (".csv", ".tsv", ".jsonl", ".parquet")
+_LISTS = (".csv", ".tsv", ".jsonl", ".parquet")
 
 
 @dataclass(slots=True)
@@ -147,7 +147,7 @@ def rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
     """
     reader = {".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}.get(path.suffix)
     if reader is None:
-        raise DataError(f"{path}: {way(str(path)) or 'a list is ' + ', '.join(LISTS)}")
+        raise DataError(f"{path}: {way(str(path)) or 'a list is ' + ', '.join(_LISTS)}")
     try:
         yield from reader(path, columns)
     except OSError as error:

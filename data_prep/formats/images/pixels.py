@@ -51,9 +51,9 @@ from hpctrain.shards.types import Array
 
 MODES = {"RGB": 3, "L": 1, "RGBA": 4, "L16": 1, "RGB16": 3}
 DEEP = ("L16", "RGB16")
-RESIZE = ("crop", "pad", "stretch", "none")
+_RESIZE = ("crop", "pad", "stretch", "none")
 FILTERS = ("bilinear", "bicubic", "lanczos", "box", "nearest")
-DRAFT = 2  # a JPEG decoded with --draft has at least this many times the target size
+_DRAFT = 2  # a JPEG decoded with --draft has at least this many times the target size
 
 
 def add_arguments(parser: argparse.ArgumentParser, mode: str = "RGB") -> None:
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser, mode: str = "RGB") -> None:
     )
     group.add_argument(
         "--resize",
-        choices=RESIZE,
+        choices=_RESIZE,
         default="crop",
         help="how images are resized to --size. crop: scale the shorter side, keep the middle; "
         "pad: scale the longer side, fill the rest; stretch: scale both sides; none: images of "
@@ -117,7 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser, mode: str = "RGB") -> None:
     group.add_argument(
         "--draft",
         action="store_true",
-        help=f"decode JPEGs at 1/2, 1/4 or 1/8 of their size if that is at least {DRAFT} times "
+        help=f"decode JPEGs at 1/2, 1/4 or 1/8 of their size if that is at least {_DRAFT} times "
         "--size: faster, but the pixels differ a little",
     )
 
@@ -128,7 +128,7 @@ class Pixels:
 
     Attributes:
         size: Height and width; None keeps the size of each file.
-        resize: One of RESIZE.
+        resize: One of _RESIZE.
         filter: One of FILTERS.
         mode: One of MODES; "" is L for grey images and RGB for all others.
         background: The name of a colour that Pillow knows, or "".
@@ -343,7 +343,7 @@ class Pixels:
             height, width = self.size[::-1] if orientation(image) > 4 else self.size
             if self.resize == "pad":
                 height, width = _inside((height, width), (image.height, image.width))
-            image.draft(None, (DRAFT * width, DRAFT * height))
+            image.draft(None, (_DRAFT * width, _DRAFT * height))
         image.load()
         if deep != (self.mode in DEEP):
             raise Unusable(

@@ -36,7 +36,7 @@ DECODED = re.compile(
 )
 NUMBERS = ("bool", "int", "float")
 ZSTD, ROWS, FRAMES = b"\x28\xb5\x2f\xfd", b"LDARW01\0", b"LDFZ01\0\0"  # how files begin or end
-TREES = ("builtins.dict", "collections.OrderedDict", "builtins.list", "builtins.tuple")
+_TREES = ("builtins.dict", "collections.OrderedDict", "builtins.list", "builtins.tuple")
 
 
 @dataclass(frozen=True)
@@ -160,10 +160,10 @@ def _columns(path: tuple[str | int, ...], node: Any, formats: list[str]) -> Iter
     if node["type"] is None:
         yield Column(path, formats.pop(0))
         return
-    if node["type"] not in TREES:
-        raise ValueError(f"type {node['type']!r}; a sample has {', '.join(TREES)}")
+    if node["type"] not in _TREES:
+        raise ValueError(f"type {node['type']!r}; a sample has {', '.join(_TREES)}")
     keys: Sequence[str | int] = range(len(children))
-    if node["type"] in TREES[:2]:
+    if node["type"] in _TREES[:2]:
         keys = list(map(str, json.loads(node["context"])))
     elif (
         path

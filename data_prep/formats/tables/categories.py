@@ -12,7 +12,7 @@ from data_prep.formats.tables.tables import without
 from data_prep.source import SourceFile
 from hpctrain.errors import ConfigError, DataError
 
-MAX_CATEGORIES = 1_000_000
+_MAX_CATEGORIES = 1_000_000
 NAMES = b"categories"  # key in a column's metadata, with a JSON list; `export` writes it
 
 
@@ -41,10 +41,10 @@ def categorical(
                 for name in names if rows.batch.num_rows else ():
                     values = without(rows.batch.column(name), rows.bad)
                     found[name].update(values.unique().to_pylist())
-                    if len(found[name]) > MAX_CATEGORIES:
+                    if len(found[name]) > _MAX_CATEGORIES:
                         raise DataError(
                             f"{file.path}: --categorical {name}: it has more than "
-                            f"{MAX_CATEGORIES:,} different values"
+                            f"{_MAX_CATEGORIES:,} different values"
                         )
     for name, values in found.items():
         if None in values:

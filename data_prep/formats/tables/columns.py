@@ -25,7 +25,7 @@ from hpctrain.shards.field import DTYPES, Field
 from hpctrain.shards.ragged import Ragged, offsets_of
 from hpctrain.shards.types import Array, Int64s
 
-CODES = "int32"  # dtype of the codes of categories
+_CODES = "int32"  # dtype of the codes of categories
 WHOLE = re.compile(r"[+-]?\d{1,300}")
 SHOWN = 60  # characters of a value in a message
 
@@ -80,7 +80,7 @@ class Column:
             what = f"the column is {kind}" if cast in DTYPES else f"the dtypes are {_dtypes()}"
             raise ConfigError(f"--cast {name}={cast}: {what}")
         if categories is not None:
-            field = Field(CODES)
+            field = Field(_CODES)
         elif _is_text(kind):
             field = Field("uint8", variable=True)
         else:
@@ -180,7 +180,7 @@ class Column:
         assert self.categories is not None
         known = pa.array(self.categories, array.type)
         codes = compute.index_in(array, value_set=known).fill_null(-1)
-        return np.asarray(codes.to_numpy(zero_copy_only=False), CODES)
+        return np.asarray(codes.to_numpy(zero_copy_only=False), _CODES)
 
     def _hint(self) -> str:
         if self.field.variable and not _is_text(self.type):

@@ -13,7 +13,7 @@ from data_prep.formats.opening import opened
 from hpctrain.errors import ConfigError, DataError
 
 # UTF-32 comes first: its mark begins with that of UTF-16.
-MARKS = {
+_MARKS = {
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
@@ -53,7 +53,7 @@ def encoding_of(path: str, given: str) -> str:
     """
     with opened(Part(path)) as stream:
         head = stream.read(4)
-    for mark, encoding in MARKS.items():
+    for mark, encoding in _MARKS.items():
         if head.startswith(mark):
             return encoding
     if given in ("utf-16", "utf-32"):
@@ -80,7 +80,7 @@ def first_line(path: str, given: str, most: int) -> bytes:
     """
     with opened(Part(path)) as stream:
         line = stream.readline(most)
-    if b"\0" in line and not given and not line.startswith(tuple(MARKS)):
+    if b"\0" in line and not given and not line.startswith(tuple(_MARKS)):
         order = "le" if line.find(b"\0") % 2 else "be"
         raise DataError(
             f"{path} has zero bytes in its first line, as UTF-16 without a byte order mark has; "

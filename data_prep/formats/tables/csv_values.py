@@ -10,7 +10,7 @@ import numpy as np
 from data_prep.formats.opening import pyarrow
 from data_prep.formats.tables.columns import shown
 
-EXACT = 2.0**53  # floats below this are exact if they are whole numbers
+_EXACT = 2.0**53  # floats below this are exact if they are whole numbers
 WHOLE = re.compile(rb"\s*[+-]?\d+\s*")
 
 
@@ -19,7 +19,7 @@ def may_be_rounded(batch: Any) -> bool:
     if not batch.num_rows or not batch.num_columns:
         return False
     matrix = batch.to_tensor(null_to_nan=True, row_major=False).to_numpy()
-    return bool((np.abs(matrix) >= EXACT).any())
+    return bool((np.abs(matrix) >= _EXACT).any())
 
 
 def convert_values(
@@ -67,7 +67,7 @@ def _is_float(value: bytes) -> bool:
 def _rounded(values: Sequence[bytes], floats: Any) -> Iterator[int]:
     """Yield the places of the values that are integers, and differ from their floats."""
     numbers = floats.to_numpy(zero_copy_only=False)
-    for i in np.flatnonzero(np.abs(numbers) >= EXACT).tolist():
+    for i in np.flatnonzero(np.abs(numbers) >= _EXACT).tolist():
         if WHOLE.fullmatch(values[i]):
             digits, number = values[i].strip(), float(numbers[i])
             if len(digits) > 310 or not np.isfinite(number) or int(digits) != int(number):

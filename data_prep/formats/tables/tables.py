@@ -24,7 +24,7 @@ from data_prep.source import BLOCK_BYTES, SourceFile
 from hpctrain.errors import ConfigError, DataError
 
 ROWS = 2**16  # rows of a batch at most
-MAGIC = b"ARROW1"  # an Arrow file begins and ends with it
+_MAGIC = b"ARROW1"  # an Arrow file begins and ends with it
 SUFFIXES = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -185,14 +185,14 @@ def _arrow(path: str) -> Iterator[Any]:
 
 
 def _is_arrow_file(path: str, file: Any) -> bool:
-    """Return whether it is an Arrow file, which begins and ends with MAGIC, or else a stream.
+    """Return whether it is an Arrow file, which begins and ends with _MAGIC, or else a stream.
 
     Raises:
         DataError: It only begins or only ends so, or it is of the first version of Feather.
     """
     size = file.size()
-    begins = file.read_at(min(size, len(MAGIC)), 0) == MAGIC
-    ends = file.read_at(min(size, len(MAGIC)), max(0, size - len(MAGIC))) == MAGIC
+    begins = file.read_at(min(size, len(_MAGIC)), 0) == _MAGIC
+    ends = file.read_at(min(size, len(_MAGIC)), max(0, size - len(_MAGIC))) == _MAGIC
     if begins != ends:
         what = "end" if begins else "begin"
         raise DataError(
@@ -215,7 +215,7 @@ def _check_first_schema(path: str, file: Any, schema: Any) -> None:
     import pyarrow as pa
 
     try:
-        file.seek(8)  # MAGIC is padded to 8 bytes
+        file.seek(8)  # _MAGIC is padded to 8 bytes
         first = pa.ipc.read_message(file)
         same = bool(pa.ipc.read_schema(first).equals(schema))
     except (pa.ArrowException, OSError, EOFError):

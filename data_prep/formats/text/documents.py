@@ -18,7 +18,7 @@ from hpctrain.errors import ConfigError, DataError
 PATTERNS = ("*.txt", "*.txt.gz", "*.txt.zst", "*.jsonl", "*.jsonl.gz", "*.jsonl.zst", "*.parquet")
 MAX_DOCUMENT = 2**30
 ROWS = 256  # rows of Parquet that are read at once
-BOM = b"\xef\xbb\xbf"
+_BOM = b"\xef\xbb\xbf"
 
 
 class Document(NamedTuple):
@@ -75,7 +75,7 @@ class Reader:
         if kind == "jsonl":
             with opened(Part(file.path)) as lines:
                 try:
-                    first = json.loads(lines.readline(MAX_DOCUMENT).removeprefix(BOM))
+                    first = json.loads(lines.readline(MAX_DOCUMENT).removeprefix(_BOM))
                 except (ValueError, RecursionError, MemoryError):  # `read` says so
                     return []
             return [*first] if isinstance(first, dict) else []
@@ -100,7 +100,7 @@ class Reader:
             if len(content) > MAX_DOCUMENT:
                 reading.bad(part.path, "", f"{_too_long()}; --documents lines takes its lines")
             else:
-                document = _decoded(content.removeprefix(BOM))
+                document = _decoded(content.removeprefix(_BOM))
                 yield from _usable(document, part.path, lambda: "", reading)
 
     def _by_line(self, kind: str) -> bool:
@@ -126,7 +126,7 @@ class Reader:
                     at += len(line)
                 continue
             if start == 0:
-                line = line.removeprefix(BOM)
+                line = line.removeprefix(_BOM)
             line = line.removesuffix(b"\n").removesuffix(b"\r")
             if kind != "jsonl":
                 yield from _usable(_decoded(line), part.path, record, reading)

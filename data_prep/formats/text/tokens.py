@@ -23,8 +23,8 @@ FILE = "tokenizer.json"  # the name in the output folder
 BYTES = 256
 EOD = "<|endoftext|>"
 # The end-of-document tokens of well-known tokenizers.
-EODS = (EOD, "</s>", "<eos>", "<|end_of_text|>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
-SMALLEST = BYTES + 1  # the least vocabulary: all bytes, and the end-of-document token
+_EODS = (EOD, "</s>", "<eos>", "<|end_of_text|>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
+_SMALLEST = BYTES + 1  # the least vocabulary: all bytes, and the end-of-document token
 
 
 @dataclass(frozen=True)
@@ -105,10 +105,10 @@ def of_file(path: Path, eod: bool, token: str | None = None) -> Tokenizer:
     Args:
         path: Path of the file.
         eod: Whether a token ends each document.
-        token: The token that ends a document; None takes the one of `EODS` that is in the file.
+        token: The token that ends a document; None takes the one of `_EODS` that is in the file.
 
     Raises:
-        ConfigError: The tokenizer has no such token, or several of `EODS`.
+        ConfigError: The tokenizer has no such token, or several of `_EODS`.
         DataError: The file cannot be read, or is not a tokenizer.
     """
     try:
@@ -143,9 +143,9 @@ def check_vocabulary(vocabulary: int) -> None:
         ConfigError: The vocabulary is too small for all bytes and the end of a document, or too
             large.
     """
-    if not SMALLEST <= vocabulary <= 2**24:
+    if not _SMALLEST <= vocabulary <= 2**24:
         raise ConfigError(
-            f"--train-bpe {vocabulary}: a vocabulary has {SMALLEST} tokens (every byte, and the "
+            f"--train-bpe {vocabulary}: a vocabulary has {_SMALLEST} tokens (every byte, and the "
             f"end of a document) to {2**24}"
         )
 
@@ -178,9 +178,9 @@ def trained(texts: Iterator[str], vocabulary: int) -> str:
 
 def _end(tokenizer: Any, name: str, token: str | None) -> int:
     if token is None:
-        known = [end for end in EODS if tokenizer.token_to_id(end) is not None]
+        known = [end for end in _EODS if tokenizer.token_to_id(end) is not None]
         if len(known) != 1:
-            has = f"has {' and '.join(known)}" if known else f"has none of {', '.join(EODS)}"
+            has = f"has {' and '.join(known)}" if known else f"has none of {', '.join(_EODS)}"
             raise ConfigError(
                 f"{name}: which token ends a document? It {has}; give --eod TOKEN, or --no-eod"
             )

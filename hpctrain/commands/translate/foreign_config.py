@@ -17,7 +17,7 @@ from typing import Any
 
 from hpctrain.errors import ConfigError
 
-AUTO = "auto"
+_AUTO = "auto"
 
 
 class Source:
@@ -49,13 +49,13 @@ class Source:
         """
         self._known.add(name)
         value = self._values.get(name)
-        if value == AUTO and name not in self._dropped:
-            self.drop(name, f"{_AUTO}: set {ours}" if ours else _AUTO)
-        return default if value in (None, AUTO) else value
+        if value == _AUTO and name not in self._dropped:
+            self.drop(name, f"{_FILLED_IN}: set {ours}" if ours else _FILLED_IN)
+        return default if value in (None, _AUTO) else value
 
     def is_auto(self, name: str) -> bool:
         """Return whether the value of a key is "auto"."""
-        return bool(self._values.get(name) == AUTO)
+        return bool(self._values.get(name) == _AUTO)
 
     def number(self, name: str, default: Any = None, ours: str = "") -> Any:
         """Return the value of a key that must be a number.
@@ -133,7 +133,7 @@ class Source:
 
 # A reason that begins with this holds for `false`, too.
 ALWAYS = "!"
-_AUTO = "the Hugging Face Trainer fills it in"
+_FILLED_IN = "the Hugging Face Trainer fills it in"
 _OFF = "it is off, and so it is here"
 
 

@@ -12,7 +12,7 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
 
-ZERO_BUBBLE = ("zbv", "interleaved_zb")
+_ZERO_BUBBLE = ("zbv", "interleaved_zb")
 
 
 def bubble(schedule: str, pp: int, parts: int) -> float:
@@ -74,7 +74,7 @@ def problems(config: Config, degrees: Degrees) -> Iterator[str]:
         )
     elif blocks is not None and min(blocks) < 1:
         yield f"parallel.pipeline.blocks={blocks}: each stage needs at least 1 block"
-    if schedule in ZERO_BUBBLE:
+    if schedule in _ZERO_BUBBLE:
         if parallel.zero == 3 and (degrees.dp_shard > 1 or parallel.fsdp.offload):
             yield (
                 f"parallel.pipeline.schedule={schedule} with parallel.zero=3: torch computes wrong "

@@ -22,7 +22,7 @@ from hpctrain.shards.types import Int64s
 
 Tail = Literal["drop", "pad"]
 
-STRETCH = 16_384  # positions of a rank that are planned at once
+_STRETCH = 16_384  # positions of a rank that are planned at once
 
 
 class Stretch(NamedTuple):
@@ -74,14 +74,14 @@ class Steps:
         self.steps_per_epoch = whole + (rest > 0 and tail == "pad")
 
     def stretches(self, consumed: int) -> Iterator[Stretch]:
-        """Yield the steps from `consumed` on, at most STRETCH positions of this rank at a time."""
+        """Yield the steps from `consumed` on, at most _STRETCH positions of this rank at a time."""
         while True:
             consumed = self._settle(consumed)
             epoch, offset = divmod(consumed, self.count)
             if self._max_epochs is not None and epoch >= self._max_epochs:
                 return
             whole = (self.count - offset) // self.batch_size
-            steps = max(1, min(whole, STRETCH // self.share))
+            steps = max(1, min(whole, _STRETCH // self.share))
             ends = (min(offset + n * self.batch_size, self.count) for n in range(1, steps + 1))
             stretch = Stretch(
                 epoch, offset, [self._settle(consumed - offset + end) for end in ends]

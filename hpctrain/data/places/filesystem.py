@@ -10,11 +10,11 @@ Kind = Literal["network", "memory", "disk"]
 
 # The type of the mount, as the kernel names it. FUSE on a cluster is nearly always a network file
 # system; a local disk behind FUSE is called `fuseblk`.
-NETWORK = re.compile(
+_NETWORK = re.compile(
     r"nfs\d?|lustre|gpfs|mmfs|beegfs\w*|ceph|cifs|smb\d?|smbfs|afs|9p|panfs|wekafs|pvfs2|orangefs"
     r"|glusterfs|quobyte|virtiofs|dvs|datawarp|fuse(\..+)?"
 )
-MEMORY = re.compile(r"tmpfs|ramfs")
+_MEMORY = re.compile(r"tmpfs|ramfs")
 # File systems of the node itself that use FUSE.
 _LOCAL = re.compile(r"fuse\.(fuse-overlayfs|squashfuse\w*|lxcfs)")
 MOUNTS = Path("/proc/self/mountinfo")
@@ -35,9 +35,9 @@ def kind_of(folder: Path, mounts: Path = MOUNTS) -> Kind:
         inside = real == point or real.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best):  # a later mount hides an earlier one
             found, best = after.split(" ")[0], point
-    if NETWORK.fullmatch(found) and not _LOCAL.fullmatch(found):
+    if _NETWORK.fullmatch(found) and not _LOCAL.fullmatch(found):
         return "network"
-    return "memory" if MEMORY.fullmatch(found) else "disk"
+    return "memory" if _MEMORY.fullmatch(found) else "disk"
 
 
 def free_bytes(folder: Path) -> int:

@@ -32,10 +32,10 @@ log = logging.getLogger(__name__)
 BLOCK = 8 * 2**20  # bytes per read: some stripes of Lustre, or one request to an object store
 RETRY_S = (0.5, 1.0, 2.0, 4.0)  # seconds before each repetition of a read
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-DIGEST = re.compile(r"xxh3_128:([0-9a-f]{32})")
+_DIGEST = re.compile(r"xxh3_128:([0-9a-f]{32})")
 _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
-Sink = Callable[[memoryview], object]
+_Sink = Callable[[memoryview], object]
 
 
 class WrongShard(DataError):
@@ -88,7 +88,7 @@ class FolderOrigin:
             log.debug("%s: %s", path, error)
 
 
-class UrlOrigin:
+class _UrlOrigin:
     """A folder that fsspec can open.
 
     Raises:
@@ -101,12 +101,12 @@ class UrlOrigin:
         self.name = url.rstrip("/")
         self._locate()
 
-    def open(self, path: str) -> Any:  # noqa: D102
+    def open(self, path: str) -> Any:
         system, root = self._locate()
         # fsspec needs no cache: every byte is read once, in large pieces.
         return system.open(f"{root}/{path}", "rb", block_size=BLOCK, cache_type="none")
 
-    def forget(self, path: str) -> None:  # noqa: D102
+    def forget(self, path: str) -> None:
         pass
 
     def _locate(self) -> tuple[Any, str]:
@@ -136,7 +136,7 @@ def open_origin(source: str | Path) -> Origin:
     Raises:
         DataError: A package that the URL needs is not installed.
     """
-    return UrlOrigin(str(source)) if is_url(source) else FolderOrigin(Path(source))
+    return _UrlOrigin(str(source)) if is_url(source) else FolderOrigin(Path(source))
 
 
 def load_index(source: str | Path) -> Index:
@@ -199,7 +199,7 @@ def read_blocks(origin: Origin, path: str) -> Iterator[memoryview]:
         _close(file)
 
 
-def pour(origin: Origin, shard: Shard, sink: Sink) -> None:
+def pour(origin: Origin, shard: Shard, sink: _Sink) -> None:
     """Read a whole shard, pass each block to `sink`, and check the bytes against the index.
 
     Raises:
@@ -234,7 +234,7 @@ def digest_of(shard: Shard) -> str:
     Raises:
         DataError: The index has another kind of digest.
     """
-    match = DIGEST.fullmatch(shard.digest)
+    match = _DIGEST.fullmatch(shard.digest)
     if match is None:
         raise DataError(
             f"shard {shard.path!r} has the digest {shard.digest!r}; this hpctrain checks "

@@ -24,7 +24,7 @@ from hpctrain.data.samplers.permutation import groups, make_key, permute
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.types import Int64s
 
-CACHE_BYTES = 32 * 2**20  # of kept windows; at least two are kept
+_CACHE_BYTES = 32 * 2**20  # of kept windows; at least two are kept
 
 
 class Buckets:
@@ -62,7 +62,7 @@ class Buckets:
             )
         self.sampler, self.lengths, self.count = sampler, lengths, sampler.count
         self.window, self.size, self.seed = window, size, seed
-        self._keep = max(2, min(64, CACHE_BYTES // (8 * window)))
+        self._keep = max(2, min(64, _CACHE_BYTES // (8 * window)))
         # ((epoch, window), its samples), the most recently used first. The tuple is replaced as a
         # whole, so threads that do it at the same time can only lose a table.
         self._recent: tuple[tuple[tuple[int, int], Int64s], ...] = ()

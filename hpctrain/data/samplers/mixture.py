@@ -32,8 +32,8 @@ from hpctrain.data.samplers.permutation import groups, make_key
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.types import Int64s
 
-PERIOD = 65_536
-GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
+_PERIOD = 65_536
+_GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
 class Mixture:
@@ -72,7 +72,7 @@ class Mixture:
         temperature: float = 1.0,
         samplers: Mapping[str, Sampler] | None = None,
         count: int | None = None,
-        period: int = PERIOD,
+        period: int = _PERIOD,
     ) -> None:
         samplers = samplers or {}
         _check_names(counts, weights or {}, "weight")
@@ -176,7 +176,7 @@ def _interleave(quotas: Int64s) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     Draw k of a data set with quota q belongs at (k + phase) / q of the period. The phases differ,
     so that data sets with equal quotas do not all come at the same time.
     """
-    phases = (np.arange(len(quotas)) + 0.5) * GOLDEN_RATIO % 1
+    phases = (np.arange(len(quotas)) + 0.5) * _GOLDEN_RATIO % 1
     sets = np.repeat(np.arange(len(quotas)), quotas)
     ordinals = np.arange(len(sets)) - np.repeat(np.cumsum(quotas) - quotas, quotas)
     order = np.argsort((ordinals + phases[sets]) / quotas[sets], kind="stable")

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from hpctrain.shards.types import Int64s
 
-UInt64s = NDArray[np.uint64]
+_UInt64s = NDArray[np.uint64]
 
 SMALL = 4096
 ROUNDS = 6
 MAX_COUNT = 2**62
 BLOCK = 16_384  # values mapped at a time: the temporaries stay in the L2 cache
-TABLES = 256  # kept tables of small permutations: at most 4 MB
+_TABLES = 256  # kept tables of small permutations: at most 4 MB
 ROWS = 2**18  # hashes sorted at a time
 
 _MASK = 2**64 - 1
@@ -46,7 +46,7 @@ def make_key(*words: int) -> int:
     return key
 
 
-def hashes(key: int | UInt64s, counters: Int64s) -> UInt64s:
+def hashes(key: int | _UInt64s, counters: Int64s) -> _UInt64s:
     """Return output number `counters` of the splitmix64 stream that starts at `key`.
 
     Args:
@@ -138,7 +138,7 @@ def groups(labels: Int64s) -> list[tuple[int, slice | Int64s]]:
     return [(int(labels[start]), slice(start, stop)) for start, stop in runs]
 
 
-def _cipher(count: int, keys: list[UInt64s], values: UInt64s, inverse: bool) -> UInt64s:
+def _cipher(count: int, keys: list[_UInt64s], values: _UInt64s, inverse: bool) -> _UInt64s:
     """Apply the Feistel network on [0, 2^bits), the smallest such set that holds [0, count)."""
     bits = (count - 1).bit_length()
     result = np.empty_like(values)
@@ -150,8 +150,8 @@ def _cipher(count: int, keys: list[UInt64s], values: UInt64s, inverse: bool) -> 
 
 
 def _block(
-    values: UInt64s, keys: list[UInt64s], bits: int, inverse: bool, x: UInt64s, y: UInt64s
-) -> UInt64s:
+    values: _UInt64s, keys: list[_UInt64s], bits: int, inverse: bool, x: _UInt64s, y: _UInt64s
+) -> _UInt64s:
     """Apply the network to at most BLOCK values. `x` and `y` are buffers for temporaries.
 
     The halves have `a` and `b` bits and are exchanged in each round. ROUNDS is even, so they end
@@ -186,7 +186,7 @@ def _mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
-@lru_cache(maxsize=TABLES)
+@lru_cache(maxsize=_TABLES)
 def _table(count: int, key: int) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
     """Return a small permutation and its inverse. The hashes of one key are all different."""
     forward = np.argsort(hashes(key, np.arange(count)))

@@ -40,7 +40,7 @@ class Subset:
     """
 
     def __init__(self, sampler: Sampler, indices: NDArray[Any] | range, of: int) -> None:
-        check_indices(indices, of)
+        _check_indices(indices, of)
         self.sampler, self.count = sampler, sampler.count
         self.indices = indices if isinstance(indices, range) else _compact(indices, of)
 
@@ -59,7 +59,7 @@ class Subset:
         return self.indices.start + chosen * self.indices.step
 
 
-def check_indices(indices: NDArray[Any] | range, of: int) -> None:
+def _check_indices(indices: NDArray[Any] | range, of: int) -> None:
     """Check that `indices` are at least one valid index of a data set of `of` samples.
 
     Raises:
@@ -98,7 +98,7 @@ def parse_subset(text: str, count: int) -> NDArray[Any] | range:
         raise ConfigError("there is no such file") from None
     except (OSError, ValueError, EOFError) as error:
         raise ConfigError(f"it is no file of numpy.save with integers: {error}") from error
-    check_indices(indices, count)
+    _check_indices(indices, count)
     return indices
 
 

@@ -37,7 +37,7 @@ class Weighted:
     """
 
     def __init__(self, weights: NDArray[Any], seed: int, count: int | None = None) -> None:
-        weights = check_weights(weights)
+        weights = _check_weights(weights)
         # Scaled by a power of two, which keeps all ratios, so that the sum stays finite.
         _, exponent = np.frexp(weights.max())
         self._ends = np.cumsum(np.ldexp(weights, -int(exponent)))
@@ -112,7 +112,7 @@ class Balanced:
         return samples
 
 
-def check_weights(weights: NDArray[Any]) -> NDArray[np.float64]:
+def _check_weights(weights: NDArray[Any]) -> NDArray[np.float64]:
     """Return the weights as float64.
 
     Raises:

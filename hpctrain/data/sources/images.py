@@ -29,7 +29,7 @@ from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.types import Array, Int64s
 
 Size = tuple[int, int]  # height, width
-Fit = Literal["exact", "crop", "stretch"]
+_Fit = Literal["exact", "crop", "stretch"]
 
 FORMATS = ("JPEG", "PNG", "WEBP")
 MAX_PIXELS = 2**26  # of one image: 8,192 x 8,192; a file of a few KB may decode to many GB
@@ -41,7 +41,7 @@ def decode(
     images: Ragged,
     *,
     size: Size | None = None,
-    fit: Fit = "exact",
+    fit: _Fit = "exact",
     channels: int = 3,
     max_pixels: int = MAX_PIXELS,
     samples: Sequence[int] | None = None,
@@ -112,7 +112,7 @@ class Decoded:
         field: str,
         *,
         size: Size | None = None,
-        fit: Fit = "exact",
+        fit: _Fit = "exact",
         channels: int = 3,
         max_pixels: int = MAX_PIXELS,
         threads: int = 4,
@@ -271,7 +271,7 @@ def _upright_size(image: Any, orientation: int) -> Size:
     return size[::-1] if orientation > 4 else size
 
 
-def _fitted(image: Any, size: Size, fit: Fit, mode: str, sample: int) -> Any:
+def _fitted(image: Any, size: Size, fit: _Fit, mode: str, sample: int) -> Any:
     """Return the decoded image, in `mode` and of `size`."""
     turn = _orientation(image, sample)
     found = _upright_size(image, turn)

@@ -24,7 +24,7 @@ from hpctrain.shards.field import Field
 from hpctrain.shards.types import Array, Int64s
 
 DOCUMENT = "_document"
-MAX_OFFSETS = 64  # shards whose offsets are kept
+_MAX_OFFSETS = 64  # shards whose offsets are kept
 
 
 class Windows:
@@ -144,6 +144,6 @@ class Windows:
         if found is None:
             found = self._reader.offsets(self._field, shard)
             self._offsets[shard] = found
-            while len(self._offsets) > MAX_OFFSETS:
+            while len(self._offsets) > _MAX_OFFSETS:
                 self._offsets.popitem(last=False)
         return found

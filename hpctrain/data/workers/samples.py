@@ -27,7 +27,7 @@ from hpctrain.shards.types import Array, Int64s
 Sample = dict[str, Any]
 Transform = Callable[[Sample, np.random.Generator], Mapping[str, Any]]
 # Maps the arrays of a batch's first sample to new arrays (n, *shape).
-Allocate = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+_Allocate = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
 _MASK = 2**64 - 1
 
@@ -74,7 +74,7 @@ def apply(
     key: tuple[int, int],
     positions: Int64s,
     indices: Int64s,
-    allocate: Allocate,
+    allocate: _Allocate,
     random: SampleRandom,
 ) -> None:
     """Transform a batch, sample by sample.

@@ -31,7 +31,7 @@ def sbatch_options(config: Config) -> Options:
         "job-name": config.name,
         **node_options(config),
         "cpus-per-task": launch.cpus_per_task,
-        **gpu_options(config),
+        **_gpu_options(config),
         **_memory_options(config),
         "time": launch.time_min,
         "signal": f"USR2@{launch.warn_s}",
@@ -39,7 +39,7 @@ def sbatch_options(config: Config) -> Options:
     }
     for key in _NAMED:
         if (value := getattr(site, key)) is not None:
-            options[key.replace("_", "-")] = check_text(f"site.{key}", value)
+            options[key.replace("_", "-")] = _check_text(f"site.{key}", value)
     for name, value in site.sbatch.items():
         option, key = name.replace("_", "-"), f"site.sbatch.{name}"
         if not re.fullmatch(r"[a-z][a-z0-9-]+", option):
@@ -52,11 +52,11 @@ def sbatch_options(config: Config) -> Options:
             continue
         if not isinstance(value, str | int | float):
             raise ConfigError(f"{key}={value}: text, a number, or true for an option without value")
-        options[option] = True if value is True else check_text(key, str(value))
+        options[option] = True if value is True else _check_text(key, str(value))
     return options
 
 
-def gpu_options(config: Config) -> dict[str, str]:
+def _gpu_options(config: Config) -> dict[str, str]:
     """Return the option of sbatch that requests GPUs on this cluster."""
     count, option = config.launch.gpus_per_node, config.site.gpu_option
     if count == 0 or option in ("srun", "none"):
@@ -81,7 +81,7 @@ def step_gpu_options(config: Config) -> dict[str, str]:
 
 
 def _gpus(config: Config, option: str, count: int) -> str:
-    kind = config.site.gpu_type and check_text("site.gpu_type", config.site.gpu_type)
+    kind = config.site.gpu_type and _check_text("site.gpu_type", config.site.gpu_type)
     return ":".join(filter(None, ["gpu" if option == "gres" else None, kind, str(count)]))
 
 
@@ -102,7 +102,7 @@ def _memory_options(config: Config) -> dict[str, str]:
     return {option: f"{math.ceil(launch.mem_gb * 1024 / shares)}M"}
 
 
-def check_text(key: str, value: str, longest: int = _LONGEST) -> str:
+def _check_text(key: str, value: str, longest: int = _LONGEST) -> str:
     """Return the value if it can be written in an #SBATCH line.
 
     Raises:
@@ -128,7 +128,7 @@ def check_folder(config: Config, folder: Path) -> None:
     Raises:
         ConfigError: The path contains one of them, or is too long.
     """
-    check_text("output_dir", str(folder), _LONGEST_PATH)
+    _check_text("output_dir", str(folder), _LONGEST_PATH)
     if bad := [char for char in "%\\" if char in str(folder)]:
         raise ConfigError(
             f"output_dir={config.output_dir!r}: Slurm reads {bad[0]!r} in the path of a log as a "

@@ -20,7 +20,7 @@ from hpctrain.launch.arrays import Entry
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.uploader_process import python_module
 
-LOG = "mlflow.log"
+_LOG = "mlflow.log"
 
 
 def adopt(
@@ -58,7 +58,7 @@ def adopt(
         return None
     # Importing mlflow and asking the store takes seconds.
     command, env = python_module("hpctrain", "sync", *changed)
-    with suppress(OSError), (folder / LOG).open("ab") as log:
+    with suppress(OSError), (folder / _LOG).open("ab") as log:
         return subprocess.Popen(
             command,
             env=env,

@@ -14,7 +14,7 @@ from hpctrain.launch.output import NoteColumn, say
 from hpctrain.launch.slurm.queue import Job, UnreachableError
 from hpctrain.launch.sweeps.run_state import query_queue
 
-POLL_S = (2.0, 30.0)
+_POLL_S = (2.0, 30.0)
 """Seconds between two calls of `squeue`: at first, and at most."""
 
 
@@ -30,7 +30,7 @@ def wait(
         submit: Submits runs; returns those that are over the submit limit.
         left: The runs that are not submitted yet.
     """
-    pause, printed = POLL_S[0], -1
+    pause, printed = _POLL_S[0], -1
     most = sum(entry.task is not None for entry in entries)  # jobs that the limit has allowed
     with Progress(
         TextColumn("waiting for"),
@@ -65,7 +65,7 @@ def wait(
             if not jobs and not left:
                 break
             time.sleep(pause)
-            pause = min(POLL_S[1], pause * 1.2)
+            pause = min(_POLL_S[1], pause * 1.2)
     for entry in entries:
         entry.state = entry.run.read().get("state", entry.state)
 

@@ -108,8 +108,8 @@ def fill(
     if values == "by modules":
         fill_modules(model, build, seed, device, storage, group)
     elif values == "from rank 0":
-        fill_from_rank_0(model, build, seed, device, storage)
-    to_device(model, device)
+        _fill_from_rank_0(model, build, seed, device, storage)
+    _to_device(model, device)
 
 
 def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
@@ -252,7 +252,7 @@ def _cut(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return whole
 
 
-def fill_from_rank_0(
+def _fill_from_rank_0(
     model: nn.Module, build: Build, seed: int, device: torch.device, storage: torch.device
 ) -> None:
     """Give a sharded model of the meta device memory and the parameters that rank 0 builds.
@@ -281,7 +281,7 @@ def fill_from_rank_0(
         full_state_dict=True, broadcast_from_rank0=True, cpu_offload=storage.type == "cpu"
     )
     set_model_state_dict(model, state, options=options)
-    to_device(model, device)  # not earlier: torch wants a state on one device
+    _to_device(model, device)  # not earlier: torch wants a state on one device
     # Buffers that are not part of a state dict have to be sent too.
     for name, buffer in model.named_buffers():
         value = buffers[name].to(device) if buffers else torch.empty_like(buffer, device=device)
@@ -311,7 +311,7 @@ def _broadcast(whole: torch.Tensor, source: int, group: dist.ProcessGroup | None
         dist.broadcast(whole.view(-1).view(torch.uint8), group=group, group_src=source)
 
 
-def to_device(model: nn.Module, device: torch.device) -> None:
+def _to_device(model: nn.Module, device: torch.device) -> None:
     """Move what FSDP2 leaves on the device of the storage, in place: all but divided parameters.
 
     With `parallel.fsdp.offload` divided parameters are on the CPU, and FSDP2 brings them to the

@@ -50,7 +50,7 @@ class DDPModel(ParallelModel):
             find_unused_parameters=config.find_unused_parameters,
         )
         if precision.reduce != precision.params:
-            ddp.register_comm_hook(precision.reduce, average_as)
+            ddp.register_comm_hook(precision.reduce, _average_as)
         super().__init__(ddp, mesh, precision, accumulate)
         self._ddp, self._every = ddp, every
         self._compression = None
@@ -71,7 +71,7 @@ class DDPModel(ParallelModel):
         return nullcontext() if last or self._every else self._ddp.no_sync()
 
 
-def average_as(dtype: torch.dtype, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _average_as(dtype: torch.dtype, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average the gradients of a bucket in another format, on any backend.
 
     torch has such hooks for fp16, and for bf16 with NCCL only.

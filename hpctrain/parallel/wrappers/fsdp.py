@@ -42,7 +42,7 @@ from hpctrain.shards.types import Batch
 from hpctrain.tasks import Task
 
 log = logging.getLogger(__name__)
-ExpertRanks = Sequence[tuple[nn.Module, DeviceMesh]]
+_ExpertRanks = Sequence[tuple[nn.Module, DeviceMesh]]
 
 
 class FSDPModel(ParallelModel):
@@ -129,7 +129,7 @@ def shard(
     mesh: Mesh,
     precision: Precision,
     config: ParallelConfig,
-    experts: ExpertRanks = (),
+    experts: _ExpertRanks = (),
 ) -> None:
     """Divide each block, then the rest of the model, over `mesh.data_mesh`, in place.
 

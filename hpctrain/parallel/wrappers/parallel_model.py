@@ -118,7 +118,7 @@ class ParallelModel:
             The norm before clipping, the same on all ranks.
         """
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        whole = global_norm(gradients, self.mesh)
+        whole = _global_norm(gradients, self.mesh)
         norm = factor * (whole if isinstance(factor, torch.Tensor) else whole.item())
         if clip_norm is not None:
             factor = factor * at_most(clip_norm / (norm + 1e-6), 1.0)
@@ -180,7 +180,7 @@ class ParallelModel:
         return nullcontext()
 
 
-def global_norm(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
+def _global_norm(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
     """Return the L2 norm of the gradients of the whole model, shape (), on all ranks.
 
     Args:

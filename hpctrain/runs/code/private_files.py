@@ -10,7 +10,7 @@ NAMES = (
     *("id_rsa", "id_dsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk"),
     *("*.p12", "*.pfx", "*.ppk", "*.jks", "*.keystore", "*.kdbx"),
 )
-TEMPLATES = (".env.example", ".env.sample", ".env.template", ".env.dist")
+_TEMPLATES = (".env.example", ".env.sample", ".env.template", ".env.dist")
 _MAY_BE_KEYS = ("*.pem", "*.key")  # certificates, which are public, have these names as well
 _LONGEST_KEY = 65536  # bytes
 
@@ -18,7 +18,7 @@ _LONGEST_KEY = 65536  # bytes
 def is_private(path: Path) -> bool:
     """Return whether a file holds secrets, by its name; a key also by its content."""
     name = path.name
-    if name not in TEMPLATES and any(fnmatchcase(name, pattern) for pattern in NAMES):
+    if name not in _TEMPLATES and any(fnmatchcase(name, pattern) for pattern in NAMES):
         return True
     if not any(fnmatchcase(name, pattern) for pattern in _MAY_BE_KEYS):
         return False

@@ -44,7 +44,7 @@ from hpctrain.shards.storage.grid import Grid, samples_first
 from hpctrain.shards.storage.scratch import Bytes, Damaged, Undecodable
 from hpctrain.shards.types import Array, Int64s
 
-Visit = tuple[int, Any, Any]  # chunk number, rows of the result, rows of the chunk
+_Visit = tuple[int, Any, Any]  # chunk number, rows of the result, rows of the chunk
 
 # Rows of an uncompressed chunk are read alone if a row has at least SINGLE_BYTES and they are less
 # than 1 / SINGLE_PART of the chunk.
@@ -193,7 +193,7 @@ class Chunked:
             room = self._cache.max_bytes // 2 // max(1, self.chunk_bytes)
             self._ahead(self._visits(rows)[:room])
 
-    def _visits(self, rows: Int64s) -> list[Visit]:
+    def _visits(self, rows: Int64s) -> list[_Visit]:
         numbers, local = np.divmod(rows, self.chunk_rows)
         if not len(rows):
             return []
@@ -203,7 +203,7 @@ class Chunked:
         parts = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
         return [(int(numbers[part[0]]), part, local[part]) for part in parts]
 
-    def _ahead(self, visits: list[Visit]) -> None:
+    def _ahead(self, visits: list[_Visit]) -> None:
         for number, _, local in visits:
             if not self._single(number, local):
                 for tile, _, _ in self._tiles:

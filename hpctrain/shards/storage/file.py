@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 PAUSES_S = (0.1, 0.4, 1.6)  # before each repetition of a read
 # The errors of a file system that is busy, or cannot reach its server for a moment.
-PASSING = {errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.EREMOTEIO}
+_PASSING = {errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.EREMOTEIO}
 
 log = logging.getLogger(__name__)
 
@@ -89,14 +89,14 @@ def patiently(action: Callable[[], T], again: Callable[[], None] | None = None) 
     """Call `action`, and repeat it if a file system fails for a short time.
 
     Args:
-        action: What to do. An OSError of PASSING is not raised before the last try.
+        action: What to do. An OSError of _PASSING is not raised before the last try.
         again: Called before each repetition.
     """
     for pause in PAUSES_S:
         try:
             return action()
         except OSError as error:
-            if error.errno not in PASSING:
+            if error.errno not in _PASSING:
                 raise
             log.warning("a read failed, trying again in %s s: %s", pause, error)
         time.sleep(pause)

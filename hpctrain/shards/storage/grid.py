@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 Sizes = tuple[int, ...]
-Slices = tuple[slice, ...]
+_Slices = tuple[slice, ...]
 
 
 def samples_first(sizes: Sizes, axis: int) -> Sizes:
@@ -40,7 +40,7 @@ class Grid:
         return (outer * self._along + run) * self._apart + inner
 
 
-def _tiles(shape: Sizes, chunk: Sizes) -> list[tuple[int, Slices, Slices]]:
+def _tiles(shape: Sizes, chunk: Sizes) -> list[tuple[int, _Slices, _Slices]]:
     if shape == chunk:
         return [(0, (), ())]
     tiles = []

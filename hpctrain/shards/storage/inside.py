@@ -9,7 +9,7 @@ import os
 
 import h5py
 
-MOST_LINKS = 64  # followed one after the other; more are taken for a circle
+_MOST_LINKS = 64  # followed one after the other; more are taken for a circle
 
 
 class Elsewhere(Exception):
@@ -38,7 +38,7 @@ def find(file: h5py.File, place: str) -> h5py.Dataset | None:
         if kind == h5py.h5l.TYPE_SOFT:
             target = here.id.links.get_val(name).decode()
             followed += 1
-            if followed > MOST_LINKS:
+            if followed > _MOST_LINKS:
                 return None
             names = _names(target) + names
             here = here.file["/"] if target.startswith("/") else here

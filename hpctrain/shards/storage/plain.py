@@ -13,7 +13,7 @@ import numpy as np
 from hpctrain.shards.storage.file import File, reading
 from hpctrain.shards.types import Array, Int64s
 
-RUN_BYTES = 8 * 2**20  # the largest read
+_RUN_BYTES = 8 * 2**20  # the largest read
 
 
 class Plain:
@@ -51,7 +51,7 @@ class Plain:
         order = np.argsort(rows, kind="stable")
         step = np.diff(rows[order])
         for part in np.split(order, np.flatnonzero(step != 1) + 1) if len(rows) else []:
-            size = max(1, RUN_BYTES // self._row)
+            size = max(1, _RUN_BYTES // self._row)
             for first in range(0, len(part), size):
                 these = part[first : first + size]
                 start = int(rows[these[0]])

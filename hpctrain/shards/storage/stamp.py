@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 # Linux takes the time of a write from a clock that ticks every 1 to 10 ms.
-TICK_NS = 20_000_000
+_TICK_NS = 20_000_000
 # Some file systems keep whole seconds only, or even ones (FAT).
-COARSE_TICK_NS = 2_000_000_000
+_COARSE_TICK_NS = 2_000_000_000
 # It takes a third of the time that a named tuple takes, and there is one for each shard of a read.
 FACTS = attrgetter("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
 
@@ -74,7 +74,7 @@ class Stamp(NamedTuple):
     @property
     def tick_ns(self) -> int:
         """How far apart two writes must be to have different times."""
-        return COARSE_TICK_NS if self.modified_ns % 1_000_000_000 == 0 else TICK_NS
+        return _COARSE_TICK_NS if self.modified_ns % 1_000_000_000 == 0 else _TICK_NS
 
     @property
     def file(self) -> tuple[int, int]:

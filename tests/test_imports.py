@@ -1,6 +1,7 @@
 """Tests of which module may import which others. README.md has the table."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -103,9 +104,19 @@ FILES = {
 OURS = [name for name in FILES if name.startswith("hpctrain")]
 
 
-def imports(file: Path) -> Iterator[str]:
+@functools.cache
+def tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+@functools.cache
+def imports(file: Path) -> tuple[str, ...]:
+    return tuple(_imports(file))
+
+
+def _imports(file: Path) -> Iterator[str]:
     """Yield the name of every module that a file imports, anywhere in it."""
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(tree(file)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -167,7 +178,7 @@ def test_a_name_that_only_its_module_uses_begins_with_an_underscore() -> None:
     alone = [
         f"{module}.{name}"
         for module, file in FILES.items()
-        for name in _defined(ast.parse(file.read_text()))
+        for name in _defined(tree(file))
         if not name.startswith("_") and used[name] == {file}
     ]
     # The types of values that other modules get.
@@ -191,7 +202,7 @@ def _defined(module: ast.Module) -> Iterator[str]:
 def test_no_object_collectives() -> None:
     """They unpickle what other ranks send; `hpctrain.distributed.objects` sends JSON."""
     for module in OURS:
-        for node in ast.walk(ast.parse(FILES[module].read_text())):
+        for node in ast.walk(tree(FILES[module])):
             if isinstance(node, ast.Attribute | ast.Name | ast.alias):
                 name = getattr(node, "attr", None) or getattr(node, "id", None) or node.name
                 assert not name.endswith(("_object", "_object_list")), f"{module} uses {name}"

@@ -417,6 +417,7 @@ def test_a_training_that_fails_leaves_no_trace_of_it(
     assert_nowhere(tmp_path / "runs", failed.stdout, failed.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_a_sweep_here_leaves_no_trace_of_it(
     train: Train, tmp_path: Path, told: dict[str, str]

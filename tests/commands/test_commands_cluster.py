@@ -202,6 +202,7 @@ def test_from_the_queue_to_the_end(
     wait_for_state(running, "interrupted")
 
 
+@pytest.mark.slow
 def test_a_stop_request_outlives_a_requeue(train: Train, tmp_path: Path, paced: Paced) -> None:
     """A run that gets a stop request while it is preempted is restarted, and then stops."""
     (run,) = submit(train, tmp_path / "runs", *LONG, "site.partition=preemptible")

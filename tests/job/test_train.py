@@ -226,6 +226,7 @@ def test_evaluations_that_were_stopped_are_made_again_bit_by_bit(
     assert logged == 2
 
 
+@pytest.mark.slow
 def test_resumed_with_more_ranks_and_sharded_sees_the_same_samples(
     train: Train, reference: Reference, digits: Path, tmp_path: Path
 ) -> None:
@@ -382,6 +383,7 @@ def test_a_metric_that_a_users_task_lacks_ends_the_run_at_its_first_log_line(
     assert run_json(run)["attempts"][-1]["error"].startswith("ConfigError: metric=val/rmsee")
 
 
+@pytest.mark.slow
 def test_a_missing_gpu_is_told_before_the_tracker_starts(train: Train, tmp_path: Path) -> None:
     done = train("parallel.device=cuda", code=2, CUDA_VISIBLE_DEVICES="")
     assert "parallel.device=cuda, but torch sees no GPU here" in done.stderr

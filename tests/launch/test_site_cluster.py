@@ -196,6 +196,7 @@ def test_submitting_from_inside_an_allocation(
         assert not [name for name in env if name.startswith(foreign)]
 
 
+@pytest.mark.slow
 def test_an_ugly_output_dir_trains_to_the_end(
     digits: Path, empty_store: Path, tmp_path: Path
 ) -> None:

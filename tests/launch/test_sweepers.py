@@ -164,6 +164,7 @@ def check_best(folder: Path) -> None:
     assert found["best_value"] == max(record["result"]["val/accuracy"] for record in finished)
 
 
+@pytest.mark.slow
 def test_a_search_here_goes_on_where_it_stopped(
     train: Train, tmp_path: Path, no_sbatch: dict[str, str]
 ) -> None:

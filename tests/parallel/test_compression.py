@@ -247,6 +247,7 @@ BOUNDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CELLS if name != "none"])
 def test_training_stays_near_the_one_without_compression(name: str) -> None:
     one, two = trained()

@@ -117,6 +117,7 @@ def test_a_run_from_start_to_end(
     }
 
 
+@pytest.mark.slow
 def test_sigkill_in_the_middle_again_and_again(
     database: Path, tmp_path: Path, uploader: Start, rows: Rows, tags: Tags
 ) -> None:

@@ -22,6 +22,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ from hpctrain.config.schema import Config
 from hpctrain.runs.freeze import check, freeze
 from tests import forkserver
 from tests.conftest import ROOT, runs
+from tests.gpu.first_minutes import PARTS
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # The words that begin a command; every other line of a block of commands is an error.
@@ -202,7 +204,7 @@ def accept(words: list[str], run: Path) -> None:
         run: A run directory, for the commands that name a run.
     """
     match words:
-        case ["make", target]:
+        case ["make", target] | ["make", target, "GPU=cpu"]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)
         case ["apt-get", "install", "--no-install-recommends", *packages]:
             needed = _dev_cluster("requirements").PACKAGES
@@ -225,6 +227,11 @@ def accept(words: list[str], run: Path) -> None:
             checked([w.replace("$(cat mlflow/server.uri)", "http://node1:5000") for w in rest], 1)
         case ["torchrun", "--nproc-per-node", ranks, "-m", "hpctrain", *rest]:
             checked(rest, int(ranks))
+        case ["python", "-m", "tests.gpu.first_minutes", "--only", *parts]:
+            assert {*parts} <= {part.name for part in PARTS}
+        case ["python", "-m", "torch.distributed.flight_recorder.fr_trace", "--prefix", prefix, _]:
+            assert find_spec("torch.distributed.flight_recorder.fr_trace") is not None
+            assert prefix in (ROOT / "hpctrain/distributed/flight_recorder.py").read_text()
         case ["python", "-m", "data_prep", "sample", *_] | [
             "python",
             "-m",

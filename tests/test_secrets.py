@@ -401,6 +401,7 @@ def test_a_training_leaves_no_trace_of_it(
     assert_nowhere(tmp_path / "runs", done.stdout, done.stderr)
 
 
+@pytest.mark.slow
 def test_a_training_that_fails_leaves_no_trace_of_it(
     train: Train, tmp_path: Path, told: dict[str, str], store: Path
 ) -> None:

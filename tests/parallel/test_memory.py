@@ -196,6 +196,7 @@ def check(by_rank: list[Measured]) -> None:
         assert within(peak, formula.peak, 0.1), f"{peak}\n{formula}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CELLS)
 def test_peak_of_a_step(name: str) -> None:
     check(measured("some")[name])

@@ -21,7 +21,7 @@ from hpctrain.errors import ConfigError
 _PROBE = 2**20  # bytes
 
 TEMPORARY = re.compile(r"\..+\.(?P<host>[^.]+)\.(?P<pid>\d+)(-[0-9a-f]{16})?$")
-"""Matches the names that `temporary` makes, and those of releases that added no random part."""
+"""Matches the names that `temporary` makes. Files of before have no random part at the end."""
 
 
 def temporary(path: Path) -> Path:

@@ -82,7 +82,7 @@ def test_a_link_that_somebody_put_there_is_not_written_through(
     victim.write_text("precious")
     folder = tmp_path / "shared"
     folder.mkdir()
-    # The name that releases up to 0.3 used could be predicted.
+    # Somebody else can predict this name.
     guess = folder / f".run.json.{socket.gethostname()}.{os.getpid()}"
     guess.symlink_to(victim)
     disk.write_atomically(folder / "run.json", "{}")
@@ -101,7 +101,7 @@ def test_no_two_temporary_names_are_equal(tmp_path: Path) -> None:
         found = disk.TEMPORARY.match(name)
         assert found is not None
         assert found["pid"] == str(os.getpid())
-    assert disk.TEMPORARY.match(".a.json.node1.123")  # of an earlier release
+    assert disk.TEMPORARY.match(".a.json.node1.123")  # without a random part
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:

@@ -16,13 +16,12 @@ from hpctrain.faults.stop import Stop
 from hpctrain.models import ConvNet, Transformer
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.preparing.initial import Build, begin, cast_parameters, fill
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, LanguageModel
 from hpctrain.training.deterministic import deterministic
 from hpctrain.training.step import TrainStep
-from tests.parallel.parity import whole
+from tests.parallel.parity import initialised, whole
 
 pytestmark = [
     pytest.mark.gpu,
@@ -33,14 +32,6 @@ pytestmark = [
 
 CUDA = torch.device("cuda", 0)
 OFFLOAD = ParallelConfig(dp_replicate=1, fsdp=FSDPConfig(offload=True))
-
-
-def initialised(build: Build, seed: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """Return the initialised model of one process."""
-    model, values = begin(build, seed, from_rank_0=False)
-    cast_parameters(model, dtype)
-    fill(model.to(device) if values == "built" else model, values, build, seed, device, device)
-    return model
 
 
 class Own(nn.Module):

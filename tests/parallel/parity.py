@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
 from hpctrain.config.rules import shares
@@ -17,6 +17,7 @@ from hpctrain.faults.stop import Stop
 from hpctrain.models import ConvNet, Transformer
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.preparing.initial import Build, begin, cast_parameters, fill
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.shards.types import Batch
@@ -230,3 +231,11 @@ def check_equal(cell: Cell, by_rank: list[Result]) -> None:
         assert len(result.losses) == STEPS
         assert max(difference(result, expected)) < TOLERANCE
     assert min(expected.norms) > 0.2, "clipping must bite"
+
+
+def initialised(build: Build, seed: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """Return the initialised model of one process."""
+    model, values = begin(build, seed, from_rank_0=False)
+    cast_parameters(model, dtype)
+    fill(model.to(device) if values == "built" else model, values, build, seed, device, device)
+    return model

@@ -14,27 +14,15 @@ from hpctrain.models import MLP, ConvNet, Transformer
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.initial import (
-    Build,
-    begin,
-    cast_parameters,
-    fill,
     fill_modules,
     skeleton,
 )
 from hpctrain.parallel.recipe import parallelize
-from tests.parallel.parity import whole
+from tests.parallel.parity import initialised, whole
 from tests.ranks import run_ranks
 
 SHARDED = ParallelConfig(dp_replicate=1, dp_shard=-1)
 HYBRID = ParallelConfig(dp_replicate=2, dp_shard=2)
-
-
-def initialised(build: Build, seed: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """Return the initialised model of one process."""
-    model, values = begin(build, seed, from_rank_0=False)
-    cast_parameters(model, dtype)
-    fill(model.to(device) if values == "built" else model, values, build, seed, device, device)
-    return model
 
 
 class Own(nn.Module):

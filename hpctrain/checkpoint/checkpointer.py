@@ -113,7 +113,7 @@ class Checkpointer:
         Raises:
             StorageError: There is no space or no permission. Older checkpoints stay as they are.
         """
-        final = self.folder / f"step-{step:08d}"
+        final = self.path(step)
         temporary = final.with_suffix(".tmp")
         if self.ranks.is_main:
             shutil.rmtree(temporary, ignore_errors=True)  # left by an interrupted save
@@ -148,6 +148,10 @@ class Checkpointer:
                 reason = why_unwritten(temporary) or reason
             raise StorageError(f"{temporary}: the checkpoint was not written ({reason})") from error
         return healthy
+
+    def path(self, step: int) -> Path:
+        """Return the folder of the checkpoint of a step, whether it exists or not."""
+        return self.folder / f"step-{step:08d}"
 
     def load_latest(self) -> Progress | None:
         """Load the newest intact checkpoint and return its progress; None when there is none.

@@ -86,12 +86,16 @@ def _targets(config: Config) -> Iterator[str]:
             yield from arguments.problems("optimizer", node, positional=1, inner=inner)
         else:
             yield from arguments.problems(section, getattr(config, section))
-    for key in ("transforms", "batch_transforms", "val_transforms", "val_batch_transforms"):
-        for i, node in enumerate(getattr(config.data, key) or []):
+    lists = {
+        f"data.{key}": getattr(config.data, key) or []
+        for key in ("transforms", "batch_transforms", "val_transforms", "val_batch_transforms")
+    }
+    for key, nodes in (lists | {"hooks": config.hooks}).items():
+        for i, node in enumerate(nodes):
             advice = (
                 "it must be package.module.Class, or package.module.function and _partial_: true"
             )
-            where, target = f"data.{key}[{i}]", node.get("_target_")
+            where, target = f"{key}[{i}]", node.get("_target_")
             if wrong := list(_target(f"{where}._target_", target, advice)):
                 yield from wrong
             else:

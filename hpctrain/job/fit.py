@@ -24,7 +24,7 @@ from hpctrain.faults.health import RolledBack
 from hpctrain.faults.late_ranks import LateRanks
 from hpctrain.faults.stop import Stop, stop_with_launcher
 from hpctrain.job.attempt import Attempt, NoAttempt
-from hpctrain.job.build import build
+from hpctrain.job.building.build import build
 from hpctrain.job.requeue import requeue_from_rank
 from hpctrain.job.shapes import shape_problem
 from hpctrain.parallel.micro_batches import MicroBatches

@@ -7,9 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpctrain.checkpoint.manifest import checkpoints, damage, newest_intact
+from hpctrain.checkpoint.manifest import checkpoints
 from hpctrain.config.frozen import load
-from hpctrain.errors import StorageError
+from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import journal
 
@@ -82,21 +82,12 @@ class LoadedRun:
             ConfigError: The model cannot be built.
             StorageError: The checkpoint is missing or damaged.
         """
-        from hpctrain.job.build import _make
-        from hpctrain.job.text_generation import load_weights
+        from hpctrain.checkpoint.weights import load_weights
+        from hpctrain.job.building.make import make
 
-        if step is None:
-            checkpoint = newest_intact(self._run.checkpoints)
-        else:
-            checkpoint = self._run.checkpoints / f"step-{step:08d}"
-            if checkpoint.is_dir() and (problem := damage(checkpoint)):
-                raise StorageError(f"{checkpoint} is not intact: {problem}")
-        if checkpoint is None or not checkpoint.is_dir():
-            listed = ", ".join(map(str, self.checkpoints)) or "none"
-            which = "no checkpoint" + ("" if step is None else f" of step {step}")
-            raise StorageError(f"{self.path}: {which}; there are: {listed}")
+        checkpoint = chosen_checkpoint(self._run, step)
         sys.path += [folder for folder in self._code() if folder not in sys.path]
-        model: nn.Module = _make("model", self.config.model)
+        model: nn.Module = make("model", self.config.model)
         load_weights(model, checkpoint)
         return model.eval()
 

@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 from hpctrain.checkpoint.manifest import newest_intact
-from hpctrain.checkpoint.tensor_reader import Reader
+from hpctrain.checkpoint.weights import load_weights
 from hpctrain.config.frozen import load
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.job.build import _make
+from hpctrain.job.building.make import make
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tasks import LanguageModel
 from hpctrain.terminal import harmless
@@ -65,7 +65,7 @@ class Generator:
         """
         run = RunDir.open(path)
         config = load(run.config_file)
-        task = _make("task", config.task)
+        task = make("task", config.task)
         if not isinstance(task, LanguageModel):
             raise ConfigError(
                 f"{run.name} is no language model: task._target_={config.task.get('_target_')}"
@@ -74,7 +74,7 @@ class Generator:
         checkpoint = newest_intact(run.checkpoints)
         if checkpoint is None:
             raise StorageError(f"{run.checkpoints}: there is no checkpoint")
-        model: nn.Module = _make("model", config.model)
+        model: nn.Module = make("model", config.model)
         load_weights(model, checkpoint)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         context = config.data.windows.length - 1
@@ -146,32 +146,6 @@ def print_sample(path: Path, prompt: str) -> None:
         log.warning("no sample of generated text: %s", error)
     else:
         print(f"a sample of generated text:\n{harmless(text)}\n")
-
-
-def load_weights(model: nn.Module, checkpoint: Path) -> None:
-    """Load only the weights of a checkpoint, on this process alone.
-
-    Args:
-        model: The plain model.
-        checkpoint: The folder of the checkpoint. Where the ranks had models that differ (local
-            SGD), rank 0's is taken.
-
-    Raises:
-        StorageError: The checkpoint lacks weights of the model, or cannot be read.
-    """
-    reader = Reader(checkpoint)
-    saved = reader.saved
-    weights = {n: value for n, value in model.state_dict().items() if torch.is_tensor(value)}
-    alone = any(name.startswith("replica.0.model.") for name in saved)
-    part = "replica.0.model" if alone else "model"
-    found = {name: value for name, value in weights.items() if f"{part}.{name}" in saved}
-    # A parameter with two names, as in tied embeddings, may be saved under one of them.
-    loaded = {value.data_ptr() for value in found.values()}
-    if lacking := [name for name in weights if weights[name].data_ptr() not in loaded]:
-        raise StorageError(
-            f"{checkpoint} has no {lacking[0]}: it is the checkpoint of another model"
-        )
-    reader.load({part: found}, no_dist=True)
 
 
 def _draw(

@@ -28,6 +28,7 @@ from hpctrain.shards.types import Batch
 from hpctrain.tasks import derived
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.training.display import Display
+from hpctrain.training.hooks import Hooks, RunState
 from hpctrain.training.schedule import Schedule
 from hpctrain.training.slow_ranks import SlowRanks
 from hpctrain.training.step import Totals, TrainStep
@@ -64,7 +65,7 @@ class Outcome:
 
 @dataclass
 class Trainer:
-    """The objects that a run consists of; `hpctrain.job.build` makes them."""
+    """The objects that a run consists of; `hpctrain.job.building.build` makes them."""
 
     train_step: TrainStep
     schedule: Schedule
@@ -80,6 +81,7 @@ class Trainer:
     every: Every
     slow_ranks: SlowRanks
     asked: Asked = field(default_factory=Asked)
+    hooks: Hooks = field(default_factory=Hooks)
     step: int = 0
     evaluation_due: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
@@ -106,6 +108,7 @@ class Trainer:
                 self.train_step(batch, self.schedule(self.step))
                 self.step += 1
                 self.display.advance(self.step)
+                self.hooks.after_step(self._state(batch))
                 done = self.step == self.max_steps
                 logs = self.step % self.every.log == 0 or done
                 health.judge(late=not logs)
@@ -163,11 +166,13 @@ class Trainer:
         if self.evaluation is not None:
             doing = self.display.doing("an evaluation")
             with throughput.paused(), doing, self._untouched_random_state():
+                self.hooks.before_evaluation(self._state())
                 means = self._evaluate(self.evaluation)
             self.train_step.model.module.train()
             if means is None:
                 return False
             self._log({f"val/{name}": value for name, value in means.items()})
+            self.hooks.after_evaluation(self._state())
             wrong = [f"val/{name}={v}" for name, v in means.items() if not math.isfinite(v)]
             if wrong and dist.get_rank() == 0:
                 log.warning("step %d: not finite: %s", self.step, ", ".join(wrong))
@@ -219,9 +224,23 @@ class Trainer:
                 "totals": self.train_step.totals.state_dict(),
                 "precision": self.train_step.model.precision.state_dict(),
                 "health": self.train_step.health.state_dict(),
+                "hooks": self.hooks.state_dict(),
             },
         )
         self.train_step.health.judge_parameters(healthy)
+        self.hooks.after_save(self._state(), self.checkpointer.path(self.step))
+
+    def _state(self, batch: Batch | None = None) -> RunState:
+        """Return what a hook sees at this step."""
+        return RunState(
+            step=self.step,
+            model=self.train_step.model.module,
+            optimizer=self.train_step.optimizer,
+            task=self.train_step.task,
+            batch=batch,
+            metrics=self.metrics,
+            tracker=self.tracker,
+        )
 
     def _resume(self) -> int:
         progress = self.checkpointer.load_latest()
@@ -233,6 +252,7 @@ class Trainer:
             self.train_step.totals.load_state_dict(progress["totals"], self.device)
             self.train_step.model.precision.load_state_dict(progress["precision"])
             self.train_step.health.load_state_dict(progress["health"])
+            self.hooks.load_state_dict(progress["hooks"])
         # After a rollback without a checkpoint the run starts at step 0 again.
         self.tracker.rewind(progress["tracker"] if progress is not None else 0)
         dist.barrier()

@@ -18,9 +18,9 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 from hpctrain.checkpoint import manifest
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.manifest import Manifest, checkpoints, damage, digest
+from hpctrain.checkpoint.weights import load_weights
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import StorageError
-from hpctrain.job.text_generation import load_weights
 from hpctrain.training.step import TrainStep
 from tests.ranks import run_ranks
 from tests.steps import ALONE, batch, make, weights

@@ -57,6 +57,7 @@ DEFAULTS: dict[str, Any] = {
     "scheduler.warmup_samples": None,
     "scheduler.warmup_epochs": None,
     "scheduler.final_ratio": 0.0,
+    "hooks": [],
     "train.global_batch_size": 64,
     "train.max_epochs": None,
     "train.max_steps": None,

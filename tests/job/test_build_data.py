@@ -21,8 +21,8 @@ from hpctrain.data.feed import Feed
 from hpctrain.data.sources.reader import Reader
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import DataError, HpctrainError
-from hpctrain.job.build import _make
-from hpctrain.job.build_data import DataBuilder
+from hpctrain.job.building.build_data import DataBuilder
+from hpctrain.job.building.make import make
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.runs.freeze import check
 from hpctrain.shards.format import write_shards
@@ -49,7 +49,7 @@ def build(config: Callable[..., Config]) -> Build:
         check(made, world_size)
         ranks = RankInfo("test", rank, rank, 0, world_size, world_size, 1, "localhost", 1)
         mesh = Mesh(Degrees(world_size), rank, torch.device("cpu"))
-        return DataBuilder(made, ranks, mesh, torch.device("cpu"), _make)
+        return DataBuilder(made, ranks, mesh, torch.device("cpu"), make)
 
     return call
 

@@ -15,10 +15,11 @@ import torch
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 
+from hpctrain.checkpoint.weights import load_weights
 from hpctrain.data.sources.reader import Reader
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError, StorageError
-from hpctrain.job.text_generation import Generator, load_weights, print_sample
+from hpctrain.job.text_generation import Generator, print_sample
 from hpctrain.models import Transformer
 from tests.conftest import Completed, journal_metrics, run_json, run_module
 

@@ -10,7 +10,7 @@ from torch import distributed
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.faults.stop import Stop
-from hpctrain.job.build import _make
+from hpctrain.job.building.make import make
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.blocks import find_blocks
@@ -70,7 +70,7 @@ def train(name: str, parallel: ParallelConfig, accumulate: int = 1) -> Result:
     mesh = Mesh(Degrees.of(parallel, distributed.get_world_size()), distributed.get_rank(), cpu)
 
     def build() -> Any:
-        return _make("model", MODELS[name][0])
+        return make("model", MODELS[name][0])
 
     task = Classification() if name == "vit" else LanguageModel()
     precision = Precision(config.precision, cpu)
@@ -148,6 +148,6 @@ def test_the_tensor_plan_of_transformers() -> None:
 def test_blocks_are_found(name: str) -> None:
     node, prefix = MODELS[name]
     with torch.device("meta"):
-        blocks = find_blocks(_make("model", node), [])
+        blocks = find_blocks(make("model", node), [])
     assert len(blocks) > 2
     assert [name for name, _ in blocks] == [f"{prefix}{i}" for i in range(len(blocks))]

@@ -11,7 +11,7 @@ from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.faults.stop import Stop
-from hpctrain.job.build import _micro_batches
+from hpctrain.job.building.build import _micro_batches
 from hpctrain.models import MLP
 from hpctrain.parallel.micro_batches import MicroBatches
 from hpctrain.runs.run_dir import RunDir

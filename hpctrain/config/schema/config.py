@@ -48,6 +48,11 @@ class Config:
         {}, "The task (loss and metrics) is `_target_`, called with the other keys."
     )
     data: DataConfig = section(DataConfig)
+    hooks: list[dict[str, Any]] = key(
+        [],
+        "Each of these is a hpctrain.training.Hook, named by `_target_`. Its methods are called "
+        "after a step, before and after an evaluation, and after a checkpoint.",
+    )
     optimizer: OptimizerConfig = section(OptimizerConfig)
     scheduler: SchedulerConfig = section(SchedulerConfig)
     train: TrainConfig = section(TrainConfig)

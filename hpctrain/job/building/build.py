@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import logging
-import os
-import traceback
-import warnings
-from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-import hydra
 import torch
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 
-import hpctrain
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.metrics import Asked
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import Config, TrainConfig
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
 from hpctrain.faults.health import Health
 from hpctrain.faults.stop import Stop
-from hpctrain.job.build_data import DataBuilder
-from hpctrain.job.effective import Effective
+from hpctrain.job.building.build_data import DataBuilder
+from hpctrain.job.building.build_optimizer import build_optimizer
+from hpctrain.job.building.effective import Effective
+from hpctrain.job.building.make import make
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.micro_batches import CudaMemory, MicroBatches
 from hpctrain.parallel.precision import Precision
@@ -40,6 +32,7 @@ from hpctrain.runs.run_dir import RunDir
 from hpctrain.tasks import bind, on_part
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.training.display import Display, choose_display
+from hpctrain.training.hooks import Hooks
 from hpctrain.training.progress_file import ProgressFile
 from hpctrain.training.schedule import Schedule
 from hpctrain.training.slow_ranks import SlowRanks
@@ -71,7 +64,7 @@ def build(
         )
     mesh = Mesh(Degrees.of(config.parallel, ranks.world_size), ranks.rank, device, weights)
     precision = Precision(config.precision, device)
-    data = DataBuilder(config, ranks, mesh, device, _make)
+    data = DataBuilder(config, ranks, mesh, device, make)
     # Nodes may differ by hours here: shards are staged on one and are there on another.
     with long_work("preparing the data"):
         loader, evaluation = data.training(), data.evaluation()
@@ -80,9 +73,9 @@ def build(
     if ranks.is_main:
         log.info("%s", effective)
     tracker.log_params({"effective": asdict(effective)})
-    task = on_part(bind(_make("task", config.task), config.data.path), mesh.sequence_part)
+    task = on_part(bind(make("task", config.task), config.data.path), mesh.sequence_part)
     model = parallelize(
-        partial(_make, "model", config.model),
+        partial(make, "model", config.model),
         config,
         mesh,
         precision,
@@ -91,16 +84,7 @@ def build(
     micro_batches = _micro_batches(config, run, ranks, model, sizes)
     # Ranks with other samples draw other dropout masks.
     torch.manual_seed(config.seed + 1 + mesh.stream)
-    optimizer = _make(
-        "optimizer",
-        {
-            "_target_": config.optimizer._target_,
-            "lr": config.optimizer.lr,  # lr_scaling multiplies the rates of all its groups
-            "weight_decay": config.optimizer.weight_decay,
-            **config.optimizer.options,
-        },
-        model.parameters,
-    )
+    optimizer = build_optimizer(config.optimizer, model)
     return Trainer(
         train_step=TrainStep(
             model,
@@ -108,7 +92,7 @@ def build(
             optimizer,
             clip_norm=config.train.clip_norm,
             stop=stop,
-            health=_health(config, run, ranks),
+            health=_health(config.train, run, ranks),
             micro_batches=micro_batches,
             base_lr=config.optimizer.lr,
         ),
@@ -119,7 +103,7 @@ def build(
         evaluation=evaluation,
         checkpointer=Checkpointer(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
         tracker=tracker,
-        display=_display(config, run, ranks),
+        display=_display(config.metric, run, ranks),
         stop=stop,
         device=device,
         max_steps=effective.max_steps,
@@ -131,10 +115,11 @@ def build(
         ),
         slow_ranks=SlowRanks(mesh, ranks.rank, ranks.host),
         asked=Asked.of(config),
+        hooks=Hooks([make(f"hooks[{i}]", node) for i, node in enumerate(config.hooks)]),
     )
 
 
-def _health(config: Config, run: RunDir, ranks: RankInfo) -> Health:
+def _health(train: TrainConfig, run: RunDir, ranks: RankInfo) -> Health:
     """Return what judges the steps; rank 0 knows which batches earlier rollbacks left out."""
     known = objects.broadcast(run.read().get("left_out", []) if ranks.is_main else None)
 
@@ -143,9 +128,9 @@ def _health(config: Config, run: RunDir, ranks: RankInfo) -> Health:
             run.update(left_out=left_out)
 
     return Health(
-        config.train.nonfinite,
-        budget=config.train.nonfinite_budget,
-        window=config.train.nonfinite_window,
+        train.nonfinite,
+        budget=train.nonfinite_budget,
+        window=train.nonfinite_window,
         run=run.path,
         left_out=[(step, consumed) for step, consumed in known],
         record=record,
@@ -181,43 +166,8 @@ def _micro_batches(
     return made
 
 
-def _display(config: Config, run: RunDir, ranks: RankInfo) -> Display:
-    display = choose_display(ranks.is_main, config.metric)
+def _display(metric: str, run: RunDir, ranks: RankInfo) -> Display:
+    display = choose_display(ranks.is_main, metric)
     if not ranks.is_main:
         return display
-    return ProgressFile(display, run.path / "progress.json", config.metric)
-
-
-def _make(key: str, node: Mapping[str, Any], *args: Any) -> Any:
-    """Call the `_target_` of a config section.
-
-    Raises:
-        ConfigError: The target cannot be imported, or refuses its arguments.
-    """
-    try:
-        with warnings.catch_warnings():
-            # Hydra 1.4 warns when there is no list of allowed targets. Ours may be anything.
-            warnings.filterwarnings("ignore", r"(?s).*_execution_whitelist_", UserWarning)
-            return instantiate(dict(node), *args, _convert_="all")
-    except InstantiationException as error:
-        cause: BaseException = error.__cause__ or error
-        while isinstance(cause, ImportError) and cause.__cause__ is not None:
-            cause = cause.__cause__  # Hydra's own text about the import says less
-        reason = " ".join(f"{type(cause).__name__}: {cause}".split())
-        raise ConfigError(
-            f"{key}._target_={node.get('_target_')}: {reason}{_frames_of_user(cause)}"
-        ) from error
-
-
-def _frames_of_user(error: BaseException) -> str:
-    """Return where the error was raised, without the frames of hpctrain, Hydra and the importer."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    ours = tuple(f"{Path(file).parent}{os.sep}" for file in (hpctrain.__file__, hydra.__file__))
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((*ours, "<frozen "))
-        and Path(frame.filename).parent.name != "importlib"
-    ]
-    return "".join(f"\n{line.rstrip()}" for line in traceback.format_list(frames))
+    return ProgressFile(display, run.path / "progress.json", metric)

@@ -1,0 +1,1 @@
+"""From the frozen config to the trainer: everything that a run consists of is made here."""

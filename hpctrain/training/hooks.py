@@ -1,0 +1,118 @@
+"""Hooks: a user's own code at four places of the training loop.
+
+hooks:
+  - {_target_: my_hooks.DrawPrediction, every: 100}
+
+step ── after_step ── before_evaluation ── evaluation ── after_evaluation ── save ── after_save
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpctrain.shards.types import Batch
+from hpctrain.tasks import Task
+from hpctrain.tracking.tracker import Tracker
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What a hook sees of a run; every rank has its own.
+
+    Attributes:
+        step: The global step, counted from 1 after the first step.
+        model: The model as this rank has it: wrapped, divided or sharded, as the layout says. After
+            a step its gradients are gone.
+        optimizer: The optimizer of this rank's parameters.
+        task: The task, which computes sums and counts from the model and a batch.
+        batch: After a step, this rank's batch, whose tensors are on the device; else None.
+        metrics: The last value of every metric, the same on all ranks.
+        tracker: Records metrics, figures and images. Only that of rank 0 writes something.
+    """
+
+    step: int
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    task: Task
+    batch: Batch | None
+    metrics: Mapping[str, float]
+    tracker: Tracker
+
+
+class Hook:
+    """The base class of a hook: override the methods that you need.
+
+    All ranks call the same methods at the same steps, so a method may use collective operations. An
+    exception ends the run as failed. A run that was stopped may repeat an evaluation, and then its
+    two methods are called again.
+    """
+
+    def after_step(self, state: RunState) -> None:
+        """Do something after each step; it costs the time of the training."""
+
+    def before_evaluation(self, state: RunState) -> None:
+        """Do something before an evaluation; the random state is restored after it."""
+
+    def after_evaluation(self, state: RunState) -> None:
+        """Do something with the results of an evaluation, which `state.metrics` has."""
+
+    def after_save(self, state: RunState, folder: Path) -> None:
+        """Do something with a checkpoint that is complete on the disk.
+
+        Args:
+            state: The state of the run.
+            folder: The folder of the checkpoint. Later saves remove it.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the hook needs to go on after a resume, as JSON; rank 0's is saved."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+
+
+class Hooks:
+    """The hooks of a run, in their order.
+
+    Args:
+        hooks: Objects with the methods of `Hook`.
+    """
+
+    def __init__(self, hooks: Iterable[Hook] = ()) -> None:
+        self._hooks = list(hooks)
+
+    def after_step(self, state: RunState) -> None:
+        """Call `after_step` of each hook."""
+        for hook in self._hooks:
+            hook.after_step(state)
+
+    def before_evaluation(self, state: RunState) -> None:
+        """Call `before_evaluation` of each hook."""
+        for hook in self._hooks:
+            hook.before_evaluation(state)
+
+    def after_evaluation(self, state: RunState) -> None:
+        """Call `after_evaluation` of each hook."""
+        for hook in self._hooks:
+            hook.after_evaluation(state)
+
+    def after_save(self, state: RunState, folder: Path) -> None:
+        """Call `after_save` of each hook."""
+        for hook in self._hooks:
+            hook.after_save(state, folder)
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Return the states of the hooks, in their order."""
+        return [hook.state_dict() for hook in self._hooks]
+
+    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+        """Go on from the states that `state_dict` returned."""
+        for hook, state in zip(self._hooks, states, strict=True):
+            hook.load_state_dict(state)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import NetworkConfig, TrainConfig
 
 # torch reads one of these, so they are never set side by side.
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
@@ -12,13 +12,12 @@ GLOO = "GLOO_SOCKET_IFNAME"
 CUBLAS_WORKSPACES = (":4096:8", ":16:8")
 
 
-def variables(config: Config) -> dict[str, tuple[str, str]]:
+def variables(network: NetworkConfig, train: TrainConfig) -> dict[str, tuple[str, str]]:
     """Return the variables that `network` and `train` ask for.
 
     Returns:
         For each name the value, and the config key that it comes from.
     """
-    network = config.network
     asked: dict[str, tuple[str | None, str]] = {
         # Without "=" NCCL takes every interface whose name begins like this.
         "NCCL_SOCKET_IFNAME": (network.interface and f"={network.interface}", "network.interface"),
@@ -31,9 +30,9 @@ def variables(config: Config) -> dict[str, tuple[str, str]]:
         asked["NCCL_IB_DISABLE"] = "1", "network.infiniband"
     elif network.infiniband != "auto":
         asked["NCCL_IB_HCA"] = _exactly(network.infiniband), "network.infiniband"
-    if config.train.expandable_segments:
+    if train.expandable_segments:
         asked[ALLOCATOR[0]] = "expandable_segments:True", "train.expandable_segments"
-    if config.train.deterministic:
+    if train.deterministic:
         # Without it cuBLAS adds in an order that depends on what else runs. The switches of NVLink
         # add in an order of their own; Megatron-LM leaves them out for the same reason.
         asked["CUBLAS_WORKSPACE_CONFIG"] = CUBLAS_WORKSPACES[0], "train.deterministic"

@@ -187,7 +187,7 @@ def _resources(config: Config) -> Iterator[str]:
             f"launch.gpus_per_node={launch.gpus_per_node} cannot be divided evenly over "
             f"launch.tasks_per_node={launch.tasks_per_node}"
         )
-    for name, (_, key) in variables(config).items():
+    for name, (_, key) in variables(config.network, config.train).items():
         if name in config.site.env:
             yield f"{key} and site.env.{name} set the same variable: give one of them"
     container = config.site.container

@@ -39,7 +39,7 @@ def export(
     Raises:
         ConfigError: `site.env` has a name or value that no variable can have.
     """
-    asked = variables(config)
+    asked = variables(config.network, config.train)
     asked |= {name: (value, f"site.env.{name}") for name, value in config.site.env.items()}
     if not {*_RECORDER} & (environment.keys() | asked.keys()):
         environment[_RECORDER[0]] = "2000"

@@ -19,7 +19,7 @@ from hpctrain.runs.run_dir import RunDir
 from hpctrain.secrets import mask_logging
 
 if TYPE_CHECKING:
-    from hpctrain.config.schema import Config
+    from hpctrain.config.schema import Config, TrackingConfig
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def _train_to_the_end(
             from hpctrain.runs.summary import show
 
             print(f"{run.name} is finished already; change a value (seed=1) for another run")
-            _complete_upload(config, run)
+            _complete_upload(config.tracking, run)
             show(config, run, argv)
         return 0
     from hpctrain.runs.terminal_log import kept
@@ -112,11 +112,11 @@ def _train_to_the_end(
     return code
 
 
-def _complete_upload(config: Config, run: RunDir) -> None:
+def _complete_upload(tracking: TrackingConfig, run: RunDir) -> None:
     """Upload what the uploader of a finished run has left, if it was killed."""
     from hpctrain.tracking.left import left_behind
 
-    if not (config.tracking.enabled and config.tracking.upload and left_behind(run.path)):
+    if not (tracking.enabled and tracking.upload and left_behind(run.path)):
         return
     from hpctrain.tracking.sync import sync
 

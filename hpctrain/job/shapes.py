@@ -48,7 +48,7 @@ def shape_problem(error: Exception, config: Config, model: nn.Module) -> str:
     names = {module: _WRAPPERS.sub("", name) for name, module in model.named_modules()}
     working = [f for f in frames if isinstance(f.f_locals.get("self"), nn.Module)]
     working = [f for f in working if f.f_locals["self"] in names]
-    keys = dict(_sizes(config))
+    keys = dict(_sizes(config.model))
     if not working:
         if not any(_is_of_task(frame) for frame in frames):
             return ""
@@ -68,9 +68,9 @@ def shape_problem(error: Exception, config: Config, model: nn.Module) -> str:
     return f"{place}: {reason.rstrip('.')}{sizes}{_user_code(cause)}"
 
 
-def _sizes(config: Config) -> Iterator[tuple[str, Any]]:
+def _sizes(model: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the arguments of the model that are numbers, or lists of numbers."""
-    for name, value in config.model.items():
+    for name, value in model.items():
         if _numbers(value) and not name.startswith("_"):
             yield name, value
 

@@ -115,7 +115,7 @@ class Array:
         """Return the text of the batch script."""
         first = self.entries[0]
         for entry in self.entries:
-            check_folder(entry.config, entry.run.path)
+            check_folder(entry.config.output_dir, entry.run.path)
         return sbatch_script(
             first.config,
             self.folder,

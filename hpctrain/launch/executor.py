@@ -19,7 +19,7 @@ from typing import Any
 
 import submitit
 
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.launch.jobs import LocalRunJob, RunJob
 from hpctrain.launch.slurm import sbatch
 from hpctrain.launch.slurm.job_environment import keep_gpus
@@ -82,17 +82,16 @@ class LocalExecutor(submitit.LocalExecutor):  # type: ignore[misc]
     """Starts the ranks of one job on this machine.
 
     Args:
-        config: The config; `launch` says how many ranks.
+        launch: The section `launch`, which says how many ranks.
         logs: The folder for the logs of the ranks.
         code: The code snapshot to run from; None means the code as it is.
     """
 
     job_class = LocalRunJob
 
-    def __init__(self, config: Config, logs: Path, code: Snapshot | None) -> None:
+    def __init__(self, launch: LaunchConfig, logs: Path, code: Snapshot | None) -> None:
         super().__init__(folder=logs)
         self._code = code
-        launch = config.launch
         self.update_parameters(
             tasks_per_node=launch.tasks_per_node,
             timeout_min=launch.time_min,

@@ -104,7 +104,7 @@ def submit(
             call.write(folder, code.digest if code else None)
             if not cluster:
                 command = [sys.executable, "-u", "-m", "hpctrain", "call", str(folder)]
-                job_id, process = LocalExecutor(config, folder / "logs", code).start(command)
+                job_id, process = LocalExecutor(config.launch, folder / "logs", code).start(command)
                 return LocalFunctionJob(folder, job_id, ranks, process)
             (folder / "tasks").write_bytes(os.fsencode(f"{folder}\n"))
             (folder / "job.sh").write_text(script)

@@ -58,7 +58,9 @@ def run(
         KeyboardInterrupt: The user has pressed Ctrl-C, and the ranks have saved.
     """
     command = [sys.executable, "-u", "-m", "hpctrain", "run", str(run.path)]
-    job = LocalRunJob(run, config.metric, *LocalExecutor(config, run.logs, code).start(command))
+    job = LocalRunJob(
+        run, config.metric, *LocalExecutor(config.launch, run.logs, code).start(command)
+    )
     try:
         while True:
             try:

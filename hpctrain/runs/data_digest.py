@@ -11,7 +11,7 @@ from pathlib import Path
 
 import xxhash
 
-from hpctrain.config.schema import Config, DataConfig
+from hpctrain.config.schema import Config, DataConfig, TrainConfig
 from hpctrain.data.places.origin import is_url, load_index
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.index import FILE, Index
@@ -38,7 +38,7 @@ def data_digest(config: Config) -> str:
         if data.subset is not None:
             count = _subset(digests, data, count)
             what = f"data.subset={data.subset} of {what}"
-        _check_batch(config, count, what)
+        _check_batch(config.data, config.train, count, what)
     for i, part in enumerate(data.mixture):
         key = f"data.mixture[{i}]"
         index = _checked(f"{key}.path", part["path"])
@@ -169,9 +169,9 @@ def _split(key: str, split: str, path: str, index: Index, *, is_evaluation: bool
         raise DataError(what.rstrip("; ")) from error
 
 
-def _check_batch(config: Config, count: int, what: str) -> None:
+def _check_batch(data: DataConfig, train: TrainConfig, count: int, what: str) -> None:
     """Check the batch size, if the index alone gives the number of samples."""
-    data, size = config.data, config.train.global_batch_size
+    size = train.global_batch_size
     if data.windows.field is not None or data.tail != "drop":
         return
     if size > count * data.repeat:

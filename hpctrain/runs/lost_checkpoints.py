@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 
 from hpctrain.checkpoint.manifest import checkpoints
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import CheckpointConfig, Config
 from hpctrain.disk import read_json
 from hpctrain.errors import StorageError
 from hpctrain.runs.run_dir import RunDir
@@ -31,7 +31,7 @@ def refuse(config: Config, run: RunDir) -> None:
     Raises:
         StorageError: It has none.
     """
-    if step := _saved_step(config, run):
+    if step := _saved_step(config.checkpoint, run):
         raise StorageError(
             f"{run.checkpoints} is empty, but the run was at step {step} and has saved: bring its "
             "checkpoints back; or add train.from_scratch=true, which keeps this directory under "
@@ -49,7 +49,7 @@ def may_start_again(config: Config, run: RunDir) -> bool:
     if not config.train.from_scratch:
         refuse(config, run)
         return False
-    step = _saved_step(config, run)
+    step = _saved_step(config.checkpoint, run)
     if not step:
         return False
     with run.lock():
@@ -62,7 +62,7 @@ def may_start_again(config: Config, run: RunDir) -> bool:
     return True
 
 
-def _saved_step(config: Config, run: RunDir) -> int:
+def _saved_step(checkpoint: CheckpointConfig, run: RunDir) -> int:
     """Return the last known step of a run whose checkpoints are gone; 0 if none are."""
     record = run.read()
     if not record.get("attempts") or record["state"] == "finished" or checkpoints(run.checkpoints):
@@ -78,4 +78,4 @@ def _saved_step(config: Config, run: RunDir) -> int:
         progress = 0
     made = max(progress, last_step(journal_path(run.path)))
     # The checkpoint of a step is written before the next step.
-    return max([*stopped, made if made > config.checkpoint.every_steps else 0])
+    return max([*stopped, made if made > checkpoint.every_steps else 0])

@@ -44,7 +44,9 @@ def test_every_key_has_its_variable() -> None:
 
 def test_no_infiniband() -> None:
     config = Config(network=NetworkConfig(infiniband="none"))
-    assert variables(config) == {"NCCL_IB_DISABLE": ("1", "network.infiniband")}
+    assert variables(config.network, config.train) == {
+        "NCCL_IB_DISABLE": ("1", "network.infiniband")
+    }
 
 
 def test_deterministic_algorithms() -> None:
@@ -70,7 +72,7 @@ def test_deterministic_algorithms() -> None:
 )
 def test_devices_of_infiniband_are_exactly_these(devices: str, exactly: str) -> None:
     config = Config(network=NetworkConfig(infiniband=devices))
-    assert variables(config)["NCCL_IB_HCA"] == (exactly, "network.infiniband")
+    assert variables(config.network, config.train)["NCCL_IB_HCA"] == (exactly, "network.infiniband")
 
 
 def test_the_flight_recorder_of_the_user_is_kept() -> None:

@@ -50,4 +50,4 @@ def test_nodes_with_gpus_of_a_type_are_counted(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     config = Config()
     config.launch.gpus_per_node, config.site.gpu_type = count, kind
-    assert nodes_that_fit(config) == {"batch": fitting}
+    assert nodes_that_fit(config.launch, config.site) == {"batch": fitting}

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import ContainerConfig
 from hpctrain.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -43,12 +43,15 @@ rm -f "${REQUEUE_NOTE}"
 ) &"""
 
 
-def in_container(config: Config, folders: Iterable[Path]) -> tuple[list[str], list[str]]:
+def in_container(
+    container: ContainerConfig, folders: Iterable[Path], *, has_gpus: bool
+) -> tuple[list[str], list[str]]:
     """Return the arguments that make srun start the ranks in the container.
 
     Args:
-        config: The config. If `site.container.runtime` is None, both results are empty.
+        container: The section `site.container`. If its `runtime` is None, both results are empty.
         folders: Folders that the ranks read and write; they have the same path in the container.
+        has_gpus: Whether the ranks have GPUs.
 
     Returns:
         Options of srun, and the words of the command before python.
@@ -56,7 +59,6 @@ def in_container(config: Config, folders: Iterable[Path]) -> tuple[list[str], li
     Raises:
         ConfigError: The path of a folder cannot be bound.
     """
-    container = config.site.container
     if container.runtime is None:
         return [], []
     own = [str(folder) for folder in _outermost(folders)]
@@ -71,7 +73,6 @@ def in_container(config: Config, folders: Iterable[Path]) -> tuple[list[str], li
     if container.runtime == "pyxis":
         mounts = ",".join(bind if ":" in bind else f"{bind}:{bind}" for bind in binds)
         return [f"--container-image={image}", f"--container-mounts={mounts}", *container.args], []
-    has_gpus = config.launch.gpus_per_node > 0
     words = [container.runtime, "exec"]
     words += ["--nv"] if (has_gpus if container.nv is None else container.nv) else []
     words += [f"--bind={bind}" for bind in binds]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.config.validate import fitting_nodes
 from hpctrain.errors import ConfigError
 
@@ -36,10 +36,10 @@ def node_options(config: Config) -> dict[str, str | int | bool]:
     return {"nodes": f"{fitting[0]}-{fitting[-1]}", "mincpus": cpus}
 
 
-def rank_options(config: Config) -> list[str]:
+def rank_options(launch: LaunchConfig) -> list[str]:
     """Return the options of srun that start the ranks, as words of the script."""
-    tasks = config.launch.tasks_per_node
-    if len(config.launch.node_numbers) == 1:
+    tasks = launch.tasks_per_node
+    if len(launch.node_numbers) == 1:
         return []
     return ['--nodes="$nodes"', f'--ntasks="$((nodes * {tasks}))"', f"--ntasks-per-node={tasks}"]
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.config.validate import fitting_nodes
 from hpctrain.errors import LaunchError
 from hpctrain.launch.slurm.job_environment import clean_environment
@@ -120,16 +120,17 @@ def expected_start(script: str, config: Config) -> str:
         return f"when there is room for more jobs ({words})"
     if _WRONG.search(words):
         raise LaunchError(_refusal(words, config))
-    asked, fitting = fitting_nodes(config)[0], nodes_that_fit(config)
+    asked, fitting = fitting_nodes(config)[0], nodes_that_fit(config.launch, config.site)
     if fitting is not None and asked > max(fitting.values()):
-        raise LaunchError(_too_few(asked, fitting, config, words))
+        raise LaunchError(_too_few(asked, fitting, config.launch, config.site, words))
     # Nodes that are down now, or a closed partition: sbatch accepts the job, which waits.
     return f"not now, it will wait ({words})"
 
 
-def _too_few(asked: int, fitting: dict[str, int], config: Config, words: str) -> str:
-    launch = config.launch
-    kind = config.site.gpu_type
+def _too_few(
+    asked: int, fitting: dict[str, int], launch: LaunchConfig, site: SiteConfig, words: str
+) -> str:
+    kind = site.gpu_type
     gpu = f"{kind} GPU" if kind else "GPU"
     counts = {"CPU": launch.tasks_per_node * launch.cpus_per_task, gpu: launch.gpus_per_node}
     each = [f"{count} {what}{'s' * (count > 1)}" for what, count in counts.items() if count]
@@ -149,7 +150,7 @@ _ANSWER_S = 10
 _WRONG = re.compile(r"\binvalid\b|can ?not be satisfied|unrecognized|illegal", re.I)
 
 
-def nodes_that_fit(config: Config) -> dict[str, int] | None:
+def nodes_that_fit(launch: LaunchConfig, site: SiteConfig) -> dict[str, int] | None:
     """Return how many nodes of each partition have the CPUs, memory and GPUs that a run needs.
 
     Nodes that are down or drained count, too. Partitions are those of `site.partition`, or if it is
@@ -161,9 +162,9 @@ def nodes_that_fit(config: Config) -> dict[str, int] | None:
     answer = ask("sinfo", "--noheader", "--Node", "--format=%P|%c|%m|%G", quiet=True)
     if answer is None:
         return None
-    launch, named = config.launch, config.site.partition
-    kind = f":{re.escape(config.site.gpu_type)}" if config.site.gpu_type else "(?::[^:,(]+)?"
-    cpus = 0 if "overcommit" in config.site.sbatch else launch.tasks_per_node * launch.cpus_per_task
+    named = site.partition
+    kind = f":{re.escape(site.gpu_type)}" if site.gpu_type else "(?::[^:,(]+)?"
+    cpus = 0 if "overcommit" in site.sbatch else launch.tasks_per_node * launch.cpus_per_task
     fitting: dict[str, int] = {}
     for line in answer.splitlines():
         name, has_cpus, has_mb, devices = line.split("|", 3)

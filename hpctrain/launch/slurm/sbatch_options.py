@@ -8,7 +8,7 @@ import re
 import unicodedata
 from pathlib import Path
 
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.errors import ConfigError
 from hpctrain.launch.slurm.node_range import node_options
 
@@ -31,8 +31,8 @@ def sbatch_options(config: Config) -> Options:
         "job-name": config.name,
         **node_options(config),
         "cpus-per-task": launch.cpus_per_task,
-        **_gpu_options(config),
-        **_memory_options(config),
+        **_gpu_options(config.launch, config.site),
+        **_memory_options(config.launch, config.site),
         "time": launch.time_min,
         "signal": f"USR2@{launch.warn_s}",
         "requeue": True,
@@ -56,37 +56,37 @@ def sbatch_options(config: Config) -> Options:
     return options
 
 
-def _gpu_options(config: Config) -> dict[str, str]:
+def _gpu_options(launch: LaunchConfig, site: SiteConfig) -> dict[str, str]:
     """Return the option of sbatch that requests GPUs on this cluster."""
-    count, option = config.launch.gpus_per_node, config.site.gpu_option
+    count, option = launch.gpus_per_node, site.gpu_option
     if count == 0 or option in ("srun", "none"):
         return {}
     if option == "gpus-per-task":
-        count //= config.launch.tasks_per_node  # validate() has checked that it divides evenly
-    return {option: _gpus(config, option, count)}
+        count //= launch.tasks_per_node  # validate() has checked that it divides evenly
+    return {option: _gpus(site, option, count)}
 
 
-def step_gpu_options(config: Config) -> dict[str, str]:
+def step_gpu_options(launch: LaunchConfig, site: SiteConfig) -> dict[str, str]:
     """Return the option of srun that lets the ranks have the GPUs of the job.
 
     Every rank sees all GPUs of its node. With `--gpus-per-task` or `--gpu-bind`, the control group
     of a rank has its own GPU only, and NCCL can then use neither NVLink nor shared memory between
     the ranks of a node.
     """
-    count, option = config.launch.gpus_per_node, config.site.gpu_option
+    count, option = launch.gpus_per_node, site.gpu_option
     if count == 0 or option == "none":
         return {}
     option = {"gpus-per-task": "gpus-per-node", "srun": "gres"}.get(option, option)
-    return {option: _gpus(config, option, count)}
+    return {option: _gpus(site, option, count)}
 
 
-def _gpus(config: Config, option: str, count: int) -> str:
-    kind = config.site.gpu_type and _check_text("site.gpu_type", config.site.gpu_type)
+def _gpus(site: SiteConfig, option: str, count: int) -> str:
+    kind = site.gpu_type and _check_text("site.gpu_type", site.gpu_type)
     return ":".join(filter(None, ["gpu" if option == "gres" else None, kind, str(count)]))
 
 
-def _memory_options(config: Config) -> dict[str, str]:
-    launch, option = config.launch, config.site.memory_option
+def _memory_options(launch: LaunchConfig, site: SiteConfig) -> dict[str, str]:
+    option = site.memory_option
     if launch.mem_gb is None or option == "none":
         return {}
     shares = {
@@ -119,7 +119,7 @@ def _check_text(key: str, value: str, longest: int = _LONGEST) -> str:
     return value
 
 
-def check_folder(config: Config, folder: Path) -> None:
+def check_folder(output_dir: str, folder: Path) -> None:
     r"""Check that Slurm can write logs into the folder of an array.
 
     In the path of a log, a backslash switches all patterns such as `%A` off. An escaped percent
@@ -131,7 +131,7 @@ def check_folder(config: Config, folder: Path) -> None:
     _check_text("output_dir", str(folder), _LONGEST_PATH)
     if bad := [char for char in "%\\" if char in str(folder)]:
         raise ConfigError(
-            f"output_dir={config.output_dir!r}: Slurm reads {bad[0]!r} in the path of a log as a "
+            f"output_dir={output_dir!r}: Slurm reads {bad[0]!r} in the path of a log as a "
             "pattern; choose another"
         )
 

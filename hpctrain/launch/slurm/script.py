@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.errors import ConfigError
 from hpctrain.launch.slurm.container import REQUEUE_ON_NOTE, in_container
 from hpctrain.launch.slurm.node_range import choose_nodes, rank_options
@@ -85,7 +85,7 @@ def sbatch_script(
     Raises:
         ConfigError: Slurm cannot accept a value of `site` or a path.
     """
-    check_folder(config, folder)
+    check_folder(config.output_dir, folder)
     options = sbatch_options(config)
     options["array"] = f"0-{count - 1}" + (f"%{max_running}" if max_running else "")
     if dependency is not None:
@@ -95,9 +95,9 @@ def sbatch_script(
     parts = [
         "#!/bin/bash" + (" -l" if config.site.login_shell else ""),
         *_directives(options),
-        *_teardown(config),
-        *_setup(config),
-        *_snapshot(config, pythonpath),
+        *_teardown(config.site),
+        *_setup(config.launch, config.site),
+        *_snapshot(config.output_dir, pythonpath),
         f'\nrun=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {shlex.quote(str(folder / "tasks"))})',
         '[[ -d ${run:?is not in the list} && -d $run/logs ]] || mkdir "$run/logs"',
     ]
@@ -116,14 +116,13 @@ def _quote_for_slurm(text: str) -> str:
     return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
 
 
-def _teardown(config: Config) -> Iterator[str]:
-    if config.site.teardown:
+def _teardown(site: SiteConfig) -> Iterator[str]:
+    if site.teardown:
         yield "\n# Runs at the end in every case; the exit code is still that of srun."
-        yield "\n".join(["teardown() (", *config.site.teardown, ")", "trap teardown EXIT"])
+        yield "\n".join(["teardown() (", *site.teardown, ")", "trap teardown EXIT"])
 
 
-def _setup(config: Config) -> Iterator[str]:
-    site = config.site
+def _setup(launch: LaunchConfig, site: SiteConfig) -> Iterator[str]:
     if site.modules or site.setup:
         yield f"\n{_CHECKED}"
     yield ""
@@ -132,24 +131,24 @@ def _setup(config: Config) -> Iterator[str]:
     if site.modules:
         command = f"module load {shlex.join(site.modules)}"
         yield f"{command}\nchecked {shlex.quote(f'site.modules: {command}')}"
-    yield from _exports(config)
+    yield from _exports(launch, site)
     for command in site.setup:
         yield f"{command}\nchecked {shlex.quote(f'site.setup: {command}')}"
 
 
-def _exports(config: Config) -> Iterator[str]:
-    for name, value in {"OMP_NUM_THREADS": config.launch.cpus_per_task, **config.site.env}.items():
+def _exports(launch: LaunchConfig, site: SiteConfig) -> Iterator[str]:
+    for name, value in {"OMP_NUM_THREADS": launch.cpus_per_task, **site.env}.items():
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or "\0" in str(value):
             raise ConfigError(f"site.env.{name}={value!r}: not a variable of the environment")
         yield f"export {name}={shell_word(str(value))}"
 
 
-def _snapshot(config: Config, pythonpath: Sequence[Path]) -> Iterator[str]:
+def _snapshot(output_dir: str, pythonpath: Sequence[Path]) -> Iterator[str]:
     if not pythonpath:
         return
     if any(":" in str(path) for path in pythonpath):
         raise ConfigError(
-            f"output_dir={config.output_dir}: PYTHONPATH cannot name a path with a colon, so the "
+            f"output_dir={output_dir}: PYTHONPATH cannot name a path with a colon, so the "
             "code snapshot could not be imported"
         )
     snapshot = shlex.quote(":".join(map(str, pythonpath)))
@@ -160,9 +159,10 @@ def _snapshot(config: Config, pythonpath: Sequence[Path]) -> Iterator[str]:
 def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str) -> Iterator[str]:
     launch, site = config.launch, config.site
     folders = [Path(config.output_dir), folder, Path(config.data.path), *pythonpath]
-    container_arguments, container = in_container(config, folders)
+    has_gpus = launch.gpus_per_node > 0
+    container_arguments, container = in_container(site.container, folders, has_gpus=has_gpus)
     # Not every version of Slurm passes these options of the job on to srun.
-    resources = {"cpus-per-task": launch.cpus_per_task, **step_gpu_options(config)}
+    resources = {"cpus-per-task": launch.cpus_per_task, **step_gpu_options(launch, site)}
     arguments = [
         f"--kill-on-bad-exit={int(site.kill_on_bad_exit)}",
         # The ranks get the environment of this shell even if sbatch had --export=NONE.
@@ -174,7 +174,7 @@ def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str
     ]
     python = sys.executable if site.container.runtime is None else site.container.python
     lines = [
-        " ".join(["srun --unbuffered --open-mode=append", *rank_options(config)]),
+        " ".join(["srun --unbuffered --open-mode=append", *rank_options(launch)]),
         '--output="$run"/logs/%A_%a.rank%t.log',
         shlex.join(arguments),
         *([shlex.join(container)] if container else []),

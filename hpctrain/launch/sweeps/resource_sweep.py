@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from hpctrain.config.frozen import plain
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import LaunchConfig, SiteConfig
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.output import runs, say
 from hpctrain.runs.run_dir import RunDir
@@ -26,7 +26,7 @@ def name_apart(entries: list[Entry]) -> None:
         groups.setdefault(os.path.realpath(entry.run.path), []).append(entry)
     renamed, keys = 0, set()
     for group in groups.values():
-        resources = [_resources(entry.config) for entry in group]
+        resources = [_resources(entry.config.launch, entry.config.site) for entry in group]
         swept = [key for key in resources[0] if len({repr(own[key]) for own in resources}) > 1]
         for entry, own in zip(group if swept else [], resources, strict=False):
             values = "".join(f"-{key.rpartition('.')[2]}{own[key]}" for key in swept)
@@ -41,6 +41,6 @@ def name_apart(entries: list[Entry]) -> None:
         )
 
 
-def _resources(config: Config) -> dict[str, Any]:
-    launch = {f"launch.{key}": getattr(config.launch, key) for key in _RESOURCES}
-    return launch | {f"site.{key}": value for key, value in plain(config.site).items()}
+def _resources(launch: LaunchConfig, site: SiteConfig) -> dict[str, Any]:
+    own = {f"launch.{key}": getattr(launch, key) for key in _RESOURCES}
+    return own | {f"site.{key}": value for key, value in plain(site).items()}

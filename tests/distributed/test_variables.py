@@ -13,7 +13,7 @@ from hpctrain.errors import ConfigError
 
 
 def test_the_default_sets_nothing() -> None:
-    assert variables(Config()) == {}
+    assert variables(NetworkConfig(), TrainConfig()) == {}
 
 
 def test_every_key_has_its_variable() -> None:

@@ -47,6 +47,9 @@ _WHERE = {
     "executor",
 }
 _HERE = "hydra/launcher=submitit_local, running here, one after the other"
+_USUAL_ARRAY = (
+    1000  # tasks of an array: max_array_size() where Slurm has no MaxArraySize of its own
+)
 
 
 class Sweep:
@@ -199,7 +202,9 @@ class Sweep:
 
     def _scripts(self, cluster: bool) -> list[str]:
         """Return the batch scripts, so that errors are raised before anything is written."""
-        size = 1000
+        size = _USUAL_ARRAY
+        # A wrong option of `site` is named even when the controller does not answer.
+        texts = [array.text() for array in arrays.plan(self.entries, self.folder, size)]
         try:
             size = sbatch.max_array_size() if cluster else size
         except UnreachableError:
@@ -210,8 +215,8 @@ class Sweep:
                 "Slurm's controller does not answer: its limits and queue are unknown",
                 style="yellow",
             )
-        planned = arrays.plan(self.entries, self.folder, size)
-        texts = [array.text() for array in planned]
+        if size != _USUAL_ARRAY:
+            texts = [array.text() for array in arrays.plan(self.entries, self.folder, size)]
         if not (cluster or self._any("dry_run")):
             for entry in self.entries:
                 local_runs.check(entry.config)

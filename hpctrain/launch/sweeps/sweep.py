@@ -47,9 +47,7 @@ _WHERE = {
     "executor",
 }
 _HERE = "hydra/launcher=submitit_local, running here, one after the other"
-_USUAL_ARRAY = (
-    1000  # tasks of an array: max_array_size() where Slurm has no MaxArraySize of its own
-)
+_USUAL_ARRAY = 1000  # tasks: that of `max_array_size` where nothing else is set
 
 
 class Sweep:

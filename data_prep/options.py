@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from data_prep.split import Fractions, Split, parse_split
+from data_prep.writing.split import Fractions, Split, parse_split
 from hpctrain.errors import ConfigError
 from hpctrain.shards.compression import CHUNK_BYTES, LEVELS, Compression
 
@@ -42,7 +42,7 @@ class Options:
     Attributes:
         shard_bytes: The most bytes of data in one shard, before compression.
         compression: The compression of the shards.
-        auto: Whether the codec is chosen by `data_prep.codec`; `compression` has the chunk size.
+        auto: Whether `data_prep.writing.codec` chooses the codec; `compression` has the chunk size.
         split: The rule that assigns each sample to a split.
         stratify: The field whose classes are all split in the same proportions, or "".
         dedup: "exact" leaves out samples that are equal to an earlier one; or "none".

@@ -37,7 +37,7 @@ from data_prep.formats.tables.saved_dataset import Saved, column_of, kind_of, lo
 from data_prep.options import Options, add_arguments, add_repeated, pairs
 from data_prep.show import console
 from data_prep.source import BadRecords, Block, Names, Piece, Source, SourceFile
-from data_prep.split import ByColumn
+from data_prep.writing.split import ByColumn
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.types import Array
@@ -59,7 +59,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Convert the source that the command line names."""
-    from data_prep.convert import convert
+    from data_prep.writing.convert import convert
 
     saved = load(args.folder)
     args.split = args.split or ("train=1" if "" in saved.splits else f"column:{SPLIT}")

@@ -30,9 +30,9 @@ from data_prep.formats.images.listing import Ignored
 from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Samples, Unusable
 from data_prep.options import Options, add_arguments
-from data_prep.piece import Problems
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
-from data_prep.split import ByColumn, ByFile
+from data_prep.writing.piece import Problems
+from data_prep.writing.split import ByColumn, ByFile
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field, check_name
 
@@ -65,7 +65,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Convert the source that the command line names."""
-    from data_prep.convert import convert
+    from data_prep.writing.convert import convert
 
     options = Options.of(args)
     source = images(

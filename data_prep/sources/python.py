@@ -35,9 +35,9 @@ from typing import Any
 
 from data_prep.formats.samples import Samples, Unusable, fields_of, fit_all
 from data_prep.options import VARIABLE, Options, add_arguments, add_repeated, pairs
-from data_prep.piece import Problems
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
-from data_prep.split import ByColumn
+from data_prep.writing.piece import Problems
+from data_prep.writing.split import ByColumn
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import DTYPES, check_name
 
@@ -69,7 +69,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Convert the source that the command line names."""
-    from data_prep.convert import convert
+    from data_prep.writing.convert import convert
 
     given, args.split = args.split, args.split or "train=1"
     options = Options.of(args)

@@ -55,7 +55,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Convert the source that the command line names."""
-    from data_prep.convert import convert
+    from data_prep.writing.convert import convert
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # the workers inherit it
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

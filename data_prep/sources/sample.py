@@ -28,7 +28,7 @@ from data_prep.formats.text.tokens import Tokenizer
 from data_prep.options import Options, add_arguments
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile, in_groups
 from data_prep.sources import flow
-from data_prep.split import ByColumn, ByFile
+from data_prep.writing.split import ByColumn, ByFile
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.types import Array
@@ -70,7 +70,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Convert the source that the command line names."""
-    from data_prep.convert import convert
+    from data_prep.writing.convert import convert
 
     args.split = args.split or SPLITS[args.name]
     options = Options.of(args)

@@ -13,9 +13,9 @@ from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Encoded, Samples, Unusable, fields_of
 from data_prep.formats.shards.split_folders import COLUMN
 from data_prep.options import VARIABLE, Options, add_arguments, add_repeated
-from data_prep.piece import Problems
 from data_prep.source import BadRecords, Block, Source
-from data_prep.split import ByColumn
+from data_prep.writing.piece import Problems
+from data_prep.writing.split import ByColumn
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
 
@@ -32,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser, column: str, text: str) -> None:
 
 def run(args: argparse.Namespace, make: Callable[..., "ShardFolder"]) -> None:
     """Convert the source that `make(folder, options, pixels, named=…, variable=…)` returns."""
-    from data_prep.convert import convert
+    from data_prep.writing.convert import convert
 
     given, args.split = args.split, args.split or "train=1"
     options = Options.of(args)

@@ -48,7 +48,7 @@ from data_prep.formats.tables.matrices import numbers_of
 from data_prep.formats.tables.tables import without
 from data_prep.options import Options, add_arguments, add_repeated, pairs, parse_size
 from data_prep.source import BadRecords, Block, Names, Source
-from data_prep.split import ByColumn
+from data_prep.writing.split import ByColumn
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.sample_schema import check_fields
@@ -96,7 +96,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Convert the source that the command line names."""
-    from data_prep.convert import convert
+    from data_prep.writing.convert import convert
 
     options = Options.of(args)
     if len(args.delimiter.encode()) > 1:

@@ -35,7 +35,7 @@ from data_prep.formats.text.documents import Document
 from data_prep.formats.text.tokens import Tokenizer
 from data_prep.options import Options, add_arguments, parse_size
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
-from data_prep.split import ByColumn, ByFile
+from data_prep.writing.split import ByColumn, ByFile
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.commit import PARTIAL
 from hpctrain.shards.field import Field
@@ -101,7 +101,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Convert the source that the command line names."""
-    from data_prep.convert import convert
+    from data_prep.writing.convert import convert
 
     options = Options.of(args)
     if args.eod and (args.train_bpe is not None or args.tokenizer == "bytes"):

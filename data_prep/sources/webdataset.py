@@ -30,8 +30,8 @@ from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Encoded, Samples, Unusable, fields_of
 from data_prep.formats.shards.tars import samples
 from data_prep.options import VARIABLE, Options, add_arguments, add_repeated
-from data_prep.piece import Problems
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
+from data_prep.writing.piece import Problems
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
 
@@ -58,7 +58,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Convert the source that the command line names."""
-    from data_prep.convert import convert
+    from data_prep.writing.convert import convert
 
     options = Options.of(args)
     source = webdataset(

@@ -20,6 +20,6 @@ def run(args: argparse.Namespace) -> None:
         DataError: A part is missing.
         StorageError: The folder cannot be written, or a part is being written.
     """
-    from data_prep.finalize import finalize_parts, summary
+    from data_prep.writing.finalize import finalize_parts, summary
 
     print(f"{args.out}: {summary(finalize_parts(args.out))}")

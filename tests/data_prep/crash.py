@@ -17,8 +17,6 @@ import signal
 import sys
 from pathlib import Path
 
-import data_prep.convert
-import data_prep.sources.arrays  # noqa: F401  imported once here, not in each process
 from data_prep.cli import main
 from hpctrain.shards.index import Index
 

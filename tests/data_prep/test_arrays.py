@@ -15,8 +15,8 @@ import zarr
 
 from data_prep.formats.arrays.array_files import natural, parse_where
 from data_prep.options import Options
-from data_prep.piece import Problems
 from data_prep.sources.arrays import arrays
+from data_prep.writing.piece import Problems
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.index import Index

@@ -14,10 +14,10 @@ import hdf5plugin  # noqa: F401  the import registers the filters
 import numpy as np
 import pytest
 
-from data_prep.codec import Trial, decide
-from data_prep.convert import convert
 from data_prep.options import Options
 from data_prep.source import BadRecords, Block, Piece, Source
+from data_prep.writing.codec import Trial, decide
+from data_prep.writing.convert import convert
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.commit import PARTIAL
@@ -292,7 +292,7 @@ def test_who_goes_on_takes_the_codec_of_the_beginning(tmp_path):
     job = tmp_path / "OUT" / PARTIAL / "job.json"
     with pytest.MonkeyPatch.context() as patch:
         # The trials read only the first piece, so the conversion fails and not the trials.
-        patch.setattr("data_prep.codec.PIECES", 1)
+        patch.setattr("data_prep.writing.codec.PIECES", 1)
         (tmp_path / "marker").unlink()
         with pytest.raises(DataError, match="third piece"):
             convert(source, out, options)

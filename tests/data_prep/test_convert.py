@@ -13,9 +13,9 @@ import pytest
 
 from data_prep import progress_bar
 from data_prep.cli import main
-from data_prep.convert import convert
-from data_prep.finalize import summary
 from data_prep.source import Block, Piece, SourceFile
+from data_prep.writing.convert import convert
+from data_prep.writing.finalize import summary
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index

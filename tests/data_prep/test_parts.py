@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.convert import convert
-from data_prep.finalize import finalize_parts
-from data_prep.job import Job
+from data_prep.writing.convert import convert
+from data_prep.writing.finalize import finalize_parts
+from data_prep.writing.job import Job
 from hpctrain.errors import DataError, StorageError
 from hpctrain.shards import commit
 from hpctrain.shards.commit import PARTIAL

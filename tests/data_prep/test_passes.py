@@ -6,9 +6,9 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from data_prep.convert import convert
-from data_prep.finalize import summary
 from data_prep.source import Block
+from data_prep.writing.convert import convert
+from data_prep.writing.finalize import summary
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
 from tests.data_prep.crash import content

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from data_prep import processes
-from data_prep.convert import convert
+from data_prep.writing.convert import convert
 from hpctrain.errors import StorageError
 from tests.data_prep.crash import content
 from tests.data_prep.hand import Row, hand, options

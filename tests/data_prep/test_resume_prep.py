@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.convert import convert
-from data_prep.job import Job
+from data_prep.writing.convert import convert
+from data_prep.writing.job import Job
 from hpctrain.errors import DataError, StorageError
 from hpctrain.shards.commit import PARTIAL
 from hpctrain.shards.index import Index

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from data_prep.convert import convert
 from data_prep.options import Options
-from data_prep.piece import Problems
 from data_prep.sources.sample import stdlib
-from data_prep.split import parse_split
+from data_prep.writing.convert import convert
+from data_prep.writing.piece import Problems
+from data_prep.writing.split import parse_split
 from hpctrain.data.sources.reader import Reader
 from hpctrain.data.tokenizer import DatasetTokenizer
 

@@ -6,8 +6,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.convert import convert
-from data_prep.split import ByColumn, ByFile, Fractions, hash_keys, parse_split
+from data_prep.writing.convert import convert
+from data_prep.writing.split import ByColumn, ByFile, Fractions, hash_keys, parse_split
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
 from tests.data_prep.hand import Row, hand, options

@@ -13,9 +13,9 @@ import zstandard
 from pyarrow import parquet
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from data_prep import limit
 from data_prep.formats import files
 from data_prep.formats.text import documents, tokens
+from data_prep.writing import limit
 from hpctrain.data.sources.reader import Reader
 from hpctrain.data.sources.windows import Windows
 from hpctrain.shards.index import Index

@@ -13,7 +13,7 @@ import xxhash
 from data_prep.formats.images.listing import Files, Ignored, look, rows, scan
 from data_prep.formats.outside import Inside
 from data_prep.formats.samples import Unusable
-from data_prep.piece import Problems
+from data_prep.writing.piece import Problems
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.commit import PARTIAL
 from hpctrain.shards.index import FILE

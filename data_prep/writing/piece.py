@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from data_prep.block_samples import BlockSamples, Rows, by_split, nbytes_of
-from data_prep.job import Choice, JobFolder, Problem, Result
 from data_prep.options import Options
 from data_prep.processes import Progress
 from data_prep.source import Source
-from data_prep.split import ByColumn, hash_keys
+from data_prep.writing.block_samples import BlockSamples, Rows, by_split, nbytes_of
+from data_prep.writing.job import Choice, JobFolder, Problem, Result
+from data_prep.writing.split import ByColumn, hash_keys
 from hpctrain.errors import DataError, StorageError
 from hpctrain.shards import commit
 from hpctrain.shards.format import ShardFiles

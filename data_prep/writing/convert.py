@@ -21,18 +21,18 @@ from functools import partial
 from pathlib import Path
 
 from data_prep import processes
-from data_prep.finalize import BESIDE, REPORT, finalize, summary
 from data_prep.formats.opening import naming
-from data_prep.job import WAIT_S, Job, Plan
-from data_prep.limit import OutputLimit
 from data_prep.options import Options
-from data_prep.passes import choose
-from data_prep.piece import Converter, NotTheSameError
 from data_prep.progress_bar import Progress as ProgressBar
-from data_prep.provenance import made_by
 from data_prep.show.console import size
 from data_prep.source import Source, SourceFile
-from data_prep.split import ByColumn, ByFile, Fractions
+from data_prep.writing.finalize import BESIDE, REPORT, finalize, summary
+from data_prep.writing.job import WAIT_S, Job, Plan
+from data_prep.writing.limit import OutputLimit
+from data_prep.writing.passes import choose
+from data_prep.writing.piece import Converter, NotTheSameError
+from data_prep.writing.provenance import made_by
+from data_prep.writing.split import ByColumn, ByFile, Fractions
 from hpctrain.errors import ConfigError, DataError, StorageError
 from hpctrain.shards import commit
 from hpctrain.shards import index as index_file
@@ -121,7 +121,7 @@ def _do(converter: Converter, job: Job) -> None:
 
 
 def _limited(advance: processes.Progress, source: Source, options: Options) -> processes.Progress:
-    """Return `advance` with the limit of the output; see `data_prep.limit`."""
+    """Return `advance` with the limit of the output; see `data_prep.writing.limit`."""
     limit = OutputLimit(source, options)
 
     def counted(samples: int, nbytes: int) -> None:
@@ -170,7 +170,7 @@ def _with_codec(source: Source, out: Path, options: Options, plan: Plan) -> tupl
     Raises:
         ConfigError: This is a part: each part could choose another codec.
     """
-    from data_prep import codec
+    from data_prep.writing import codec
 
     record = codec.recorded(out, plan.fingerprint)
     if record is None:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.source import BadRecords, Block, Source
-from data_prep.split import ByColumn, ByFile, Split, hash_keys
+from data_prep.writing.split import ByColumn, ByFile, Split, hash_keys
 from hpctrain.errors import DataError
 from hpctrain.shards.field import check_name
 from hpctrain.shards.ragged import Ragged, offsets_of

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import xxhash
 
-from data_prep.job import JOB, Job, Plan, Problem, Result
 from data_prep.show.console import size
-from data_prep.split import left_empty, parse_split
+from data_prep.writing.job import JOB, Job, Plan, Problem, Result
+from data_prep.writing.split import left_empty, parse_split
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.commit import PARTIAL, commit, discard, settle, storage_error

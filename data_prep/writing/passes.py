@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep import processes
-from data_prep.job import Choice, Job
-from data_prep.piece import Converter
 from data_prep.processes import Progress
-from data_prep.split import Fractions
+from data_prep.writing.job import Choice, Job
+from data_prep.writing.piece import Converter
+from data_prep.writing.split import Fractions
 
 
 def choose(converter: Converter, job: Job, progress: Progress) -> None:

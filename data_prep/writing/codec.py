@@ -24,9 +24,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from data_prep.job import JOB
-from data_prep.piece import Problems
 from data_prep.source import Source
+from data_prep.writing.job import JOB
+from data_prep.writing.piece import Problems
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.commit import PARTIAL, storage_error
 from hpctrain.shards.compression import LEVELS, Compression

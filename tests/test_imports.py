@@ -18,6 +18,9 @@ ALLOWED: dict[str, set[str]] = {
     "shards": EVERYBODY,
     "data": EVERYBODY | {"shards"},
     "tracking": EVERYBODY,
+    "monitor": EVERYBODY
+    | {"config.schema", "distributed.ranks", "runs.stop_request", "tracking.uploader_process"}
+    | {"tracking.samples"},
     "runs": EVERYBODY
     | {"config", *("tracking.store", "tracking.journal"), "checkpoint.manifest"}
     | {*("shards.index", "data.places.origin")}
@@ -38,7 +41,17 @@ ALLOWED: dict[str, set[str]] = {
     | {"config", "checkpoint", "data", "shards", "distributed.ranks", "distributed.long_work"}
     | {"faults", "parallel", "tasks", "tracking"},
     "job": EVERYBODY
-    | {"checkpoint", "config", "data", "shards", "distributed", "faults", "parallel", "runs"}
+    | {
+        "checkpoint",
+        "config",
+        "data",
+        "shards",
+        "distributed",
+        "faults",
+        "monitor",
+        "parallel",
+        "runs",
+    }
     | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"},
     "cli": {""},  # the command line may import everything
     "api": {""},
@@ -55,7 +68,7 @@ ALLOWED: dict[str, set[str]] = {
 # These are imported on login nodes, where importing torch would cost each command seconds.
 NO_TORCH = (
     *("errors", "secrets", "disk", "lock", "cli", "api", "config", "runs", "launch", "commands"),
-    *("terminal", "console", "secret_text"),
+    *("terminal", "console", "secret_text", "monitor"),
     *(
         "tracking",
         "distributed.ranks",

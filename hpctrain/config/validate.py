@@ -18,9 +18,11 @@ from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.division import division_problems
 from hpctrain.config.rules.own_models import own_model_problems
-from hpctrain.config.schema import Config, DataConfig
+from hpctrain.config.schema import Config, DataConfig, MonitorConfig
 from hpctrain.config.schema.key import keys
 from hpctrain.errors import ConfigError
+
+_IDLE_SAMPLES = 3
 
 
 def validate(config: Config, world_size: int | None = None) -> None:
@@ -179,9 +181,19 @@ def _between(config: Config, sizes: Sequence[int]) -> Iterator[str]:
     yield from _sizes(config, sizes)
 
 
+def _monitor(monitor: MonitorConfig) -> Iterator[str]:
+    if monitor.enabled and 60.001 * monitor.idle_minutes < _IDLE_SAMPLES * monitor.every_s:
+        yield (
+            f"monitor.idle_minutes={monitor.idle_minutes} with monitor.every_s={monitor.every_s}: "
+            f"a shorter time than {_IDLE_SAMPLES} samples says nothing; at least "
+            f"{_IDLE_SAMPLES * monitor.every_s / 60:g} minutes"
+        )
+
+
 def _resources(config: Config) -> Iterator[str]:
     """Yield what is wrong between the keys that describe a job."""
     launch = config.launch
+    yield from _monitor(config.monitor)
     if launch.gpus_per_node % launch.tasks_per_node:
         yield (
             f"launch.gpus_per_node={launch.gpus_per_node} cannot be divided evenly over "

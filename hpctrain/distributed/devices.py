@@ -202,6 +202,18 @@ def _visible(device: str) -> list[str]:
     return [str(torch.cuda.get_device_properties(index).uuid) for index in range(count)]
 
 
+def job_gpus(device: torch.device) -> list[str]:
+    """Return the UUIDs of the GPUs of the job that this rank knows.
+
+    Slurm shows a job its own GPUs, so they are all that this rank sees. Outside of Slurm a rank may
+    see GPUs that somebody else uses; only the one that it was given counts.
+    """
+    seen = _visible(device.type)
+    if not seen or any(os.environ.get(name) for name in _ALLOCATED):
+        return seen
+    return [seen[device.index or 0]]
+
+
 def _key(rank: int) -> str:
     return f"devices/{rank}"
 

@@ -17,6 +17,7 @@ import torch
 
 from hpctrain.config.schema import Config
 from hpctrain.distributed import long_work
+from hpctrain.distributed.devices import job_gpus
 from hpctrain.distributed.group import process_group
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
@@ -27,6 +28,7 @@ from hpctrain.job.attempt import Attempt, NoAttempt
 from hpctrain.job.building.build import build
 from hpctrain.job.requeue import requeue_from_rank
 from hpctrain.job.shapes import shape_problem
+from hpctrain.monitor.start import monitored
 from hpctrain.parallel.micro_batches import MicroBatches
 from hpctrain.runs.failure import recorded
 from hpctrain.runs.run_dir import RunDir
@@ -79,7 +81,9 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
             count = torch.get_num_threads()
             log.info("%s on %s (torch threads: %d), %s", run.path, device, count, ranks)
             stop.watch(stop_file(run.path))
-        outcome = _fit(config, run, ranks, device, attempt.tracker, stop)
+        gpus = job_gpus(device)
+        with monitored(config.monitor, run.path, ranks, gpus):
+            outcome = _fit(config, run, ranks, device, attempt.tracker, stop)
         # This happens inside the process group, whose teardown waits for rank 0: Slurm and
         # torchrun kill all ranks as soon as one has exited with a code other than 0.
         if outcome.finished:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hpctrain.errors import TrackingError
 from hpctrain.lock import is_locked
+from hpctrain.tracking import samples
 from hpctrain.tracking.journal import journal_path, read
 from hpctrain.tracking.meta import Meta, Uploaded
 
@@ -18,7 +19,9 @@ def is_uploaded(run_dir: Path, meta: Meta) -> bool:
         return False
     if (note.uri, note.uid, note.parent_uid) != (meta.uri, meta.uid, meta.parent_uid):
         return False
-    return not read(journal_path(run_dir), note.offset, limit=1)[0]
+    if read(journal_path(run_dir), note.offset, limit=1)[0]:
+        return False
+    return not samples.has_new(run_dir, note.samples)
 
 
 def left_behind(run_dir: Path) -> str:

@@ -78,6 +78,8 @@ class Uploaded:
     """The sweep that the run is under in MLflow."""
     problem: str = ""
     """Why the rest cannot be uploaded, with the cure; "" if the uploader has not been stopped."""
+    samples: dict[str, int] = dataclasses.field(default_factory=dict)
+    """The position in the samples of each node (`hpctrain.monitor`)."""
 
     def write(self, run_dir: Path) -> None:
         """Write `uploaded.json`."""

@@ -16,7 +16,7 @@ import posixpath
 import random
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -109,16 +109,18 @@ class MlflowRun:
             if run.info.status != "RUNNING":
                 self._end_parent(run.info.end_time or _milliseconds(start_time))
 
-    def log_points(self, points: list[Point], position: int) -> None:
-        """Log metrics, then store the position."""
+    def log_points(
+        self, points: list[Point], position: int, notes: Mapping[str, str] | None = None
+    ) -> None:
+        """Log metrics, then store the position, and more tags that say what is in the store."""
         from mlflow.entities import Metric
 
         metrics = [Metric(clean_key(p.key), p.value, _milliseconds(p.time), p.step) for p in points]
-        # The last batch needs room for one more entry, the position.
-        *full, last = _split(metrics, BATCH - 1)
+        # The last batch needs room for the position and the notes.
+        *full, last = _split(metrics, BATCH - 1 - len(notes or {}))
         for batch in full:
             self._log_batch(metrics=batch)
-        self._log_batch(metrics=last, tags=self._tags({_POSITION: str(position)}))
+        self._log_batch(metrics=last, tags=self._tags({**(notes or {}), _POSITION: str(position)}))
 
     def points(self) -> set[Point]:
         """Return all points that MLflow has, each as `stored` returns it."""

@@ -22,6 +22,7 @@ from hpctrain.tracking.ending import UNRECORDED
 from hpctrain.tracking.journal import Record, decode, journal_path, read, read_all
 from hpctrain.tracking.meta import Meta, Uploaded
 from hpctrain.tracking.mlrun import BATCH, DeletedError, MlflowRun, Point, stored
+from hpctrain.tracking.system_metrics import SystemMetrics
 from hpctrain.tracking.uploader_process import Process
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class Upload:
         self._meta = self._read_meta()
         self._run: MlflowRun | None = None
         self._batch: list[Point] = []
+        self._system = SystemMetrics(run_dir)
         self.position = 0
         self.ended = False
         self.writer: Process | None = None
@@ -112,7 +114,7 @@ class Upload:
     def _drain(self) -> int:
         self._batch = []  # what a call that was interrupted has left is after `position`
         end = self.scan()
-        if end == self.position and self._run:
+        if end == self.position and self._run and not self._system.is_new:
             return 0
         meta = self._read_meta()
         if meta.parent_uid != self._meta.parent_uid:  # a sweep has adopted the run
@@ -127,6 +129,7 @@ class Upload:
                 self._log_other(run, record)
                 self.position = record.end
         self._flush(run, end)
+        self.points += self._system.upload(run, end)
         self._write_uploaded(run.run_id)
         return end - begin
 
@@ -147,6 +150,7 @@ class Upload:
                 run.log_params(body["params"], self.position)
             else:
                 tags |= self._tags(record)
+        missing += [p for p in self._system.all_points() if stored(p) not in present]
         for begin in range(0, len(missing), BATCH):
             run.log_points(missing[begin : begin + BATCH], self.position)
         self.points += len(missing)
@@ -174,6 +178,7 @@ class Upload:
             with self._sweep_lock():
                 self._run = MlflowRun(self._meta, start, self._pause)
             self.position = self._run.position
+            self._system.begin(self._run.tags)
             log.info("run %s, from byte %d", self._run.run_id, self.position)
         return self._run
 
@@ -267,7 +272,8 @@ class Upload:
     def _write_uploaded(self, run_id: str, problem: str = "") -> None:
         uri, uid, parent = self._meta.uri, self._meta.uid, self._meta.parent_uid
         experiment_id = self._run.experiment_id if self._run else ""
-        note = Uploaded(uri, uid, experiment_id, run_id, self.position, parent, problem)
+        sampled = self._system.positions
+        note = Uploaded(uri, uid, experiment_id, run_id, self.position, parent, problem, sampled)
         note.write(self.run_dir)
         self._next_note = time.monotonic() + 1.0
 

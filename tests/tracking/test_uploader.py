@@ -21,7 +21,7 @@ from hpctrain.config.schema import Config
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.sweeps.sweep_parent import adopt
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.tracking import JournalTracker
+from hpctrain.tracking import JournalTracker, samples
 from hpctrain.tracking.journal import Journal, journal_path, read_all
 from hpctrain.tracking.meta import Meta
 from tests.conftest import run_json
@@ -122,21 +122,28 @@ def test_sigkill_in_the_middle_again_and_again(
     database: Path, tmp_path: Path, uploader: Start, rows: Rows, tags: Tags
 ) -> None:
     offline(tmp_path / "r", database, 9_000)
+    for node in ("n01", "n02"):
+        writer = samples.Writer(samples.folder(tmp_path / "r") / f"{node}.jsonl")
+        for i in range(200):
+            writer.write(1e9 + i, metrics={f"gpu_{k}_power_usage_watts": i for k in range(8)})
+        writer.close()
 
     def count() -> int:
         return int(rows("SELECT count(*) FROM metrics")[0][0])
 
-    for stop in (1, 3_000):
+    for stop in (1, 3_000, 9_500):
         process = uploader(tmp_path / "r")
         wait_for(lambda stop=stop: count() >= stop)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert count() < 9_000
+        assert count() < 12_200
     assert uploader(tmp_path / "r").wait(60) == 0
     assert rows("SELECT count(*), count(DISTINCT key || ' ' || step) FROM metrics") == [
-        (9_000, 9_000)
+        (12_200, 12_200)
     ]
     assert rows("SELECT count(*) FROM runs") == [(1,)]
+    power = "SELECT sum(value) FROM metrics WHERE key = 'system/n02/gpu_7_power_usage_watts'"
+    assert rows(power) == [(sum(range(200)),)]
     assert rows("SELECT sum(value) FROM metrics WHERE key = 'm0'") == [(sum(range(900)),)]
     assert tags("r")["status"] == "FINISHED"
 

@@ -9,6 +9,7 @@ transforms) takes anything that can be imported.
 from hpctrain.config.schema.config import Config
 from hpctrain.config.schema.data import BucketsConfig, DataConfig, ImagesConfig, WindowsConfig
 from hpctrain.config.schema.launch import LaunchConfig
+from hpctrain.config.schema.monitor import MonitorConfig
 from hpctrain.config.schema.network import NetworkConfig
 from hpctrain.config.schema.optimizer import OptimizerConfig, SchedulerConfig
 from hpctrain.config.schema.parallel import DDPConfig, FSDPConfig, ParallelConfig
@@ -34,6 +35,7 @@ __all__ = [
     "ImagesConfig",
     "LaunchConfig",
     "LocalSGDConfig",
+    "MonitorConfig",
     "NetworkConfig",
     "OptimizerConfig",
     "ParallelConfig",

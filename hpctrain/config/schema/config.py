@@ -10,6 +10,7 @@ from typing import Any
 from hpctrain.config.schema.data import DataConfig
 from hpctrain.config.schema.key import key, section
 from hpctrain.config.schema.launch import LaunchConfig
+from hpctrain.config.schema.monitor import MonitorConfig
 from hpctrain.config.schema.network import NetworkConfig
 from hpctrain.config.schema.optimizer import OptimizerConfig, SchedulerConfig
 from hpctrain.config.schema.parallel import ParallelConfig
@@ -60,6 +61,7 @@ class Config:
     parallel: ParallelConfig = section(ParallelConfig, identity=False)
     network: NetworkConfig = section(NetworkConfig, identity=False)
     checkpoint: CheckpointConfig = section(CheckpointConfig, identity=False)
+    monitor: MonitorConfig = section(MonitorConfig, identity=False)
     tracking: TrackingConfig = section(TrackingConfig, identity=False)
     launch: LaunchConfig = section(LaunchConfig, identity=False)
     site: SiteConfig = section(SiteConfig, identity=False)

@@ -1,0 +1,189 @@
+"""The sensors of the job's own NVIDIA GPUs, by NVML; those of other jobs are never read.
+
+A GPU is known by its UUID: indices differ between what NVML, CUDA and Slurm call GPU 0. Of a MIG
+instance only its memory is read, because power, clocks and use are those of the whole GPU, which
+other jobs share.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+_MB = 1e6
+# What slows a GPU down. Others of NVML's reasons are wanted, such as that nothing runs on it.
+_HEAT = 0x20 | 0x40
+_POWER = 0x04 | 0x80
+
+
+class Gpus:
+    """The GPUs of the job on this node.
+
+    Args:
+        uuids: Their UUIDs, of whole GPUs or of MIG instances, in the order of their numbers.
+        nvml: The module `pynvml`, or one with the same functions.
+
+    Attributes:
+        facts: The name of each GPU, and the version of the driver.
+    """
+
+    def __init__(self, uuids: Sequence[str], nvml: Any = None) -> None:
+        self.facts: dict[str, str] = {}
+        self._handles: dict[int, Any] = {}
+        self._mig: set[int] = set()
+        self._missing: set[tuple[int, str]] = set()  # sensors that this GPU has not
+        self._energy: dict[int, float] = {}
+        self._traffic: dict[tuple[int, str], tuple[float, float]] = {}
+        self._nvml = nvml
+        if uuids:
+            self._open(uuids)
+
+    def _open(self, uuids: Sequence[str]) -> None:
+        if self._nvml is None:
+            import pynvml
+
+            self._nvml = pynvml
+        try:
+            self._nvml.nvmlInit()
+            self.facts["driver"] = _word(self._nvml.nvmlSystemGetDriverVersion())
+        except self._nvml.NVMLError as error:
+            log.warning("GPUs are not measured: %s", error)
+            return
+        for number, uuid in enumerate(uuids):
+            try:
+                handle = self._find(uuid)
+                self._handles[number] = handle
+                if self._nvml.nvmlDeviceIsMigDeviceHandle(handle):
+                    self._mig.add(number)
+                self.facts[f"gpu_{number}"] = _word(self._nvml.nvmlDeviceGetName(handle))
+            except self._nvml.NVMLError as error:
+                log.warning("GPU %d (%s) is not measured: %s", number, uuid, error)
+
+    def _find(self, uuid: str) -> Any:
+        """Return NVML's handle; torch writes a UUID without the kind before it."""
+        names = [uuid] if uuid.startswith(("GPU-", "MIG-")) else [f"GPU-{uuid}", f"MIG-{uuid}"]
+        for name in names[:-1]:
+            try:
+                return self._nvml.nvmlDeviceGetHandleByUUID(name)
+            except self._nvml.NVMLError:
+                continue
+        return self._nvml.nvmlDeviceGetHandleByUUID(names[-1])
+
+    def read(self) -> dict[str, float]:
+        """Return the value of every sensor that answers, such as `gpu_0_power_usage_watts`.
+
+        A sensor that fails costs its own value alone. One that the GPU has not is asked once.
+        """
+        found: dict[str, float] = {}
+        for number, handle in self._handles.items():
+            for name, sensor in self._sensors(number):
+                if (number, name) in self._missing:
+                    continue
+                try:
+                    values = sensor(handle)
+                except self._nvml.NVMLError as error:
+                    if getattr(error, "value", None) == self._nvml.NVML_ERROR_NOT_SUPPORTED:
+                        self._missing.add((number, name))
+                    log.warning("gpu_%d has no %s: %s", number, name, error)
+                    continue
+                found |= {f"gpu_{number}_{key}": float(value) for key, value in values.items()}
+        return found
+
+    def _sensors(self, number: int) -> Iterator[tuple[str, Callable[[Any], dict[str, float]]]]:
+        yield "memory", self._memory
+        if number in self._mig:
+            return
+        nvml = self._nvml
+        yield "use", lambda h: {"utilization_percentage": nvml.nvmlDeviceGetUtilizationRates(h).gpu}
+        yield "power", self._power
+        yield "energy", lambda h: self._used_energy(number, h)
+        yield (
+            "temperature",
+            lambda h: {
+                "temperature_celsius": nvml.nvmlDeviceGetTemperature(h, nvml.NVML_TEMPERATURE_GPU)
+            },
+        )
+        yield (
+            "clock",
+            lambda h: {"clock_megahertz": nvml.nvmlDeviceGetClockInfo(h, nvml.NVML_CLOCK_SM)},
+        )
+        yield "throttling", self._throttling
+        yield "ECC", self._ecc
+        yield "PCIe", self._pcie
+        yield "NVLink", lambda h: self._nvlink(number, h)
+
+    def _memory(self, handle: Any) -> dict[str, float]:
+        memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+        return {
+            "memory_usage_megabytes": memory.used / _MB,
+            "memory_usage_percentage": 100 * memory.used / memory.total,
+        }
+
+    def _power(self, handle: Any) -> dict[str, float]:
+        watts = self._nvml.nvmlDeviceGetPowerUsage(handle) / 1000
+        limit = self._nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000
+        return {"power_usage_watts": watts, "power_usage_percentage": 100 * watts / limit}
+
+    def _used_energy(self, number: int, handle: Any) -> dict[str, float]:
+        """Return the energy since the first reading, of a counter in millijoules."""
+        now = self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000
+        first = self._energy.setdefault(number, now)
+        if now < first:  # the driver was loaded anew
+            self._energy[number] = first = now
+        return {"energy_joules": now - first}
+
+    def _throttling(self, handle: Any) -> dict[str, float]:
+        reasons = self._nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+        return {
+            "throttled_by_heat": float(bool(reasons & _HEAT)),
+            "throttled_by_power": float(bool(reasons & _POWER)),
+        }
+
+    def _ecc(self, handle: Any) -> dict[str, float]:
+        nvml = self._nvml
+        volatile = nvml.NVML_VOLATILE_ECC
+        return {
+            "ecc_corrected_errors": nvml.nvmlDeviceGetTotalEccErrors(
+                handle, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, volatile
+            ),
+            "ecc_uncorrected_errors": nvml.nvmlDeviceGetTotalEccErrors(
+                handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, volatile
+            ),
+        }
+
+    def _pcie(self, handle: Any) -> dict[str, float]:
+        nvml = self._nvml
+        sent = nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_TX_BYTES)
+        received = nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_RX_BYTES)
+        return {  # NVML counts in kB per second
+            "pcie_transmit_megabytes_per_second": sent / 1000,
+            "pcie_receive_megabytes_per_second": received / 1000,
+        }
+
+    def _nvlink(self, number: int, handle: Any) -> dict[str, float]:
+        """Return the rates of all links of a GPU, from counters in KiB."""
+        nvml, now, rates = self._nvml, time.monotonic(), dict[str, float]()
+        fields = {
+            "transmit": nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
+            "receive": nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
+        }
+        all_links = 0xFFFFFFFF  # UINT_MAX stands for the sum over the links
+        asked = [(field, all_links) for field in fields.values()]
+        for name, value in zip(fields, nvml.nvmlDeviceGetFieldValues(handle, asked), strict=True):
+            if value.nvmlReturn:
+                raise nvml.NVMLError(value.nvmlReturn)
+            total = value.value.ullVal * 1024
+            before = self._traffic.get((number, name))
+            self._traffic[number, name] = (now, total)
+            if before is not None and now > before[0] and total >= before[1]:
+                rate = (total - before[1]) / (now - before[0]) / _MB
+                rates[f"nvlink_{name}_megabytes_per_second"] = rate
+        return rates
+
+
+def _word(text: str | bytes) -> str:
+    return text.decode() if isinstance(text, bytes) else text

@@ -1,0 +1,153 @@
+"""The monitor: a process that samples the sensors of one node until the training ends.
+
+    python -m hpctrain.monitor.process RUN_DIR --every 10 ...
+
+Rank 0 of each node starts it, and holds the other end of its standard input: that ends with the
+rank, however the rank ends. It imports neither torch nor mlflow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from hpctrain.disk import read_json
+from hpctrain.monitor.cgroup import JobCgroup
+from hpctrain.monitor.gpus import Gpus
+from hpctrain.monitor.idle import Idle
+from hpctrain.monitor.sensors import Sensors
+from hpctrain.runs import stop_request
+from hpctrain.secrets import mask_logging
+from hpctrain.tracking import samples
+from hpctrain.tracking.uploader_process import BROADCAST_SIGNALS
+
+log = logging.getLogger(__name__)
+
+
+def gpu_file(run_dir: Path, node: str) -> Path:
+    """Return the file in which the ranks of a node write the UUIDs of the job's GPUs."""
+    return samples.folder(run_dir) / f"{node}.gpus"
+
+
+class _Monitor:
+    """Samples one node.
+
+    Args:
+        options: The options of the command line.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options, self._run = options, options.run_dir
+        self._node = socket.gethostname()
+        self._started = time.time()
+        self._writer = samples.Writer(samples.folder(self._run) / f"{self._node}.jsonl")
+        # A counter of energy begins anew in each attempt; the file has the sum of all of them.
+        self._energy = {k: v for k, v in self._writer.last.items() if k.endswith("_energy_joules")}
+        self._idle = Idle(
+            options.idle_percent, max(3, math.ceil(60 * options.idle_minutes / options.every - 1e-6))
+        )
+        self._uuids: list[str] = []
+        self._job = JobCgroup(options.pid or os.getppid())
+        self._sensors = Sensors(self._job, Gpus([]))
+
+    def run(self) -> None:
+        """Sample until standard input ends; the last sample is taken then."""
+        due = time.monotonic()
+        over = False
+        while not over:
+            due += self._options.every
+            over = _ends_within(max(0.0, due - time.monotonic()))
+            self._take_gpus()
+            try:
+                self._sample()
+            except OSError as error:  # a full disk costs samples, not the run
+                log.warning("a sample is lost: %s", error)
+        self._writer.close()
+
+    def _sample(self) -> None:
+        metrics = {name: round(value, 3) for name, value in self._sensors.read().items()}
+        metrics |= {k: metrics[k] + v for k, v in self._energy.items() if k in metrics}
+        self._writer.write(time.time(), metrics=metrics)
+        if not self._trains():
+            self._idle.restart()
+            return
+        if idle := self._idle.add(metrics):
+            self._tell(idle)
+
+    def _take_gpus(self) -> None:
+        """Open the GPUs that the ranks have named; the ranks of a node do that one by one."""
+        try:
+            named = gpu_file(self._run, self._node).read_text().split()
+        except OSError:
+            return
+        uuids = list(dict.fromkeys(named))
+        if uuids != self._uuids:
+            self._uuids, gpus = uuids, Gpus(uuids)
+            self._sensors = Sensors(self._job, gpus)
+            self._writer.write(time.time(), facts=gpus.facts)
+
+    def _trains(self) -> bool:
+        """Return whether this attempt has made its second step: compiling is over by then."""
+        try:
+            progress = read_json(self._run / "progress.json")
+            return progress["time"] > self._started and progress["step_s"] is not None
+        except (OSError, ValueError, TypeError, KeyError):
+            return False
+
+    def _tell(self, idle: list[str]) -> None:
+        options = self._options
+        text = (
+            f"{self._node}: {', '.join(idle)} below {options.idle_percent:g}% for "
+            f"{options.idle_minutes:g} minutes"
+        )
+        log.warning("%s", text)
+        (samples.folder(self._run) / f"{self._node}.idle").write_text(text + "\n")
+        if options.idle_action == "stop":
+            stop_request.write(self._run, f"the monitor ({text}; monitor.idle_action=stop)")
+
+
+def _ends_within(seconds: float) -> bool:
+    """Wait; return whether the training has closed our standard input meanwhile."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        if select.select([sys.stdin], [], [], left)[0] and not os.read(sys.stdin.fileno(), 64):
+            return True
+    return False
+
+
+def main(argv: list[str]) -> int:
+    """Run the monitor of this node."""
+    parser = argparse.ArgumentParser(prog="python -m hpctrain.monitor.process")
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--every", type=float, default=10.0, metavar="SECONDS")
+    parser.add_argument("--pid", type=int, help="a process of the job, above all of its ranks here")
+    parser.add_argument("--idle-percent", type=float, default=5.0)
+    parser.add_argument("--idle-minutes", type=float, default=30.0)
+    parser.add_argument("--idle-action", choices=("warn", "stop"), default="warn")
+    options = parser.parse_args(argv)
+    for number in BROADCAST_SIGNALS:  # it ends with the training, and not before
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, BROADCAST_SIGNALS)
+    os.nice(5)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    mask_logging()
+    try:
+        _Monitor(options).run()
+    except Exception:
+        log.exception("the monitor failed: the run goes on without its samples")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

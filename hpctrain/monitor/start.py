@@ -1,0 +1,103 @@
+"""Start the monitor of a node for the time of the training.
+
+rank with local_rank 0 ── starts the process, and ends it by closing its standard input
+every rank             ── writes the UUIDs of the GPUs that it has been given
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from hpctrain.config.schema import MonitorConfig
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.monitor.process import gpu_file
+from hpctrain.tracking import samples
+from hpctrain.tracking.uploader_process import BROADCAST_SIGNALS, python_module
+
+log = logging.getLogger(__name__)
+_END_S = 3.0  # the last sample is taken within this time
+
+
+@contextmanager
+def monitored(
+    config: MonitorConfig, run_dir: Path, ranks: RankInfo, uuids: Sequence[str]
+) -> Iterator[None]:
+    """Sample the sensors of this node during the context. A failure to do so is only a warning.
+
+    Args:
+        config: The section `monitor`.
+        run_dir: The run directory.
+        ranks: The rank of this process; the first one of each node starts the monitor.
+        uuids: The UUIDs of the GPUs of the job that this rank knows.
+    """
+    if not config.enabled:
+        yield
+        return
+    with suppress(OSError):
+        samples.folder(run_dir).mkdir(exist_ok=True)
+        _add_gpus(gpu_file(run_dir, socket.gethostname()), uuids)
+    process = _start(config, run_dir, ranks) if ranks.local_rank == 0 else None
+    try:
+        yield
+    finally:
+        if process is not None:
+            _end(process)
+
+
+def _add_gpus(file: Path, uuids: Sequence[str]) -> None:
+    """Append UUIDs. Ranks of a node do this at the same time, so each writes once."""
+    if uuids:
+        with file.open("a") as opened:
+            opened.write("\n".join(uuids) + "\n")
+
+
+def _start(config: MonitorConfig, run_dir: Path, ranks: RankInfo) -> subprocess.Popen[bytes] | None:
+    # Where the ranks are in no control group of a job, they descend from their launcher.
+    above = os.getppid() if ranks.local_world_size > 1 else os.getpid()
+    command, env = python_module(
+        "hpctrain.monitor.process",
+        str(run_dir),
+        f"--pid={above}",
+        f"--every={config.every_s}",
+        f"--idle-percent={config.idle_percent}",
+        f"--idle-minutes={config.idle_minutes}",
+        f"--idle-action={config.idle_action}",
+    )
+    # Until it ignores them, a signal to the whole job would end it before its last sample.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, BROADCAST_SIGNALS)
+    log_file = samples.folder(run_dir) / f"{socket.gethostname()}.log"
+    try:
+        with log_file.open("ab") as output:
+            return subprocess.Popen(
+                command,
+                env={**env, "OMP_NUM_THREADS": "1"},
+                cwd=run_dir,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+    except OSError as error:
+        log.warning("the sensors of this node are not read: %s", error)
+        return None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    with suppress(OSError):
+        process.stdin.close()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:  # a sensor hangs
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

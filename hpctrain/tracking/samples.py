@@ -1,0 +1,127 @@
+"""The file of a node's samples: `monitor/NODE.jsonl` in the run directory, one line a sample.
+
+    {"number": 0, "time": 1.7e9, "facts": {"driver": "570.1", "gpu_0": "NVIDIA H100", ...}}
+    {"number": 1, "time": 1.7e9, "metrics": {"gpu_0_utilization_percentage": 93.0, ...}}
+
+Only the monitor of that node writes it, with one write a line. The numbers go on in later attempts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpctrain.disk import open_regular, parse_json
+
+_TAIL = 64 * 1024  # bytes; a line is far shorter
+_NODE = re.compile(r"[\w.-]{1,255}")  # it becomes a part of a metric's name in MLflow
+
+
+class Sample(NamedTuple):
+    """One line of the file.
+
+    Attributes:
+        end: The position in the file after the line, in bytes.
+        number: The number of the sample, from 0, over all attempts.
+        time: When it was taken, in seconds since the epoch.
+        metrics: The values by name; empty for a line of facts.
+    """
+
+    end: int
+    number: int
+    time: float
+    metrics: dict[str, float]
+
+
+def folder(run_dir: Path) -> Path:
+    """Return the folder of the samples in a run directory."""
+    return run_dir / "monitor"
+
+
+def files(run_dir: Path) -> dict[str, Path]:
+    """Return the files of all nodes by the name of the node, in its order."""
+    found = sorted(folder(run_dir).glob("*.jsonl"))
+    return {path.stem: path for path in found if _NODE.fullmatch(path.stem)}
+
+
+class Writer:
+    """Appends the samples of one node.
+
+    Args:
+        path: The file; an incomplete last line, of a process that was killed, is ended.
+
+    Attributes:
+        last: The values of the last sample that the file has, or an empty dict.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        size = os.fstat(self._fd).st_size
+        if size and os.pread(self._fd, 1, size - 1) != b"\n":
+            os.write(self._fd, b"\n")
+        before = [*read(path, max(0, size - _TAIL))]
+        self._next = before[-1].number + 1 if before else 0
+        self.last = next((s.metrics for s in reversed(before) if s.metrics), {})
+
+    def write(self, time: float, **content: Mapping[str, Any]) -> None:
+        """Append one sample: `metrics` or `facts`.
+
+        Raises:
+            OSError: The disk is full or gone; the sample is lost, and the next one may be written.
+        """
+        body = {"number": self._next, "time": round(time, 3), **content}
+        os.write(self._fd, json.dumps(body, separators=(",", ":")).encode() + b"\n")
+        self._next += 1
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+def read(path: Path, begin: int = 0) -> Iterator[Sample]:
+    """Yield the samples after a position; what is no sample is left out, as is a torn last line.
+
+    Args:
+        path: The file of a node.
+        begin: The position, in bytes. If it is inside a line, that line is left out.
+    """
+    try:
+        file = open_regular(path)
+    except OSError:
+        return
+    with file:
+        if begin:
+            file.seek(begin - 1)
+            begin += len(file.readline()) - 1
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            begin += len(line)
+            if (sample := _sample(line, begin)) is not None:
+                yield sample
+
+
+def has_new(run_dir: Path, positions: Mapping[str, int]) -> bool:
+    """Return whether a node has samples after its position in `positions`."""
+    found = files(run_dir).items()
+    return any(any(read(path, positions.get(node, 0))) for node, path in found)
+
+
+def _sample(line: bytes, end: int) -> Sample | None:
+    try:
+        body = parse_json(line)
+        number, time = body["number"], body["time"]
+        metrics = body.get("metrics", {})
+        values = {str(name): float(value) for name, value in metrics.items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    if not isinstance(number, int) or not isinstance(time, int | float):
+        return None
+    finite = {name: value for name, value in values.items() if math.isfinite(value)}
+    return Sample(end, number, float(time), finite)

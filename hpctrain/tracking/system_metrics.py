@@ -1,0 +1,88 @@
+"""The upload of the samples that the monitors of the nodes write; see `hpctrain.monitor`.
+
+    monitor/n01.jsonl ── system/n01/gpu_0_utilization_percentage ... ── MLflow's "System metrics"
+
+MLflow has a tag with the position in each file, sent in the same batch as the values before it. So
+each value is stored once, however often the uploader is killed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from hpctrain.tracking import samples
+from hpctrain.tracking.mlrun import BATCH, MlflowRun, Point
+
+_TAG = "hpctrain.system_metrics"
+_MOST = BATCH - 2  # values that a batch has beside this tag and the position in the journal
+
+
+class SystemMetrics:
+    """The samples of all nodes of a run.
+
+    Args:
+        run_dir: The run directory.
+
+    Attributes:
+        positions: The position in the file of each node up to which everything is in the store.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self.positions: dict[str, int] = {}
+
+    def begin(self, tags: Mapping[str, str]) -> None:
+        """Go on where the store says that the upload was."""
+        try:
+            stored = json.loads(tags.get(_TAG, "{}"))
+            self.positions = {str(node): int(position) for node, position in stored.items()}
+        except (ValueError, TypeError, AttributeError):  # somebody has edited the tag
+            self.positions = {}
+
+    @property
+    def is_new(self) -> bool:
+        """Whether there are samples that are not uploaded."""
+        return samples.has_new(self._run_dir, self.positions)
+
+    def upload(self, run: MlflowRun, position: int) -> int:
+        """Upload what is new; return the number of values.
+
+        Args:
+            run: The run in MLflow.
+            position: That of the journal, which is sent along.
+        """
+        batch: list[Point] = []
+        ahead, count = dict(self.positions), 0
+        for node, path in samples.files(self._run_dir).items():
+            for sample in samples.read(path, self.positions.get(node, 0)):
+                points = [*_points(node, sample)]
+                if len(batch) + len(points) > _MOST and batch:
+                    self._send(run, batch, position, ahead)
+                    batch = []
+                batch += points
+                ahead[node] = sample.end
+                count += len(points)
+        if batch:
+            self._send(run, batch, position, ahead)
+        self.positions = ahead  # lines without values need not be stored
+        return count
+
+    def all_points(self) -> Iterator[Point]:
+        """Yield the values of all samples that were uploaded."""
+        for node, path in samples.files(self._run_dir).items():
+            for sample in samples.read(path):
+                if sample.end <= self.positions.get(node, 0):
+                    yield from _points(node, sample)
+
+    def _send(
+        self, run: MlflowRun, batch: list[Point], position: int, ahead: dict[str, int]
+    ) -> None:
+        run.log_points(batch, position, {_TAG: json.dumps(ahead)})
+        self.positions = dict(ahead)
+
+
+def _points(node: str, sample: samples.Sample) -> Iterator[Point]:
+    for name, value in sample.metrics.items():
+        yield Point(f"system/{node}/{name}", value, sample.time, sample.number)

@@ -1,0 +1,36 @@
+"""Tests of the window in which a device must do something."""
+
+from hpctrain.monitor.idle import Idle
+
+
+def busy(*values: float) -> dict[str, float]:
+    return {f"gpu_{i}_utilization_percentage": value for i, value in enumerate(values)}
+
+
+def test_only_a_whole_window_counts_and_each_device_is_told_once() -> None:
+    idle = Idle(5.0, 3)
+    assert [idle.add(busy(0, 90)) for _ in range(4)] == [[], [], ["gpu_0"], []]
+
+
+def test_it_is_told_again_after_it_was_busy() -> None:
+    idle = Idle(5.0, 3)
+    for value in (90, 0, 0):
+        assert idle.add(busy(value)) == []
+    assert idle.add(busy(0)) == ["gpu_0"]
+    assert idle.add(busy(50)) == []
+    assert [idle.add(busy(0)) for _ in range(3)] == [[], [], ["gpu_0"]]
+
+
+def test_the_start_does_not_count() -> None:
+    idle = Idle(5.0, 3)
+    idle.add(busy(0))
+    idle.add(busy(0))
+    idle.restart()
+    assert [idle.add(busy(0)) for _ in range(3)] == [[], [], ["gpu_0"]]
+
+
+def test_cores_are_watched_where_there_is_no_gpu() -> None:
+    idle = Idle(5.0, 3)
+    sample = {"cpu_utilization_percentage": 1.0}
+    assert [idle.add(sample) for _ in range(3)][-1] == ["the cores"]
+    assert Idle(5.0, 3).add(sample | busy(90)) == []

@@ -1,0 +1,91 @@
+"""Tests of the monitor's process beside real trainings, on a machine without GPUs."""
+
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.tracking import samples
+from tests.conftest import Completed, run_json, runs
+
+Train = Callable[..., Completed]
+SLOW = """\
+import time
+
+from hpctrain.training import Hook
+
+
+class Wait(Hook):
+    def after_step(self, state):
+        time.sleep(0.05)
+"""
+
+
+def test_samples_of_a_training_are_in_its_directory_and_in_mlflow(
+    train: Train, store: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "wait.py").write_text(SLOW)
+    train("train.max_steps=30", "+hooks=[{_target_: wait.Wait}]", "monitor.every_s=0.2")
+    (run,) = runs(tmp_path / "runs")
+    ((node, file),) = samples.files(run).items()
+    found = [*samples.read(file)]
+    assert len(found) >= 5
+    assert [s.number for s in found] == [*range(len(found))]
+    names = {"cpu_utilization_percentage", "system_memory_usage_percentage"}
+    assert all(names <= s.metrics.keys() for s in found)
+    assert all(100e6 < s.metrics["system_memory_usage_megabytes"] * 1e6 for s in found)
+    assert not (samples.folder(run) / f"{node}.log").read_text()
+    with closing(sqlite3.connect(store)) as connection:
+        rows = connection.execute(
+            "SELECT value FROM metrics WHERE key = ? ORDER BY step",
+            [f"system/{node}/system_memory_usage_megabytes"],
+        ).fetchall()
+    assert [value for (value,) in rows] == [
+        s.metrics["system_memory_usage_megabytes"] for s in found
+    ]
+
+
+def test_a_run_that_does_nothing_saves_and_ends(train: Train, tmp_path: Path) -> None:
+    (tmp_path / "wait.py").write_text(SLOW)
+    # No run uses all cores all the time, and a step here mostly sleeps.
+    arguments = [
+        *("train.max_steps=100000", "+hooks=[{_target_: wait.Wait}]", "tracking.upload=false"),
+        *("monitor.every_s=0.2", "monitor.idle_minutes=0.01", "monitor.idle_percent=99"),
+    ]
+    done = train(*arguments, "monitor.idle_action=stop", code=143)
+    (run,) = runs(tmp_path / "runs")
+    record = run_json(run)
+    assert record["state"] == "cancelled" or record["state"] == "interrupted"
+    text = json.dumps(record) + done.stderr + (run / "stop").read_text()
+    assert "the cores below 99% for 0.01 minutes" in text
+    assert "monitor.idle_action=stop" in text
+    assert record["attempts"][-1]["step"] >= 2
+
+
+def test_a_window_of_fewer_than_three_samples_is_refused(train: Train, tmp_path: Path) -> None:
+    done = train("monitor.every_s=30", "monitor.idle_minutes=1", code=2)
+    assert "monitor.idle_minutes=1.0 with monitor.every_s=30.0" in done.stderr
+    assert "at least 1.5 minutes" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_it_costs_little(tmp_path: Path) -> None:
+    """Below 0.5% of a core and 50 MB, with the default of 10 s: here 100 readings are made."""
+    import resource
+
+    from hpctrain.monitor.cgroup import JobCgroup
+    from hpctrain.monitor.gpus import Gpus
+    from hpctrain.monitor.sensors import Sensors
+
+    sensors: Any = Sensors(JobCgroup(1), Gpus([]))
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    for _ in range(100):
+        sensors.read()
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert seconds / 100 < 0.005 * 10

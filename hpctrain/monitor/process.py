@@ -51,9 +51,8 @@ class _Monitor:
         self._writer = samples.Writer(samples.folder(self._run) / f"{self._node}.jsonl")
         # A counter of energy begins anew in each attempt; the file has the sum of all of them.
         self._energy = {k: v for k, v in self._writer.last.items() if k.endswith("_energy_joules")}
-        self._idle = Idle(
-            options.idle_percent, max(3, math.ceil(60 * options.idle_minutes / options.every - 1e-6))
-        )
+        window = math.ceil(60 * options.idle_minutes / options.every - 1e-6)
+        self._idle = Idle(options.idle_percent, window)
         self._uuids: list[str] = []
         self._job = JobCgroup(options.pid or os.getppid())
         self._sensors = Sensors(self._job, Gpus([]))

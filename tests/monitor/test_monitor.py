@@ -37,7 +37,7 @@ def test_samples_of_a_training_are_in_its_directory_and_in_mlflow(
     assert [s.number for s in found] == [*range(len(found))]
     names = {"cpu_utilization_percentage", "system_memory_usage_percentage"}
     assert all(names <= s.metrics.keys() for s in found)
-    assert all(100e6 < s.metrics["system_memory_usage_megabytes"] * 1e6 for s in found)
+    assert all(s.metrics["system_memory_usage_megabytes"] > 100 for s in found)
     assert not (samples.folder(run) / f"{node}.log").read_text()
     with closing(sqlite3.connect(store)) as connection:
         rows = connection.execute(
@@ -59,7 +59,7 @@ def test_a_run_that_does_nothing_saves_and_ends(train: Train, tmp_path: Path) ->
     done = train(*arguments, "monitor.idle_action=stop", code=143)
     (run,) = runs(tmp_path / "runs")
     record = run_json(run)
-    assert record["state"] == "cancelled" or record["state"] == "interrupted"
+    assert record["state"] == "interrupted"
     text = json.dumps(record) + done.stderr + (run / "stop").read_text()
     assert "the cores below 99% for 0.01 minutes" in text
     assert "monitor.idle_action=stop" in text

@@ -338,7 +338,8 @@ def test_a_daemon_that_fails_is_shown_and_all_is_cleaned(
 
 
 def test_a_copy_of_the_folder_works_from_anywhere(tmp_path: Path) -> None:
-    shutil.copytree(cluster.TOOL.parent, tmp_path / "copy")
+    compiled = shutil.ignore_patterns("__pycache__")  # other tests import the package
+    shutil.copytree(cluster.TOOL.parent, tmp_path / "copy", ignore=compiled)
     (tmp_path / "link").symlink_to(tmp_path / "copy" / "dev-cluster")
     # Without the packages that are installed here: the tool needs nothing but Python.
     command = ["/usr/bin/env", "python3", "-I", "-S", str(tmp_path / "link"), "status"]

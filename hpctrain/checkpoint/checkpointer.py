@@ -85,6 +85,7 @@ class Checkpointer:
         ranks: The rank of this process.
         model: The model on its ranks.
         optimizer: The optimizer of the model's parameters.
+        keep_every: The checkpoints of the multiples of this step are kept as well.
     """
 
     def __init__(
@@ -94,17 +95,25 @@ class Checkpointer:
         ranks: RankInfo,
         model: _SpreadModel,
         optimizer: torch.optim.Optimizer,
+        keep_every: int | None = None,
     ) -> None:
         self.folder, self.keep, self.ranks = folder, keep, ranks
+        self._keep_every = keep_every
         self.model, self.optimizer = model, optimizer
         self._own, self._replica = f"parallel.{ranks.rank}.", f"replica.{ranks.rank}."
 
-    def save(self, step: int, progress: Progress) -> bool:
+    def exists(self, step: int) -> bool:
+        """Return whether there is a checkpoint of a step, as rank 0 sees it; all ranks call it."""
+        found = objects.broadcast(self.path(step).is_dir() if self.ranks.is_main else None)
+        return bool(found)
+
+    def save(self, step: int, progress: Progress, best: int = 0) -> bool:
         """Write and commit a checkpoint; every rank calls this at the same step.
 
         Args:
             step: Global step.
             progress: Everything else that the run needs to continue, as JSON; rank 0's is written.
+            best: The step of the best checkpoint, which is kept; 0 if there is none.
 
         Returns:
             Whether all parameters are finite, the same on all ranks. A checkpoint whose parameters
@@ -140,7 +149,7 @@ class Checkpointer:
                     shutil.rmtree(final)
                 temporary.rename(final)
                 sync(self.folder)
-                self._remove_old()
+                self._remove_old(best)
         except (OSError, dcp.api.CheckpointException) as error:
             reason = str(error).strip().splitlines()[-1]
             if temporary.is_dir():
@@ -265,10 +274,11 @@ class Checkpointer:
         local = [v.to_local() if isinstance(v, DTensor) else v for v in values]
         return not local or bool(torch.stack([torch.isfinite(v).all() for v in local]).all())
 
-    def _remove_old(self) -> None:
-        healthy = manifest.newest_healthy(self.folder)
+    def _remove_old(self, best: int) -> None:
+        kept = {manifest.newest_healthy(self.folder), self.path(best)}
         for path in manifest.checkpoints(self.folder)[self.keep :]:
-            if path == healthy:
+            step = int(path.name.removeprefix("step-"))
+            if path in kept or (self._keep_every and step % self._keep_every == 0):
                 continue
             # Renamed first, since a half-removed folder must not look like a checkpoint.
             doomed = path.with_suffix(".tmp")

@@ -134,6 +134,7 @@ def look(run: Facts, *, verify: bool) -> list[Row]:
         verify: Whether to read all files.
     """
     rows = []
+    best = int((run.record.get("best") or {}).get("step", 0))
     for number, path in enumerate(checkpoints(run.path / "checkpoints")):
         manifest, problem = None, damage(path) if verify else None
         try:
@@ -141,7 +142,10 @@ def look(run: Facts, *, verify: bool) -> list[Row]:
             problem = problem if manifest.healthy else NOT_HEALTHY
         except StorageError as error:
             problem = str(error).removeprefix(f"{path}/")
-        rows.append(Row(run, path, manifest, "spare" if number else "latest", problem))
+        kept = "spare" if number else "latest"
+        if path.name == f"step-{best:08d}":
+            kept = "best" if number else "latest, best"
+        rows.append(Row(run, path, manifest, kept, problem))
     return rows
 
 

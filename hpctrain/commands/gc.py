@@ -205,7 +205,10 @@ def _checkpoints(run: Path, keep: int) -> Iterator[Item]:
         reverse=True,
     )
     kept = 0
+    best = f"step-{int((RunDir(run).read().get('best') or {}).get('step', 0)):08d}"
     for entry in newest_first:
+        if entry.name == best:
+            continue
         if kept < keep:
             kept += _is_complete(Path(entry.path)) and is_healthy(Path(entry.path))
         else:

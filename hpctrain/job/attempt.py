@@ -100,16 +100,19 @@ class Attempt(NoAttempt):
             self.tracker.finish("FAILED", reason=reason)
 
     def finished(self, outcome: Outcome) -> None:
-        """Record that all steps were made, and which results are not finite."""
+        """Record that the run is over: why it ended early, and which results are not finite."""
         result = {"step": outcome.step} | outcome.metrics
         wrong = [
             f"{name} is {value}"
             for name, value in outcome.metrics.items()
             if not math.isfinite(value) and (name == self._config.metric or name.startswith("val/"))
         ]
-        reason = {"reason": ", ".join(wrong)} if wrong else {}
-        self._run.end_attempt("finished", result=result, **reason)
-        self.tracker.finish("FINISHED")
+        not_finite = f"not finite: {', '.join(wrong)}" if wrong else ""
+        reason = "; ".join(filter(None, (outcome.reason, not_finite)))
+        self._run.end_attempt("finished", result=result, **({"reason": reason} if reason else {}))
+        if outcome.reason:
+            log.info("step %d: %s", outcome.step, outcome.reason)
+        self.tracker.finish("FINISHED", reason=outcome.reason)
 
     def interrupted(self, outcome: Outcome, reason: str) -> None:
         """Record the stop; under Slurm, requeue the job unless the user stopped it."""

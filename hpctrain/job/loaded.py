@@ -50,6 +50,11 @@ class LoadedRun:
         return self._run.read().get("result") or {}
 
     @property
+    def best(self) -> dict[str, Any] | None:
+        """The metric, value and step of the best checkpoint; None without `checkpoint.best`."""
+        return self._run.read().get("best")
+
+    @property
     def metrics(self) -> pd.DataFrame:
         """All tracked metrics, one row for each value, with the columns step, key and value.
 
@@ -69,7 +74,7 @@ class LoadedRun:
         """The steps of the checkpoints, in order."""
         return sorted(int(path.name[5:]) for path in checkpoints(self._run.checkpoints))
 
-    def model(self, step: int | None = None) -> nn.Module:
+    def model(self, step: int | None = None, *, best: bool = False) -> nn.Module:
         """Return the model with the weights of a checkpoint, in eval mode, on the CPU.
 
         Its class is imported as by any Python code here. If that fails, it is imported from the
@@ -77,6 +82,7 @@ class LoadedRun:
 
         Args:
             step: The step of the checkpoint. None means the newest one that is intact.
+            best: Take the best checkpoint, which `checkpoint.best` keeps, in place of `step`.
 
         Raises:
             ConfigError: The model cannot be built.
@@ -85,7 +91,7 @@ class LoadedRun:
         from hpctrain.checkpoint.weights import load_weights
         from hpctrain.job.building.make import make
 
-        checkpoint = chosen_checkpoint(self._run, step)
+        checkpoint = chosen_checkpoint(self._run, step, best=best)
         sys.path += [folder for folder in self._code() if folder not in sys.path]
         model: nn.Module = make("model", self.config.model)
         load_weights(model, checkpoint)

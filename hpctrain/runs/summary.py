@@ -36,6 +36,9 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
     for name in dict.fromkeys((config.metric, *_SHOWN)):
         if name in result:
             table.add_row(name, _number(result[name]))
+    if best := record.get("best"):
+        text = f"{_number(best['value'])} at step {best['step']:,} (its checkpoint is kept)"
+        table.add_row(f"best {best['metric']}", Cell(text))
     if "perf/samples_per_s" in result:
         table.add_row("samples/s", f"{result['perf/samples_per_s']:,.0f}")
     table.add_row("run directory", Cell(_short(run.path)))
@@ -43,7 +46,8 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
     console = Console(soft_wrap=True)
     console.print(table)
     if wrong := (record.get("attempts") or [{}])[-1].get("reason"):
-        console.print(f"not finite: {wrong}", style="red", highlight=False)
+        style = "red" if "not finite" in wrong else "green"
+        console.print(wrong, style=style, highlight=False, markup=False)
     console.print("look further:", highlight=False)
     if config.tracking.enabled:
         uri = mask(str(config.tracking.uri))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,8 +27,10 @@ from hpctrain.parallel.reducing.scalars import on_device, over_ranks
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import derived
 from hpctrain.tracking.tracker import Tracker
+from hpctrain.training.best import Best
 from hpctrain.training.display import Display
 from hpctrain.training.hooks import Hooks, RunState
+from hpctrain.training.improvement import Improvement
 from hpctrain.training.schedule import Schedule
 from hpctrain.training.slow_ranks import SlowRanks
 from hpctrain.training.step import Totals, TrainStep
@@ -55,12 +57,14 @@ class Outcome:
         step: The global step that was reached.
         first_step: The global step that training started from: 0, or that of the checkpoint.
         metrics: The last value of every metric.
+        reason: Why the run has finished before `max_steps`; "" if it has not.
     """
 
     finished: bool
     step: int
     first_step: int
     metrics: dict[str, float]
+    reason: str = ""
 
 
 @dataclass
@@ -80,8 +84,10 @@ class Trainer:
     global_batch_size: int
     every: Every
     slow_ranks: SlowRanks
-    asked: Asked = field(default_factory=Asked)
+    asked: Sequence[Asked] = ()
     hooks: Hooks = field(default_factory=Hooks)
+    patience: Improvement = field(default_factory=Improvement)
+    best: Best = field(default_factory=Best)
     step: int = 0
     evaluation_due: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
@@ -101,7 +107,8 @@ class Trainer:
         try:
             # A stop request may have ended the last evaluation of the attempt before.
             stopped = not self._evaluated(throughput)
-            for batch in () if stopped else self._batches():
+            self.best.mark(saved)
+            for batch in () if stopped or self.patience.is_over else self._batches():
                 samples = partial(self.loader.samples, self.loader.last)
                 consumed = self.loader.state_dict()["consumed"]
                 health.begin(self.step + 1, consumed, samples)
@@ -117,15 +124,21 @@ class Trainer:
                 if logs:
                     self._log(throughput.metrics(self.step) | self._training_means())
                 due = self.step % self.every.evaluate == 0 or done
-                if due or self.asked.is_doubtful(self.metrics):
+                if due or any(asked.is_doubtful(self.metrics) for asked in self.asked):
                     self.evaluation_due = True
                 stopped = not self._evaluated(throughput) or (self.stop.agreed and not done)
                 if stopped:
                     break
-                if self.step % self.every.checkpoint == 0 or done:
+                over = self.patience.is_over
+                if over and not done:
+                    self.train_step.model.finish()
+                due = self.step % self.every.checkpoint == 0 or self.best.is_due(self.step)
+                if due or done or over:
                     with throughput.paused(), self.display.doing("a checkpoint"):
                         self._save()
                     saved = self.step
+                if over:
+                    break
             if self.step != saved:
                 self._save()
         finally:
@@ -133,7 +146,9 @@ class Trainer:
             self.loader.close()
             if self.evaluation is not None:
                 self.evaluation.close()
-        return Outcome(not stopped, self.step, first_step, self.metrics)
+        early = self.patience.is_over and self.step < self.max_steps
+        reason = self.patience.reason if early and not stopped else ""
+        return Outcome(not stopped, self.step, first_step, self.metrics, reason)
 
     def _batches(self) -> Iterator[Batch]:
         if self.step >= self.max_steps:
@@ -208,7 +223,10 @@ class Trainer:
         self.metrics |= metrics
         self.tracker.log_metrics(metrics, self.step)
         self.display.report(self.step, metrics)
-        self.asked.check(self.metrics)
+        for asked in self.asked:
+            asked.check(self.metrics)
+        self.patience.judge(metrics, self.step)
+        self.best.judge(metrics, self.step)
 
     def _save(self) -> None:
         self.train_step.health.judge(late=False)
@@ -225,9 +243,13 @@ class Trainer:
                 "precision": self.train_step.model.precision.state_dict(),
                 "health": self.train_step.health.state_dict(),
                 "hooks": self.hooks.state_dict(),
+                "patience": self.patience.state_dict(),
+                "best": self.best.state_dict(),
             },
+            best=self.best.step,
         )
         self.train_step.health.judge_parameters(healthy)
+        self.best.mark(self.step)
         self.hooks.after_save(self._state(), self.checkpointer.path(self.step))
 
     def _state(self, batch: Batch | None = None) -> RunState:
@@ -253,6 +275,8 @@ class Trainer:
             self.train_step.model.precision.load_state_dict(progress["precision"])
             self.train_step.health.load_state_dict(progress["health"])
             self.hooks.load_state_dict(progress["hooks"])
+            self.patience.load_state_dict(progress["patience"])
+            self.best.load_state_dict(progress["best"])
         # After a rollback without a checkpoint the run starts at step 0 again.
         self.tracker.rewind(progress["tracker"] if progress is not None else 0)
         dist.barrier()

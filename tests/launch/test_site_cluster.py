@@ -38,16 +38,19 @@ def ranks(
 ) -> Callable[[], dict[int, dict[str, str]]]:
     """Have every rank of a step write its environment to a file at the start of its Python.
 
+    The processes that a rank starts inherit its number, so only the first of them writes.
+
     Returns:
         A function that returns the environments by rank.
     """
     folder = tmp_path / "spy"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(
-        "import json, os\n"
+        "import contextlib, json, os\n"
         "if {'SLURM_ARRAY_JOB_ID', 'SLURM_STEP_ID'} <= os.environ.keys():\n"
-        f"    with open('{folder}/' + os.environ['SLURM_PROCID'], 'w') as file:\n"
-        "        json.dump(dict(os.environ), file)\n"
+        f"    file = '{folder}/' + os.environ['SLURM_PROCID']\n"
+        "    with contextlib.suppress(FileExistsError), open(file, 'x') as opened:\n"
+        "        json.dump(dict(os.environ), opened)\n"
         "    if 'ONLY_LOOK' in os.environ: os._exit(0)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=":")

@@ -51,7 +51,7 @@ def trainer_of(feed: Batches, asked: str = "") -> Trainer:
         max_steps=10,
         global_batch_size=8,
         every=Every(log=1, evaluate=1, checkpoint=1),
-        asked=Asked(asked),
+        asked=[Asked(asked)],
         evaluation_due=True,
         **unused,
     )

@@ -38,31 +38,58 @@ def names(config: Config) -> tuple[str, ...] | None:
 
 
 def problems(config: Config, needed: bool = False) -> Iterator[str]:
-    """Yield why no run with this config has the metric `config.metric`.
+    """Yield why no run with this config has the metrics that the config names.
 
     Args:
         config: The config of a run.
-        needed: Whether the metric must be there, as in a search. Otherwise the default may be
+        needed: Whether `metric` must be there, as in a search. Otherwise the default may be
             missing.
     """
-    metric, known = config.metric, names(config)
-    speed = [f"perf/{name}" for name in _OF_SPEED]
-    if (metric == Config().metric and not needed) or metric in (known or speed):
+    if config.metric != Config().metric or needed:
+        yield from _problems(config, "metric", config.metric)
+    for key, metric, mode in _deciding(config):
+        if metric.startswith("perf/"):
+            yield f"{key}={metric}: it must be train/NAME or val/NAME; ranks differ in their speed"
+        elif wrong := [*_problems(config, key, metric)]:
+            yield from wrong
+        elif mode is None and better(metric) is None:
+            where = key.removesuffix(".metric")
+            yield (
+                f"{key}={metric}: its name does not tell which values are better; give "
+                f"{where}{'.mode' if where != key else '_mode'}=min or max"
+            )
+
+
+def _deciding(config: Config) -> Iterator[tuple[str, str, str | None]]:
+    """Yield each key that names a metric by which the run decides, the metric, and the mode."""
+    stopping, checkpoint = config.train.early_stopping, config.checkpoint
+    for key, metric, mode in (
+        ("train.early_stopping.metric", stopping.metric, stopping.mode),
+        ("checkpoint.best", checkpoint.best, checkpoint.best_mode),
+    ):
+        if metric is not None:
+            yield key, metric, mode
+
+
+def _problems(config: Config, key: str, metric: str) -> Iterator[str]:
+    """Yield why no run with this config has the metric that `key` names."""
+    known, speed = names(config), [f"perf/{name}" for name in _OF_SPEED]
+    if metric in (known or speed):
         return
     group, _, name = metric.partition("/")
     if known is None and group in ("train", "val") and name:
         if group == "val" and config.data.val_split is None:
-            yield f"metric={metric}: data.val_split is null, so there is no evaluation"
+            yield f"{key}={metric}: data.val_split is null, so there is no evaluation"
     elif known is None and group != "perf":
-        yield f"metric={metric}: it must be train/NAME, val/NAME or perf/NAME"
+        yield f"{key}={metric}: it must be train/NAME, val/NAME or perf/NAME"
     else:
-        yield _unknown(metric, known or speed)
+        yield _unknown(key, metric, known or speed)
 
 
-def _unknown(metric: str, known: Collection[str]) -> str:
+def _unknown(key: str, metric: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(metric, known, 1, cutoff=0.5)
     hint = f"did you mean {near[0]}? " if near else ""
-    return f"metric={metric}: {hint}this run produces {', '.join(known)}"
+    return f"{key}={metric}: {hint}this run produces {', '.join(known)}"
 
 
 # A word of a metric's name tells whether lower or higher values are better.
@@ -98,18 +125,24 @@ class Asked:
     Attributes:
         name: `train/NAME` or `val/NAME`; "" if the config check has answered already, or if nobody
             has asked for the default.
+        key: The config key that names it.
     """
 
     name: str = ""
+    key: str = "metric"
 
     @classmethod
-    def of(cls, config: Config) -> Asked:
+    def of(cls, config: Config) -> list[Asked]:
         """Return what is left to check of a config without `problems`."""
-        group, _, name = config.metric.partition("/")
-        fixed = config.metric == Config().metric or group == "perf" or names(config) is not None
-        if fixed or (group == "train" and name in _OF_TRAINING):
-            return cls()
-        return cls(config.metric)
+        asked = [] if config.metric == Config().metric else [cls(config.metric)]
+        asked += [cls(metric, key) for key, metric, _ in _deciding(config)]
+        return [one for one in asked if names(config) is None and not one._is_fixed]
+
+    @property
+    def _is_fixed(self) -> bool:
+        """Whether every training has the metric, whatever its task."""
+        group, _, name = self.name.partition("/")
+        return group == "perf" or (group == "train" and name in _OF_TRAINING)
 
     def is_doubtful(self, seen: Collection[str]) -> bool:
         """Return whether only an evaluation can tell that the metric exists.
@@ -135,7 +168,7 @@ class Asked:
         """
         known = _of(self.name.partition("/")[0], seen)
         if self.name and known and self.name not in known:
-            raise ConfigError(_unknown(self.name, seen))
+            raise ConfigError(_unknown(self.key, self.name, seen))
 
 
 def _of(group: str, seen: Collection[str]) -> list[str]:

@@ -18,6 +18,7 @@ from hpctrain.config.schema.tracking import TrackingConfig
 from hpctrain.config.schema.train import (
     CheckpointConfig,
     CompressionConfig,
+    EarlyStoppingConfig,
     LocalSGDConfig,
     PrecisionConfig,
     TrainConfig,
@@ -31,6 +32,7 @@ __all__ = [
     "ContainerConfig",
     "DDPConfig",
     "DataConfig",
+    "EarlyStoppingConfig",
     "FSDPConfig",
     "ImagesConfig",
     "LaunchConfig",

@@ -84,6 +84,26 @@ def _check_micro_batch_size(size: str | None) -> str:
 
 
 @dataclass
+class EarlyStoppingConfig:
+    """The run ends early, as finished, when a metric does not get better any more."""
+
+    metric: str | None = key(
+        None, "This metric decides, such as val/loss. Null means no early stopping."
+    )
+    patience: int = key(
+        5, "So many evaluations in a row without a better value end the run.", at_least=1
+    )
+    mode: str | None = key(
+        None,
+        "Lower values are better (min), or higher ones (max). Null takes it from the name.",
+        choices=(None, "min", "max"),
+    )
+    min_delta: float = key(
+        0.0, "A value is better only if it is better by more than this.", at_least=0
+    )
+
+
+@dataclass
 class TrainConfig:
     """The length of a run, its batches, and when it reports."""
 
@@ -193,6 +213,7 @@ class TrainConfig:
         unit="steps",
         at_least=1,
     )
+    early_stopping: EarlyStoppingConfig = section(EarlyStoppingConfig)
     sample_prompt: str | None = key(
         None,
         "At the end of the run rank 0 prints how the language model continues this text. The whole "
@@ -245,4 +266,20 @@ class CheckpointConfig:
         "newest may be damaged.",
         unit="checkpoints",
         at_least=2,
+    )
+    keep_every: int | None = key(
+        None,
+        "The checkpoints of each multiple of this step are kept as well.",
+        unit="steps",
+        at_least=1,
+    )
+    best: str | None = key(
+        None,
+        "An evaluation in which this metric is better than ever before, such as val/loss, saves a "
+        "checkpoint, which is kept and marked as the best. Null keeps no best checkpoint.",
+    )
+    best_mode: str | None = key(
+        None,
+        "Lower values of best are better (min), or higher ones (max). Null takes it from the name.",
+        choices=(None, "min", "max"),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.metrics import Asked
-from hpctrain.config.schema import Config, TrainConfig
+from hpctrain.config.schema import CheckpointConfig, Config, EarlyStoppingConfig, TrainConfig
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
@@ -31,8 +32,10 @@ from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tasks import bind, on_part
 from hpctrain.tracking.tracker import Tracker
+from hpctrain.training.best import Best
 from hpctrain.training.display import Display, choose_display
 from hpctrain.training.hooks import Hooks
+from hpctrain.training.improvement import Improvement
 from hpctrain.training.progress_file import ProgressFile
 from hpctrain.training.schedule import Schedule
 from hpctrain.training.slow_ranks import SlowRanks
@@ -85,6 +88,10 @@ def build(
     # Ranks with other samples draw other dropout masks.
     torch.manual_seed(config.seed + 1 + mesh.stream)
     optimizer = build_optimizer(config.optimizer, model)
+    checkpointer = Checkpointer(
+        *(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
+        keep_every=config.checkpoint.keep_every,
+    )
     return Trainer(
         train_step=TrainStep(
             model,
@@ -101,7 +108,7 @@ def build(
         ),
         loader=loader,
         evaluation=evaluation,
-        checkpointer=Checkpointer(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
+        checkpointer=checkpointer,
         tracker=tracker,
         display=_display(config.metric, run, ranks),
         stop=stop,
@@ -115,8 +122,34 @@ def build(
         ),
         slow_ranks=SlowRanks(mesh, ranks.rank, ranks.host),
         asked=Asked.of(config),
+        patience=_patience(config.train.early_stopping),
+        best=_best(config.checkpoint, run, ranks, tracker, checkpointer),
         hooks=Hooks([make(f"hooks[{i}]", node) for i, node in enumerate(config.hooks)]),
     )
+
+
+def _patience(stopping: EarlyStoppingConfig) -> Improvement:
+    patience = None if stopping.metric is None else stopping.patience
+    return Improvement(stopping.metric, stopping.mode, stopping.min_delta, patience)
+
+
+def _best(
+    config: CheckpointConfig,
+    run: RunDir,
+    ranks: RankInfo,
+    tracker: Tracker,
+    checkpointer: Checkpointer,
+) -> Best:
+    """Return what keeps the best checkpoint; rank 0 notes it in run.json and in MLflow."""
+
+    def record(best: dict[str, Any]) -> None:
+        known = run.read().get("best") if ranks.is_main else best
+        if known != best:
+            run.update(best=best)
+            value, step = best["value"], best["step"]
+            tracker.log_metrics({f"best/{best['metric']}": value, "best/step": step}, step)
+
+    return Best(config.best, config.best_mode, record, checkpointer.exists)
 
 
 def _health(train: TrainConfig, run: RunDir, ranks: RankInfo) -> Health:

@@ -1,0 +1,137 @@
+"""Early stopping and the best checkpoint: when a value is better, and what a run makes of it."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hpctrain
+from hpctrain.training.best import Best
+from hpctrain.training.improvement import Improvement
+from tests.conftest import Completed, run_json, runs
+
+Train = Callable[..., Completed]
+
+
+def judged(values: list[float], **options: Any) -> tuple[Improvement, list[bool]]:
+    follows = Improvement("val/loss", patience=2, **options)
+    return follows, [follows.judge({"val/loss": v}, i) for i, v in enumerate(values)]
+
+
+def test_patience_counts_values_in_a_row_without_a_better_one() -> None:
+    follows, better = judged([3, 2, 2.5, 1, 1])
+    assert better == [True, True, False, True, False]
+    assert (follows.value, follows.step, follows.since, follows.is_over) == (1, 3, 1, False)
+    follows.judge({"train/loss": 0.0}, 5)
+    assert follows.since == 1, "another metric counts"
+    follows.judge({"val/loss": 1.5}, 6)
+    assert follows.is_over
+    assert "val/loss was best at step 3 (1)" in follows.reason
+
+
+def test_a_gain_must_be_larger_than_min_delta_and_nan_is_none() -> None:
+    assert judged([3, 2.9, 2.4], min_delta=0.5)[1] == [True, False, True]
+    follows, better = judged([math.nan, math.nan])
+    assert better == [False, False]
+    assert follows.is_over
+    assert "never finite" in follows.reason
+
+
+def test_the_mode_is_given_or_follows_from_the_name() -> None:
+    assert judged([1, 2], mode="max")[1] == [True, True]
+    up = Improvement("val/accuracy")
+    assert [up.judge({"val/accuracy": v}, 0) for v in (0.5, 0.6, 0.55)] == [True, True, False]
+    assert not up.is_over, "without patience nothing ends"
+
+
+def test_the_best_value_is_recorded_when_its_checkpoint_is_safe() -> None:
+    said: list[dict[str, Any]] = []
+    best = Best("val/loss", None, said.append)
+    best.judge({"val/loss": 2.0}, 4)
+    assert best.is_due(4)
+    best.mark(3)
+    assert said == []
+    best.mark(4)
+    best.mark(4)
+    assert said == [{"metric": "val/loss", "value": 2.0, "step": 4}]
+    assert not best.is_due(4)
+    again = Best("val/loss", None, said.append, lambda step: step == 4)
+    again.load_state_dict(best.state_dict())
+    assert (again.value, len(said)) == (2.0, 2)
+    lost = Best("val/loss", None, said.append, lambda _: False)
+    lost.load_state_dict(best.state_dict())
+    assert (lost.value, len(said)) == (None, 2), "a checkpoint that is gone is not the best"
+
+
+KILL = """\
+import os
+from pathlib import Path
+
+from hpctrain.training import Hook
+
+
+class KillOnce(Hook):
+    def after_step(self, state):
+        if state.step == 17 and os.environ.get("KILL") and not Path("killed").exists():
+            Path("killed").touch()
+            os._exit(9)
+"""
+STOPS = (
+    *("+hooks=[{_target_: kill.KillOnce}]", "train.max_steps=60", "train.eval_every=5"),
+    *("train.early_stopping={metric: val/loss, patience: 3, min_delta: 0.5}",),
+    *("checkpoint.best=val/accuracy", "checkpoint.every_steps=10", "checkpoint.keep_every=20"),
+    *("optimizer.lr=0.02", "tracking.upload=false", "monitor.enabled=false"),
+)
+
+
+def test_a_run_that_is_killed_stops_early_at_the_same_step(train: Train, tmp_path: Path) -> None:
+    (tmp_path / "kill.py").write_text(KILL)
+    train(*STOPS, "name=whole", KILL="")
+    train(*STOPS, "name=killed", KILL="1", code=9, new=True)
+    train(*STOPS, "name=killed", KILL="1")
+    killed, whole = (run_json(run) for run in runs(tmp_path / "runs"))
+    assert len(killed["attempts"]) == 2
+    assert (killed["state"], killed["attempts"][-1]["state"]) == ("finished", "finished")
+    assert killed["result"] | {"perf/samples_per_s": 0, "perf/data_wait_fraction": 0} == whole[
+        "result"
+    ] | {"perf/samples_per_s": 0, "perf/data_wait_fraction": 0}
+    assert killed["best"] == whole["best"]
+    assert whole["result"]["step"] < 60
+    assert "early stopping: val/loss was best at step" in whole["attempts"][-1]["reason"]
+    for run in map(hpctrain.load_run, runs(tmp_path / "runs")):
+        best = whole["best"]["step"]
+        assert {best, whole["result"]["step"]} <= {*run.checkpoints}
+        assert all(step % 20 == 0 for step in run.checkpoints[:-2] if step != best)
+        assert run.best == whole["best"]
+        parameters = [
+            [*model.parameters()] for model in (run.model(best=True), run.model(step=best))
+        ]
+        assert all((a == b).all() for a, b in zip(*parameters, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (
+            "train.early_stopping.metric=val/los",
+            "train.early_stopping.metric=val/los: did you mean val/loss?",
+        ),
+        ("checkpoint.best=perf/samples_per_s", "checkpoint.best=perf/samples_per_s: it must be"),
+        (
+            "checkpoint.best=val/width task._target_=hpctrain.tasks.Mine",
+            "checkpoint.best=val/width: its name does not tell which values are better; give "
+            "checkpoint.best_mode=min or max",
+        ),
+        (
+            "train.early_stopping.metric=val/loss data.val_split=null",
+            "train.early_stopping.metric=val/loss: ",
+        ),
+    ],
+)
+def test_a_metric_that_no_run_has_is_refused(composer: Any, override: str, said: str) -> None:
+    from hpctrain.config.rules.metrics import problems
+
+    config = composer.typed(["experiment=digits", *override.split()])
+    assert any(problem.startswith(said) for problem in problems(config)), [*problems(config)]

@@ -14,6 +14,8 @@ import select
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 from hpctrain import __version__
@@ -63,6 +65,21 @@ Exit codes: 0 finished, 1 the training raised an exception, 2 config, 3 data, 4 
 or ports, 6 run directory, 7 tracking, 130 saved and stopped by Ctrl-C, 143 saved and stopped by a
 signal. HPCTRAIN_DEBUG=1 shows the tracebacks of errors.
 """
+
+
+# Commands whose module has a `main` that takes the arguments and returns the exit code.
+COMMANDS = {
+    "status": "hpctrain.commands.status",
+    "logs": "hpctrain.commands.logs",
+    "cancel": "hpctrain.commands.cancel",
+    "resume": "hpctrain.commands.resume",
+    "checkpoints": "hpctrain.commands.checkpoints",
+    "gc": "hpctrain.commands.gc",
+    "generate": "hpctrain.commands.generate",
+    "keys": "hpctrain.config.keys",
+    "from-deepspeed": "hpctrain.commands.translate.deepspeed",
+    "from-accelerate": "hpctrain.commands.translate.accelerate",
+}
 
 
 def main() -> None:
@@ -115,16 +132,7 @@ def _dispatch(argv: list[str]) -> int:
         "run": _run,
         "call": _call,  # a rank of hpctrain.submit_function
         "sync": _sync,
-        "status": _command("status"),
-        "logs": _command("logs"),
-        "cancel": _command("cancel"),
-        "resume": _command("resume"),
-        "checkpoints": _command("checkpoints"),
-        "gc": _command("gc"),
-        "generate": _command("generate"),
-        "keys": _keys,
-        "from-deepspeed": _command("translate.deepspeed"),
-        "from-accelerate": _command("translate.accelerate"),
+        **{name: partial(_command, module) for name, module in COMMANDS.items()},
     }
     first = argv[0] if argv else "--help"
     without_help = ("freeze", "run", "call")  # the other commands print their own help
@@ -171,20 +179,9 @@ def _sync(argv: list[str]) -> int:
     return sync(argv, ended_for_good)
 
 
-def _keys(argv: list[str]) -> int:
-    from hpctrain.config.keys import main as keys
-
-    return keys(argv)
-
-
-def _command(name: str) -> Callable[[list[str]], int]:
-    def call(argv: list[str]) -> int:
-        from importlib import import_module
-
-        code: int = import_module(f"hpctrain.commands.{name}").main(argv)
-        return code
-
-    return call
+def _command(module: str, argv: list[str]) -> int:
+    code: int = import_module(module).main(argv)
+    return code
 
 
 def _freeze(argv: list[str]) -> int:

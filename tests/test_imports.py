@@ -24,6 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"tracking.samples"},
     "runs": EVERYBODY
     | {"config", *("tracking.store", "tracking.journal"), "checkpoint.manifest"}
+    | {"checkpoint.weight_files"}
     | {*("shards.index", "data.places.origin")}
     | {"data.samplers.subset"},
     "launch": EVERYBODY
@@ -81,7 +82,7 @@ NO_TORCH = (
         "distributed.port",
     ),
     *("distributed.cores", "job.here", "job.compile_cache", "job.requeue", "job.verdict"),
-    "checkpoint.manifest",
+    *("checkpoint.manifest", "checkpoint.matching", "checkpoint.weight_files"),
     *(
         "distributed.hostlist",
         "distributed.variables",

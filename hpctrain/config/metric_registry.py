@@ -75,9 +75,7 @@ _metric(
     "The tokens of the busiest expert, divided by those that each would have if all had equally "
     "many; the largest of all layers.",
 )
-_metric(
-    "train/expert_dropped", "", "The part of the tokens that found no room at their expert."
-)
+_metric("train/expert_dropped", "", "The part of the tokens that found no room at their expert.")
 _metric(
     "val/NAME",
     "",
@@ -159,7 +157,51 @@ GPU_HOURS = _metric(
     "GPU h",
     "The hours that all attempts have taken so far, times their GPUs; also what was lost counts.",
 )
-_metric(
-    "best/NAME", "", "The value of the metric checkpoint.best, of the best checkpoint so far."
-)
+_metric("best/NAME", "", "The value of the metric checkpoint.best, of the best checkpoint so far.")
 _metric("best/step", "steps", "The step of the best checkpoint so far.")
+_metric(
+    "system/NODE/cpu_utilization_percentage",
+    "%",
+    "The use of the cores of the job on this node: 100 means that all of them were busy.",
+)
+_metric(
+    "system/NODE/system_memory_usage_megabytes",
+    "MB",
+    "The memory of the job on this node, without the cache of files.",
+)
+_metric(
+    "system/NODE/system_memory_usage_percentage",
+    "%",
+    "The same, as a part of the limit of the job; of the node's memory if the job has no limit.",
+)
+for _way, _verb in (("read", "read from"), ("write", "written to")):
+    _metric(
+        f"system/NODE/node_disk_{_way}_megabytes_per_second",
+        "MB/s",
+        f"What was {_verb} the disks of the whole node, other jobs included.",
+    )
+for _way, _verb in (("receive", "received"), ("transmit", "sent")):
+    _metric(
+        f"system/NODE/node_network_{_way}_megabytes_per_second",
+        "MB/s",
+        f"What the whole node has {_verb} over its networks, other jobs included.",
+    )
+for _name, _unit, _text in (
+    ("utilization_percentage", "%", "The time in which something ran on this GPU of the job."),
+    ("memory_usage_megabytes", "MB", "The memory in use of this GPU, or MIG instance."),
+    ("memory_usage_percentage", "%", "The same, as a part of its memory."),
+    ("power_usage_watts", "W", "Its power."),
+    ("power_usage_percentage", "%", "The same, as a part of the limit that is set for it."),
+    ("energy_joules", "J", "Its energy since the run began, over all attempts on this node."),
+    ("temperature_celsius", "°C", "Its temperature."),
+    ("clock_megahertz", "MHz", "The clock of its multiprocessors."),
+    ("throttled_by_heat", "", "1 while its clock is lowered because it is too hot, else 0."),
+    ("throttled_by_power", "", "1 while its clock is lowered by its limit of power, else 0."),
+    ("ecc_corrected_errors", "errors", "Errors of its memory that were corrected since its start."),
+    ("ecc_uncorrected_errors", "errors", "Errors that could not be corrected, since its start."),
+    ("pcie_transmit_megabytes_per_second", "MB/s", "What it sends over PCIe."),
+    ("pcie_receive_megabytes_per_second", "MB/s", "What it receives over PCIe."),
+    ("nvlink_transmit_megabytes_per_second", "MB/s", "What it sends over all its NVLinks."),
+    ("nvlink_receive_megabytes_per_second", "MB/s", "What it receives over all its NVLinks."),
+):
+    _metric(f"system/NODE/gpu_N_{_name}", _unit, _text)

@@ -363,7 +363,7 @@ TRAINED = {
     "docs/start.md": {"debug", "digits", "mine"},
     "docs/models.md": {"digits", "mine", "stdlib_lm"},
     "docs/extend.md": {"robust"},
-    "docs/train.md": {"digits"},
+    "docs/train.md": {"digits", "tuned"},
 }
 
 

@@ -28,6 +28,9 @@ ALLOWED: dict[str, set[str]] = {
     "launch": EVERYBODY
     | {"config", "runs"}
     | {"tracking.store", "tracking.meta", "tracking.uploader_process", "tracking.left"},
+    "doctor": EVERYBODY
+    | {"config", "runs", "launch", "distributed", "data", "monitor", "tracking.store"}
+    | {"tracking.server"},
     "commands": EVERYBODY
     | {"config", "runs", "launch", "checkpoint.manifest", "job.text_generation", "tracking.meta"}
     | {"tracking.left"},

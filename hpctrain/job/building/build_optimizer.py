@@ -6,7 +6,6 @@ import inspect
 from typing import Any
 
 import torch
-from hydra.utils import get_object
 
 from hpctrain.config.rules.parameter_rules import NAMED
 from hpctrain.config.schema import OptimizerConfig
@@ -61,8 +60,9 @@ def _given(config: OptimizerConfig, model: ParallelModel) -> list[Any]:
 
 
 def _takes_names(target: str) -> bool:
+    called = make("optimizer", {"_target_": target, "_partial_": True}).func
     try:
-        parameters = inspect.signature(get_object(target)).parameters
-    except Exception:  # `make` says what is wrong with the target; some have no signature
+        parameters = inspect.signature(called).parameters
+    except (TypeError, ValueError):  # some compiled functions have no signature
         return False
     return next(iter(parameters), "") == NAMED

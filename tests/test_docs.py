@@ -372,6 +372,7 @@ TRAINED = {
     "docs/start.md": {"debug", "digits", "mine"},
     "docs/models.md": {"digits", "mine", "stdlib_lm"},
     "docs/extend.md": {"robust"},
+    "docs/train.md": {"digits", "tuned"},
 }
 
 

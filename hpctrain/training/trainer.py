@@ -229,7 +229,8 @@ class Trainer:
         for asked in self.asked:
             asked.check(self.metrics)
         self.patience.judge(metrics, self.step)
-        self.best.judge(metrics, self.step)
+        if self.best.judge(metrics, self.step):
+            self.tracker.log_metrics(self.best.metrics, self.step)
 
     def _save(self) -> None:
         with self.meter.spent("checkpoint"), self.display.doing("a checkpoint"):

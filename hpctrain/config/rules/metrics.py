@@ -48,6 +48,8 @@ def problems(config: Config, needed: bool = False) -> Iterator[str]:
     for key, metric, mode in _deciding(config):
         if metric.startswith("perf/"):
             yield f"{key}={metric}: it must be train/NAME or val/NAME; ranks differ in their speed"
+        elif metric == "train/grad_norm" and config.train.local_sgd.every is not None:
+            yield f"{key}={metric} with train.local_sgd.every: each replica has a norm of its own"
         elif wrong := [*_problems(config, key, metric)]:
             yield from wrong
         elif mode is None and better(metric) is None:
